@@ -1,0 +1,174 @@
+"""SamplingBatch: the parameters of a batch as per-row device tensors."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample.noise import philox4x32
+from tpsample.params import SamplingParams
+
+_DOMAIN_SEED = 0x73656564
+
+
+class SamplingBatch:
+    """Rows of sampling parameters on the device, read by the kernels at run time.
+
+    Writing into the tensors between steps is allowed; a captured CUDA graph reads the new values
+    at replay.
+
+    Attributes:
+        temperature: fp32 [B]; below 1e-5 the row is greedy.
+        seed: int64 [B], 64 bits.
+        vocab_size: V, what ids were checked against.
+    """
+
+    def __init__(
+        self,
+        temperature: Tensor,
+        seed: Tensor,
+        *,
+        vocab_size: int,
+        unseeded: Sequence[int] = (),
+        for_all_rows: SamplingParams | None = None,
+    ) -> None:
+        self.temperature = temperature
+        self.seed = seed
+        self.vocab_size = vocab_size
+        self._unseeded = list(unseeded)
+        self._for_all_rows = for_all_rows
+        self._expanded: dict[int, SamplingBatch] = {}
+
+    @staticmethod
+    def from_params(
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        vocab_size: int,
+        device: torch.device | str | None = None,
+        prompt_token_ids: Sequence[Sequence[int]] | None = None,
+        output_token_ids: Sequence[Sequence[int]] | None = None,
+    ) -> SamplingBatch:
+        """Build a batch from requests.
+
+        Args:
+            params: one request per row, or one for all rows of whatever batch it meets.
+            vocab_size: V; must match across ranks.
+            device: where the tensors live; the hidden states' device. Default: the CPU.
+            prompt_token_ids, output_token_ids: tokens so far per row, checked against V. No
+                supported parameter reads them yet.
+
+        Returns:
+            A batch whose rows with ``seed=None`` are given a seed by the first sampler that
+            meets them: all ranks derive it from one random number drawn on one rank.
+
+        Raises:
+            TypeError: params is not a SamplingParams or a sequence of them.
+            UnsupportedParameter: a field whose effect is not built yet.
+            ValueError: a token id >= V, or token lists that do not match the rows.
+        """
+        single = params if isinstance(params, SamplingParams) else None
+        requests: list[Any] = [params] if single is not None else list(params)  # type: ignore[arg-type]
+        for row, request in enumerate(requests):
+            if not isinstance(request, SamplingParams):
+                raise TypeError(
+                    f"params[{row}]: expected SamplingParams, got {type(request).__name__}"
+                )
+            request.require_supported()
+        for name, lists in (
+            ("prompt_token_ids", prompt_token_ids),
+            ("output_token_ids", output_token_ids),
+        ):
+            _check_token_lists(name, lists, len(requests), vocab_size)
+
+        temperature = [request.temperature for request in requests]
+        seeds = [_signed64(request.seed or 0) for request in requests]
+        return SamplingBatch(
+            torch.tensor(temperature, dtype=torch.float32, device=device),
+            torch.tensor(seeds, dtype=torch.int64, device=device),
+            vocab_size=vocab_size,
+            unseeded=[row for row, request in enumerate(requests) if request.seed is None],
+            for_all_rows=single,
+        )
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.temperature.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.temperature.device
+
+    def for_rows(self, rows: int) -> SamplingBatch:
+        """This batch, or its one request repeated for `rows` rows.
+
+        Raises:
+            ValueError: the batch was built from a list of another length.
+        """
+        if self._for_all_rows is None or rows == self.rows:
+            if rows != self.rows:
+                raise ValueError(
+                    f"batch: expected {rows} rows, as hidden_states or logits have, got "
+                    f"{self.rows}; pass one SamplingParams per row, or a single one for all"
+                )
+            return self
+        if rows not in self._expanded:
+            self._expanded[rows] = SamplingBatch.from_params(
+                [self._for_all_rows] * rows, vocab_size=self.vocab_size, device=self.device
+            )
+        return self._expanded[rows]
+
+    @property
+    def unseeded(self) -> bool:
+        """Whether a row still waits for its seed."""
+        return bool(self._unseeded)
+
+    def draw_seeds(self, source: SeedSource) -> None:
+        """Give every row that came without a seed the next one of `source`."""
+        for row in self._unseeded:
+            self.seed[row] = source.next()
+        self._unseeded = []
+
+
+class SeedSource:
+    """63-bit seeds derived from one random number; equal on ranks that share the number.
+
+    Args:
+        root: 63 random bits; None draws them.
+    """
+
+    def __init__(self, root: int | None = None) -> None:
+        self.root = secrets.randbits(63) if root is None else root
+        self._drawn = 0
+
+    def next(self) -> int:
+        """The next seed: Philox keyed by the root, counted by the number of seeds drawn."""
+        counter = tuple(torch.tensor(c) for c in (self._drawn, 0, 0, _DOMAIN_SEED))
+        key = (self.root & 0xFFFFFFFF, self.root >> 32)
+        low, high, *_ = philox4x32(counter, key, 10)  # type: ignore[arg-type]
+        self._drawn += 1
+        return (int(high) << 32 | int(low)) & (2**63 - 1)
+
+
+def _signed64(seed: int) -> int:
+    bits = seed & 0xFFFFFFFFFFFFFFFF
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _check_token_lists(
+    name: str, lists: Sequence[Sequence[int]] | None, rows: int, vocab_size: int
+) -> None:
+    if lists is None:
+        return
+    if len(lists) != rows:
+        raise ValueError(f"{name}: expected one list per row ({rows}), got {len(lists)}")
+    for row, ids in enumerate(lists):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise ValueError(
+                    f"{name}[{row}]: expected ids in [0, {vocab_size}), got {token_id}"
+                )

@@ -1,0 +1,61 @@
+"""The interface of an exchange, and its member for one rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tpsample.exchange.ranks import Ranks
+
+
+class Exchange:
+    """Moves candidate words between ranks; this base class is the exchange of one rank.
+
+    A step is: the local step writes this rank's words of every chunk of its vocabulary into
+    `own_words(chunk)`, `publish(chunk)` after each, `collect` at the end. All ranks make these
+    calls in the same order with the same number of rows. Buffers are allocated here, once.
+
+    Attributes:
+        name: as in the `exchange` argument of `LMHeadSampler`; "none" for one rank.
+        in_kernel: the local step's kernel publishes by itself (`peer`).
+        words: int64 [chunks, sources, max_rows], what `collect` looks at.
+        own: index of this rank among the sources.
+    """
+
+    name = "none"
+    in_kernel = False
+
+    def __init__(
+        self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device, sources: int = 1
+    ) -> None:
+        self.ranks = ranks
+        self.max_rows = max_rows
+        self.chunks = chunks
+        self.own = 0
+        self.words = torch.zeros(chunks, sources, max_rows, dtype=torch.int64, device=device)
+
+    def own_words(self, chunk: int) -> Tensor:
+        """int64 [max_rows], where the local step leaves the words of a chunk."""
+        return self.words[chunk, self.own]
+
+    def publish(self, chunk: int, rows: int) -> None:
+        """Start sending the first `rows` words of a chunk to the peers."""
+
+    def collect(self, rows: int) -> Tensor:
+        """Words [chunks · sources, rows] whose maximum over axis 0 decides; never waits on the
+        host for a GPU."""
+        return self.words.flatten(0, 1)[:, :rows]
+
+    def bytes_sent(self, rows: int) -> int:
+        """Bytes of words this rank hands to its peers per step."""
+        return 0
+
+    def check(self) -> None:
+        """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""
+
+    def reset(self) -> None:
+        """Forget every word in flight. Collective."""
+        self.words.zero_()
+
+    def close(self) -> None:
+        """Release what the exchange holds. Collective."""

@@ -1,0 +1,36 @@
+"""One all-reduce(MAX, int64) per chunk: works on any topology, the oracle of the others."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.exchange.base import Exchange
+from tpsample.exchange.ranks import Ranks
+
+
+class CollectiveExchange(Exchange):
+    """The words of each chunk are reduced in place while the next chunk is computed."""
+
+    name = "collective"
+
+    def __init__(self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device) -> None:
+        super().__init__(ranks, max_rows, chunks, device)
+        self._works: list[dist.Work] = []
+
+    def publish(self, chunk: int, rows: int) -> None:
+        words = self.words[chunk, 0, :rows]
+        work = dist.all_reduce(words, dist.ReduceOp.MAX, group=self.ranks.group, async_op=True)
+        self._works.append(work)
+
+    def collect(self, rows: int) -> Tensor:
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+        return super().collect(rows)
+
+    def bytes_sent(self, rows: int) -> int:
+        """A ring all-reduce sends 2 (W - 1) / W of the words; the collective may differ."""
+        world_size = self.ranks.world_size
+        return 2 * (world_size - 1) * 8 * rows * self.chunks // world_size

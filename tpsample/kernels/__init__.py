@@ -1,0 +1,1 @@
+"""Triton kernels. Nothing here knows of process groups; nothing above imports this without need."""

@@ -1,0 +1,50 @@
+"""Words of all sources → token and status."""
+
+import triton
+import triton.language as tl
+
+from tpsample import word
+from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK
+
+KEY_MINUS_INF = tl.constexpr(word.KEY_MINUS_INF)
+STATUS_NAN = tl.constexpr(int(word.Status.NAN))
+STATUS_EMPTY = tl.constexpr(int(word.Status.EMPTY))
+
+
+@triton.jit
+def decode(best):
+    """Winning int64 words to (token id int64, status int32)."""
+    key = (best >> TOKEN_BITS) & 0xFFFFFFFF
+    is_nan = key == KEY_NAN
+    is_empty = key <= KEY_MINUS_INF
+    token_id = tl.where(is_nan | is_empty, -1, (best & TOKEN_MASK) ^ TOKEN_MASK)
+    status = tl.where(is_nan, STATUS_NAN, tl.where(is_empty, STATUS_EMPTY, 0))
+    return token_id, status.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
+def finish_kernel(
+    # inputs
+    words_ptr,  # [num_sources, …] int64
+    stride_words_s,
+    # outputs
+    token_ptr,  # [num_rows, num_samples] int64
+    status_ptr,  # [num_rows] int32
+    # sizes
+    num_rows,
+    num_samples,
+    num_sources,
+    BLOCK: tl.constexpr,
+):
+    offs_b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask_b = offs_b < num_rows
+    row_status = tl.zeros((BLOCK,), tl.int32)
+    for sample in range(num_samples):
+        best = tl.zeros((BLOCK,), tl.int64)
+        for source in range(num_sources):
+            words = words_ptr + source * stride_words_s + sample * num_rows + offs_b
+            best = tl.maximum(best, tl.load(words, mask=mask_b, other=0))
+        token_id, status = decode(best)
+        tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
+        row_status = tl.maximum(row_status, status)
+    tl.store(status_ptr + offs_b, row_status, mask=mask_b)

@@ -1,0 +1,104 @@
+"""Jitted twin of `tpsample.noise`: Philox words and the noise of a [BLOCK_V, BLOCK_B] tile.
+
+`INTERPRET` is true under TRITON_INTERPRET=1. The interpreter has no inline assembly and rounds
+an fma twice; computing in float64 there gives the bits of the plain PyTorch definition.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample import noise
+
+DOMAIN_TOKEN = tl.constexpr(noise.DOMAIN_TOKEN)
+KEY0 = tl.constexpr(noise.ELEMENT_KEY[0])
+KEY1 = tl.constexpr(noise.ELEMENT_KEY[1])
+U_SCALE = tl.constexpr(noise.U_SCALE)
+LOW_SCALE = tl.constexpr(noise.LOW_SCALE)
+LOW_HALF = tl.constexpr(noise.LOW_HALF)
+P0 = tl.constexpr(noise.POLYNOMIAL[0])
+P1 = tl.constexpr(noise.POLYNOMIAL[1])
+P2 = tl.constexpr(noise.POLYNOMIAL[2])
+P3 = tl.constexpr(noise.POLYNOMIAL[3])
+P4 = tl.constexpr(noise.POLYNOMIAL[4])
+
+
+@triton.jit
+def fma(a, b, c, INTERPRET: tl.constexpr):
+    """a · b + c in fp32 with one rounding; b and c may be fp32 constants."""
+    if INTERPRET:
+        return (a.to(tl.float64) * b + c).to(tl.float32)
+    else:
+        return tl.fma(a, b, c)
+
+
+@triton.jit
+def log2(x, INTERPRET: tl.constexpr):
+    """log2 in fp32: MUFU.LG2 (absolute error 2^-22 on [1/2, 2], 2 ulp elsewhere)."""
+    if INTERPRET:
+        return tl.log2(x.to(tl.float64)).to(tl.float32)
+    else:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def philox4x32(c0, c1, c2, c3, k0, k1, ROUNDS: tl.constexpr):
+    """Philox4x32 on uint32 tensors of one shape."""
+    for _ in tl.static_range(ROUNDS):
+        high0 = tl.umulhi(c0, 0xD2511F53)
+        high1 = tl.umulhi(c2, 0xCD9E8D57)
+        low0 = tl.mul(c0, 0xD2511F53, sanitize_overflow=False)
+        low1 = tl.mul(c2, 0xCD9E8D57, sanitize_overflow=False)
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
+        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
+        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def log2_exponential(word, quad_xor, INTERPRET: tl.constexpr):
+    """L = log2(e) of one token from its word and the XOR of its quad's words."""
+    low = fma(((quad_xor ^ word) & 0xFFFF).to(tl.float32), LOW_SCALE, LOW_HALF, INTERPRET)
+    u = fma(word.to(tl.float32), U_SCALE, low, INTERPRET)
+    p = fma(u, P4, P3, INTERPRET)
+    p = fma(p, u, P2, INTERPRET)
+    p = fma(p, u, P1, INTERPRET)
+    p = fma(p, u, P0, INTERPRET)
+    e = tl.where(u < 0.25, u * p, -log2(1.0 - u, INTERPRET))
+    return log2(e, INTERPRET)
+
+
+@triton.jit
+def noise_tile(
+    first_id,
+    r0,
+    r1,
+    r2,
+    BLOCK_V: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """L of ids first_id … first_id + BLOCK_V - 1 for BLOCK_B rows, fp32 [BLOCK_V, BLOCK_B].
+
+    One Philox call gives the words of four ids, which are consecutive along the first axis:
+    row 4 q + k of the tile takes word k of quad q. `first_id` is a multiple of 4.
+    """
+    zero = tl.zeros((BLOCK_V // 4, BLOCK_B), tl.uint32)
+    quad = (first_id // 4 + tl.arange(0, BLOCK_V // 4)).to(tl.uint32)[:, None] + zero
+    k0 = tl.full((1, 1), KEY0, tl.uint32)
+    k1 = tl.full((1, 1), KEY1, tl.uint32)
+    w0, w1, w2, w3 = philox4x32(
+        quad, r0[None, :] + zero, r1[None, :] + zero, r2[None, :] + zero, k0, k1, ROUNDS
+    )
+    quad_xor = w0 ^ w1 ^ w2 ^ w3
+    l0 = log2_exponential(w0, quad_xor, INTERPRET)
+    l1 = log2_exponential(w1, quad_xor, INTERPRET)
+    l2 = log2_exponential(w2, quad_xor, INTERPRET)
+    l3 = log2_exponential(w3, quad_xor, INTERPRET)
+    joined = tl.join(tl.join(l0, l2), tl.join(l1, l3))  # [quad, row, k >> 1, k & 1]
+    return joined.permute((0, 2, 3, 1)).reshape((BLOCK_V, BLOCK_B))

@@ -1,0 +1,195 @@
+"""Gumbel noise as a pure function of (seed, position, sample, token id): layout ``tps-philox-v1``.
+
+    row stream   (r0, r1, r2, _) = Philox4x32-10(key = seed, counter = (position, sample, domain))
+    quad words   (w0, w1, w2, w3) = Philox4x32-R(key = constant, counter = (token_id >> 2, r0, r1, r2))
+    word         w = w[token_id & 3]
+    uniform      u = fma(float(w), 2^-32 (1 - 2^-24), low),  low = ((w0^w1^w2^w3^w) & 0xFFFF) 2^-48 + 2^-49
+    exponential  e = -log2(1 - u),  a polynomial below u = 1/4
+    noise        L = log2(e);  the Gumbel noise is -L in base 2, -L ln 2 + const in natural units
+
+Winners live at u -> 0, where a float has full relative precision, so no token is too rare to be
+drawn: P(e < x) is right down to x = 2^-48, while fp32 -log(-log(rand)) stops at 2^-24.
+
+This is the definition. `tpsample.kernels.noise` is its jitted twin; here every fp32 operation is
+computed in float64 and rounded once, which on a CPU is what a fused multiply-add gives.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), for Philox.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+LAYOUT = "tps-philox-v1"
+
+DOMAIN_TOKEN = 0x7470536D
+"""Counter word of token noise. Another use of the generator takes another domain word."""
+
+ELEMENT_KEY = (0x1BD11BDA, 0xA9FC1A22)
+U_SCALE = 2.0**-32 * (1.0 - 2.0**-24)
+LOW_SCALE, LOW_HALF = 2.0**-48, 2.0**-49
+POLYNOMIAL = (
+    1.4426958560943604,
+    0.7211766839027405,
+    0.4861740469932556,
+    0.30503642559051514,
+    0.5137483477592468,
+)
+"""-log2(1 - u) / u on [0, 1/4], ascending powers of u, exact fp32 values; relative minimax error
+7.4e-7."""
+
+_MASK32 = 0xFFFFFFFF
+_ROUNDS = (7, 10)
+
+
+def philox4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor],
+    key: tuple[Tensor | int, Tensor | int],
+    rounds: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32 on int64 tensors that hold unsigned 32-bit words; broadcasts like torch."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(rounds):
+        # Signed 64-bit products wrap modulo 2^64, so both halves come out right after masking.
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK32) ^ c1 ^ k0,
+            p1 & _MASK32,
+            ((p0 >> 32) & _MASK32) ^ c3 ^ k1,
+            p0 & _MASK32,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    return c0, c1, c2, c3
+
+
+def row_stream(
+    seed: Tensor, position: Tensor, sample: Tensor | int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four 32-bit words that name the random stream of one row at one position.
+
+    Args:
+        seed, position: int64 tensors read as 64 unsigned bits; they broadcast.
+        sample: index of an independent draw for the same row, 32 bits.
+    """
+    sample = torch.as_tensor(sample, dtype=torch.int64, device=seed.device)
+    counter = (
+        position & _MASK32,
+        (position >> 32) & _MASK32,
+        sample & _MASK32,
+        torch.full_like(sample, DOMAIN_TOKEN),
+    )
+    return philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32), 10)
+
+
+def quad_words(
+    stream: tuple[Tensor, ...], quad: Tensor, rounds: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The words of the four token ids 4 quad … 4 quad + 3 of a row."""
+    return philox4x32((quad, *stream[:3]), ELEMENT_KEY, rounds)
+
+
+def log2_exponential(word: Tensor, quad_xor: Tensor) -> Tensor:
+    """L = log2(e) in fp32 from a token's word and the XOR of its quad's four words."""
+    low = ((quad_xor ^ word) & 0xFFFF).double() * LOW_SCALE + LOW_HALF
+    u = _round32(word.float().double() * U_SCALE + low)
+    p = torch.full_like(u, POLYNOMIAL[4])
+    for coefficient in POLYNOMIAL[3::-1]:
+        p = _round32(p * u + coefficient)
+    tail = -_round32(torch.log2(_round32(1.0 - u)))
+    e = torch.where(u < 0.25, _round32(u * p), tail)
+    return torch.log2(e).float()
+
+
+def tile_noise(stream: tuple[Tensor, ...], first_id: int, num_ids: int, rounds: int) -> Tensor:
+    """L for ids first_id … first_id + num_ids - 1, fp32 [..., num_ids]; one Philox call a quad.
+
+    Args:
+        stream: row stream, tensors of shape [..., 1].
+    """
+    first_quad, last_quad = first_id >> 2, (first_id + num_ids - 1) >> 2
+    quad = torch.arange(first_quad, last_quad + 1, dtype=torch.int64, device=stream[0].device)
+    words = torch.stack(quad_words(stream, quad, rounds), dim=-1)
+    quad_xor = words[..., 0] ^ words[..., 1] ^ words[..., 2] ^ words[..., 3]
+    noise = log2_exponential(words, quad_xor.unsqueeze(-1)).flatten(-2)
+    return noise.narrow(-1, first_id - 4 * first_quad, num_ids)
+
+
+def words(
+    seed: Tensor | int,
+    position: Tensor | int,
+    token_ids: Tensor | int,
+    *,
+    sample: Tensor | int = 0,
+    rounds: int = 10,
+) -> Tensor:
+    """The 32-bit word of each (seed, position, sample, token id), as int64.
+
+    All arguments broadcast against each other with torch's rules: ``seed[:, None]`` with
+    ``token_ids[None, :]`` gives a [B, V] table.
+
+    Args:
+        seed: 64 bits; an int may be signed or unsigned.
+        position: absolute position of the token being generated, 64 bits.
+        token_ids: global token ids, 0 <= id < 2^34.
+        sample: index of an independent draw, 32 bits.
+        rounds: Philox rounds of the element words, 10 or 7.
+
+    Raises:
+        ValueError: rounds is neither 7 nor 10.
+    """
+    return _words_and_xor(seed, position, token_ids, sample, rounds)[0]
+
+
+def gumbel(
+    seed: Tensor | int,
+    position: Tensor | int,
+    token_ids: Tensor | int,
+    *,
+    sample: Tensor | int = 0,
+    rounds: int = 10,
+) -> Tensor:
+    """Standard Gumbel noise G = -ln(-ln(1 - u)) in natural units, fp32; arguments as `words`."""
+    word, quad_xor = _words_and_xor(seed, position, token_ids, sample, rounds)
+    # e is in units of log2, so E = e ln 2 and -ln E = -(L + log2(ln 2)) ln 2.
+    natural = -(log2_exponential(word, quad_xor).double() + math.log2(math.log(2.0)))
+    return (natural * math.log(2.0)).float()
+
+
+def check_rounds(rounds: int) -> int:
+    """Return `rounds` if the layout allows it."""
+    if isinstance(rounds, bool) or rounds not in _ROUNDS:
+        raise ValueError(f"philox_rounds: expected 10 (default) or 7 (fast), got {rounds!r}")
+    return int(rounds)
+
+
+def _words_and_xor(
+    seed: Tensor | int,
+    position: Tensor | int,
+    token_ids: Tensor | int,
+    sample: Tensor | int,
+    rounds: int,
+) -> tuple[Tensor, Tensor]:
+    check_rounds(rounds)
+    given = (seed, position, token_ids, sample)
+    device = next((x.device for x in given if isinstance(x, Tensor)), None)
+    seed, position, token_ids, sample = (_as_int64(x, device) for x in given)
+    stream = row_stream(*torch.broadcast_tensors(seed, position, sample))
+    token_ids, *stream = torch.broadcast_tensors(token_ids, *stream)
+    quad = quad_words(tuple(stream), token_ids >> 2, rounds)
+    word = torch.stack(quad).gather(0, (token_ids & 3).unsqueeze(0)).squeeze(0)
+    return word, quad[0] ^ quad[1] ^ quad[2] ^ quad[3]
+
+
+def _as_int64(x: Tensor | int, device: torch.device | None) -> Tensor:
+    if isinstance(x, Tensor):
+        return x.to(torch.int64)
+    bits = int(x) & 0xFFFFFFFFFFFFFFFF
+    return torch.tensor(bits - (1 << 64) if bits >> 63 else bits, device=device)
+
+
+def _round32(x: Tensor) -> Tensor:
+    return x.float().double()

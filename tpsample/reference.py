@@ -1,0 +1,112 @@
+"""The definition of the correct token: plain PyTorch, logits materialised, no ranks, no tiles.
+
+Everything else in this package must return these tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tpsample import word
+from tpsample.batch import SamplingBatch, SeedSource
+from tpsample.checks import check_num_samples, positions_tensor
+from tpsample.noise import check_rounds
+from tpsample.output import SampleOutput
+from tpsample.score import Head, RowNoise, logits_tile, score_tile
+
+
+def logits(
+    hidden_states: Tensor,
+    lm_head_weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+) -> Tensor:
+    """fp32 logits [B, V]: hidden_states [B, D] times lm_head_weight [V, D], rounded once.
+
+    ``softcap · tanh(scale · product / softcap) + bias``; the product is summed in float64.
+    """
+    head = Head(logit_scale, logit_softcap)
+    return logits_tile(hidden_states.double(), lm_head_weight, bias, head)
+
+
+def scores(
+    logits: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor | int,
+    *,
+    sample: int = 0,
+    philox_rounds: int = 10,
+) -> Tensor:
+    """Scores [B, V], base 2, fp32; a row's token is its argmax, ties to the lowest id.
+
+    Random rows: fma(logit, log2 e / T, -L(seed, position, sample, token id)); greedy rows: the
+    logit itself. Two devices may differ in the last bits of L, hence in a token only where the
+    two best scores of the row lie within 4e-5.
+    """
+    rows = _rows(logits, batch, positions, sample + 1, philox_rounds)
+    return score_tile(logits.float(), 0, rows, sample)
+
+
+def sample(
+    logits: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor | int,
+    *,
+    num_samples: int | None = None,
+    philox_rounds: int = 10,
+) -> SampleOutput:
+    """Sample from full logits, on the CPU or a GPU.
+
+    Args:
+        logits: [B, V], any floating dtype, processed as fp32.
+        batch: B rows, or one request for all rows.
+        positions: int64 [B] or one int: absolute position of the token being generated.
+        num_samples: independent draws per row; sample 0 is the draw without it.
+        philox_rounds: 10 or 7.
+
+    Raises:
+        ValueError: shapes that do not match, or a vocabulary over 2^20.
+    """
+    batch = batch.for_rows(logits.shape[0])
+    if batch.unseeded:
+        batch.draw_seeds(SeedSource())
+    rows = _rows(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
+    vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
+    best = torch.stack(
+        [
+            word.pack(score_tile(logits.float(), 0, rows, s), vocab).amax(dim=1)
+            for s in range(len(rows.streams))
+        ],
+        dim=1,
+    )
+    token_ids, status = word.decode(best)
+    return SampleOutput(
+        token_ids=token_ids.squeeze(1) if num_samples is None else token_ids,
+        status=status.amax(dim=1),
+        seeds=batch.seed,
+    )
+
+
+def _rows(
+    logits: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor | int,
+    num_samples: int,
+    philox_rounds: int,
+) -> RowNoise:
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise ValueError(
+            f"logits: expected a floating-point tensor [B, V], got {logits.dtype} "
+            f"{tuple(logits.shape)}"
+        )
+    if logits.shape[1] != batch.vocab_size or batch.vocab_size > word.MAX_VOCAB_SIZE:
+        raise ValueError(
+            f"logits: expected V = {batch.vocab_size} columns as in batch.vocab_size, at most "
+            f"{word.MAX_VOCAB_SIZE}, got {logits.shape[1]}"
+        )
+    batch = batch.for_rows(logits.shape[0])
+    positions = positions_tensor(positions, logits.shape[0], logits.device)
+    return RowNoise.of(batch, positions, num_samples, check_rounds(philox_rounds))

@@ -1,0 +1,304 @@
+"""LMHeadSampler: hidden states → local candidates → exchange → token, on one page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.batch import SamplingBatch, SeedSource
+from tpsample.checks import (
+    SamplerArguments,
+    check_num_samples,
+    check_step,
+    positions_tensor,
+    resolve_shards,
+)
+from tpsample.exchange import make_exchange
+from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
+from tpsample.noise import LAYOUT
+from tpsample.output import SampleOutput
+from tpsample.params import SamplingParams
+from tpsample.score import Head
+from tpsample.torch_backend import TorchBackend
+from tpsample.vocab_shard import VocabShard
+
+_MUST_MATCH = [
+    "layout",
+    "vocab_size",
+    "hidden_size",
+    "dtype",
+    "bias",
+    "logit_scale",
+    "logit_softcap",
+    "max_rows",
+    "exchange",
+    "chunks",
+    "philox_rounds",
+    "backend",
+]
+
+
+class LMHeadSampler:
+    """Samples next tokens from hidden states and this rank's rows of the LM head.
+
+        logit = softcap · tanh(logit_scale · (hidden_states · weight^T) / softcap) + bias
+        token = argmax over the vocabulary of fma(logit, log2 e / T, -L(seed, position, id))
+
+    which is a draw from softmax(logit / T) (Gumbel-max; fused into the LM head by FlashSampling,
+    arXiv 2603.15854). Logits are never stored or gathered: each rank keeps its best candidate
+    per row, the ranks exchange 8 bytes per row, and all return the same token. The token depends
+    on nothing but the row: not on ranks, shards, tiles, other rows or exchange.
+
+    Building it is collective over `group`: ranks compare their arguments, and if one is wrong or
+    they disagree every rank raises the same error.
+
+    Args:
+        lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous: the rows of this
+            rank's shard first; further rows are padding and never seen. D and dtype must match
+            across ranks. Kept by reference.
+        vocab_size: V, at most 2^20; must match. Default: where the shards end, or the sum of the
+            ranks' weight rows.
+        shard: global ids of this rank's rows; the ranks' shards tile [0, V). Default:
+            `VocabShard.even` of `vocab_size`, or the weight rows in rank order.
+        group: torch process group; None is the default group, or one rank if
+            torch.distributed is not initialised.
+        bias: [V_local], added to the logits after the soft-cap.
+        logit_scale, logit_softcap: see the formula; must match.
+        max_rows: most rows × samples of a step; sizes the buffers; must match.
+        exchange: "auto", "collective", "p2p" or "peer"; must match.
+        chunks: parts of the vocabulary whose words travel while the next part is computed, 1 to
+            64; must match.
+        philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
+        backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
+            PyTorch, tile by tile) or "auto"; must match.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, on one rank.
+        RankMismatch: (a ValueError) a wrong argument on some of several ranks, on every rank.
+    """
+
+    def __init__(
+        self,
+        lm_head_weight: Tensor,
+        *,
+        vocab_size: int | None = None,
+        shard: VocabShard | None = None,
+        group: dist.ProcessGroup | Ranks | None = None,
+        bias: Tensor | None = None,
+        logit_scale: float = 1.0,
+        logit_softcap: float | None = None,
+        max_rows: int = 256,
+        exchange: str = "auto",
+        chunks: int = 1,
+        philox_rounds: int = 10,
+        backend: str = "auto",
+    ) -> None:
+        ranks, error = _join(group)
+        record = {}
+        try:
+            arguments = SamplerArguments(
+                weight=lm_head_weight,
+                vocab_size=vocab_size,
+                shard=shard,
+                bias=bias,
+                head=Head(logit_scale, logit_softcap),
+                max_rows=max_rows,
+                exchange=exchange,
+                chunks=chunks,
+                philox_rounds=philox_rounds,
+                backend=backend,
+            )
+            self.backend = _resolve_backend(backend, lm_head_weight.device)
+            record = _record(arguments, self.backend)
+        except (TypeError, ValueError) as wrong:
+            error = error or wrong
+        records = gather_or_raise(ranks, record, error)
+        require_equal(records, _MUST_MATCH)
+        self.vocab_size, shards = resolve_shards(
+            vocab_size,
+            [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records],
+            [r["weight_rows"] for r in records],
+        )
+
+        self.shard = shards[ranks.rank]
+        self.max_rows = max_rows
+        self.weight = lm_head_weight
+        device = lm_head_weight.device
+        self._seeds = SeedSource(records[0]["seed_root"])
+        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        name = _resolve_exchange(exchange, records)
+        self.exchange = make_exchange(name, ranks, max_rows, chunks, device)
+        if self.backend == "triton":
+            from tpsample.triton_backend import TritonBackend
+
+            self._local: TorchBackend | TritonBackend = TritonBackend(
+                lm_head_weight,
+                self.shard,
+                bias,
+                arguments.head,
+                rounds=philox_rounds,
+                exchange=self.exchange,
+            )
+        else:
+            self._local = TorchBackend(
+                lm_head_weight,
+                self.shard,
+                bias,
+                arguments.head,
+                rounds=philox_rounds,
+                chunks=chunks,
+            )
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        batch: SamplingBatch,
+        positions: Tensor | int,
+        *,
+        num_samples: int | None = None,
+        out: SampleOutput | None = None,
+    ) -> SampleOutput:
+        """Sample one token per row (or `num_samples` independent ones).
+
+        Collective: every rank calls with the same hidden states, batch and positions.
+
+        Args:
+            hidden_states: [B, D], dtype and device of lm_head_weight.
+            batch: B rows, or one request for all rows.
+            positions: int64 [B], or one int: absolute position of the token being generated. With
+                the seed it names the row's noise, so it must differ from step to step.
+            num_samples: draws per row; draw 0 is the one made without it.
+            out: output to write into, from an earlier call with the same shape; default a new one.
+
+        Returns:
+            Tokens and status, the same on every rank.
+
+        Raises:
+            TypeError, ValueError: before anything is sent.
+        """
+        samples = check_num_samples(num_samples)
+        check_step(
+            hidden_states,
+            batch,
+            samples,
+            weight=self.weight,
+            vocab_size=self.vocab_size,
+            max_rows=self.max_rows,
+        )
+        rows = hidden_states.shape[0]
+        batch = batch.for_rows(rows)
+        positions = positions_tensor(positions, rows, self.weight.device, self._positions)
+        if batch.unseeded:
+            batch.draw_seeds(self._seeds)
+        if out is None:
+            out = SampleOutput.empty(batch.seed, num_samples)
+        if rows == 0:
+            return out
+
+        self._local.begin(hidden_states, batch, positions, samples)
+        words = rows * samples
+        for chunk in range(self.exchange.chunks):
+            self._local.run(chunk, self.exchange.own_words(chunk)[:words])
+            self.exchange.publish(chunk, words)
+        self._local.decode(self.exchange.collect(words), out)
+        return out
+
+    def check(self) -> None:
+        """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""
+        self.exchange.check()
+
+    def close(self) -> None:
+        """Release the exchange. Collective."""
+        self.exchange.close()
+
+
+def sample(
+    hidden_states: Tensor,
+    lm_head_weight: Tensor,
+    params: SamplingParams | Sequence[SamplingParams],
+    *,
+    positions: Tensor | int,
+    group: dist.ProcessGroup | None = None,
+    num_samples: int | None = None,
+    vocab_size: int | None = None,
+    shard: VocabShard | None = None,
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+) -> SampleOutput:
+    """One step for a script: builds an `LMHeadSampler`, samples, closes it.
+
+    Arguments and errors as for `LMHeadSampler` and its call; `params` is one request for all rows
+    or a list of B. Rows with ``seed=None`` get a seed drawn on one rank; the output's `seeds`
+    says which.
+    """
+    rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
+    sampler = LMHeadSampler(
+        lm_head_weight,
+        vocab_size=vocab_size,
+        shard=shard,
+        group=group,
+        bias=bias,
+        logit_scale=logit_scale,
+        logit_softcap=logit_softcap,
+        max_rows=max(1, rows * check_num_samples(num_samples)),
+    )
+    batch = SamplingBatch.from_params(
+        params, vocab_size=sampler.vocab_size, device=lm_head_weight.device
+    )
+    try:
+        return sampler(hidden_states, batch, positions, num_samples=num_samples)
+    finally:
+        sampler.close()
+
+
+def _join(group: object) -> tuple[Ranks, Exception | None]:
+    """The ranks of `group`; if it is no group, the default ranks, to tell them, and the error."""
+    try:
+        return ranks_of(group), None
+    except TypeError as error:
+        return ranks_of(None), error
+
+
+def _resolve_backend(backend: str, device: torch.device) -> str:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if backend == "auto":
+        return "triton" if device.type == "cuda" or interpreted else "torch"
+    if backend == "triton" and device.type != "cuda" and not interpreted:
+        raise ValueError(
+            f'backend: "triton" needs a GPU, lm_head_weight is on {device}; use backend="torch", '
+            "or set TRITON_INTERPRET=1 before Python starts"
+        )
+    return backend
+
+
+def _resolve_exchange(exchange: str, records: list[dict[str, object]]) -> str:
+    return "collective" if exchange == "auto" else exchange
+
+
+def _record(arguments: SamplerArguments, backend: str) -> dict[str, object]:
+    """What the ranks compare, as plain JSON values."""
+    weight, shard = arguments.weight, arguments.shard
+    record: dict[str, object] = {
+        "layout": LAYOUT,
+        "vocab_size": arguments.vocab_size,
+        "shard": None if shard is None else [shard.start, shard.stop],
+        "weight_rows": weight.shape[0],
+        "hidden_size": weight.shape[1],
+        "dtype": str(weight.dtype),
+        "bias": arguments.bias is not None,
+        "logit_scale": arguments.head.logit_scale,
+        "logit_softcap": arguments.head.logit_softcap,
+        "max_rows": arguments.max_rows,
+        "exchange": arguments.exchange,
+        "chunks": arguments.chunks,
+        "philox_rounds": arguments.philox_rounds,
+        "backend": backend,
+        "seed_root": SeedSource().root,
+    }
+    return json.loads(json.dumps(record))

@@ -1,0 +1,93 @@
+"""Logits to scores: the arithmetic every path shares, in plain PyTorch.
+
+    logit = accumulated product -> × logit_scale -> soft-cap -> + bias               fp32
+    score = fma(logit, log2 e / T, -L)      random row, L from `tpsample.noise`
+    score = logit                           greedy row
+
+Each fp32 operation is computed in float64 and rounded once. The accumulated product itself is
+summed in float64 before its one rounding, so on a CPU a logit does not depend on how the
+vocabulary or the batch was cut.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample.batch import SamplingBatch
+from tpsample.noise import row_stream, tile_noise
+from tpsample.params import GREEDY_BELOW
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the LM head does to a product before sampling; must match across ranks.
+
+    Attributes:
+        logit_scale: multiplies the product (Cohere, Granite).
+        logit_softcap: c in c · tanh(logit / c) (Gemma), or None.
+    """
+
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """Per-row constants of the score: everything that does not depend on the token.
+
+    Attributes:
+        scale: fp32 [B, 1], log2 e / T, 1 for greedy rows.
+        random: bool [B, 1], False for greedy rows.
+        streams: one row stream per sample, int64 tensors [B, 1].
+        rounds: Philox rounds of the element words.
+    """
+
+    scale: Tensor
+    random: Tensor
+    streams: list[tuple[Tensor, ...]]
+    rounds: int
+
+    @staticmethod
+    def of(batch: SamplingBatch, positions: Tensor, num_samples: int, rounds: int) -> RowNoise:
+        temperature = batch.temperature.unsqueeze(1)
+        random = temperature >= GREEDY_BELOW
+        safe = torch.where(random, temperature, 1.0).double()
+        scale = torch.where(random, (math.log2(math.e) / safe).float(), 1.0)
+        streams: list[tuple[Tensor, ...]] = [
+            row_stream(batch.seed.unsqueeze(1), positions.unsqueeze(1), sample)
+            for sample in range(num_samples)
+        ]
+        return RowNoise(scale, random, streams, rounds)
+
+
+def logits_tile(
+    hidden_states: Tensor, weight_tile: Tensor, bias_tile: Tensor | None, head: Head
+) -> Tensor:
+    """fp32 logits [B, n] of n vocabulary rows.
+
+    Args:
+        hidden_states: [B, D] in float64 (the caller converts once).
+        weight_tile: [n, D], any floating dtype.
+        bias_tile: [n] or None.
+    """
+    logits = (hidden_states @ weight_tile.double().T).float()
+    if head.logit_scale != 1.0:
+        logits = logits * head.logit_scale
+    if head.logit_softcap is not None:
+        cap = float(torch.tensor(head.logit_softcap, dtype=torch.float32))
+        ratio = logits / cap
+        logits = torch.tanh(ratio.double()).float() * cap
+    if bias_tile is not None:
+        logits = logits + bias_tile.float()
+    return logits
+
+
+def score_tile(logits: Tensor, first_id: int, rows: RowNoise, sample: int) -> Tensor:
+    """fp32 scores [B, n] of the logits of token ids first_id … first_id + n - 1."""
+    noise = tile_noise(rows.streams[sample], first_id, logits.shape[1], rows.rounds)
+    product = logits.double() * rows.scale.double()
+    return torch.where(rows.random, product - noise.double(), product).float()

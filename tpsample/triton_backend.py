@@ -1,0 +1,133 @@
+"""The local step as Triton launches, on a GPU or in the interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from tpsample.batch import SamplingBatch
+from tpsample.exchange.base import Exchange
+from tpsample.kernels.finish import finish_kernel
+from tpsample.kernels.lm_head import lm_head_kernel
+from tpsample.kernels.rows import row_noise_kernel
+from tpsample.kernels.tile_table import Tile, interpreter_tile, tile_for
+from tpsample.output import SampleOutput
+from tpsample.score import Head
+from tpsample.vocab_shard import VocabShard
+
+INTERPRET: bool = triton.knobs.runtime.interpret
+ROW_BLOCK = 64
+
+
+class TritonBackend:
+    """Best word per row over this rank's vocabulary rows. Twin: `tpsample.torch_backend`.
+
+    All buffers are made here. A step launches `row_noise_kernel`, one `lm_head_kernel` per chunk
+    and `finish_kernel`.
+
+    Args:
+        weight: [V_local, D]; rows behind the shard are never seen.
+        bias: [V_local] or None.
+        exchange: owner of the words the kernels write.
+        tile: overrides the tile table. Never changes a token.
+    """
+
+    name = "triton"
+
+    def __init__(
+        self,
+        weight: Tensor,
+        shard: VocabShard,
+        bias: Tensor | None,
+        head: Head,
+        *,
+        rounds: int,
+        exchange: Exchange,
+        tile: Tile | None = None,
+    ) -> None:
+        self._weight, self._bias, self._shard, self._head = weight, bias, shard, head
+        self._rounds, self._exchange, self._tile = rounds, exchange, tile
+        slots, device = exchange.max_rows, weight.device
+        self._streams = torch.zeros(slots, 4, dtype=torch.int32, device=device)
+        self._scale = torch.zeros(slots, dtype=torch.float32, device=device)
+
+    def begin(
+        self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
+    ) -> None:
+        """Make the row streams and clear this rank's words."""
+        num_rows = hidden_states.shape[0]
+        self._hidden_states, self._num_samples = hidden_states, num_samples
+        words = self._exchange.words
+        row_noise_kernel[(triton.cdiv(num_rows * num_samples, ROW_BLOCK),)](
+            seed_ptr=batch.seed,
+            position_ptr=positions,
+            temperature_ptr=batch.temperature,
+            stream_ptr=self._streams,
+            scale_ptr=self._scale,
+            words_ptr=words[:, self._exchange.own],
+            stride_words_c=words.stride(0),
+            num_rows=num_rows,
+            num_slots=num_rows * num_samples,
+            num_chunks=words.shape[0],
+            BLOCK=ROW_BLOCK,
+        )
+
+    def run(self, chunk: int, words: Tensor) -> None:
+        """Leave the chunk's best words in `words` [num_samples · B], sample-major."""
+        num_rows, hidden_size = self._hidden_states.shape
+        tile = self._tile or (
+            interpreter_tile(num_rows, hidden_size)
+            if INTERPRET
+            else tile_for(num_rows, self._weight.dtype)
+        )
+        start, stop = self._shard.start, self._shard.stop
+        num_tiles = triton.cdiv(stop - start // 4 * 4, tile.block_v) if stop > start else 0
+        chunks = self._exchange.chunks
+        first, last = (num_tiles * c // chunks for c in (chunk, chunk + 1))
+        if first == last:
+            return
+        lm_head_kernel[((last - first) * triton.cdiv(num_rows, tile.block_b),)](
+            hidden_ptr=self._hidden_states,
+            stride_hidden_b=self._hidden_states.stride(0),
+            weight_ptr=self._weight,
+            stride_weight_v=self._weight.stride(0),
+            bias_ptr=self._weight if self._bias is None else self._bias,
+            stream_ptr=self._streams,
+            scale_ptr=self._scale,
+            words_ptr=words,
+            num_rows=num_rows,
+            num_samples=self._num_samples,
+            vocab_start=start,
+            vocab_stop=stop,
+            first_tile=first,
+            logit_scale=float(self._head.logit_scale),
+            logit_softcap=float(self._head.logit_softcap or 1.0),
+            HAS_SCALE=self._head.logit_scale != 1.0,
+            HAS_SOFTCAP=self._head.logit_softcap is not None,
+            HAS_BIAS=self._bias is not None,
+            MANY_SAMPLES=self._num_samples > 1,
+            ROUNDS=self._rounds,
+            INTERPRET=INTERPRET,
+            HIDDEN_SIZE=hidden_size,
+            BLOCK_V=tile.block_v,
+            BLOCK_B=tile.block_b,
+            BLOCK_D=tile.block_d,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            enable_fp_fusion=False,
+        )
+
+    def decode(self, words: Tensor, out: SampleOutput) -> None:
+        """Write tokens and status of the winners of `words` [sources, num_samples · B]."""
+        num_rows = out.status.shape[0]
+        finish_kernel[(triton.cdiv(num_rows, ROW_BLOCK),)](
+            words_ptr=words,
+            stride_words_s=words.stride(0),
+            token_ptr=out.token_ids,
+            status_ptr=out.status,
+            num_rows=num_rows,
+            num_samples=self._num_samples,
+            num_sources=words.shape[0],
+            BLOCK=ROW_BLOCK,
+        )

@@ -1,0 +1,51 @@
+"""Which vocabulary rows a rank owns. Pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class VocabShard:
+    """Half-open range [start, stop) of global token ids; empty if start == stop.
+
+    Raises:
+        TypeError: a bound is not an int.
+        ValueError: not 0 <= start <= stop.
+    """
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        for name in ("start", "stop"):
+            bound = getattr(self, name)
+            if isinstance(bound, bool) or not isinstance(bound, int):
+                raise TypeError(f"VocabShard.{name}: expected an int, got {bound!r}")
+        if not 0 <= self.start <= self.stop:
+            raise ValueError(
+                f"VocabShard: expected 0 <= start <= stop, got start={self.start}, stop={self.stop}"
+            )
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __contains__(self, token_id: object) -> bool:
+        return isinstance(token_id, int) and self.start <= token_id < self.stop
+
+    @staticmethod
+    def even(vocab_size: int, rank: int, world_size: int) -> VocabShard:
+        """Shards of ceil(vocab_size / world_size) rows, the last ones shorter or empty.
+
+        The split of `torch.chunk` and of a DTensor placed `Shard(0)`, so the local part of a
+        sharded embedding fits as it is.
+
+        Raises:
+            ValueError: vocab_size < 1, world_size < 1 or rank outside [0, world_size).
+        """
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size: expected at least 1, got {vocab_size}")
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"rank: expected 0 <= rank < world_size={world_size}, got {rank}")
+        rows = -(-vocab_size // world_size)
+        return VocabShard(min(rank * rows, vocab_size), min((rank + 1) * rows, vocab_size))

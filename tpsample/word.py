@@ -1,0 +1,64 @@
+"""A candidate (score, token id) packed into one int64, so that integer max is argmax.
+
+    bits 62…52  epoch (0 outside the `peer` exchange)
+    bits 51…20  key(score), the order-preserving map of fp32 to unsigned 32 bits
+    bits 19…0   2^20 - 1 - token id, so that of equal scores the lowest id wins
+
+    >>> pack(torch.tensor(0.0), torch.tensor(7)).item() == (0x80000000 << 20) | (2**20 - 8)
+    True
+
+The map flips all bits of a negative float and the sign bit of a positive one; -0.0 becomes +0.0
+first, and every NaN gets the largest key, so that a NaN anywhere in a row wins and is seen by
+every rank. Words are never negative: stores, NCCL, gloo and CPUs agree on the maximum.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+TOKEN_BITS = 20
+KEY_BITS = 32
+EPOCH_SHIFT = TOKEN_BITS + KEY_BITS
+EPOCH_MAX = 2**11 - 1
+MAX_VOCAB_SIZE = 2**TOKEN_BITS
+TOKEN_MASK = MAX_VOCAB_SIZE - 1
+
+KEY_NAN = 0xFFFFFFFF
+KEY_MINUS_INF = 0x007FFFFF
+NO_TOKEN = -1
+
+
+class Status(IntEnum):
+    """What became of a row. Identical on all ranks."""
+
+    OK = 0
+    NAN = 1
+    """A logit of the row is NaN; token -1."""
+    EMPTY = 2
+    """Every token of the row is masked (logit -inf); token -1."""
+    PEER_LOST = 3
+    """A rank did not answer in time; token -1."""
+
+
+def key(score: Tensor) -> Tensor:
+    """Order-preserving map of fp32 scores to 0 … 2^32 - 1, int64."""
+    bits = (score.float() + 0.0).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    ordered = torch.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
+    return torch.where(score.isnan(), KEY_NAN, ordered)
+
+
+def pack(score: Tensor, token_id: Tensor) -> Tensor:
+    """Words of (score, global token id), epoch 0; the arguments broadcast."""
+    return (key(score) << TOKEN_BITS) | (TOKEN_MASK - token_id)
+
+
+def decode(word: Tensor) -> tuple[Tensor, Tensor]:
+    """Winning words to (token ids int64, status int32)."""
+    word_key = (word >> TOKEN_BITS) & 0xFFFFFFFF
+    nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF
+    token_ids = torch.where(nan | empty, NO_TOKEN, TOKEN_MASK - (word & TOKEN_MASK))
+    status = torch.where(nan, int(Status.NAN), torch.where(empty, int(Status.EMPTY), 0))
+    return token_ids, status.to(torch.int32)
