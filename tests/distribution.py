@@ -1,0 +1,66 @@
+"""Statistics shared by the tests: does a set of draws follow a softmax?"""
+
+import numpy as np
+import torch
+from scipy import stats
+
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
+
+LONE_CELLS = 64
+MIN_EXPECTED = 50
+
+
+def cells_of(probabilities: np.ndarray, draws: int) -> np.ndarray:
+    """A cell number per token: the likeliest tokens alone, the rest pooled by decade.
+
+    Cells that would expect fewer than 50 draws are merged with the next likelier one; no token is
+    ever left out, so a tail that is drawn too rarely or too often shows.
+    """
+    order = np.argsort(-probabilities, kind="stable")
+    decade = np.floor(np.log10(np.maximum(probabilities[order], 1e-300))).astype(int)
+    rank = np.arange(len(order))
+    label = np.where(rank < LONE_CELLS, rank, LONE_CELLS - decade)
+    edges = np.flatnonzero(np.diff(label, prepend=label[0] - 1))
+    expected = np.add.reduceat(probabilities[order], edges) * draws
+    cell, cells, total = 0, np.empty(len(edges), int), 0.0
+    for i, mass in enumerate(expected):
+        cells[i] = cell
+        total += mass
+        if total >= MIN_EXPECTED:
+            cell, total = cell + 1, 0.0
+    if total:
+        cells[cells == cell] = max(cell - 1, 0)
+    result = np.empty(len(order), int)
+    result[order] = np.repeat(cells, np.diff([*edges, len(order)]))
+    return result
+
+
+def chi_squared_p(token_ids: torch.Tensor, logits: torch.Tensor, temperature: float) -> float:
+    """p-value of the draws under softmax(logits / temperature), pooled cells."""
+    probabilities = torch.softmax(logits.double() / temperature, dim=0).numpy()
+    cells = cells_of(probabilities, len(token_ids))
+    observed = np.bincount(cells[token_ids.numpy()], minlength=cells.max() + 1)
+    expected = np.bincount(cells, weights=probabilities) * len(token_ids)
+    assert len(expected) > 1, "one cell tests nothing"
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+def draw(
+    logits: torch.Tensor, draws: int, *, temperature: float = 1.0, seed: int = 1, **sampler_kwargs
+) -> torch.Tensor:
+    """`draws` tokens of one logits row [V], through an `LMHeadSampler`.
+
+    The head is [V, 1] and the hidden state 1, so the logits are exact; positions count up.
+    """
+    rows = 512
+    sampler = LMHeadSampler(
+        logits.float().unsqueeze(1), max_rows=rows, backend="torch", **sampler_kwargs
+    )
+    params = SamplingParams(temperature=temperature, seed=seed)
+    batch = SamplingBatch.from_params([params] * rows, vocab_size=len(logits))
+    hidden_states = torch.ones(rows, 1)
+    steps = [
+        sampler(hidden_states, batch, torch.arange(start, start + rows)).token_ids
+        for start in range(0, draws, rows)
+    ]
+    return torch.cat(steps)[:draws]

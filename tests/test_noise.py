@@ -1,0 +1,160 @@
+"""The noise: known answers, accuracy against float64, and the far tail."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tpsample import noise
+
+# Random123 distribution, kat_vectors: (rounds, counter, key, result).
+RANDOM123 = [
+    (10, "00000000 00000000 00000000 00000000", "00000000 00000000",
+     "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    (10, "ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+     "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (10, "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+     "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    (7, "00000000 00000000 00000000 00000000", "00000000 00000000",
+     "5f6fb709 0d893f64 4f121f81 4f730a48"),
+    (7, "ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+     "5207ddc2 45165e59 4d8ee751 8c52f662"),
+    (7, "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+     "4dfccaba 190a87f0 c47362ba b6b5242a"),
+]  # fmt: skip
+
+
+def _hex(text: str) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(int(word, 16)) for word in text.split())
+
+
+@pytest.mark.parametrize(("rounds", "counter", "key", "expected"), RANDOM123)
+def test_philox_known_answers(rounds, counter, key, expected):
+    assert noise.philox4x32(_hex(counter), _hex(key), rounds) == _hex(expected)
+
+
+def _numpy_words(seed: int, position: int, ids: np.ndarray, sample: int, rounds: int):
+    """The layout again, from its description, in unsigned numpy arithmetic."""
+
+    def philox(c0, c1, c2, c3, k0, k1, rounds):
+        c0, c1, c2, c3 = (np.asarray(c, np.uint32) for c in (c0, c1, c2, c3))
+        for _ in range(rounds):
+            p0 = c0.astype(np.uint64) * np.uint64(0xD2511F53)
+            p1 = c2.astype(np.uint64) * np.uint64(0xCD9E8D57)
+            c0 = (p1 >> np.uint64(32)).astype(np.uint32) ^ c1 ^ np.uint32(k0)
+            c2 = (p0 >> np.uint64(32)).astype(np.uint32) ^ c3 ^ np.uint32(k1)
+            c1, c3 = p1.astype(np.uint32), p0.astype(np.uint32)
+            k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+        return c0, c1, c2, c3
+
+    low, high = 2**32 - 1, 32
+    stream = philox(
+        position & low, position >> high, sample, 0x7470536D, seed & low, seed >> high, 10
+    )
+    quads = philox((ids >> 2).astype(np.uint32), *stream[:3], 0x1BD11BDA, 0xA9FC1A22, rounds)
+    return np.choose(ids & 3, quads)
+
+
+@pytest.mark.parametrize("rounds", [7, 10])
+@pytest.mark.parametrize("sample", [0, 5])
+@pytest.mark.parametrize(
+    ("seed", "position"),
+    [(0, 0), (1234567890123, 17), (2**64 - 1, 2**63 - 1), (2**63, 2**40 + 3)],
+)
+def test_words_follow_the_layout(seed, position, sample, rounds):
+    ids = np.concatenate([np.arange(41), np.array([128255, 2**20 - 1])])
+    words = noise.words(seed, position, torch.tensor(ids), sample=sample, rounds=rounds)
+    expected = _numpy_words(seed, position, ids, sample, rounds)
+    assert words.dtype == torch.int64
+    assert words.tolist() == expected.tolist()
+
+
+def test_signed_and_unsigned_seeds_are_the_same_64_bits():
+    ids = torch.arange(8)
+    assert torch.equal(noise.words(-1, 3, ids), noise.words(2**64 - 1, 3, ids))
+
+
+def test_arguments_broadcast():
+    seed, position, ids = torch.tensor([[3], [4]]), torch.tensor([[9], [8]]), torch.arange(10)
+    table = noise.words(seed, position, ids)
+    assert table.shape == (2, 10)
+    assert torch.equal(table[1], noise.words(4, 8, ids))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 1001])
+@pytest.mark.parametrize("count", [1, 2, 5, 64])
+def test_a_tile_is_a_window_of_the_row(first, count):
+    stream = tuple(word.view(1) for word in noise.row_stream(torch.tensor(7), torch.tensor(9)))
+    tile = noise.tile_noise(stream, first, count, 10)
+    whole = noise.gumbel(7, 9, torch.arange(first, first + count))
+    natural = -(tile.double() + math.log2(math.log(2))) * math.log(2)
+    assert torch.equal(natural.float(), whole)
+
+
+@pytest.mark.parametrize("rounds", [0, 5, 8, True, "10"])
+def test_other_rounds_are_refused(rounds):
+    with pytest.raises(ValueError, match="philox_rounds"):
+        noise.words(0, 0, torch.arange(3), rounds=rounds)
+
+
+def _true_log2(word: torch.Tensor, quad_xor: torch.Tensor) -> torch.Tensor:
+    """log2(-log2(1 - u)) in float64 from the ideal 48-bit uniform."""
+    low = ((quad_xor ^ word) & 0xFFFF).double()
+    u = word.double() * 2.0**-32 + (low + 0.5) * 2.0**-48
+    return torch.log2(-torch.log1p(-u) / math.log(2))
+
+
+SWEEP = {
+    "strided": torch.arange(0, 2**32, 2047),
+    "lowest": torch.arange(0, 2**20),
+    "quarter": torch.arange(2**30 - 2**16, 2**30 + 2**16),
+}
+
+
+@pytest.mark.parametrize("words", SWEEP.values(), ids=SWEEP.keys())
+def test_formula_error(words):
+    """Within 1.1e-5 in log2 up to u = 1 - 2^-8 (E = 5.5), everything that can win at all often.
+
+    Beyond, where 1 - u has few bits left, a single value may be off by 2^-25 e^E / E; those words
+    have total probability 2^-8 and an average error below 1e-6.
+    """
+    quad_xor = (words * 2654435761) & 0xFFFFFFFF
+    error = (noise.log2_exponential(words, quad_xor).double() - _true_log2(words, quad_xor)).abs()
+    common = words < 2**32 - 2**24
+    assert error[common].max() < 1.1e-5
+    if not common.all():
+        weight = (~common).double().mean()
+        assert error[~common].mean() * weight < 1e-6
+
+
+@pytest.mark.parametrize("bits", range(20, 47, 2))
+def test_the_law_holds_in_the_far_tail(bits):
+    """P(e < x) / (1 - 2^-x) is 1 for x = 2^-bits · log2 e, where fp32 -log(-log(u)) has nothing.
+
+    Counted over every word that can be below x and evenly spaced low halves.
+    """
+    exponent = 2.0**-bits
+    words = torch.arange(max(1, int(exponent * 2**32) + 2))
+    lows = torch.arange(0, 65536, max(1, len(words) // 64)) if bits < 36 else torch.arange(65536)
+    word, low = torch.broadcast_tensors(words[:, None], lows[None, :])
+    value = noise.log2_exponential(word.flatten(), (word ^ low).flatten())
+    below = (value < math.log2(exponent / math.log(2))).double().mean()
+    probability = below.item() * len(words) * 2.0**-32
+    # Evenly spaced lows count a threshold to one step; the 48-bit grid ends at 2^-49.
+    slack = 2.0**-32 / len(lows) + 2.0**-49
+    assert probability == pytest.approx(-math.expm1(-exponent), rel=2e-5, abs=slack)
+
+
+def test_noise_is_finite_for_every_extreme_word():
+    words = torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
+    for quad_xor in (0, 0xFFFF, 0xFFFFFFFF):
+        assert noise.log2_exponential(words, torch.full_like(words, quad_xor)).isfinite().all()
+
+
+def test_the_mean_and_the_spread_are_gumbel():
+    draws = noise.gumbel(11, torch.arange(64)[:, None], torch.arange(16384)[None, :]).double()
+    n = draws.numel()
+    sigma = math.pi / math.sqrt(6)
+    assert abs(draws.mean().item() - 0.5772156649) < 5 * sigma / math.sqrt(n)
+    assert draws.std().item() == pytest.approx(sigma, rel=5 / math.sqrt(n) * 1.5)
