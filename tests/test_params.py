@@ -28,9 +28,6 @@ OUT_OF_RANGE = {
     "repetition_scope": ["prompt"],
 }
 NOT_YET = {
-    "top_k": 50,
-    "top_p": 0.9,
-    "min_p": 0.1,
     "repetition_penalty": 1.1,
     "presence_penalty": 0.5,
     "frequency_penalty": 0.5,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.kept_set import RowFilters
 from tpsample.noise import philox4x32
 from tpsample.params import SamplingParams
 
@@ -24,6 +25,8 @@ class SamplingBatch:
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
         seed: int64 [B], 64 bits.
+        filters: the rows with top_k, top_p or min_p; None if there are none, which the host
+            knows, so that such a batch takes the plain plan.
         vocab_size: V, what ids were checked against.
     """
 
@@ -33,11 +36,13 @@ class SamplingBatch:
         seed: Tensor,
         *,
         vocab_size: int,
+        filters: RowFilters | None = None,
         unseeded: Sequence[int] = (),
         for_all_rows: SamplingParams | None = None,
     ) -> None:
         self.temperature = temperature
         self.seed = seed
+        self.filters = filters
         self.vocab_size = vocab_size
         self._unseeded = list(unseeded)
         self._for_all_rows = for_all_rows
@@ -90,6 +95,7 @@ class SamplingBatch:
             torch.tensor(temperature, dtype=torch.float32, device=device),
             torch.tensor(seeds, dtype=torch.int64, device=device),
             vocab_size=vocab_size,
+            filters=RowFilters.of(requests, vocab_size, device),
             unseeded=[row for row, request in enumerate(requests) if request.seed is None],
             for_all_rows=single,
         )

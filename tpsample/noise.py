@@ -118,6 +118,12 @@ def tile_noise(stream: tuple[Tensor, ...], first_id: int, num_ids: int, rounds: 
     return noise.narrow(-1, first_id - 4 * first_quad, num_ids)
 
 
+def token_noise(stream: tuple[Tensor, ...], token_ids: Tensor, rounds: int) -> Tensor:
+    """L of any token ids int64 [..., n], fp32 [..., n]; `stream` as for `tile_noise`."""
+    word, quad_xor = _token_words(stream, token_ids, rounds)
+    return log2_exponential(word, quad_xor)
+
+
 def words(
     seed: Tensor | int,
     position: Tensor | int,
@@ -178,6 +184,12 @@ def _words_and_xor(
     device = next((x.device for x in given if isinstance(x, Tensor)), None)
     seed, position, token_ids, sample = (_as_int64(x, device) for x in given)
     stream = row_stream(*torch.broadcast_tensors(seed, position, sample))
+    return _token_words(stream, token_ids, rounds)
+
+
+def _token_words(
+    stream: tuple[Tensor, ...], token_ids: Tensor, rounds: int
+) -> tuple[Tensor, Tensor]:
     token_ids, *stream = torch.broadcast_tensors(token_ids, *stream)
     quad = quad_words(tuple(stream), token_ids >> 2, rounds)
     word = torch.stack(quad).gather(0, (token_ids & 3).unsqueeze(0)).squeeze(0)

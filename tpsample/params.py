@@ -15,9 +15,6 @@ GREEDY_BELOW = 1e-5
 LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 
 _NOT_YET = (
-    "top_k",
-    "top_p",
-    "min_p",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
@@ -121,8 +118,7 @@ class SamplingParams:
         """
         for name in _NOT_YET:
             value = getattr(self, name)
-            off = value in (0, -1) if name == "top_k" else value == _DEFAULTS[name]
-            if not off and not (name == "logit_bias" and not value):
+            if value != _DEFAULTS[name] and not (name == "logit_bias" and not value):
                 raise UnsupportedParameter(
                     f"{name}={value!r}: not supported yet; leave it at {_DEFAULTS[name]!r} "
                     "or sample this request with another sampler"

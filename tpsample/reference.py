@@ -11,9 +11,10 @@ from torch import Tensor
 from tpsample import word
 from tpsample.batch import SamplingBatch, SeedSource
 from tpsample.checks import check_num_samples, positions_tensor
+from tpsample.kept_set import kept_rows
 from tpsample.noise import check_rounds
 from tpsample.output import SampleOutput
-from tpsample.score import Head, RowNoise, logits_tile, score_tile
+from tpsample.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
 
 
 def logits(
@@ -50,6 +51,30 @@ def scores(
     return score_tile(logits.float(), 0, rows, sample)
 
 
+def kept_mask(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """bool [B, V]: the tokens that min_p, then top_k, then top_p leave to be drawn.
+
+    The rules are in `tpsample.kept_set`. A row without filters, and a greedy row, keeps every token
+    that is not masked (-inf); a row with a NaN keeps none.
+
+    Args:
+        logits: [B, V], any floating dtype, processed as fp32.
+        batch: B rows, or one request for all rows.
+
+    Raises:
+        ValueError: shapes that do not match, or a vocabulary over 2^20.
+    """
+    batch = _checked(logits, batch)
+    logits = logits.float()
+    kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
+    if batch.filters is not None:
+        rows = batch.filters.rows
+        temperature, random = safe_temperature(batch.temperature[rows])
+        filtered = kept_rows(logits[rows], temperature, batch.filters)
+        kept[rows] &= filtered | ~random.unsqueeze(1)
+    return kept
+
+
 def sample(
     logits: Tensor,
     batch: SamplingBatch,
@@ -58,7 +83,7 @@ def sample(
     num_samples: int | None = None,
     philox_rounds: int = 10,
 ) -> SampleOutput:
-    """Sample from full logits, on the CPU or a GPU.
+    """Sample from full logits, on the CPU or a GPU: the best score in `kept_mask`.
 
     Args:
         logits: [B, V], any floating dtype, processed as fp32.
@@ -75,9 +100,10 @@ def sample(
         batch.draw_seeds(SeedSource())
     rows = _rows(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
     vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
+    seen = kept_mask(logits, batch) | logits.isnan()
     best = torch.stack(
         [
-            word.pack(score_tile(logits.float(), 0, rows, s), vocab).amax(dim=1)
+            word.pack(score_tile(logits.float(), 0, rows, s), vocab).where(seen, 0).amax(dim=1)
             for s in range(len(rows.streams))
         ],
         dim=1,
@@ -97,6 +123,12 @@ def _rows(
     num_samples: int,
     philox_rounds: int,
 ) -> RowNoise:
+    batch = _checked(logits, batch)
+    positions = positions_tensor(positions, logits.shape[0], logits.device)
+    return RowNoise.of(batch, positions, num_samples, check_rounds(philox_rounds))
+
+
+def _checked(logits: Tensor, batch: SamplingBatch) -> SamplingBatch:
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ValueError(
             f"logits: expected a floating-point tensor [B, V], got {logits.dtype} "
@@ -107,6 +139,4 @@ def _rows(
             f"logits: expected V = {batch.vocab_size} columns as in batch.vocab_size, at most "
             f"{word.MAX_VOCAB_SIZE}, got {logits.shape[1]}"
         )
-    batch = batch.for_rows(logits.shape[0])
-    positions = positions_tensor(positions, logits.shape[0], logits.device)
-    return RowNoise.of(batch, positions, num_samples, check_rounds(philox_rounds))
+    return batch.for_rows(logits.shape[0])

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample import word
 from tpsample.batch import SamplingBatch, SeedSource
 from tpsample.checks import (
     SamplerArguments,
@@ -20,6 +21,8 @@ from tpsample.checks import (
 )
 from tpsample.exchange import make_exchange
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
+from tpsample.filters import sample_filtered
+from tpsample.kept_set import RowFilters
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
 from tpsample.params import SamplingParams
@@ -206,7 +209,17 @@ class LMHeadSampler:
             self._local.run(chunk, self.exchange.own_words(chunk)[:words])
             self.exchange.publish(chunk, words)
         self._local.decode(self.exchange.collect(words), out)
+        if batch.filters is not None:
+            self._sample_filtered(batch.filters, out)
         return out
+
+    def _sample_filtered(self, filters: RowFilters, out: SampleOutput) -> None:
+        """Replace the unfiltered draws of the filtered rows. Collective."""
+        words = sample_filtered(self._local.stored_rows(), filters, self.exchange.integers)
+        token_ids, status = word.decode(words)
+        shape = (len(filters), *out.token_ids.shape[1:])
+        out.token_ids.index_copy_(0, filters.rows, token_ids.view(shape))
+        out.status.index_copy_(0, filters.rows, status.amax(dim=1))
 
     def check(self) -> None:
         """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""

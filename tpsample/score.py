@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tpsample.batch import SamplingBatch
-from tpsample.noise import row_stream, tile_noise
+from tpsample.noise import row_stream, tile_noise, token_noise
 from tpsample.params import GREEDY_BELOW
 
 
@@ -53,15 +53,24 @@ class RowNoise:
 
     @staticmethod
     def of(batch: SamplingBatch, positions: Tensor, num_samples: int, rounds: int) -> RowNoise:
-        temperature = batch.temperature.unsqueeze(1)
-        random = temperature >= GREEDY_BELOW
-        safe = torch.where(random, temperature, 1.0).double()
-        scale = torch.where(random, (math.log2(math.e) / safe).float(), 1.0)
+        safe, random = safe_temperature(batch.temperature.unsqueeze(1))
+        scale = torch.where(random, (math.log2(math.e) / safe.double()).float(), 1.0)
         streams: list[tuple[Tensor, ...]] = [
             row_stream(batch.seed.unsqueeze(1), positions.unsqueeze(1), sample)
             for sample in range(num_samples)
         ]
         return RowNoise(scale, random, streams, rounds)
+
+    def select(self, rows: Tensor | list[int]) -> RowNoise:
+        """The constants of some of the rows."""
+        streams = [tuple(r[rows] for r in stream) for stream in self.streams]
+        return RowNoise(self.scale[rows], self.random[rows], streams, self.rounds)
+
+
+def safe_temperature(temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """(temperature with 1 for greedy rows, whether the row is random)."""
+    random = temperature >= GREEDY_BELOW
+    return torch.where(random, temperature, 1.0), random
 
 
 def logits_tile(
@@ -89,5 +98,14 @@ def logits_tile(
 def score_tile(logits: Tensor, first_id: int, rows: RowNoise, sample: int) -> Tensor:
     """fp32 scores [B, n] of the logits of token ids first_id … first_id + n - 1."""
     noise = tile_noise(rows.streams[sample], first_id, logits.shape[1], rows.rounds)
+    return _score(logits, noise, rows)
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, rows: RowNoise, sample: int) -> Tensor:
+    """fp32 scores [B, n] of the logits of any token ids, int64 [B, n]."""
+    return _score(logits, token_noise(rows.streams[sample], token_ids, rows.rounds), rows)
+
+
+def _score(logits: Tensor, noise: Tensor, rows: RowNoise) -> Tensor:
     product = logits.double() * rows.scale.double()
     return torch.where(rows.random, product - noise.double(), product).float()

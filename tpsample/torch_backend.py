@@ -8,7 +8,8 @@ from torch import Tensor
 from tpsample import word
 from tpsample.batch import SamplingBatch
 from tpsample.output import SampleOutput
-from tpsample.score import Head, RowNoise, logits_tile, score_tile
+from tpsample.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
+from tpsample.stored_rows import StoredRows
 from tpsample.vocab_shard import VocabShard
 
 TILE_ELEMENTS = 2**18
@@ -40,6 +41,7 @@ class TorchBackend:
     ) -> None:
         self._weight, self._bias, self._shard = weight, bias, shard
         self._head, self._rounds, self._chunks, self._block_v = head, rounds, chunks, block_v
+        self._stored_flat = torch.empty(0, dtype=torch.float32, device=weight.device)
 
     def begin(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
@@ -47,6 +49,15 @@ class TorchBackend:
         """Take the inputs of a step and make the row streams."""
         self._hidden_states = hidden_states.double()
         self._rows = RowNoise.of(batch, positions, num_samples, self._rounds)
+        self._batch = batch
+        self._stored = None if batch.filters is None else self._store(len(batch.filters))
+
+    def _store(self, rows: int) -> Tensor:
+        """fp32 [rows, V_local] in a buffer that grows when it must and is used again."""
+        size = rows * len(self._shard)
+        if self._stored_flat.numel() < size:
+            self._stored_flat = self._stored_flat.new_empty(size)
+        return self._stored_flat[:size].view(rows, len(self._shard))
 
     def run(self, chunk: int, words: Tensor) -> None:
         """Leave the chunk's best words in `words` [num_samples · B], sample-major."""
@@ -59,6 +70,8 @@ class TorchBackend:
             stop = min(start + block_v, last)
             bias = None if self._bias is None else self._bias[start:stop]
             logits = logits_tile(self._hidden_states, self._weight[start:stop], bias, self._head)
+            if self._stored is not None:
+                self._stored[:, start:stop] = logits[self._batch.filters.rows]
             token_ids = torch.arange(
                 self._shard.start + start, self._shard.start + stop, device=words.device
             )
@@ -66,6 +79,12 @@ class TorchBackend:
                 scores = score_tile(logits, self._shard.start + start, self._rows, sample)
                 tile_best = word.pack(scores, token_ids).amax(dim=1)
                 torch.maximum(best[sample], tile_best, out=best[sample])
+
+    def stored_rows(self) -> StoredRows:
+        """The rows of this step whose logits were stored: the filtered ones."""
+        rows = self._batch.filters.rows
+        temperature, _ = safe_temperature(self._batch.temperature[rows])
+        return StoredRows(self._stored, self._shard.start, temperature, self._rows.select(rows))
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of the winners of `words` [sources, num_samples · B]."""

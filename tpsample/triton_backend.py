@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from tpsample.batch import SamplingBatch
+from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.base import Exchange
 from tpsample.kernels.finish import finish_kernel
 from tpsample.kernels.lm_head import lm_head_kernel
@@ -56,6 +57,10 @@ class TritonBackend:
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
     ) -> None:
         """Make the row streams and clear this rank's words."""
+        if batch.filters is not None:
+            raise UnsupportedParameter(
+                'top_k, top_p, min_p: the Triton backend does not store logits; use backend="torch"'
+            )
         num_rows = hidden_states.shape[0]
         self._hidden_states, self._num_samples = hidden_states, num_samples
         words = self._exchange.words

@@ -55,10 +55,27 @@ def pack(score: Tensor, token_id: Tensor) -> Tensor:
     return (key(score) << TOKEN_BITS) | (TOKEN_MASK - token_id)
 
 
+def key_of(word: Tensor) -> Tensor:
+    """The 32-bit key of each word."""
+    return (word >> TOKEN_BITS) & 0xFFFFFFFF
+
+
+def value_of(word: Tensor) -> Tensor:
+    """The fp32 number behind each word's key; NaN for KEY_NAN."""
+    word_key = key_of(word)
+    bits = torch.where(word_key >> 31 == 1, word_key ^ 0x80000000, word_key ^ 0xFFFFFFFF)
+    return torch.where(bits >> 31 == 1, bits - 2**32, bits).to(torch.int32).view(torch.float32)
+
+
+def token_of(word: Tensor) -> Tensor:
+    """The global token id of each word."""
+    return TOKEN_MASK - (word & TOKEN_MASK)
+
+
 def decode(word: Tensor) -> tuple[Tensor, Tensor]:
     """Winning words to (token ids int64, status int32)."""
-    word_key = (word >> TOKEN_BITS) & 0xFFFFFFFF
+    word_key = key_of(word)
     nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF
-    token_ids = torch.where(nan | empty, NO_TOKEN, TOKEN_MASK - (word & TOKEN_MASK))
+    token_ids = torch.where(nan | empty, NO_TOKEN, token_of(word))
     status = torch.where(nan, int(Status.NAN), torch.where(empty, int(Status.EMPTY), 0))
     return token_ids, status.to(torch.int32)

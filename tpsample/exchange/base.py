@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.ranks import Ranks
 
 
@@ -20,6 +21,7 @@ class Exchange:
         in_kernel: the local step's kernel publishes by itself (`peer`).
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
+        integers: what filtered rows exchange beside their words.
     """
 
     name = "none"
@@ -32,6 +34,7 @@ class Exchange:
         self.max_rows = max_rows
         self.chunks = chunks
         self.own = 0
+        self.integers = IntegerExchange(ranks)
         self.words = torch.zeros(chunks, sources, max_rows, dtype=torch.int64, device=device)
 
     def own_words(self, chunk: int) -> Tensor:

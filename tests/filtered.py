@@ -1,0 +1,113 @@
+"""Inputs of the tests of filters and logprobs: exact logits of many kinds, a grid of requests."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+
+from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard, reference
+
+V = 1200
+TOP_K = (0, 1, 2, 20, 50, 256, 1000, V)
+TOP_P = (1e-6, 0.1, 0.9, 0.95, 0.99, 1.0)
+MIN_P = (0.0, 0.05, 0.5, 1.0)
+TEMPERATURES = (1.0, 0.6, 3.0, 0.2, 1.5, 0.0, 1.0)
+
+
+def kinds_of_logits() -> dict[str, torch.Tensor]:
+    """Finite fp32 logits [V] of different shapes."""
+    generator = torch.Generator().manual_seed(0)
+    shuffled = torch.randperm(V, generator=generator)
+    normal = torch.randn(V, generator=generator)
+    spike = torch.zeros(V)
+    spike[701] = 30.0
+    return {
+        "zipf": -1.3 * (1 + shuffled).double().log().float(),
+        "normal": 2.5 * normal,
+        "all-equal": torch.full((V,), -7.0),
+        "two-valued": torch.where(normal > 0, 1.0, 0.0),
+        "spike": spike,
+        "bf16": (3 * normal).bfloat16().float(),
+        "wide": 1e4 * normal,
+        "ramp-in-shards": torch.linspace(0, 4, V),
+    }
+
+
+def grid() -> list[SamplingParams]:
+    """Every top_k × top_p × min_p × filter_order; temperature and ties take turns."""
+    params = []
+    combinations = itertools.product(TOP_K, TOP_P, MIN_P, ("sequential", "joint"))
+    for i, (top_k, top_p, min_p, filter_order) in enumerate(combinations):
+        params.append(
+            SamplingParams(
+                temperature=TEMPERATURES[i % len(TEMPERATURES)],
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                filter_order=filter_order,
+                ties=("exact", "keep", "exact")[i % 3],
+                seed=900 + i,
+            )
+        )
+    return params
+
+
+class Rows:
+    """Rows of exact logits: hidden states are one-hot, and each kind is a column of the head.
+
+    `logits` is what the oracle sees; a bias of -inf masks tokens.
+    """
+
+    def __init__(
+        self,
+        kinds: list[torch.Tensor],
+        params: list[SamplingParams],
+        *,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        self.weight = torch.stack(kinds, dim=1)
+        self.bias = bias
+        self.params = params * len(kinds)
+        self.hidden_states = torch.eye(len(kinds)).repeat_interleave(len(params), dim=0)
+        self.positions = 11 + torch.arange(len(self.params))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def logits(self) -> torch.Tensor:
+        logits = self.weight.T.repeat_interleave(len(self.params) // self.weight.shape[1], dim=0)
+        return logits if self.bias is None else logits + self.bias
+
+    @property
+    def batch(self) -> SamplingBatch:
+        return SamplingBatch.from_params(self.params, vocab_size=self.vocab_size)
+
+    def oracle(self, num_samples: int | None = None) -> SampleOutput:
+        """What every sampler must return."""
+        return reference.sample(self.logits, self.batch, self.positions, num_samples=num_samples)
+
+    def kept_mask(self) -> torch.Tensor:
+        """The oracle's kept sets."""
+        return reference.kept_mask(self.logits, self.batch)
+
+    def head(self, shard: VocabShard) -> dict:
+        """The arguments of the sampler that hold one rank's rows of the head."""
+        return {
+            "lm_head_weight": self.weight[shard.start : shard.stop],
+            "bias": None if self.bias is None else self.bias[shard.start : shard.stop],
+            "vocab_size": self.vocab_size,
+            "shard": shard,
+            "max_rows": 4 * len(self.params),
+            "backend": "torch",
+        }
+
+
+def masked(start: int, stop: int) -> torch.Tensor:
+    """A bias that masks the ids [start, stop)."""
+    bias = torch.zeros(V)
+    bias[start:stop] = -math.inf
+    return bias

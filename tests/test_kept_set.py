@@ -1,0 +1,206 @@
+"""The kept set by its definition: other views of the same rules, and other engines' answers."""
+
+import decimal
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from tests.filtered import Rows, V, grid, kinds_of_logits, masked
+from tpsample import SamplingBatch, SamplingParams, Status, reference, word
+from tpsample.exchange.integers import IntegerExchange
+from tpsample.exchange.ranks import Ranks
+from tpsample.filters import sample_filtered
+from tpsample.kept_set import TOP_MASS, below_top, masses
+from tpsample.score import RowNoise
+from tpsample.stored_rows import StoredRows
+from tpsample.threshold import find_cut
+
+KINDS = kinds_of_logits()
+INF, NAN = math.inf, math.nan
+
+
+def test_masses_are_the_rounded_exponentials():
+    below = torch.cat([-torch.linspace(0, 30, 4001).double(), torch.tensor([-1e-12, -60, -INF])])
+    with decimal.localcontext(prec=50):
+        exact = [decimal.Decimal(y).exp() * TOP_MASS for y in below.tolist()]
+        errors = [abs(q - e) for q, e in zip(masses(below).tolist(), exact, strict=True)]
+    assert max(errors) < 0.501
+    assert masses(torch.zeros(1, dtype=torch.float64)).item() == TOP_MASS
+
+
+def test_masses_do_not_depend_on_the_place_in_a_tensor():
+    below = -torch.rand(1001, generator=torch.Generator().manual_seed(1)).double() * 20
+    whole = masses(below)
+    for start, stop, step in ((0, 1, 1), (3, 1001, 1), (5, 900, 7)):
+        assert torch.equal(masses(below[start:stop:step]), whole[start:stop:step])
+
+
+def _kept_by_hand(logits: list[float], params: SamplingParams) -> set[int]:
+    """The rules again, in Python numbers and one loop."""
+    order = sorted((i for i, x in enumerate(logits) if x > -INF), key=lambda i: (-logits[i], i))
+    if params.greedy or not order:
+        return set(order)
+    temperature = torch.tensor(params.temperature).item()
+    below = {i: (logits[i] - logits[order[0]]) / temperature for i in order}
+    order = [i for i in order if params.min_p == 0 or below[i] >= math.log(params.min_p)]
+    mass = {i: round(TOP_MASS * math.exp(below[i])) for i in order}
+    top = list(order)
+    if 0 < params.top_k < len(order):
+        kth = logits[order[params.top_k - 1]]
+        tail = [i for i in order[params.top_k :] if params.ties == "keep" and logits[i] == kth]
+        top = order[: params.top_k] + tail
+    if params.top_p == 1:
+        return set(top)
+    total = sum(mass[i] for i in (order if params.filter_order == "joint" else top))
+    kept, before = set(), 0
+    for i in top:
+        if before < params.top_p * total:
+            kept.add(i)
+        before += mass[i]
+    return kept
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kept_set_by_hand(name):
+    rows = Rows([KINDS[name]], grid()[::3])
+    mask = reference.kept_mask(rows.logits, rows.batch)
+    logits = KINDS[name].tolist()
+    for row, params in enumerate(rows.params):
+        assert set(mask[row].nonzero().flatten().tolist()) == _kept_by_hand(logits, params), params
+
+
+def test_a_masked_token_is_never_kept():
+    rows = Rows([KINDS["normal"]], grid()[::5], bias=masked(100, 1190))
+    mask = reference.kept_mask(rows.logits, rows.batch)
+    assert not mask[:, 100:1190].any() and mask.any(dim=1).all()
+
+
+def _stored(rows: Rows) -> tuple[StoredRows, SamplingBatch]:
+    batch = rows.batch
+    index = batch.filters.rows
+    row_noise = RowNoise.of(batch, rows.positions, 1, 10).select(index)
+    return StoredRows(rows.logits[index], 0, batch.temperature[index], row_noise), batch
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sampling_by_an_explicit_threshold_is_the_same(name):
+    rows = Rows([KINDS[name]], grid())
+    stored, batch = _stored(rows)
+    filtered = batch.filters.rows
+    top = stored.logits.amax(dim=1)
+    cut = find_cut(stored, batch.filters, top, IntegerExchange(Ranks()))
+
+    mask = reference.kept_mask(rows.logits, batch)[filtered]
+    order = word.pack(stored.logits, torch.arange(V))
+    assert torch.equal(order >= cut.word.unsqueeze(1), mask)
+    below = below_top(stored.logits, top.unsqueeze(1), stored.temperature.unsqueeze(1))
+    assert torch.equal((masses(below) * mask).sum(dim=1), cut.mass)
+    token_ids, _ = word.decode(stored.best_kept(cut.word).squeeze(1))
+    expected = reference.sample(rows.logits, batch, rows.positions).token_ids[filtered]
+    assert torch.equal(token_ids, expected)
+
+
+def test_a_kept_winner_of_the_plain_draw_stays_the_winner():
+    rows = Rows([KINDS["normal"]], grid())
+    free = [SamplingParams(temperature=p.temperature, seed=p.seed) for p in rows.params]
+    plain = Rows([KINDS["normal"]], free)
+    drawn = reference.sample(plain.logits, plain.batch, plain.positions).token_ids
+    filtered = reference.sample(rows.logits, rows.batch, rows.positions).token_ids
+    stays = reference.kept_mask(rows.logits, rows.batch).gather(1, drawn.unsqueeze(1)).squeeze(1)
+    assert 50 < stays.sum() < len(stays) - 50
+    assert torch.equal(filtered[stays], drawn[stays])
+
+
+# (probabilities, request, ids that are kept). Where a rule of ours parts from an engine's, the
+# entry says whose answer would be another.
+LADDER = [0.5, 0.25, 0.125, 0.0625, 0.0625]
+GOLDEN = {
+    # transformers, TopPLogitsWarper and MinPLogitsWarper tests, top_p off the rounding edge
+    "hf-top-p-a": ([0.3, 0.1, 0.1, 0.5], {"top_p": 0.79}, {0, 3}),
+    "hf-top-p-b": ([0.15, 0.3, 0.3, 0.25], {"top_p": 0.79}, {1, 2, 3}),
+    "hf-min-p-a": ([0.9, 0.0274, 0.047, 0.0274], {"min_p": 0.1}, {0}),
+    "hf-min-p-b": ([0.15, 0.3, 0.3, 0.25], {"min_p": 0.1}, {0, 1, 2, 3}),
+    "crossing-token-stays": (LADDER, {"top_p": 0.6}, {0, 1}),
+    "mass-before-equal-to-p-goes": (LADDER, {"top_p": 0.5}, {0}),
+    "at-least-one": (LADDER, {"top_p": 1e-9}, {0}),
+    "min-p-is-inclusive": (LADDER, {"min_p": 1.0}, {0}),
+    "sequential": (LADDER, {"top_k": 2, "top_p": 0.7}, {0, 1}),
+    # vLLM, HF: 0.5 / 0.75 is under 0.7; SGLang's joint top_p: 0.5 is not under 0.5
+    "sequential-renormalises": (LADDER, {"top_k": 2, "top_p": 0.5}, {0}),
+    "joint-does-not": ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.5, "filter_order": "joint"},
+                      {0, 1}),
+    "sequential-does": ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.5}, {0}),
+    # vLLM's PyTorch path, TensorRT-LLM, FlashInfer, HF keep all ties of the k-th
+    "top-k-exact": ([0.4, 0.2, 0.2, 0.2], {"top_k": 2}, {0, 1}),
+    "top-k-keeps-ties": ([0.4, 0.2, 0.2, 0.2], {"top_k": 2, "ties": "keep"}, {0, 1, 2, 3}),
+    # FlashInfer and gemma keep all ties of the last token of top_p
+    "top-p-cuts-ties": ([0.25] * 4, {"top_p": 0.5}, {0, 1}),
+    # SGLang, HF, llama.cpp take min_p last: renormalised top_p would keep id 2
+    "min-p-before-top-p": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.7}, {0, 1}),
+    "min-p-shrinks-the-mass": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.62}, {0}),
+    "top-k-off": (LADDER, {"top_k": -1}, {0, 1, 2, 3, 4}),
+    "top-k-beyond": (LADDER, {"top_k": 99}, {0, 1, 2, 3, 4}),
+    # vLLM forces the filters of a greedy request off as well
+    "greedy": (LADDER, {"top_k": 1, "top_p": 0.1, "temperature": 0.0}, {0, 1, 2, 3, 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name):
+    probabilities, changes, expected = GOLDEN[name]
+    logits = torch.tensor([probabilities]).log()
+    params = SamplingParams(seed=0, **changes)
+    batch = SamplingBatch.from_params([params], vocab_size=logits.shape[1])
+    assert set(reference.kept_mask(logits, batch)[0].nonzero().flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.9}, {}])
+@pytest.mark.parametrize(
+    ("logits", "kept", "token", "status"),
+    [
+        ([0.0, NAN, 3.0, 3.0], [], -1, Status.NAN),
+        ([-INF, -INF, -INF, -INF], [], -1, Status.EMPTY),
+        ([-INF, -2e38, -INF, -INF], [1], 1, Status.OK),
+        ([0.0, INF, 5.0, INF], None, 1, Status.OK),
+    ],
+    ids=["nan", "empty", "one-left", "two-forced"],
+)
+def test_special_rows(logits, kept, token, status, changes):
+    logits = torch.tensor([logits])
+    batch = SamplingBatch.from_params([SamplingParams(seed=5, **changes)], vocab_size=4)
+    out = reference.sample(logits, batch, 0)
+    assert (out.token_ids.item(), out.status.item()) == (token, status)
+    mask = reference.kept_mask(logits, batch)[0]
+    assert mask[1] == (status == Status.OK)
+    assert kept is None or mask.nonzero().flatten().tolist() == kept
+
+
+def test_a_batch_without_filters_has_no_filtered_rows():
+    off = [
+        SamplingParams(),
+        SamplingParams(top_k=V, top_p=1.0),
+        SamplingParams(top_k=-1),
+        SamplingParams(temperature=0, top_k=3, top_p=0.2, min_p=0.1),
+    ]
+    assert SamplingBatch.from_params(off, vocab_size=V).filters is None
+    mixed = SamplingBatch.from_params([*off, SamplingParams(top_k=V - 1)], vocab_size=V)
+    assert mixed.filters.rows.tolist() == [4]
+
+
+def test_filtered_draws_follow_the_renormalised_softmax():
+    logits, draws = KINDS["zipf"], 6000
+    params = SamplingParams(top_k=40, top_p=0.9, min_p=0.01, seed=77)
+    batch = SamplingBatch.from_params([params] * draws, vocab_size=V)
+    row_noise = RowNoise.of(batch, torch.arange(draws), 1, 10)
+    stored = StoredRows(logits.expand(draws, -1), 0, batch.temperature, row_noise)
+    words = sample_filtered(stored, batch.filters, IntegerExchange(Ranks()))
+    token_ids, _ = word.decode(words.squeeze(1))
+
+    one = SamplingBatch.from_params([params], vocab_size=V)
+    mask = reference.kept_mask(logits.unsqueeze(0), one)[0]
+    observed = torch.bincount(token_ids, minlength=V)
+    expected = torch.softmax(logits.double().where(mask, -INF), 0) * draws
+    assert 5 < mask.sum() <= 40 and observed[~mask].sum() == 0
+    assert stats.chisquare(observed[mask], expected[mask]).pvalue > 1e-4

@@ -1,0 +1,142 @@
+"""The fp32 logits of some rows over this rank's shard, and what one pass over them gives.
+
+Only these rows are stored, [F, V_local]; they never travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample.kept_set import below_top, candidates, masses, order_words
+from tpsample.score import RowNoise, score_tile
+
+TILE_ELEMENTS = 2**18
+"""Logits per pass of the arithmetic; its float64 temporaries then stay in a core's cache."""
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows whose logits this rank keeps for a step.
+
+    Attributes:
+        logits: fp32 [F, V_local].
+        first_id: global id of the first column.
+        temperature: fp32 [F], 1 for greedy rows.
+        noise: what the scores of these rows need.
+    """
+
+    logits: Tensor
+    first_id: int
+    temperature: Tensor
+    noise: RowNoise
+
+    def select(self, index: list[int]) -> StoredRows:
+        """Some of the rows. Nothing is copied if these are all."""
+        if index == list(range(self.logits.shape[0])):
+            return self
+        return StoredRows(
+            self.logits[index], self.first_id, self.temperature[index], self.noise.select(index)
+        )
+
+    def tiles(self) -> Iterator[tuple[int, Tensor]]:
+        """(global id of the first column, fp32 [F, n]) of each tile of the shard."""
+        width = max(64, TILE_ELEMENTS // max(1, self.logits.shape[0]))
+        for start in range(0, self.logits.shape[1], width):
+            yield self.first_id + start, self.logits[:, start : start + width]
+
+    def best_scores(self, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` best scores of each row and sample, as words of the score and of the logit.
+
+        Returns:
+            Score words, descending, and the order words of the same tokens, int64
+            [F, num_samples, count]; 0 where the shard has fewer tokens.
+        """
+        rows, samples = self.logits.shape[0], len(self.noise.streams)
+        scores = self.logits.new_zeros(rows, samples, count, dtype=torch.int64)
+        orders = torch.zeros_like(scores)
+        for first_id, logits in self.tiles():
+            tile_orders = order_words(logits, first_id).unsqueeze(1).expand(-1, samples, -1)
+            tile_scores = torch.stack(
+                [
+                    order_words(score_tile(logits, first_id, self.noise, sample), first_id)
+                    for sample in range(samples)
+                ],
+                dim=1,
+            )
+            tile_scores, best = tile_scores.topk(min(count, logits.shape[1]), dim=2)
+            scores, orders = keep_best(
+                torch.cat([scores, tile_scores], dim=2),
+                torch.cat([orders, tile_orders.gather(2, best)], dim=2),
+                count,
+            )
+        return scores, orders
+
+    def first_words(self, count: int) -> Tensor:
+        """The first `count` order words of each row, descending, int64 [F, count]; 0 where the
+        shard has fewer tokens."""
+        first = self.logits.new_zeros(self.logits.shape[0], count, dtype=torch.int64)
+        for first_id, logits in self.tiles():
+            words = torch.cat([first, order_words(logits, first_id)], dim=1)
+            first = words.topk(count, dim=1).values
+        return first
+
+    def before(self, marks: Tensor, ranked: Tensor, top: Tensor, log_min_p: Tensor) -> Tensor:
+        """What stands before some tokens of the order on this rank.
+
+        Args:
+            marks: int64 [F, C]; masses are of order words above them.
+            ranked: int64 [F, C]; numbers are of order words above these.
+            top: fp32 [F], the rows' largest logits.
+            log_min_p: float64 [F].
+
+        Returns:
+            int64 [F, 2 C + 1]: C masses, C numbers, the mass of everything min_p leaves.
+        """
+        count = marks.shape[1]
+        sums = marks.new_zeros(marks.shape[0], 2 * count + 1)
+        for first_id, logits in self.tiles():
+            words, below = order_words(logits, first_id), self._below(logits, top)
+            mass = masses(below)
+            for c in range(count):
+                sums[:, c] += (mass * (words > marks[:, c, None])).sum(dim=1)
+                sums[:, count + c] += (words > ranked[:, c, None]).sum(dim=1)
+            sums[:, -1] += (mass * candidates(words, below, log_min_p.unsqueeze(1))).sum(dim=1)
+        return sums
+
+    def candidate_masses(self, top: Tensor, log_min_p: Tensor) -> tuple[Tensor, Tensor]:
+        """Order words and masses, int64 [F, V_local]; both 0 for what is masked or cut by min_p."""
+        words, mass = torch.empty_like(self.logits, dtype=torch.int64), None
+        mass = torch.empty_like(words)
+        for first_id, logits in self.tiles():
+            start = first_id - self.first_id
+            tile = slice(start, start + logits.shape[1])
+            tile_words, below = order_words(logits, first_id), self._below(logits, top)
+            left = candidates(tile_words, below, log_min_p.unsqueeze(1))
+            words[:, tile] = tile_words * left
+            mass[:, tile] = masses(below) * left
+        return words, mass
+
+    def best_kept(self, cut: Tensor) -> Tensor:
+        """Best score word per row and sample, int64 [F, num_samples], of tokens whose order word
+        is >= cut, int64 [F]; 0 if there is none."""
+        best = cut.new_zeros(cut.shape[0], len(self.noise.streams))
+        for first_id, logits in self.tiles():
+            kept = order_words(logits, first_id) >= cut.unsqueeze(1)
+            for sample in range(best.shape[1]):
+                scores = order_words(score_tile(logits, first_id, self.noise, sample), first_id)
+                best[:, sample] = best[:, sample].maximum((scores * kept).amax(dim=1))
+        return best
+
+    def _below(self, logits: Tensor, top: Tensor) -> Tensor:
+        return below_top(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
+
+
+def keep_best(scores: Tensor, orders: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest score words along the last axis, with the order words of the same
+    tokens."""
+    scores, best = scores.topk(count, dim=-1)
+    return scores, orders.gather(-1, best)
