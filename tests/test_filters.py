@@ -154,11 +154,11 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     from tpsample.score import RowNoise
 
     shard, batch = _own_shard(V, even=False), rows.batch
-    stored = stored_rows.StoredRows(
+    stored = stored_rows.StoredRows.of(
         rows.logits[:, shard.start : shard.stop],
-        shard.start,
-        batch.temperature,
+        batch,
         RowNoise.of(batch, rows.positions, 1, 10),
+        first_id=shard.start,
     )
     cuts = []
     for elements in tiles:

@@ -79,9 +79,8 @@ def test_a_masked_token_is_never_kept():
 
 def _stored(rows: Rows) -> tuple[StoredRows, SamplingBatch]:
     batch = rows.batch
-    index = batch.filters.rows
-    row_noise = RowNoise.of(batch, rows.positions, 1, 10).select(index)
-    return StoredRows(rows.logits[index], 0, batch.temperature[index], row_noise), batch
+    row_noise = RowNoise.of(batch, rows.positions, 1, 10)
+    return StoredRows.of(rows.logits[batch.stored], batch, row_noise), batch
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -194,7 +193,7 @@ def test_filtered_draws_follow_the_renormalised_softmax():
     params = SamplingParams(top_k=40, top_p=0.9, min_p=0.01, seed=77)
     batch = SamplingBatch.from_params([params] * draws, vocab_size=V)
     row_noise = RowNoise.of(batch, torch.arange(draws), 1, 10)
-    stored = StoredRows(logits.expand(draws, -1), 0, batch.temperature, row_noise)
+    stored = StoredRows.of(logits.expand(draws, -1), batch, row_noise)
     words = sample_filtered(stored, batch.filters, IntegerExchange(Ranks()))
     token_ids, _ = word.decode(words.squeeze(1))
 

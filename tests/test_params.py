@@ -35,8 +35,6 @@ NOT_YET = {
     "allowed_token_ids": [1, 2],
     "bad_words": [[1, 2]],
     "min_tokens": 3,
-    "logprobs": 0,
-    "logprob_token_ids": [1],
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tpsample.kept_set import RowFilters
+from tpsample.logprob_rows import LogprobRows
 from tpsample.noise import philox4x32
 from tpsample.params import SamplingParams
 
@@ -27,6 +28,10 @@ class SamplingBatch:
         seed: int64 [B], 64 bits.
         filters: the rows with top_k, top_p or min_p; None if there are none, which the host
             knows, so that such a batch takes the plain plan.
+        logprobs: what rows ask for logprobs; None if none does.
+        stored, host_stored: int64 [R] and a list: rows whose logits a step keeps on their ranks,
+            the filtered ones, then those that ask for logprobs and have no filter. None, and
+            empty, if there are none.
         vocab_size: V, what ids were checked against.
     """
 
@@ -37,12 +42,17 @@ class SamplingBatch:
         *,
         vocab_size: int,
         filters: RowFilters | None = None,
+        logprobs: LogprobRows | None = None,
         unseeded: Sequence[int] = (),
         for_all_rows: SamplingParams | None = None,
     ) -> None:
         self.temperature = temperature
         self.seed = seed
         self.filters = filters
+        self.logprobs = logprobs
+        rows = [*(filters.host_rows if filters else ()), *(logprobs.rows if logprobs else ())]
+        self.host_stored = list(dict.fromkeys(rows))
+        self.stored = torch.tensor(self.host_stored, device=seed.device) if rows else None
         self.vocab_size = vocab_size
         self._unseeded = list(unseeded)
         self._for_all_rows = for_all_rows
@@ -96,6 +106,7 @@ class SamplingBatch:
             torch.tensor(seeds, dtype=torch.int64, device=device),
             vocab_size=vocab_size,
             filters=RowFilters.of(requests, vocab_size, device),
+            logprobs=LogprobRows.of(requests, vocab_size, device),
             unseeded=[row for row, request in enumerate(requests) if request.seed is None],
             for_all_rows=single,
         )

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -62,7 +62,7 @@ class RowFilters:
         log_min_p: float64 [F], ln(min_p), -inf where off. The logarithm is taken on the host, so
             that no device's own enters.
         keep_ties, joint: bool [F].
-        host_top_k, first_way, second_way: what the host plans with, per filtered row.
+        host_rows, host_top_k, first_way, second_way: what the host plans with, [F] each.
     """
 
     rows: Tensor
@@ -71,6 +71,7 @@ class RowFilters:
     log_min_p: Tensor
     keep_ties: Tensor
     joint: Tensor
+    host_rows: list[int]
     host_top_k: list[int]
     first_way: list[Way]
     second_way: list[Way]
@@ -99,6 +100,7 @@ class RowFilters:
             log_min_p=tensor(log_min_p, torch.float64),
             keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),
             joint=tensor([r.filter_order == "joint" for r in kept], torch.bool),
+            host_rows=rows,
             host_top_k=top_k,
             first_way=[first for first, _ in ways],
             second_way=[second for _, second in ways],
@@ -109,9 +111,17 @@ class RowFilters:
 
     def select(self, index: list[int]) -> RowFilters:
         """Some of the filtered rows."""
-        values = [getattr(self, field.name) for field in fields(self)]
         return RowFilters(
-            *(v[index] if isinstance(v, Tensor) else [v[row] for row in index] for v in values)
+            rows=self.rows[index],
+            top_k=self.top_k[index],
+            top_p=self.top_p[index],
+            log_min_p=self.log_min_p[index],
+            keep_ties=self.keep_ties[index],
+            joint=self.joint[index],
+            host_rows=[self.host_rows[row] for row in index],
+            host_top_k=[self.host_top_k[row] for row in index],
+            first_way=[self.first_way[row] for row in index],
+            second_way=[self.second_way[row] for row in index],
         )
 
     def by_way(self, ways: list[Way]) -> dict[Way, list[int]]:

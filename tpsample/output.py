@@ -9,6 +9,38 @@ from torch import Tensor
 
 
 @dataclass
+class Logprobs:
+    """Logprobs of a step: the tokens drawn, then each row's N most likely, then its chosen ids.
+
+    N is the largest asked for in the batch; a place that a row did not ask for, and every place of
+    a row whose status is not OK, has id -1, value NaN and rank 0.
+
+    Attributes:
+        token_ids: int64 [B, S + N + C]; S = 1, or num_samples if given.
+        values: float64, the same shape; in the mode of the row's request.
+        ranks: int64, the same shape: how many of the row's logits are >= the token's own, counted
+            in the kept set for the processed modes; 1 for an untied best.
+    """
+
+    token_ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+    def of_rows(self, rows: list[int], num_rows: int) -> Logprobs:
+        """The same for a batch of `num_rows` rows of which these are `rows`."""
+        shape = (num_rows, self.token_ids.shape[1])
+        whole = Logprobs(
+            self.token_ids.new_full(shape, -1),
+            self.values.new_full(shape, torch.nan),
+            self.ranks.new_zeros(shape),
+        )
+        whole.token_ids[rows] = self.token_ids
+        whole.values[rows] = self.values
+        whole.ranks[rows] = self.ranks
+        return whole
+
+
+@dataclass
 class SampleOutput:
     """Tokens of one step, the same on every rank.
 
@@ -17,13 +49,13 @@ class SampleOutput:
             not OK, else a global id below vocab_size.
         status: int32 [B], values of `tpsample.Status`; the worst over a row's samples.
         seeds: int64 [B], the seed of each row, drawn or given (bits above 2^63 show as sign).
-        logprobs: None unless asked for.
+        logprobs: `Logprobs`, None if no row of the batch asks for any.
     """
 
     token_ids: Tensor
     status: Tensor
     seeds: Tensor
-    logprobs: None = None
+    logprobs: Logprobs | None = None
 
     @staticmethod
     def empty(seeds: Tensor, num_samples: int | None) -> SampleOutput:

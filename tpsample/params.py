@@ -22,8 +22,6 @@ _NOT_YET = (
     "allowed_token_ids",
     "bad_words",
     "min_tokens",
-    "logprobs",
-    "logprob_token_ids",
 )
 """Fields whose effect is not built yet: a value that would change the token or the output raises.
 The other fields only qualify these (`ties`, `filter_order`, …) and act once their owner does."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from tpsample import word
 from tpsample.batch import SamplingBatch, SeedSource
 from tpsample.checks import check_num_samples, positions_tensor
-from tpsample.kept_set import kept_rows
+from tpsample.kept_set import kept_rows, order_words
 from tpsample.noise import check_rounds
-from tpsample.output import SampleOutput
+from tpsample.output import Logprobs, SampleOutput
 from tpsample.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
 
 
@@ -109,11 +109,51 @@ def sample(
         dim=1,
     )
     token_ids, status = word.decode(best)
-    return SampleOutput(
+    out = SampleOutput(
         token_ids=token_ids.squeeze(1) if num_samples is None else token_ids,
         status=status.amax(dim=1),
         seeds=batch.seed,
     )
+    if batch.logprobs is not None:
+        out.logprobs = logprobs(logits, batch, out.token_ids)
+    return out
+
+
+def logprobs(logits: Tensor, batch: SamplingBatch, token_ids: Tensor) -> Logprobs:
+    """What the rows of `batch` that ask for logprobs are told, by float64 log-softmax.
+
+    The top N are the first N of the total order, in the kept set for the processed modes and then
+    on beyond it with -inf.
+
+    Args:
+        logits: [B, V], any floating dtype, processed as fp32.
+        token_ids: int64 [B] or [B, num_samples], the tokens drawn; a -1 makes its row's entry NaN.
+    """
+    batch = _checked(logits, batch)
+    asked = batch.logprobs
+    if asked is None:
+        raise ValueError("batch: no row asks for logprobs")
+    logits, kept = logits.float()[asked.rows], kept_mask(logits, batch)[asked.rows]
+    temperature, _ = safe_temperature(batch.temperature[asked.rows].unsqueeze(1))
+    processed, as_logits = asked.processed.unsqueeze(1), asked.as_logits.unsqueeze(1)
+    shown = torch.where(processed, (logits.double() / temperature).where(kept, -torch.inf), logits)
+    values = torch.where(as_logits, shown, shown.log_softmax(dim=1))
+
+    drawn = token_ids[asked.rows].view(len(asked.rows), -1)
+    listed = order_words(logits).argsort(dim=1, descending=True)[:, : asked.top]
+    wanted = torch.arange(asked.top, device=logits.device) < asked.top_of.unsqueeze(1)
+    listed = listed.where(wanted, word.NO_TOKEN)
+    ids = torch.cat([drawn, listed, asked.chosen], dim=1)
+    ids = ids.where((drawn >= 0).all(dim=1, keepdim=True), word.NO_TOKEN)
+    safe = ids.clamp(min=0)
+    ranks = torch.stack(
+        [(shown >= shown.gather(1, one)).sum(dim=1) for one in safe.split(1, dim=1)], dim=1
+    )
+    return Logprobs(
+        token_ids=ids,
+        values=values.gather(1, safe).where(ids >= 0, torch.nan),
+        ranks=ranks.where(ids >= 0, 0),
+    ).of_rows(asked.rows, batch.rows)
 
 
 def _rows(

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample import word
 from tpsample.batch import SamplingBatch, SeedSource
 from tpsample.checks import (
     SamplerArguments,
@@ -21,12 +20,11 @@ from tpsample.checks import (
 )
 from tpsample.exchange import make_exchange
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
-from tpsample.filters import sample_filtered
-from tpsample.kept_set import RowFilters
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.score import Head
+from tpsample.stored_plan import finish_stored_rows
 from tpsample.torch_backend import TorchBackend
 from tpsample.vocab_shard import VocabShard
 
@@ -200,6 +198,7 @@ class LMHeadSampler:
             batch.draw_seeds(self._seeds)
         if out is None:
             out = SampleOutput.empty(batch.seed, num_samples)
+        out.logprobs = None
         if rows == 0:
             return out
 
@@ -209,17 +208,9 @@ class LMHeadSampler:
             self._local.run(chunk, self.exchange.own_words(chunk)[:words])
             self.exchange.publish(chunk, words)
         self._local.decode(self.exchange.collect(words), out)
-        if batch.filters is not None:
-            self._sample_filtered(batch.filters, out)
+        if batch.stored is not None:
+            finish_stored_rows(self._local.stored_rows(), batch, self.exchange.integers, out)
         return out
-
-    def _sample_filtered(self, filters: RowFilters, out: SampleOutput) -> None:
-        """Replace the unfiltered draws of the filtered rows. Collective."""
-        words = sample_filtered(self._local.stored_rows(), filters, self.exchange.integers)
-        token_ids, status = word.decode(words)
-        shape = (len(filters), *out.token_ids.shape[1:])
-        out.token_ids.index_copy_(0, filters.rows, token_ids.view(shape))
-        out.status.index_copy_(0, filters.rows, status.amax(dim=1))
 
     def check(self) -> None:
         """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""

@@ -61,7 +61,7 @@ class RowNoise:
         ]
         return RowNoise(scale, random, streams, rounds)
 
-    def select(self, rows: Tensor | list[int]) -> RowNoise:
+    def select(self, rows: Tensor | list[int] | slice) -> RowNoise:
         """The constants of some of the rows."""
         streams = [tuple(r[rows] for r in stream) for stream in self.streams]
         return RowNoise(self.scale[rows], self.random[rows], streams, self.rounds)

@@ -6,13 +6,15 @@ Only these rows are stored, [F, V_local]; they never travel.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from tpsample import word
+from tpsample.batch import SamplingBatch
 from tpsample.kept_set import below_top, candidates, masses, order_words
-from tpsample.score import RowNoise, score_tile
+from tpsample.score import RowNoise, safe_temperature, score_tile
 
 TILE_ELEMENTS = 2**18
 """Logits per pass of the arithmetic; its float64 temporaries then stay in a core's cache."""
@@ -25,21 +27,41 @@ class StoredRows:
     Attributes:
         logits: fp32 [F, V_local].
         first_id: global id of the first column.
+        vocab_size: V, over all ranks.
         temperature: fp32 [F], 1 for greedy rows.
         noise: what the scores of these rows need.
     """
 
     logits: Tensor
     first_id: int
+    vocab_size: int
     temperature: Tensor
     noise: RowNoise
 
-    def select(self, index: list[int]) -> StoredRows:
+    @staticmethod
+    def of(
+        logits: Tensor, batch: SamplingBatch, noise: RowNoise, *, first_id: int = 0
+    ) -> StoredRows:
+        """The stored rows of a batch.
+
+        Args:
+            logits: fp32 [F, V_local], those of `batch.stored`.
+            noise: of all rows of the batch.
+        """
+        temperature, _ = safe_temperature(batch.temperature[batch.stored])
+        return StoredRows(
+            logits, first_id, batch.vocab_size, temperature, noise.select(batch.stored)
+        )
+
+    def select(self, index: list[int] | slice) -> StoredRows:
         """Some of the rows. Nothing is copied if these are all."""
         if index == list(range(self.logits.shape[0])):
             return self
-        return StoredRows(
-            self.logits[index], self.first_id, self.temperature[index], self.noise.select(index)
+        return replace(
+            self,
+            logits=self.logits[index],
+            temperature=self.temperature[index],
+            noise=self.noise.select(index),
         )
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
@@ -130,6 +152,32 @@ class StoredRows:
                 scores = order_words(score_tile(logits, first_id, self.noise, sample), first_id)
                 best[:, sample] = best[:, sample].maximum((scores * kept).amax(dim=1))
         return best
+
+    def words_of(self, token_ids: Tensor) -> Tensor:
+        """Order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
+        local = token_ids - self.first_id
+        mine = (local >= 0) & (local < self.logits.shape[1]) & (token_ids >= 0)
+        if not self.logits.shape[1]:
+            return torch.zeros_like(token_ids)
+        logits = self.logits.gather(1, local.where(mine, 0))
+        return word.pack(logits, token_ids) * mine
+
+    def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
+        """int64 [F], the mass of this rank's tokens whose order word is >= cut, int64 [F]."""
+        total = torch.zeros_like(cut)
+        for first_id, logits in self.tiles():
+            kept = order_words(logits, first_id) >= cut.unsqueeze(1)
+            total += (masses(self._below(logits, top)) * kept).sum(dim=1)
+        return total
+
+    def count_from(self, marks: Tensor) -> Tensor:
+        """int64 [F, C], how many of this rank's order words are >= each of `marks` [F, C]."""
+        counts = torch.zeros_like(marks)
+        for first_id, logits in self.tiles():
+            words = order_words(logits, first_id)
+            for c in range(marks.shape[1]):
+                counts[:, c] += (words >= marks[:, c, None]).sum(dim=1)
+        return counts
 
     def _below(self, logits: Tensor, top: Tensor) -> Tensor:
         return below_top(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))

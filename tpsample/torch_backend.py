@@ -8,7 +8,7 @@ from torch import Tensor
 from tpsample import word
 from tpsample.batch import SamplingBatch
 from tpsample.output import SampleOutput
-from tpsample.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
+from tpsample.score import Head, RowNoise, logits_tile, score_tile
 from tpsample.stored_rows import StoredRows
 from tpsample.vocab_shard import VocabShard
 
@@ -50,7 +50,7 @@ class TorchBackend:
         self._hidden_states = hidden_states.double()
         self._rows = RowNoise.of(batch, positions, num_samples, self._rounds)
         self._batch = batch
-        self._stored = None if batch.filters is None else self._store(len(batch.filters))
+        self._stored = self._store(len(batch.host_stored))
 
     def _store(self, rows: int) -> Tensor:
         """fp32 [rows, V_local] in a buffer that grows when it must and is used again."""
@@ -70,8 +70,8 @@ class TorchBackend:
             stop = min(start + block_v, last)
             bias = None if self._bias is None else self._bias[start:stop]
             logits = logits_tile(self._hidden_states, self._weight[start:stop], bias, self._head)
-            if self._stored is not None:
-                self._stored[:, start:stop] = logits[self._batch.filters.rows]
+            if self._batch.stored is not None:
+                self._stored[:, start:stop] = logits[self._batch.stored]
             token_ids = torch.arange(
                 self._shard.start + start, self._shard.start + stop, device=words.device
             )
@@ -81,10 +81,9 @@ class TorchBackend:
                 torch.maximum(best[sample], tile_best, out=best[sample])
 
     def stored_rows(self) -> StoredRows:
-        """The rows of this step whose logits were stored: the filtered ones."""
-        rows = self._batch.filters.rows
-        temperature, _ = safe_temperature(self._batch.temperature[rows])
-        return StoredRows(self._stored, self._shard.start, temperature, self._rows.select(rows))
+        """The logits of `batch.stored`, after the last `run` of a step."""
+        first_id = self._shard.start
+        return StoredRows.of(self._stored, self._batch, self._rows, first_id=first_id)
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of the winners of `words` [sources, num_samples · B]."""

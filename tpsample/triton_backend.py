@@ -57,9 +57,10 @@ class TritonBackend:
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
     ) -> None:
         """Make the row streams and clear this rank's words."""
-        if batch.filters is not None:
+        if batch.stored is not None:
             raise UnsupportedParameter(
-                'top_k, top_p, min_p: the Triton backend does not store logits; use backend="torch"'
+                "top_k, top_p, min_p, logprobs: the Triton backend does not store logits; use "
+                'backend="torch"'
             )
         num_rows = hidden_states.shape[0]
         self._hidden_states, self._num_samples = hidden_states, num_samples

@@ -1,0 +1,77 @@
+"""Which rows of a batch ask for logprobs, and of which tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample import word
+from tpsample.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class LogprobRows:
+    """What the rows of a batch that want logprobs ask for. Fixed when the batch is built.
+
+    Attributes:
+        rows: their indices in the batch.
+        top: the largest N asked for.
+        top_of: int64 [R], N of each row.
+        chosen: int64 [R, C], the ids asked for, -1 where a row has fewer.
+        processed, as_logits: bool [R], the mode.
+        host_processed: the same as `processed`, for the host's plan.
+    """
+
+    rows: list[int]
+    top: int
+    top_of: Tensor
+    chosen: Tensor
+    processed: Tensor
+    as_logits: Tensor
+    host_processed: list[bool]
+
+    @staticmethod
+    def of(
+        requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
+    ) -> LogprobRows | None:
+        """The requests for logprobs in a batch, None if there are none.
+
+        Raises:
+            ValueError: a chosen id >= V.
+        """
+        rows = [row for row, request in enumerate(requests) if wants_logprobs(request)]
+        if not rows:
+            return None
+        asking = [requests[row] for row in rows]
+        top_of = [_limit(request.logprobs or 0, vocab_size) for request in asking]
+        chosen = [list(request.logprob_token_ids or ()) for request in asking]
+        for row, ids in zip(rows, chosen, strict=True):
+            if any(token_id >= vocab_size for token_id in ids):
+                raise ValueError(
+                    f"logprob_token_ids of row {row}: expected ids in [0, {vocab_size}), got {ids}"
+                )
+        width = max(len(ids) for ids in chosen)
+        processed = [request.logprobs_mode.startswith("processed") for request in asking]
+        as_logits = [request.logprobs_mode.endswith("logits") for request in asking]
+        padded = [ids + [word.NO_TOKEN] * (width - len(ids)) for ids in chosen]
+        return LogprobRows(
+            rows=rows,
+            top=max(top_of),
+            top_of=torch.tensor(top_of, device=device),
+            chosen=torch.tensor(padded, dtype=torch.int64, device=device).view(len(rows), width),
+            processed=torch.tensor(processed, device=device),
+            as_logits=torch.tensor(as_logits, device=device),
+            host_processed=processed,
+        )
+
+
+def wants_logprobs(request: SamplingParams) -> bool:
+    """Whether a request asks for logprobs of any token."""
+    return request.logprobs is not None or bool(request.logprob_token_ids)
+
+
+def _limit(top: int, vocab_size: int) -> int:
+    return vocab_size if top == -1 else min(top, vocab_size)

@@ -1,0 +1,48 @@
+"""What a step does with the rows whose logits its ranks stored: filters, then logprobs."""
+
+from __future__ import annotations
+
+from tpsample import word
+from tpsample.batch import SamplingBatch
+from tpsample.exchange.integers import IntegerExchange
+from tpsample.filters import sample_filtered
+from tpsample.logprobs import find_logprobs
+from tpsample.output import Logprobs, SampleOutput
+from tpsample.stored_rows import StoredRows
+
+
+def finish_stored_rows(
+    rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, out: SampleOutput
+) -> None:
+    """Replace the unfiltered draws of filtered rows, and add logprobs. Collective.
+
+    Args:
+        rows: the logits of `batch.stored`.
+        out: what the plain plan drew for every row.
+    """
+    filters = batch.filters
+    if filters is not None:
+        words = sample_filtered(rows.select(slice(0, len(filters))), filters, integers)
+        token_ids, status = word.decode(words)
+        out.token_ids[filters.rows] = token_ids.view(len(filters), *out.token_ids.shape[1:])
+        out.status[filters.rows] = status.amax(dim=1)
+    if batch.logprobs is not None:
+        out.logprobs = _logprobs(rows, batch, integers, out)
+
+
+def _logprobs(
+    rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, out: SampleOutput
+) -> Logprobs:
+    asked, filters = batch.logprobs, batch.filters
+    assert asked is not None
+    stored = [batch.host_stored.index(row) for row in asked.rows]
+    # Filtered rows were stored first, so a stored index below their number is theirs.
+    cut = [
+        i
+        for i, place in enumerate(stored)
+        if filters is not None and place < len(filters) and asked.host_processed[i]
+    ]
+    needed = filters.select([stored[i] for i in cut]) if filters is not None and cut else None
+    sampled = out.token_ids[asked.rows].view(len(asked.rows), -1)
+    found = find_logprobs(rows.select(stored), asked, needed, cut, sampled, integers)
+    return found.of_rows(asked.rows, batch.rows)
