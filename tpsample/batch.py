@@ -32,6 +32,7 @@ class SamplingBatch:
         stored, host_stored: int64 [R] and a list: rows whose logits a step keeps on their ranks,
             the filtered ones, then those that ask for logprobs and have no filter. None, and
             empty, if there are none.
+        stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
         vocab_size: V, what ids were checked against.
     """
 
@@ -52,7 +53,13 @@ class SamplingBatch:
         self.logprobs = logprobs
         rows = [*(filters.host_rows if filters else ()), *(logprobs.rows if logprobs else ())]
         self.host_stored = list(dict.fromkeys(rows))
-        self.stored = torch.tensor(self.host_stored, device=seed.device) if rows else None
+        self.stored: Tensor | None = None
+        self.stored_slot: Tensor | None = None
+        if rows:
+            self.stored = torch.tensor(self.host_stored, device=seed.device)
+            slots = torch.arange(len(self.host_stored), dtype=torch.int32, device=seed.device)
+            self.stored_slot = torch.full_like(seed, -1, dtype=torch.int32)
+            self.stored_slot[self.stored] = slots
         self.vocab_size = vocab_size
         self._unseeded = list(unseeded)
         self._for_all_rows = for_all_rows

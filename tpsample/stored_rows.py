@@ -20,6 +20,20 @@ TILE_ELEMENTS = 2**18
 """Logits per pass of the arithmetic; its float64 temporaries then stay in a core's cache."""
 
 
+class LogitsBuffer:
+    """fp32 [rows, width] out of one allocation, which grows when it must and is used again."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self._width = width
+        self._flat = torch.empty(0, dtype=torch.float32, device=device)
+
+    def take(self, rows: int) -> Tensor:
+        """Uninitialised fp32 [rows, width]; what was taken before is given back."""
+        if self._flat.numel() < rows * self._width:
+            self._flat = self._flat.new_empty(rows * self._width)
+        return self._flat[: rows * self._width].view(rows, self._width)
+
+
 @dataclass(frozen=True)
 class StoredRows:
     """Rows whose logits this rank keeps for a step.
@@ -48,6 +62,7 @@ class StoredRows:
             logits: fp32 [F, V_local], those of `batch.stored`.
             noise: of all rows of the batch.
         """
+        assert batch.stored is not None
         temperature, _ = safe_temperature(batch.temperature[batch.stored])
         return StoredRows(
             logits, first_id, batch.vocab_size, temperature, noise.select(batch.stored)

@@ -9,7 +9,7 @@ from tpsample import word
 from tpsample.batch import SamplingBatch
 from tpsample.output import SampleOutput
 from tpsample.score import Head, RowNoise, logits_tile, score_tile
-from tpsample.stored_rows import StoredRows
+from tpsample.stored_rows import LogitsBuffer, StoredRows
 from tpsample.vocab_shard import VocabShard
 
 TILE_ELEMENTS = 2**18
@@ -41,7 +41,7 @@ class TorchBackend:
     ) -> None:
         self._weight, self._bias, self._shard = weight, bias, shard
         self._head, self._rounds, self._chunks, self._block_v = head, rounds, chunks, block_v
-        self._stored_flat = torch.empty(0, dtype=torch.float32, device=weight.device)
+        self._logits = LogitsBuffer(len(shard), weight.device)
 
     def begin(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
@@ -50,14 +50,7 @@ class TorchBackend:
         self._hidden_states = hidden_states.double()
         self._rows = RowNoise.of(batch, positions, num_samples, self._rounds)
         self._batch = batch
-        self._stored = self._store(len(batch.host_stored))
-
-    def _store(self, rows: int) -> Tensor:
-        """fp32 [rows, V_local] in a buffer that grows when it must and is used again."""
-        size = rows * len(self._shard)
-        if self._stored_flat.numel() < size:
-            self._stored_flat = self._stored_flat.new_empty(size)
-        return self._stored_flat[:size].view(rows, len(self._shard))
+        self._stored = self._logits.take(len(batch.host_stored))
 
     def run(self, chunk: int, words: Tensor) -> None:
         """Leave the chunk's best words in `words` [num_samples · B], sample-major."""

@@ -7,14 +7,14 @@ import triton
 from torch import Tensor
 
 from tpsample.batch import SamplingBatch
-from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.base import Exchange
 from tpsample.kernels.finish import finish_kernel
 from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.kernels.rows import row_noise_kernel
 from tpsample.kernels.tile_table import Tile, interpreter_tile, tile_for
 from tpsample.output import SampleOutput
-from tpsample.score import Head
+from tpsample.score import Head, RowNoise
+from tpsample.stored_rows import LogitsBuffer, StoredRows
 from tpsample.vocab_shard import VocabShard
 
 INTERPRET: bool = triton.knobs.runtime.interpret
@@ -49,6 +49,7 @@ class TritonBackend:
     ) -> None:
         self._weight, self._bias, self._shard, self._head = weight, bias, shard, head
         self._rounds, self._exchange, self._tile = rounds, exchange, tile
+        self._logits = LogitsBuffer(len(shard), weight.device)
         slots, device = exchange.max_rows, weight.device
         self._streams = torch.zeros(slots, 4, dtype=torch.int32, device=device)
         self._scale = torch.zeros(slots, dtype=torch.float32, device=device)
@@ -57,13 +58,10 @@ class TritonBackend:
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
     ) -> None:
         """Make the row streams and clear this rank's words."""
-        if batch.stored is not None:
-            raise UnsupportedParameter(
-                "top_k, top_p, min_p, logprobs: the Triton backend does not store logits; use "
-                'backend="torch"'
-            )
         num_rows = hidden_states.shape[0]
         self._hidden_states, self._num_samples = hidden_states, num_samples
+        self._batch, self._positions = batch, positions
+        self._stored = self._logits.take(len(batch.host_stored))
         words = self._exchange.words
         row_noise_kernel[(triton.cdiv(num_rows * num_samples, ROW_BLOCK),)](
             seed_ptr=batch.seed,
@@ -93,6 +91,7 @@ class TritonBackend:
         first, last = (num_tiles * c // chunks for c in (chunk, chunk + 1))
         if first == last:
             return
+        stores = self._batch.stored is not None
         lm_head_kernel[((last - first) * triton.cdiv(num_rows, tile.block_b),)](
             hidden_ptr=self._hidden_states,
             stride_hidden_b=self._hidden_states.stride(0),
@@ -101,6 +100,9 @@ class TritonBackend:
             bias_ptr=self._weight if self._bias is None else self._bias,
             stream_ptr=self._streams,
             scale_ptr=self._scale,
+            slot_ptr=self._batch.stored_slot if stores else self._streams,
+            logits_ptr=self._stored if stores else self._scale,
+            stride_logits_b=self._stored.stride(0),
             words_ptr=words,
             num_rows=num_rows,
             num_samples=self._num_samples,
@@ -112,6 +114,7 @@ class TritonBackend:
             HAS_SCALE=self._head.logit_scale != 1.0,
             HAS_SOFTCAP=self._head.logit_softcap is not None,
             HAS_BIAS=self._bias is not None,
+            STORE_LOGITS=stores,
             MANY_SAMPLES=self._num_samples > 1,
             ROUNDS=self._rounds,
             INTERPRET=INTERPRET,
@@ -123,6 +126,11 @@ class TritonBackend:
             num_stages=tile.num_stages,
             enable_fp_fusion=False,
         )
+
+    def stored_rows(self) -> StoredRows:
+        """The logits of `batch.stored`, after the last `run` of a step."""
+        noise = RowNoise.of(self._batch, self._positions, self._num_samples, self._rounds)
+        return StoredRows.of(self._stored, self._batch, noise, first_id=self._shard.start)
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of the winners of `words` [sources, num_samples · B]."""

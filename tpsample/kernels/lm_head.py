@@ -8,7 +8,7 @@ hidden size in ascending order: no split-K, so a logit's bits depend on neither 
 import triton
 import triton.language as tl
 
-from tpsample.kernels.epilogue import best_word, head_tile, score_tile
+from tpsample.kernels.epilogue import best_word, head_tile, score_tile, store_logits
 
 
 @triton.jit
@@ -64,7 +64,10 @@ def lm_head_kernel(
     bias_ptr,  # [V_local] or unused
     stream_ptr,  # [num_samples · num_rows, 4] int32, from row_noise_kernel
     scale_ptr,  # [num_rows] fp32, log2 e / T
-    # output
+    slot_ptr,  # [num_rows] int32, place among the stored rows or -1; or unused
+    # outputs
+    logits_ptr,  # [stored rows, V_local] fp32; or unused
+    stride_logits_b,
     words_ptr,  # [num_samples · num_rows] int64, zeroed before
     # sizes
     num_rows,
@@ -80,6 +83,7 @@ def lm_head_kernel(
     HAS_SCALE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    STORE_LOGITS: tl.constexpr,
     MANY_SAMPLES: tl.constexpr,
     ROUNDS: tl.constexpr,
     INTERPRET: tl.constexpr,
@@ -124,6 +128,18 @@ def lm_head_kernel(
         mask_v = (offs_v >= vocab_start) & (offs_v < vocab_stop)
         logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
     scale = tl.load(scale_ptr + row_b)
+    if STORE_LOGITS:
+        store_logits(
+            logits_tile,
+            logits_ptr,
+            stride_logits_b,
+            slot_ptr,
+            row_b,
+            mask_b,
+            offs_v,
+            vocab_start,
+            vocab_stop,
+        )
 
     # Store: the maximum over the rank's tiles.
     if MANY_SAMPLES:
