@@ -10,8 +10,21 @@ from torch.overrides import TorchFunctionMode
 from tests.cases import uneven_shards
 from tests.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.ranks import run_ranks
-from tpsample import LMHeadSampler, SamplingParams, Status, VocabShard, filters
-from tpsample.kept_set import TOP_MASS, Way, masses
+from tpsample import (
+    LMHeadSampler,
+    SamplingParams,
+    Status,
+    UnsupportedParameter,
+    VocabShard,
+    filters,
+    stored_rows,
+    threshold,
+    word,
+)
+from tpsample.exchange.integers import IntegerExchange
+from tpsample.exchange.ranks import Ranks, ranks_of
+from tpsample.kept_set import Way, masses
+from tpsample.score import RowNoise
 
 WORLD_SIZES = [1, 2, 3, 4, 8]
 KINDS = kinds_of_logits()
@@ -148,11 +161,6 @@ def test_a_boundary_within_one_unit_is_told_apart():
 
 def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     """The last kept token's word by the threshold, for several tile sizes of the arithmetic."""
-    from tpsample import stored_rows, threshold, word
-    from tpsample.exchange.integers import IntegerExchange
-    from tpsample.exchange.ranks import ranks_of
-    from tpsample.score import RowNoise
-
     shard, batch = _own_shard(V, even=False), rows.batch
     stored = stored_rows.StoredRows.of(
         rows.logits[:, shard.start : shard.stop],
@@ -256,5 +264,27 @@ def test_special_rows_and_several_samples(world_size):
             assert torch.equal(status, oracle.status) and (status == its).all()
 
 
-def test_masses_of_a_full_vocabulary_fit():
-    assert 2**20 * TOP_MASS <= 2**62
+class _RanksWithoutGroup(Ranks):
+    world_size = 2
+
+
+def test_ranks_without_a_process_group_refuse_before_they_send():
+    integers = IntegerExchange(_RanksWithoutGroup())
+    with pytest.raises(UnsupportedParameter, match="top_p"):
+        integers.require_group()
+    IntegerExchange(Ranks()).require_group()
+
+
+def _count_and_sum() -> tuple[list, list, int]:
+    integers = IntegerExchange(ranks_of(None))
+    rank = dist.get_rank()
+    own = torch.tensor([[rank, 2**60], [3, -rank]])
+    gathered = integers.gather(own.T.contiguous().T)
+    return gathered[:, 0].tolist(), integers.sum(own[:, :1]).tolist(), integers.bytes_sent
+
+
+def test_the_integer_exchange_gathers_in_rank_order_sums_exactly_and_counts_its_bytes():
+    for gathered, summed, sent in run_ranks(4, _count_and_sum):
+        assert gathered == [[rank, 2**60] for rank in range(4)]
+        assert summed == [[6], [12]]
+        assert sent == 3 * 32 + 2 * 3 * 16 // 4

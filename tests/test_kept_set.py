@@ -155,6 +155,13 @@ def test_golden(name):
     assert set(reference.kept_mask(logits, batch)[0].nonzero().flatten().tolist()) == expected
 
 
+def test_the_largest_vocabulary_has_room_for_its_masses():
+    vocab_size = word.MAX_VOCAB_SIZE
+    batch = SamplingBatch.from_params([SamplingParams(top_p=0.75)], vocab_size=vocab_size)
+    kept = reference.kept_mask(torch.full((1, vocab_size), 2.5), batch)[0]
+    assert kept[: vocab_size * 3 // 4].all() and not kept[vocab_size * 3 // 4 :].any()
+
+
 @pytest.mark.parametrize("changes", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.9}, {}])
 @pytest.mark.parametrize(
     ("logits", "kept", "token", "status"),

@@ -24,7 +24,7 @@ _NOT_YET = (
     "min_tokens",
 )
 """Fields whose effect is not built yet: a value that would change the token or the output raises.
-The other fields only qualify these (`ties`, `filter_order`, …) and act once their owner does."""
+The other fields only qualify these (`stop_token_ids`, …) and act once their owner does."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ class LMHeadSampler:
     which is a draw from softmax(logit / T) (Gumbel-max; fused into the LM head by FlashSampling,
     arXiv 2603.15854). Logits are never stored or gathered: each rank keeps its best candidate
     per row, the ranks exchange 8 bytes per row, and all return the same token. The token depends
-    on nothing but the row: not on ranks, shards, tiles, other rows or exchange.
+    on nothing but the row: not on ranks, shards, tiles, other rows or exchange. Of rows with
+    top_k, top_p, min_p or logprobs each rank stores its own part of the logits, and the ranks
+    exchange some integers more (`tpsample.filters`, `tpsample.logprobs`).
 
     Building it is collective over `group`: ranks compare their arguments, and if one is wrong or
     they disagree every rank raises the same error.
@@ -181,6 +183,8 @@ class LMHeadSampler:
 
         Raises:
             TypeError, ValueError: before anything is sent.
+            UnsupportedParameter: (a ValueError) filters or logprobs between ranks without a
+                process group.
         """
         samples = check_num_samples(num_samples)
         check_step(
@@ -193,6 +197,8 @@ class LMHeadSampler:
         )
         rows = hidden_states.shape[0]
         batch = batch.for_rows(rows)
+        if batch.stored is not None:
+            self.exchange.integers.require_group()
         positions = positions_tensor(positions, rows, self.weight.device, self._positions)
         if batch.unseeded:
             batch.draw_seeds(self._seeds)

@@ -27,13 +27,25 @@ class IntegerExchange:
         self._ranks = ranks
         self.bytes_sent = 0
 
+    def require_group(self) -> None:
+        """Check that these ranks can exchange integers.
+
+        Raises:
+            UnsupportedParameter: several ranks without a process group.
+        """
+        if self._ranks.world_size > 1 and self._ranks.group is None:
+            raise UnsupportedParameter(
+                "top_k, top_p, min_p, logprobs: these ranks have no process group to exchange "
+                "integers with; pass group=, or leave these parameters off"
+            )
+
     def gather(self, own: Tensor) -> Tensor:
         """Every rank's int64 [...], in rank order: [W, ...]."""
         if self._ranks.world_size == 1:
             return own.unsqueeze(0)
         own = own.contiguous()
         received = own.new_empty((self._ranks.world_size, *own.shape))
-        dist.all_gather(list(received.unbind()), own, group=self._group())
+        dist.all_gather(list(received.unbind()), own, group=self._ranks.group)
         self.bytes_sent += (self._ranks.world_size - 1) * own.nbytes
         return received
 
@@ -42,14 +54,6 @@ class IntegerExchange:
         if self._ranks.world_size == 1:
             return own
         total = own.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, dist.ReduceOp.SUM, group=self._group())
+        dist.all_reduce(total, dist.ReduceOp.SUM, group=self._ranks.group)
         self.bytes_sent += 2 * (self._ranks.world_size - 1) * own.nbytes // self._ranks.world_size
         return total
-
-    def _group(self) -> dist.ProcessGroup:
-        if self._ranks.group is None:
-            raise UnsupportedParameter(
-                "top_k, top_p, min_p, logprobs: need a process group, or one rank; these "
-                "ranks have none"
-            )
-        return self._ranks.group
