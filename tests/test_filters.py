@@ -159,6 +159,27 @@ def test_a_boundary_within_one_unit_is_told_apart():
     assert kept == [n for place in (1, 2, 7, 40, 300) for n in (place, place, place + 1, place + 1)]
 
 
+def _draw_from_four(rows: Rows) -> torch.Tensor:
+    sampler = LMHeadSampler(**rows.head(_own_shard(V, even=False)))
+    return sampler(rows.hidden_states, rows.batch, rows.positions).token_ids
+
+
+def test_mass_before_equal_to_the_limit_is_too_much():
+    """Four equal tokens in three shards: top_p = n / 4 draws from exactly the first n."""
+    ids, bias = [3, 140, 700, 1190], torch.full((V,), -math.inf)
+    bias[ids] = 1.0
+    order = ("sequential", "joint")
+    params = [
+        SamplingParams(top_p=n / 4, filter_order=order[seed % 2], seed=seed)
+        for n in (1, 2, 3)
+        for seed in range(60)
+    ]
+    rows = Rows([torch.zeros(V)], params, bias=bias)
+    for token_ids in run_ranks(3, _draw_from_four, rows):
+        drawn = [set(part.tolist()) for part in token_ids.split(60)]
+        assert drawn == [set(ids[:1]), set(ids[:2]), set(ids[:3])]
+
+
 def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     """The last kept token's word by the threshold, for several tile sizes of the arithmetic."""
     shard, batch = _own_shard(V, even=False), rows.batch
