@@ -14,7 +14,6 @@ from tpsample import (
     LMHeadSampler,
     SamplingParams,
     Status,
-    UnsupportedParameter,
     VocabShard,
     filters,
     stored_rows,
@@ -22,7 +21,7 @@ from tpsample import (
     word,
 )
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.ranks import Ranks, ranks_of
+from tpsample.exchange.ranks import ranks_of
 from tpsample.kept_set import Way, masses
 from tpsample.score import RowNoise
 
@@ -209,7 +208,7 @@ def test_the_boundary_moves_with_neither_ranks_nor_tiles(world_size):
 
 
 class _Largest(TorchFunctionMode):
-    """The largest storage behind any tensor that a call into torch returned, in 8-byte elements."""
+    """The most elements in the storage of any tensor that a call into torch returned."""
 
     elements = 0
 
@@ -218,7 +217,8 @@ class _Largest(TorchFunctionMode):
         for leaf in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(leaf, torch.Tensor):
                 with torch._C.DisableTorchFunction():
-                    self.elements = max(self.elements, leaf.untyped_storage().nbytes() // 8)
+                    num_bytes = leaf.untyped_storage().nbytes()
+                    self.elements = max(self.elements, num_bytes // leaf.element_size())
         return result
 
 
@@ -246,7 +246,7 @@ def test_no_tensor_has_the_size_of_the_gathered_logits(changes):
     logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
     rows = Rows([logits], [SamplingParams(seed=seed, **changes) for seed in range(count)])
     for _, elements in run_ranks(world_size, _bytes_and_memory, rows):
-        assert count * vocab_size // world_size / 2 <= elements
+        assert count * vocab_size / world_size <= elements
         assert elements <= 1.1 * count * vocab_size / world_size
 
 
@@ -283,29 +283,3 @@ def test_special_rows_and_several_samples(world_size):
         for (token_ids, status), oracle, its in zip(outputs, expected, statuses, strict=True):
             assert torch.equal(token_ids, oracle.token_ids)
             assert torch.equal(status, oracle.status) and (status == its).all()
-
-
-class _RanksWithoutGroup(Ranks):
-    world_size = 2
-
-
-def test_ranks_without_a_process_group_refuse_before_they_send():
-    integers = IntegerExchange(_RanksWithoutGroup())
-    with pytest.raises(UnsupportedParameter, match="top_p"):
-        integers.require_group()
-    IntegerExchange(Ranks()).require_group()
-
-
-def _count_and_sum() -> tuple[list, list, int]:
-    integers = IntegerExchange(ranks_of(None))
-    rank = dist.get_rank()
-    own = torch.tensor([[rank, 2**60], [3, -rank]])
-    gathered = integers.gather(own.T.contiguous().T)
-    return gathered[:, 0].tolist(), integers.sum(own[:, :1]).tolist(), integers.bytes_sent
-
-
-def test_the_integer_exchange_gathers_in_rank_order_sums_exactly_and_counts_its_bytes():
-    for gathered, summed, sent in run_ranks(4, _count_and_sum):
-        assert gathered == [[rank, 2**60] for rank in range(4)]
-        assert summed == [[6], [12]]
-        assert sent == 3 * 32 + 2 * 3 * 16 // 4
