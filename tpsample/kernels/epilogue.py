@@ -64,18 +64,18 @@ def store_logits(
     logits_ptr,  # [stored rows, V_local] fp32
     stride_logits_b,
     slot_ptr,  # [num_rows] int32, the place of each row among the stored ones, or -1
-    row_b,
-    mask_b,
+    offs_b,
+    num_rows,
     offs_v,
     vocab_start,
     vocab_stop,
 ):
     """Leave the tile's logits of stored rows in memory; they never leave the rank."""
-    slot = tl.load(slot_ptr + row_b)
+    slot = tl.load(slot_ptr + offs_b, mask=offs_b < num_rows, other=-1)
     mask_v = (offs_v >= vocab_start) & (offs_v < vocab_stop)
     column = (offs_v - vocab_start)[:, None]
     address = logits_ptr + slot.to(tl.int64)[None, :] * stride_logits_b + column
-    tl.store(address, logits_tile, mask=mask_v[:, None] & (mask_b & (slot >= 0))[None, :])
+    tl.store(address, logits_tile, mask=mask_v[:, None] & (slot >= 0)[None, :])
 
 
 @triton.jit
