@@ -23,7 +23,8 @@ def row_noise_kernel(
     position_ptr,  # [num_rows] int64
     temperature_ptr,  # [num_rows] fp32
     # outputs
-    stream_ptr,  # [num_slots, 4] int32: three stream words, 1 if random; slot = sample, row
+    stream_ptr,  # [4, ≥ num_slots] int32: three stream words, gain as fp32; slot = sample, row
+    stride_stream,
     scale_ptr,  # [num_rows] fp32
     words_ptr,  # [num_chunks, …] int64, zeroed in the first num_slots
     stride_words_c,
@@ -50,11 +51,12 @@ def row_noise_kernel(
     safe = tl.where(random, temperature, 1.0).to(tl.float64)
     scale = tl.where(random, (tl.full((BLOCK,), LOG2_E, tl.float64) / safe).to(tl.float32), 1.0)
 
-    stream = stream_ptr + offs_slot * 4
-    tl.store(stream + 0, r0.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + 1, r1.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + 2, r2.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + 3, random.to(tl.int32), mask=mask)
+    gain = tl.where(random, -1.0, 0.0)
+    stream = stream_ptr + offs_slot
+    tl.store(stream, r0.to(tl.int32, bitcast=True), mask=mask)
+    tl.store(stream + stride_stream, r1.to(tl.int32, bitcast=True), mask=mask)
+    tl.store(stream + 2 * stride_stream, r2.to(tl.int32, bitcast=True), mask=mask)
+    tl.store(stream + 3 * stride_stream, gain.to(tl.int32, bitcast=True), mask=mask)
     tl.store(scale_ptr + offs_slot, scale, mask=offs_slot < num_rows)
     for chunk in range(num_chunks):
         words = words_ptr + chunk * stride_words_c.to(tl.int64) + offs_slot
