@@ -123,13 +123,17 @@ _SMALL = {
 }
 
 
-def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
-    """All kernels on `archs`, the LM head with each of `tiles`."""
+def subjects(
+    archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]], *, every: bool = False
+) -> list[Subject]:
+    """All kernels on `archs`, the LM head with each of `tiles`; `every` variant of each, or few."""
     missing = package_kernels() - {LM_HEAD, *_SMALL}
     if missing:
         raise LookupError(f"static report: no configuration for {sorted(missing)}; add one")
     return [
-        subject for arch in archs for subject in [*_lm_heads(arch, tiles), *_small_kernels(arch)]
+        subject
+        for arch in archs
+        for subject in [*_lm_heads(arch, tiles, every), *_small_kernels(arch)]
     ]
 
 
@@ -148,16 +152,20 @@ def package_kernels() -> set[str]:
     return found
 
 
-def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
+def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool) -> list[Subject]:
+    """Every tile plain; pushing to peers and with every feature at batch tile 64, or if `every`.
+
+    fp16 differs from bf16 in the name of the instruction: one tile shows that.
+    """
     found = []
     for tile, dtype in tiles:
-        if dtype == torch.float16 and tile.block_b != 16:
-            continue  # as bf16, but for the name of the instruction
-        counted = dtype == torch.bfloat16 and arch == 90 and tile.block_b == 64
+        if dtype == torch.float16 and tile.block_b != 16 and not every:
+            continue
+        at_64 = tile.block_b == 64 and dtype == torch.bfloat16
+        counted = at_64 and arch == 90
         found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
-        if dtype == torch.bfloat16 and tile.block_b <= 64:  # "everything" pushes too
+        if every or at_64:
             found.append(Subject(LM_HEAD, "push", arch, dtype, tile, constants={"PUSH": True}))
-        if dtype != torch.float16:
             found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, constants=_EVERYTHING))
         if counted:
             seven = {"ROUNDS": 7}

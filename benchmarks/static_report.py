@@ -1,9 +1,9 @@
 """What do the kernels need? Registers, spills, matrix instruction, occupancy, cost of the epilogue.
 
-    python -m benchmarks.static_report [--arch 80 90 100] [--tile V,B,D,WARPS,STAGES] [--json FILE]
+    python -m benchmarks.static_report [--arch N …] [--tile V,B,D,WARPS,STAGES] [--all] [--json F]
 
 Compiles every kernel of the package with every entry of the tile table, ahead of time, without a
-GPU. Exits with 1 if a requirement fails:
+GPU; `--all` also every variant of every entry. Exits with 1 if a requirement fails:
 
 - no spills anywhere;
 - 16-bit weights use the architecture's own matrix instruction: HMMA on sm_80, HGMMA (wgmma) on
@@ -212,6 +212,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="V,B,D,WARPS,STAGES",
         help="only the plain LM head with bf16 weights and this tile; may be repeated",
     )
+    parser.add_argument("--all", action="store_true", help="every variant of every tile: minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     parser.add_argument("--processes", type=int, default=2, help="compilers at once (default 2)")
     return parser.parse_args(arguments)
@@ -226,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
         tiles = [Tile(*map(int, text.split(","))) for text in options.tile]
         chosen = [lm_head(arch, tile, torch.bfloat16) for arch in options.arch for tile in tiles]
     else:
-        chosen = subjects(options.arch, all_tiles())
+        chosen = subjects(options.arch, all_tiles(), every=options.all)
 
     def tick() -> None:
         print(".", end="", file=sys.stderr, flush=True)

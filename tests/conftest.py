@@ -25,8 +25,8 @@ def real_logits(pytestconfig: pytest.Config) -> torch.Tensor:
     from tpsample import distributed, reference
     from tpsample.cli.model import load
 
-    os.environ.setdefault("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("model")))
-    with distributed.join() as job:
+    with pytest.MonkeyPatch.context() as patch, distributed.join() as job:
+        patch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("xdg")))
         model = load(None, job, torch.float32)
     token_ids = torch.tensor([model.prompt_token_ids("Tell me a surprising story about a robot.")])
     with torch.no_grad():

@@ -81,6 +81,25 @@ def test_tokens_are_the_oracles(vocab_size, world_size, shards, chunks):
     assert_all_equal(step(world, samplers, several, num_samples=2), several.oracle(num_samples=2))
 
 
+@pytest.mark.parametrize(
+    ("vocab_size", "world_size", "shards", "chunks"),
+    [(49152, 2, "even", 4), (50257, 4, "uneven", 1), (151936, 8, "even", 4)],
+)
+def test_real_vocabularies_whatever_the_batch(vocab_size, world_size, shards, chunks):
+    """Rows permuted, padded with strangers, and alone."""
+    case = Case.make(vocab_size, 4)
+    expected = case.oracle().token_ids.tolist()
+    world, samplers = virtual(case, SHARDS[shards](vocab_size, world_size), None, chunks=chunks)
+    for sampler in samplers:
+        sampler.exchange.timeout_s = 1
+    for index in ([2, 0, 3, 1], [3]):
+        for out in step(world, samplers, case.rows(index)):
+            assert out.token_ids.tolist() == [expected[row] for row in index]
+    padded = Case.make(vocab_size, 5).beside(case)
+    for out in step(world, samplers, padded):
+        assert out.token_ids[5:].tolist() == expected
+
+
 def test_tile_of_the_table_and_more_rows_than_a_finish_program():
     case = Case.make(300, 70, dtype=torch.float32)
     world, samplers = virtual(case, even_shards(300, 3), tile=None, chunks=2)

@@ -21,12 +21,13 @@ def run_report(folder, *options):
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     record = folder / "report.json"
     command = [sys.executable, "-m", "benchmarks.static_report", "--json", str(record), *options]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=580)
     print(done.stdout)
     assert record.exists(), done.stderr
     return done.returncode, json.loads(record.read_text())["rows"]
 
 
+@pytest.mark.timeout(600)
 def test_every_kernel_meets_the_requirements(tmp_path, capsys):
     with capsys.disabled():
         print()
