@@ -42,6 +42,7 @@ def test_row_kernel_makes_streams_and_scales():
         num_rows=6,
         num_slots=slots,
         num_chunks=2,
+        INTERPRET=True,
         BLOCK=8,
     )
     rows = RowNoise.of(batch, case.positions, samples, 10)

@@ -76,6 +76,7 @@ class TritonBackend:
             num_rows=num_rows,
             num_slots=num_rows * num_samples,
             num_chunks=words.shape[0],
+            INTERPRET=INTERPRET,
             BLOCK=ROW_BLOCK,
         )
 

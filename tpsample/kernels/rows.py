@@ -32,6 +32,7 @@ def row_noise_kernel(
     num_rows,
     num_slots,
     num_chunks,
+    INTERPRET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     offs_slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -43,7 +44,14 @@ def row_noise_kernel(
     position_low, position_high = low_high(tl.load(position_ptr + row, mask=mask, other=0))
     domain = tl.full((BLOCK,), DOMAIN_TOKEN, tl.uint32)
     r0, r1, r2, _ = philox4x32(
-        position_low, position_high, sample.to(tl.uint32), domain, seed_low, seed_high, 10
+        position_low,
+        position_high,
+        sample.to(tl.uint32),
+        domain,
+        seed_low,
+        seed_high,
+        10,
+        INTERPRET,
     )
 
     temperature = tl.load(temperature_ptr + row, mask=mask, other=1.0)
