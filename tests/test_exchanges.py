@@ -24,13 +24,7 @@ def _sample_all_ways(case: Case, shards: list[VocabShard], expected: torch.Tenso
                 weight, vocab_size=case.vocab_size, shard=shard, exchange=exchange, chunks=chunks,
                 backend="torch",
             )  # fmt: skip
-            stranger = Case.make(case.vocab_size, 2 * ROWS)
-            padded = Case(
-                torch.cat([stranger.hidden_states, case.hidden_states]),
-                case.weight,
-                stranger.params + case.params,
-                torch.cat([stranger.positions, case.positions]),
-            )
+            padded = Case.make(case.vocab_size, 2 * ROWS).beside(case)
             order = [3, 0, 5, 2, 4, 1]
             for rows, index, out_rows in (
                 (case, list(range(ROWS)), slice(None)),

@@ -112,7 +112,8 @@ def check_step(
     """What a step can check without reading the device."""
     if not isinstance(hidden_states, Tensor) or hidden_states.ndim != 2:
         raise ValueError(
-            f"hidden_states: expected a tensor [B, {weight.shape[1]}], got {_describe(hidden_states)}"
+            f"hidden_states: expected a tensor [B, {weight.shape[1]}], "
+            f"got {_describe(hidden_states)}"
         )
     if hidden_states.shape[1] != weight.shape[1]:
         raise ValueError(

@@ -1,9 +1,10 @@
 """Gumbel noise as a pure function of (seed, position, sample, token id): layout ``tps-philox-v1``.
 
     row stream   (r0, r1, r2, _) = Philox4x32-10(key = seed, counter = (position, sample, domain))
-    quad words   (w0, w1, w2, w3) = Philox4x32-R(key = constant, counter = (token_id >> 2, r0, r1, r2))
-    word         w = w[token_id & 3]
-    uniform      u = fma(float(w), 2^-32 (1 - 2^-24), low),  low = ((w0^w1^w2^w3^w) & 0xFFFF) 2^-48 + 2^-49
+    quad words   (w0, w1, w2, w3) = Philox4x32-R(key = constant, counter = (id >> 2, r0, r1, r2))
+    word         w = w[id & 3]
+    uniform      u = fma(float(w), 2^-32 (1 - 2^-24), low)
+                 low = ((w0^w1^w2^w3^w) & 0xFFFF) 2^-48 + 2^-49
     exponential  e = -log2(1 - u),  a polynomial below u = 1/4
     noise        L = log2(e);  the Gumbel noise is -L in base 2, -L ln 2 + const in natural units
 
@@ -89,7 +90,8 @@ def quad_words(
     stream: tuple[Tensor, ...], quad: Tensor, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The words of the four token ids 4 quad … 4 quad + 3 of a row."""
-    return philox4x32((quad, *stream[:3]), ELEMENT_KEY, rounds)
+    r0, r1, r2, *_ = stream
+    return philox4x32((quad, r0, r1, r2), ELEMENT_KEY, rounds)
 
 
 def log2_exponential(word: Tensor, quad_xor: Tensor) -> Tensor:
@@ -182,17 +184,17 @@ def _words_and_xor(
     check_rounds(rounds)
     given = (seed, position, token_ids, sample)
     device = next((x.device for x in given if isinstance(x, Tensor)), None)
-    seed, position, token_ids, sample = (_as_int64(x, device) for x in given)
-    stream = row_stream(*torch.broadcast_tensors(seed, position, sample))
-    return _token_words(stream, token_ids, rounds)
+    seeds, places, ids, samples = (_as_int64(x, device) for x in given)
+    stream = row_stream(*torch.broadcast_tensors(seeds, places, samples))
+    return _token_words(stream, ids, rounds)
 
 
 def _token_words(
     stream: tuple[Tensor, ...], token_ids: Tensor, rounds: int
 ) -> tuple[Tensor, Tensor]:
-    token_ids, *stream = torch.broadcast_tensors(token_ids, *stream)
-    quad = quad_words(tuple(stream), token_ids >> 2, rounds)
-    word = torch.stack(quad).gather(0, (token_ids & 3).unsqueeze(0)).squeeze(0)
+    ids, *stream_of_id = torch.broadcast_tensors(token_ids, *stream)
+    quad = quad_words(tuple(stream_of_id), ids >> 2, rounds)
+    word = torch.stack(quad).gather(0, (ids & 3).unsqueeze(0)).squeeze(0)
     return word, quad[0] ^ quad[1] ^ quad[2] ^ quad[3]
 
 

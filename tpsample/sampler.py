@@ -19,6 +19,7 @@ from tpsample.checks import (
     resolve_shards,
 )
 from tpsample.exchange import make_exchange
+from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
@@ -41,6 +42,7 @@ _MUST_MATCH = [
     "chunks",
     "philox_rounds",
     "backend",
+    "device",
 ]
 
 
@@ -73,7 +75,8 @@ class LMHeadSampler:
         bias: [V_local], added to the logits after the soft-cap.
         logit_scale, logit_softcap: see the formula; must match.
         max_rows: most rows × samples of a step; sizes the buffers; must match.
-        exchange: "auto", "collective", "p2p" or "peer"; must match.
+        exchange: "collective", "p2p", "peer" (the kernel writes to the other GPUs) or "auto":
+            "peer" if NVLink connects all pairs, else "collective"; must match.
         chunks: parts of the vocabulary whose words travel while the next part is computed, 1 to
             64; must match.
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
@@ -134,7 +137,7 @@ class LMHeadSampler:
         device = lm_head_weight.device
         self._seeds = SeedSource(records[0]["seed_root"])
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        name = _resolve_exchange(exchange, records)
+        name = choose_exchange(exchange, ranks, [r["reach"] for r in records])
         self.exchange = make_exchange(name, ranks, max_rows, chunks, device)
         if self.backend == "triton":
             from tpsample.triton_backend import TritonBackend
@@ -186,6 +189,24 @@ class LMHeadSampler:
             UnsupportedParameter: (a ValueError) filters or logprobs between ranks without a
                 process group.
         """
+        return self.finish(
+            self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
+        )
+
+    def start(
+        self,
+        hidden_states: Tensor,
+        batch: SamplingBatch,
+        positions: Tensor | int,
+        *,
+        num_samples: int | None = None,
+        out: SampleOutput | None = None,
+    ) -> SampleOutput:
+        """First half of a call: all of it but waiting for the other ranks.
+
+        Every start is followed by its `finish`. Several ranks in one process need the halves
+        apart; see `VirtualWorld`.
+        """
         samples = check_num_samples(num_samples)
         check_step(
             hidden_states,
@@ -205,17 +226,24 @@ class LMHeadSampler:
         if out is None:
             out = SampleOutput.empty(batch.seed, num_samples)
         out.logprobs = None
+        self._batch = batch
         if rows == 0:
             return out
 
         self._local.begin(hidden_states, batch, positions, samples)
         words = rows * samples
-        for chunk in range(self.exchange.chunks):
-            self._local.run(chunk, self.exchange.own_words(chunk)[:words])
-            self.exchange.publish(chunk, words)
-        self._local.decode(self.exchange.collect(words), out)
-        if batch.stored is not None:
-            finish_stored_rows(self._local.stored_rows(), batch, self.exchange.integers, out)
+        for part in range(self.exchange.parts):
+            self._local.run(part, self.exchange.own_words(part)[:words])
+            self.exchange.publish(part, words)
+        return out
+
+    def finish(self, out: SampleOutput) -> SampleOutput:
+        """Second half of a call: fills in what `start` returned, and returns it."""
+        if out.status.shape[0] > 0:
+            self.exchange.finish(out, self._local.decode)
+            if self._batch.stored is not None:
+                rows = self._local.stored_rows()
+                finish_stored_rows(rows, self._batch, self.exchange.integers, out)
         return out
 
     def check(self) -> None:
@@ -287,10 +315,6 @@ def _resolve_backend(backend: str, device: torch.device) -> str:
     return backend
 
 
-def _resolve_exchange(exchange: str, records: list[dict[str, object]]) -> str:
-    return "collective" if exchange == "auto" else exchange
-
-
 def _record(arguments: SamplerArguments, backend: str) -> dict[str, object]:
     """What the ranks compare, as plain JSON values."""
     weight, shard = arguments.weight, arguments.shard
@@ -309,6 +333,8 @@ def _record(arguments: SamplerArguments, backend: str) -> dict[str, object]:
         "chunks": arguments.chunks,
         "philox_rounds": arguments.philox_rounds,
         "backend": backend,
+        "device": weight.device.type,
+        "reach": reach(backend, weight.device),
         "seed_root": SeedSource().root,
     }
     return json.loads(json.dumps(record))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from tpsample import word
 from tpsample.batch import SamplingBatch
 from tpsample.exchange.integers import IntegerExchange
@@ -23,9 +25,13 @@ def finish_stored_rows(
     filters = batch.filters
     if filters is not None:
         words = sample_filtered(rows.select(slice(0, len(filters))), filters, integers)
+        lost = out.status[filters.rows] == word.Status.PEER_LOST
         token_ids, status = word.decode(words)
+        token_ids = torch.where(lost.unsqueeze(1), word.NO_TOKEN, token_ids)
         out.token_ids[filters.rows] = token_ids.view(len(filters), *out.token_ids.shape[1:])
-        out.status[filters.rows] = status.amax(dim=1)
+        out.status[filters.rows] = torch.where(
+            lost, int(word.Status.PEER_LOST), status.amax(dim=1)
+        ).to(torch.int32)
     if batch.logprobs is not None:
         out.logprobs = _logprobs(rows, batch, integers, out)
 

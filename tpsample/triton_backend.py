@@ -11,7 +11,7 @@ from tpsample.exchange.base import Exchange
 from tpsample.kernels.finish import finish_kernel
 from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.kernels.rows import row_noise_kernel
-from tpsample.kernels.tile_table import Tile, interpreter_tile, tile_for
+from tpsample.kernels.tile_table import MAX_BLOCK_B, Tile, interpreter_tile, tile_for
 from tpsample.output import SampleOutput
 from tpsample.score import Head, RowNoise
 from tpsample.stored_rows import LogitsBuffer, StoredRows
@@ -24,13 +24,13 @@ ROW_BLOCK = 64
 class TritonBackend:
     """Best word per row over this rank's vocabulary rows. Twin: `tpsample.torch_backend`.
 
-    All buffers are made here. A step launches `row_noise_kernel`, one `lm_head_kernel` per chunk
-    and `finish_kernel`.
+    All buffers are made here. A step launches `row_noise_kernel`, one `lm_head_kernel` per part
+    and `finish_kernel`, or what the exchange has in its place.
 
     Args:
         weight: [V_local, D]; rows behind the shard are never seen.
         bias: [V_local] or None.
-        exchange: owner of the words the kernels write.
+        exchange: owner of the words the kernels write; says if they write to peers too.
         tile: overrides the tile table. Never changes a token.
     """
 
@@ -51,8 +51,13 @@ class TritonBackend:
         self._rounds, self._exchange, self._tile = rounds, exchange, tile
         self._logits = LogitsBuffer(len(shard), weight.device)
         slots, device = exchange.max_rows, weight.device
-        self._streams = torch.zeros(slots, 4, dtype=torch.int32, device=device)
-        self._scale = torch.zeros(slots, dtype=torch.float32, device=device)
+        self._num_sms = 0
+        if device.type == "cuda":
+            self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        # A batch tile may reach past the last row, by less than its own size.
+        padded = slots + MAX_BLOCK_B
+        self._streams = torch.zeros(4, padded, dtype=torch.int32, device=device)
+        self._scale = torch.ones(padded, dtype=torch.float32, device=device)
 
     def begin(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
@@ -68,27 +73,35 @@ class TritonBackend:
             position_ptr=positions,
             temperature_ptr=batch.temperature,
             stream_ptr=self._streams,
+            stride_stream=self._streams.stride(0),
             scale_ptr=self._scale,
             words_ptr=words[:, self._exchange.own],
             stride_words_c=words.stride(0),
             num_rows=num_rows,
             num_slots=num_rows * num_samples,
             num_chunks=words.shape[0],
+            INTERPRET=INTERPRET,
             BLOCK=ROW_BLOCK,
         )
 
-    def run(self, chunk: int, words: Tensor) -> None:
-        """Leave the chunk's best words in `words` [num_samples · B], sample-major."""
+    def run(self, part: int, words: Tensor) -> None:
+        """Leave the part's best words in `words` [num_samples · B], sample-major.
+
+        A part is a chunk; or all chunks at once, `words` being those of the first, if the
+        exchange works in the kernel.
+        """
         num_rows, hidden_size = self._hidden_states.shape
         tile = self._tile or (
             interpreter_tile(num_rows, hidden_size)
             if INTERPRET
-            else tile_for(num_rows, self._weight.dtype)
+            else tile_for(num_rows, len(self._shard), self._num_sms, self._weight.dtype)
         )
         start, stop = self._shard.start, self._shard.stop
         num_tiles = triton.cdiv(stop - start // 4 * 4, tile.block_v) if stop > start else 0
-        chunks = self._exchange.chunks
-        first, last = (num_tiles * c // chunks for c in (chunk, chunk + 1))
+        if self._exchange.in_kernel:
+            num_tiles = max(num_tiles, self._exchange.chunks)
+        parts = self._exchange.parts
+        first, last = (num_tiles * p // parts for p in (part, part + 1))
         if first == last:
             return
         stores = self._batch.stored is not None
@@ -99,6 +112,7 @@ class TritonBackend:
             stride_weight_v=self._weight.stride(0),
             bias_ptr=self._weight if self._bias is None else self._bias,
             stream_ptr=self._streams,
+            stride_stream=self._streams.stride(0),
             scale_ptr=self._scale,
             slot_ptr=self._batch.stored_slot if stores else self._streams,
             logits_ptr=self._stored if stores else self._scale,
@@ -109,6 +123,7 @@ class TritonBackend:
             vocab_start=start,
             vocab_stop=stop,
             first_tile=first,
+            num_tiles=num_tiles,
             logit_scale=float(self._head.logit_scale),
             logit_softcap=float(self._head.logit_softcap or 1.0),
             HAS_SCALE=self._head.logit_scale != 1.0,
@@ -122,6 +137,8 @@ class TritonBackend:
             BLOCK_V=tile.block_v,
             BLOCK_B=tile.block_b,
             BLOCK_D=tile.block_d,
+            BLOCK_E=tile.block_e(self._num_samples > 1),
+            **self._exchange.kernel_arguments(),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             enable_fp_fusion=False,

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.ranks import Ranks
+from tpsample.output import SampleOutput
 
 
 class Exchange:
     """Moves candidate words between ranks; this base class is the exchange of one rank.
 
-    A step is: the local step writes this rank's words of every chunk of its vocabulary into
-    `own_words(chunk)`, `publish(chunk)` after each, `collect` at the end. All ranks make these
+    A step is: the local step writes this rank's words of every part of its vocabulary into
+    `own_words(part)`, `publish(part)` after each, `finish` at the end. All ranks make these
     calls in the same order with the same number of rows. Buffers are allocated here, once.
 
     Attributes:
         name: as in the `exchange` argument of `LMHeadSampler`; "none" for one rank.
         in_kernel: the local step's kernel publishes by itself (`peer`).
+        parts: launches of the local step; one per chunk, or a single one if in_kernel.
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
         integers: what filtered rows exchange beside their words.
@@ -33,9 +38,24 @@ class Exchange:
         self.ranks = ranks
         self.max_rows = max_rows
         self.chunks = chunks
+        self.parts = chunks
         self.own = 0
         self.integers = IntegerExchange(ranks)
         self.words = torch.zeros(chunks, sources, max_rows, dtype=torch.int64, device=device)
+
+    def kernel_arguments(self) -> dict[str, Any]:
+        """What `lm_head_kernel` needs to know of the exchange; here, that it pushes nothing."""
+        return {
+            "arrive_ptr": self.words,
+            "epoch_ptr": self.words,
+            "inboxes_ptr": self.words,
+            "num_chunks": self.chunks,
+            "rank": self.ranks.rank,
+            "world_size": self.ranks.world_size,
+            "max_rows": self.max_rows,
+            "PUSH": False,
+            "BLOCK_W": 1,
+        }
 
     def own_words(self, chunk: int) -> Tensor:
         """int64 [max_rows], where the local step leaves the words of a chunk."""
@@ -48,6 +68,10 @@ class Exchange:
         """Words [chunks · sources, rows] whose maximum over axis 0 decides; never waits on the
         host for a GPU."""
         return self.words.flatten(0, 1)[:, :rows]
+
+    def finish(self, out: SampleOutput, decode: Callable[[Tensor, SampleOutput], None]) -> None:
+        """Write the step's tokens and status; `decode` does it from the words of all sources."""
+        decode(self.collect(out.token_ids.numel()), out)
 
     def bytes_sent(self, rows: int) -> int:
         """Bytes of words this rank hands to its peers per step."""

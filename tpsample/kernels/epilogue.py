@@ -1,4 +1,4 @@
-"""What happens to a logits tile while it is on chip: head, score, best candidate, word."""
+"""What happens to a logits tile while it is on chip: head, score, best candidate, word, maximum."""
 
 import triton
 import triton.language as tl
@@ -42,6 +42,7 @@ def score_tile(
     logits_tile,
     first_id,
     stream_ptr,
+    stride_stream,
     scale,
     offs_slot,
     BLOCK_V: tl.constexpr,
@@ -49,13 +50,14 @@ def score_tile(
     ROUNDS: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """fma(logit, log2 e / T, -L); a greedy row has scale 1 and no noise."""
-    r0 = tl.load(stream_ptr + offs_slot * 4 + 0).to(tl.uint32, bitcast=True)
-    r1 = tl.load(stream_ptr + offs_slot * 4 + 1).to(tl.uint32, bitcast=True)
-    r2 = tl.load(stream_ptr + offs_slot * 4 + 2).to(tl.uint32, bitcast=True)
-    random = tl.load(stream_ptr + offs_slot * 4 + 3) != 0
+    """fma(logit, log2 e / T, -L); a greedy row has scale 1 and gain 0 in place of -1."""
+    stream = stream_ptr + offs_slot
+    r0 = tl.load(stream).to(tl.uint32, bitcast=True)
+    r1 = tl.load(stream + stride_stream).to(tl.uint32, bitcast=True)
+    r2 = tl.load(stream + 2 * stride_stream).to(tl.uint32, bitcast=True)
+    gain = tl.load(stream + 3 * stride_stream).to(tl.float32, bitcast=True)
     noise = noise_tile(first_id, r0, r1, r2, BLOCK_V, BLOCK_B, ROUNDS, INTERPRET)
-    return fma(logits_tile, scale[None, :], tl.where(random[None, :], -noise, 0.0), INTERPRET)
+    return fma(logits_tile, scale[None, :], noise * gain[None, :], INTERPRET)
 
 
 @triton.jit
@@ -98,7 +100,10 @@ def best_word(score_tile, offs_v, INTERPRET: tl.constexpr):
         best = tl.reduce(score_tile, 0, _nan_max)
     holds_best = score_tile == best[None, :]
     token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)
-    return pack(best, token_id)
+    # After a reduction every thread holds several columns that others hold too. Gathering them in
+    # order leaves one per thread, so that packing and the atomic are done once.
+    columns = tl.arange(0, score_tile.shape[1])
+    return pack(tl.gather(best, columns, 0), tl.gather(token_id, columns, 0))
 
 
 @triton.jit
@@ -108,3 +113,86 @@ def pack(score, token_id):
     ordered = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
     key = tl.where(score != score, KEY_NAN, ordered.to(tl.int64))
     return (key << TOKEN_BITS) | (token_id ^ TOKEN_MASK).to(tl.int64)
+
+
+@triton.jit
+def store_candidates(
+    product,
+    first_row,
+    first_id,
+    vocab_start,
+    vocab_stop,
+    bias_ptr,
+    stream_ptr,
+    stride_stream,
+    scale_ptr,
+    slot_ptr,
+    logits_ptr,
+    stride_logits_b,
+    words_ptr,
+    num_rows,
+    num_samples,
+    logit_scale,
+    logit_softcap,
+    HAS_SCALE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    STORE_LOGITS: tl.constexpr,
+    MANY_SAMPLES: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Product of BLOCK_V ids and BLOCK_B rows to the maxima in `words_ptr`, BLOCK_E rows at a time.
+
+    Rows are columns of the accumulator, whose halves are taken until BLOCK_E are left: the noise
+    then needs registers for BLOCK_E columns, not BLOCK_B, and a 128 × 256 tile (128 accumulators
+    per thread) does not spill.
+    """
+    if BLOCK_B > BLOCK_E:
+        HALF: tl.constexpr = BLOCK_B // 2
+        left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
+        store_candidates(
+            left, first_row, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr, stride_stream,
+            scale_ptr, slot_ptr, logits_ptr, stride_logits_b, words_ptr, num_rows, num_samples,
+            logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, STORE_LOGITS,
+            MANY_SAMPLES, ROUNDS, INTERPRET, BLOCK_V, HALF, BLOCK_E,
+        )  # fmt: skip
+        store_candidates(
+            right, first_row + HALF, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr,
+            stride_stream, scale_ptr, slot_ptr, logits_ptr, stride_logits_b, words_ptr, num_rows,
+            num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, STORE_LOGITS,
+            MANY_SAMPLES, ROUNDS, INTERPRET, BLOCK_V, HALF, BLOCK_E,
+        )  # fmt: skip
+    else:
+        offs_v = first_id + tl.arange(0, BLOCK_V)
+        offs_b = first_row + tl.arange(0, BLOCK_B)
+        bias_v = 0.0
+        if HAS_BIAS:
+            row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
+            bias_v = tl.load(bias_ptr + row_v).to(tl.float32)
+        logits_tile = head_tile(
+            product, bias_v, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, INTERPRET
+        )
+        if (first_id < vocab_start) | (first_id + BLOCK_V > vocab_stop):
+            mask_v = (offs_v >= vocab_start) & (offs_v < vocab_stop)
+            logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
+        if STORE_LOGITS:
+            store_logits(
+                logits_tile, logits_ptr, stride_logits_b, slot_ptr, offs_b, num_rows, offs_v,
+                vocab_start, vocab_stop,
+            )  # fmt: skip
+
+        scale = tl.load(scale_ptr + offs_b)
+        for sample in range(num_samples if MANY_SAMPLES else 1):
+            offs_slot = sample * num_rows + offs_b
+            scores = score_tile(
+                logits_tile, first_id, stream_ptr, stride_stream, scale, offs_slot, BLOCK_V,
+                BLOCK_B, ROUNDS, INTERPRET,
+            )  # fmt: skip
+            word = best_word(scores, offs_v, INTERPRET)
+            tl.atomic_max(
+                words_ptr + offs_slot, word, mask=offs_b < num_rows, sem="relaxed", scope="gpu"
+            )

@@ -8,7 +8,8 @@ hidden size in ascending order: no split-K, so a logit's bits depend on neither 
 import triton
 import triton.language as tl
 
-from tpsample.kernels.epilogue import best_word, head_tile, score_tile, store_logits
+from tpsample.kernels.epilogue import store_candidates
+from tpsample.kernels.peer import chunk_of_tile, push_last_arrival, tiles_of_chunk
 
 
 @triton.jit
@@ -53,7 +54,18 @@ def product_tile(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_samples", "vocab_start", "vocab_stop", "first_tile"]
+    do_not_specialize=[
+        "num_rows",
+        "num_samples",
+        "vocab_start",
+        "vocab_stop",
+        "first_tile",
+        "num_tiles",
+        "num_chunks",
+        "rank",
+        "world_size",
+        "max_rows",
+    ]
 )
 def lm_head_kernel(
     # inputs
@@ -62,13 +74,18 @@ def lm_head_kernel(
     weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype
     stride_weight_v,
     bias_ptr,  # [V_local] or unused
-    stream_ptr,  # [num_samples · num_rows, 4] int32, from row_noise_kernel
-    scale_ptr,  # [num_rows] fp32, log2 e / T
-    slot_ptr,  # [num_rows] int32, place among the stored rows or -1; or unused
+    stream_ptr,  # [4, ≥ num_samples · num_rows + BLOCK_B] int32, from row_noise_kernel
+    stride_stream,
+    scale_ptr,  # [≥ num_rows + BLOCK_B] fp32, log2 e / T
+    slot_ptr,  # [num_rows] int32, place among the stored rows or -1; for STORE_LOGITS
     # outputs
-    logits_ptr,  # [stored rows, V_local] fp32; or unused
+    logits_ptr,  # [stored rows, V_local] fp32; for STORE_LOGITS
     stride_logits_b,
-    words_ptr,  # [num_samples · num_rows] int64, zeroed before
+    words_ptr,  # [num_samples · num_rows] int64, zeroed before; PUSH: [num_chunks, max_rows]
+    # peers, for PUSH
+    arrive_ptr,  # [num_chunks, max_rows] int32, zero between steps
+    epoch_ptr,  # [1] int64
+    inboxes_ptr,  # [world_size] int64, addresses of every rank's inbox
     # sizes
     num_rows,
     num_samples,
@@ -76,6 +93,12 @@ def lm_head_kernel(
     vocab_start,
     vocab_stop,
     first_tile,
+    num_tiles,  # of the shard; PUSH: at least num_chunks, so that every chunk is pushed
+    # peers, for PUSH
+    num_chunks,
+    rank,
+    world_size,
+    max_rows,
     # head
     logit_scale,
     logit_softcap,
@@ -87,72 +110,92 @@ def lm_head_kernel(
     MANY_SAMPLES: tl.constexpr,
     ROUNDS: tl.constexpr,
     INTERPRET: tl.constexpr,
+    PUSH: tl.constexpr,  # the last program of a chunk writes its words to every rank's inbox
     # blocks
     HIDDEN_SIZE: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,  # rows of the epilogue at a time
+    BLOCK_W: tl.constexpr,
 ):
     # Which tile. Batch tiles of one vocabulary tile are neighbours, so they share it in L2.
     num_batch_tiles = tl.cdiv(num_rows, BLOCK_B)
     pid_v = first_tile + tl.program_id(0) // num_batch_tiles
     pid_b = tl.program_id(0) % num_batch_tiles
     first_id = vocab_start // 4 * 4 + pid_v * BLOCK_V
-    offs_v = first_id + tl.arange(0, BLOCK_V)
     offs_b = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
-    mask_b = offs_b < num_rows
+    if PUSH:
+        chunk = chunk_of_tile(pid_v, num_tiles, num_chunks)
+        words_ptr += chunk * max_rows
 
-    # Inner loop. Rows past an edge read a row within it and are masked after.
-    row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
-    row_b = tl.minimum(offs_b, num_rows - 1)
-    product = product_tile(
-        hidden_ptr,
-        stride_hidden_b,
-        weight_ptr,
-        stride_weight_v,
-        row_v,
-        row_b,
-        HIDDEN_SIZE,
-        BLOCK_V,
-        BLOCK_B,
-        BLOCK_D,
-        INTERPRET,
-    )
+    # A tile past the shard has no rows: it only counts as arrived.
+    if (first_id < vocab_stop) & (vocab_start < vocab_stop):
+        # Inner loop. Rows past an edge read a row within it and are masked after.
+        offs_v = first_id + tl.arange(0, BLOCK_V)
+        row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
+        row_b = tl.minimum(offs_b, num_rows - 1)
+        product = product_tile(
+            hidden_ptr,
+            stride_hidden_b,
+            weight_ptr,
+            stride_weight_v,
+            row_v,
+            row_b,
+            HIDDEN_SIZE,
+            BLOCK_V,
+            BLOCK_B,
+            BLOCK_D,
+            INTERPRET,
+        )
 
-    # Epilogue.
-    bias_v = tl.load(bias_ptr + row_v).to(tl.float32) if HAS_BIAS else 0.0
-    logits_tile = head_tile(
-        product, bias_v, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, INTERPRET
-    )
-    if (first_id < vocab_start) | (first_id + BLOCK_V > vocab_stop):
-        mask_v = (offs_v >= vocab_start) & (offs_v < vocab_stop)
-        logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
-    scale = tl.load(scale_ptr + row_b)
-    if STORE_LOGITS:
-        store_logits(
-            logits_tile,
-            logits_ptr,
-            stride_logits_b,
-            slot_ptr,
-            offs_b,
-            num_rows,
-            offs_v,
+        # Epilogue: every row's best candidate of the tile, into the maximum over the rank's tiles.
+        store_candidates(
+            product,
+            pid_b * BLOCK_B,
+            first_id,
             vocab_start,
             vocab_stop,
+            bias_ptr,
+            stream_ptr,
+            stride_stream,
+            scale_ptr,
+            slot_ptr,
+            logits_ptr,
+            stride_logits_b,
+            words_ptr,
+            num_rows,
+            num_samples,
+            logit_scale,
+            logit_softcap,
+            HAS_SCALE,
+            HAS_SOFTCAP,
+            HAS_BIAS,
+            STORE_LOGITS,
+            MANY_SAMPLES,
+            ROUNDS,
+            INTERPRET,
+            BLOCK_V,
+            BLOCK_B,
+            BLOCK_E,
         )
 
-    # Store: the maximum over the rank's tiles.
-    if MANY_SAMPLES:
-        for sample in range(num_samples):
-            slot = sample * num_rows + row_b
-            scores = score_tile(
-                logits_tile, first_id, stream_ptr, scale, slot, BLOCK_V, BLOCK_B, ROUNDS, INTERPRET
-            )
-            word = best_word(scores, offs_v, INTERPRET)
-            tl.atomic_max(words_ptr + slot, word, mask=mask_b, sem="relaxed", scope="gpu")
-    else:
-        scores = score_tile(
-            logits_tile, first_id, stream_ptr, scale, row_b, BLOCK_V, BLOCK_B, ROUNDS, INTERPRET
+    # Push: the words of a complete chunk, to every rank.
+    if PUSH:
+        push_last_arrival(
+            words_ptr,
+            arrive_ptr + chunk * max_rows + pid_b,
+            tiles_of_chunk(chunk, num_tiles, num_chunks),
+            epoch_ptr,
+            inboxes_ptr,
+            chunk,
+            offs_b,
+            num_rows,
+            num_samples,
+            num_chunks,
+            rank,
+            world_size,
+            max_rows,
+            MANY_SAMPLES,
+            BLOCK_W,
         )
-        word = best_word(scores, offs_v, INTERPRET)
-        tl.atomic_max(words_ptr + row_b, word, mask=mask_b, sem="relaxed", scope="gpu")

@@ -13,8 +13,7 @@ DOMAIN_TOKEN = tl.constexpr(noise.DOMAIN_TOKEN)
 KEY0 = tl.constexpr(noise.ELEMENT_KEY[0])
 KEY1 = tl.constexpr(noise.ELEMENT_KEY[1])
 U_SCALE = tl.constexpr(noise.U_SCALE)
-LOW_SCALE = tl.constexpr(noise.LOW_SCALE)
-LOW_HALF = tl.constexpr(noise.LOW_HALF)
+LOW_OFFSET = tl.constexpr(2.0**-25 - noise.LOW_HALF)
 P0 = tl.constexpr(noise.POLYNOMIAL[0])
 P1 = tl.constexpr(noise.POLYNOMIAL[1])
 P2 = tl.constexpr(noise.POLYNOMIAL[2])
@@ -32,24 +31,62 @@ def fma(a, b, c, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def log2(x, INTERPRET: tl.constexpr):
-    """log2 in fp32: MUFU.LG2 (absolute error 2^-22 on [1/2, 2], 2 ulp elsewhere)."""
+def log2_of_tail_or(u, head, INTERPRET: tl.constexpr):
+    """log2(e) with e = `head` below u = 1/4 and -log2(1 - u) above.
+
+    MUFU.LG2 has an absolute error of 2^-22 on [1/2, 2] and 2 ulp elsewhere. One block of assembly
+    keeps each predicate next to its use: apart, the assembler packs those of a whole tile into a
+    register and unpacks them again, 4 more instructions per logit. The tail's sign goes with |e|.
+    """
     if INTERPRET:
-        return tl.log2(x.to(tl.float64)).to(tl.float32)
+        tail = -tl.log2((1.0 - u).to(tl.float64)).to(tl.float32)
+        return tl.log2(tl.where(u < 0.25, head, tail).to(tl.float64)).to(tl.float32)
     else:
         return tl.inline_asm_elementwise(
-            "lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+            """{
+            .reg .pred is_tail;
+            .reg .f32 e, v;
+            setp.ge.f32 is_tail, $1, 0f3E800000;
+            sub.rn.f32 v, 0f3F800000, $1;
+            mov.f32 e, $2;
+            @is_tail lg2.approx.ftz.f32 e, v;
+            abs.f32 e, e;
+            lg2.approx.ftz.f32 $0, e;
+            }""",
+            "=r,r,r",
+            [u, head],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
         )
 
 
 @triton.jit
-def philox4x32(c0, c1, c2, c3, k0, k1, ROUNDS: tl.constexpr):
+def wide_product(a, b: tl.constexpr, INTERPRET: tl.constexpr):
+    """Upper and lower 32 bits of a · b, uint32: one instruction where umulhi and mul are two."""
+    if INTERPRET:
+        return tl.umulhi(a, b), tl.mul(a, b, sanitize_overflow=False)
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b64 product;
+            mul.wide.u32 product, $2, $3;
+            mov.b64 {$1, $0}, product;
+            }""",
+            "=r,=r,r,r",
+            [a, tl.full((1,), b, tl.uint32)],
+            dtype=(tl.uint32, tl.uint32),
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def philox4x32(c0, c1, c2, c3, k0, k1, ROUNDS: tl.constexpr, INTERPRET: tl.constexpr):
     """Philox4x32 on uint32 tensors of one shape."""
     for _ in tl.static_range(ROUNDS):
-        high0 = tl.umulhi(c0, 0xD2511F53)
-        high1 = tl.umulhi(c2, 0xCD9E8D57)
-        low0 = tl.mul(c0, 0xD2511F53, sanitize_overflow=False)
-        low1 = tl.mul(c2, 0xCD9E8D57, sanitize_overflow=False)
+        high0, low0 = wide_product(c0, 0xD2511F53, INTERPRET)
+        high1, low1 = wide_product(c2, 0xCD9E8D57, INTERPRET)
         c0 = high1 ^ c1 ^ k0
         c1 = low1
         c2 = high0 ^ c3 ^ k1
@@ -60,16 +97,25 @@ def philox4x32(c0, c1, c2, c3, k0, k1, ROUNDS: tl.constexpr):
 
 
 @triton.jit
-def log2_exponential(word, quad_xor, INTERPRET: tl.constexpr):
-    """L = log2(e) of one token from its word and the XOR of its quad's words."""
-    low = fma(((quad_xor ^ word) & 0xFFFF).to(tl.float32), LOW_SCALE, LOW_HALF, INTERPRET)
+def low_base(w0, w1, w2, w3):
+    """What the four words of a quad share of `low`: their XOR below the exponent of 2^-25."""
+    return ((w0 ^ w1 ^ w2 ^ w3) & 0xFFFF) | 0x33000000
+
+
+@triton.jit
+def log2_exponential(word, base, INTERPRET: tl.constexpr):
+    """L = log2(e) of one token from its word and its quad's `low_base`.
+
+    The 16 bits of `low` are put into the mantissa of 2^-25 in place of a conversion from integer;
+    taking 2^-25 - 2^-49 off is exact.
+    """
+    low = (base ^ (word & 0xFFFF)).to(tl.float32, bitcast=True) - LOW_OFFSET
     u = fma(word.to(tl.float32), U_SCALE, low, INTERPRET)
     p = fma(u, P4, P3, INTERPRET)
     p = fma(p, u, P2, INTERPRET)
     p = fma(p, u, P1, INTERPRET)
     p = fma(p, u, P0, INTERPRET)
-    e = tl.where(u < 0.25, u * p, -log2(1.0 - u, INTERPRET))
-    return log2(e, INTERPRET)
+    return log2_of_tail_or(u, u * p, INTERPRET)
 
 
 @triton.jit
@@ -93,12 +139,12 @@ def noise_tile(
     k0 = tl.full((1, 1), KEY0, tl.uint32)
     k1 = tl.full((1, 1), KEY1, tl.uint32)
     w0, w1, w2, w3 = philox4x32(
-        quad, r0[None, :] + zero, r1[None, :] + zero, r2[None, :] + zero, k0, k1, ROUNDS
+        quad, r0[None, :] + zero, r1[None, :] + zero, r2[None, :] + zero, k0, k1, ROUNDS, INTERPRET
     )
-    quad_xor = w0 ^ w1 ^ w2 ^ w3
-    l0 = log2_exponential(w0, quad_xor, INTERPRET)
-    l1 = log2_exponential(w1, quad_xor, INTERPRET)
-    l2 = log2_exponential(w2, quad_xor, INTERPRET)
-    l3 = log2_exponential(w3, quad_xor, INTERPRET)
+    base = low_base(w0, w1, w2, w3)
+    l0 = log2_exponential(w0, base, INTERPRET)
+    l1 = log2_exponential(w1, base, INTERPRET)
+    l2 = log2_exponential(w2, base, INTERPRET)
+    l3 = log2_exponential(w3, base, INTERPRET)
     joined = tl.join(tl.join(l0, l2), tl.join(l1, l3))  # [quad, row, k >> 1, k & 1]
     return joined.permute((0, 2, 3, 1)).reshape((BLOCK_V, BLOCK_B))

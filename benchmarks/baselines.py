@@ -1,0 +1,159 @@
+"""What tpsample is compared with: samplers over stored logits, and the time to read the weight.
+
+Every baseline multiplies with cuBLAS in bf16, stores the logits and samples from them, as serving
+engines do. None divides by a temperature (all rows have T = 1), which favours the baselines.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.problem import Problem
+from tpsample import noise, reference, word
+
+MULTINOMIAL = "softmax + multinomial"
+FLASHINFER = "FlashInfer"
+GUMBEL = "Gumbel argmax"
+
+READ_PROGRAMS_PER_SM = (4, 8, 16)
+"""Grids of the read kernel that are tried; the fastest one is the limit."""
+
+_BLOCK_V = 1024
+_READ_BLOCK = 2048
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton kernels run here: on a GPU, or in the interpreter."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def logits_samplers(problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Samplers of logits [B, V] to ids [B], by name; those that are installed."""
+    samplers = {MULTINOMIAL: softmax_multinomial, GUMBEL: gumbel_argmax(problem)}
+    if problem.weight.device.type == "cuda" and importlib.util.find_spec("flashinfer"):
+        samplers[FLASHINFER] = flashinfer_sample
+    return samplers
+
+
+def notes(device: torch.device) -> list[str]:
+    """What a reader has to know about the baselines of this run."""
+    lines = [
+        "Baselines multiply in bf16 with the vendor's library, store the logits and sample from "
+        "them without dividing by a temperature (T = 1)."
+    ]
+    if not importlib.util.find_spec("flashinfer"):
+        lines.append("FlashInfer is not installed here, so its sampler was not measured.")
+    elif device.type != "cuda":
+        lines.append("FlashInfer needs a GPU, so its sampler was not measured.")
+    if device.type != "cuda":
+        lines.append("On a CPU nothing is compiled and no L2 is flushed: the times mean little.")
+    return lines
+
+
+def compiled(fn: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+    """`fn` through torch.compile on a GPU, as it is on a CPU."""
+    if device.type != "cuda":
+        return fn
+    torch.compiler.reset()  # else the limit on recompilations makes the ninth shape run eagerly
+    return torch.compile(fn, dynamic=False)
+
+
+def single_rank(problem: Problem) -> dict[str, Callable[[], Tensor]]:
+    """Every baseline on one rank: hidden states to ids."""
+    hidden, weight = problem.hidden_states, problem.weight
+    steps: dict[str, Callable[[], Tensor]] = {}
+    for name, sample in logits_samplers(problem).items():
+        if name == MULTINOMIAL:
+            steps[name] = partial(compiled(_matmul_multinomial, weight.device), hidden, weight)
+        else:
+            steps[name] = partial(_matmul_then, sample, hidden, weight)
+    return steps
+
+
+def softmax_multinomial(logits: Tensor) -> Tensor:
+    return torch.multinomial(logits.float().softmax(dim=-1), 1).squeeze(1)
+
+
+def _matmul_multinomial(hidden: Tensor, weight: Tensor) -> Tensor:
+    return softmax_multinomial(hidden @ weight.T)
+
+
+def _matmul_then(sample: Callable[[Tensor], Tensor], hidden: Tensor, weight: Tensor) -> Tensor:
+    return sample(hidden @ weight.T)
+
+
+def flashinfer_sample(logits: Tensor) -> Tensor:
+    import flashinfer
+
+    return flashinfer.sampling.sampling_from_logits(logits.float())
+
+
+def gumbel_argmax(problem: Problem) -> Callable[[Tensor], Tensor]:
+    """One pass of Gumbel-max over stored logits, with the sampler's own noise."""
+    device, rows, vocab_size = problem.weight.device, problem.rows, problem.vocab_size
+    if not has_triton(device):
+        batch, positions = problem.batch, problem.positions
+        return lambda logits: reference.scores(logits, batch, positions).argmax(dim=1)
+
+    import triton
+
+    from benchmarks.baseline_kernels import INTERPRET, ROUNDS, gumbel_argmax_kernel
+
+    stream = noise.row_stream(problem.batch.seed, problem.positions)
+    streams = torch.stack(stream[:3], dim=1).to(torch.int32)
+    scale = torch.full((rows,), math.log2(math.e), device=device)
+    words = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def sample(logits: Tensor) -> Tensor:
+        words.zero_()
+        gumbel_argmax_kernel[(triton.cdiv(vocab_size, _BLOCK_V), rows)](
+            logits_ptr=logits,
+            stride_logits_b=logits.stride(0),
+            stream_ptr=streams,
+            scale_ptr=scale,
+            words_ptr=words,
+            vocab_size=vocab_size,
+            ROUNDS=ROUNDS,
+            INTERPRET=INTERPRET,
+            BLOCK_V=_BLOCK_V,
+        )
+        return word.TOKEN_MASK - (words & word.TOKEN_MASK)
+
+    return sample
+
+
+def weight_reads(weight: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Ways to read the whole weight and do nothing with it, each checked to have read it all."""
+    words = weight.view(torch.int32).flatten()
+    if not has_triton(weight.device):
+        reads: dict[str, Callable[[], Tensor]] = {"read": lambda: words.sum()}
+    else:
+        reads = {f"read, {n} programs/SM": _read(words, n) for n in READ_PROGRAMS_PER_SM}
+    expected = int(words.sum()) % 2**32
+    for name, read in reads.items():
+        if int(read().sum()) % 2**32 != expected:
+            raise AssertionError(f"{name}: did not read every byte of the weight")
+    return reads
+
+
+def _read(words: Tensor, programs_per_sm: int) -> Callable[[], Tensor]:
+    from benchmarks.baseline_kernels import read_kernel
+
+    device = words.device
+    sms = 1
+    if device.type == "cuda":
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+    sums = torch.zeros(sms * programs_per_sm, dtype=torch.int64, device=device)
+
+    def read() -> Tensor:
+        read_kernel[(len(sums),)](words, sums, words.numel(), BLOCK=_READ_BLOCK, num_warps=8)
+        return sums
+
+    return read

@@ -1,0 +1,182 @@
+"""Runs a benchmark: a module with QUESTION, VIEWS and rows(run), which yields result rows.
+
+The result is written after every row, so a run that is cut short keeps what it measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks import machine, results
+from benchmarks.problem import Candidate, Problem, WrongToken, make_weight
+from benchmarks.shapes import BATCHES, SHAPES, TINY, TINY_BATCHES, Shape
+from benchmarks.timing import Timing, measure
+from tpsample.distributed import Job
+
+NAMES = ("single_gpu", "shard", "exchange", "end_to_end", "epilogue", "scaling_model")
+
+Row = dict[str, Any]
+
+
+class Benchmark(Protocol):
+    """One file of this folder."""
+
+    QUESTION: str
+    VIEWS: list[results.View]
+
+    def rows(self, run: Run) -> Iterator[Row]: ...
+
+
+@dataclass
+class Run:
+    """What a benchmark is asked to do, and what it tells beside its rows.
+
+    Attributes:
+        tiny: sizes for a CPU; a tiny run says nothing about speed.
+        shard_result: JSON of a `shard` run, for the scaling model.
+        notes, measured, inputs: go into the result as they are.
+        checked_rows, near_ties: what the gate has seen.
+    """
+
+    job: Job = field(default_factory=Job)
+    shapes: tuple[Shape, ...] = SHAPES
+    batches: tuple[int, ...] = BATCHES
+    repeats: int = 50
+    tiny: bool = False
+    shard_result: Path | None = None
+    notes: list[str] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    checked_rows: int = 0
+    near_ties: int = 0
+
+    @staticmethod
+    def small(job: Job | None = None, **changes: Any) -> Run:
+        """The sizes of `--tiny`."""
+        settings: dict[str, Any] = {
+            "shapes": (TINY,),
+            "batches": TINY_BATCHES,
+            "repeats": 3,
+            "tiny": True,
+        }
+        return Run(job or Job(), **(settings | changes))
+
+    @property
+    def device(self) -> torch.device:
+        return self.job.device
+
+    def note(self, *lines: str) -> None:
+        """Add lines to the result, each once."""
+        self.notes += [line for line in lines if line not in self.notes]
+
+    def weight(self, shape: Shape) -> Tensor:
+        return make_weight(shape.vocab_size, shape.hidden_size, self.device)
+
+    def time(
+        self,
+        steps: Mapping[str, Callable[[], object]],
+        align: Callable[[], object] | None = None,
+    ) -> dict[str, Timing]:
+        """Interleaved times; of several ranks the slowest, repeat by repeat."""
+        mine = measure(steps, self.device, repeats=self.repeats, align=align)
+        ranks = self.job.gather(mine)
+        return {name: Timing.slowest([rank[name] for rank in ranks]) for name in steps}
+
+    def check(self, problem: Problem, token_ids: Tensor, logits: Tensor | None = None) -> None:
+        """The gate; raises `WrongToken`."""
+        self.near_ties += problem.check(token_ids, logits)
+        self.checked_rows += problem.rows
+
+    def time_checked(
+        self,
+        candidates: dict[str, Candidate],
+        others: Mapping[str, Callable[[], object]],
+        align: Callable[[], object] | None = None,
+    ) -> dict[str, Timing]:
+        """Gate the candidates, time them among `others`, and see that replays gave the same ids.
+
+        Raises:
+            WrongToken: a candidate's ids are not the oracle's, or a timed step's are others.
+        """
+        gated = {}
+        for name, candidate in candidates.items():
+            self.near_ties += candidate.check()
+            self.checked_rows += candidate.problem.rows
+            gated[name] = candidate.token_ids.clone()
+            candidate.token_ids.fill_(-1)
+        times = self.time({**{n: c.step for n, c in candidates.items()}, **others}, align)
+        for name, candidate in candidates.items():
+            if not torch.equal(candidate.token_ids, gated[name]):
+                raise WrongToken(f"{name}: the timed steps gave other tokens than the checked one")
+        return times
+
+
+def load(name: str) -> Benchmark:
+    """The benchmark called `name`."""
+    module: Any = importlib.import_module(f"benchmarks.{name}")
+    return module
+
+
+def execute(
+    name: str,
+    run: Run,
+    path: Path | None,
+    *,
+    on_row: Callable[[Row], None] = lambda row: None,
+    seconds: float = float("inf"),
+) -> results.Result:
+    """Run benchmark `name` and keep its result in the JSON file `path`.
+
+    Args:
+        path: None writes nothing (ranks other than 0).
+        on_row: called after each row.
+        seconds: no new row is started after this long; the result then says so.
+
+    Raises:
+        WrongToken: after the result was marked as aborted.
+    """
+    benchmark = load(name)
+    start = time.monotonic()
+    result = results.Result(
+        benchmark=name,
+        question=benchmark.QUESTION,
+        machine=machine.describe(run.device, run.job.world_size),
+        settings={
+            "shapes": [shape.name for shape in run.shapes],
+            "batches": list(run.batches),
+            "repeats": run.repeats,
+            "tiny": run.tiny,
+        },
+        views=[vars(view) for view in benchmark.VIEWS],
+        notes=run.notes,
+        measured=run.measured,
+        inputs=run.inputs,
+    )
+
+    def flush() -> None:
+        result.checks = {"rows_compared": run.checked_rows, "near_ties": run.near_ties}
+        if path is not None:
+            result.save(path)
+
+    try:
+        for row in benchmark.rows(run):
+            result.rows.append(row)
+            flush()
+            on_row(row)
+            if time.monotonic() - start > seconds:
+                run.note(f"Stopped after {seconds:.0f} s; what is missing was not measured.")
+                break
+    except WrongToken as error:
+        result.aborted = str(error)
+        raise
+    finally:
+        flush()
+    return result

@@ -1,0 +1,162 @@
+"""One step to measure, and the gate before every number: its ids must be the oracle's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, reference
+
+NEAR_TIE = 4e-5
+"""Two devices may differ only where the oracle's two best scores are closer than this."""
+
+_ORACLE_ROWS = 64
+
+
+class WrongToken(AssertionError):
+    """A candidate returned a token the oracle does not: nothing measured with it may be shown."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """B rows over one LM head.
+
+    Attributes:
+        weight: [V, D] bf16, about N(0, 1/D), so logits are about N(0, 1).
+        hidden_states: [B, D] bf16, about N(0, 1).
+        params: one request per row, all with a seed.
+        positions: int64 [B].
+    """
+
+    weight: Tensor
+    hidden_states: Tensor
+    params: list[SamplingParams]
+    positions: Tensor
+
+    @staticmethod
+    def make(weight: Tensor, rows: int, temperatures: Sequence[float] = (1.0,)) -> Problem:
+        """Random hidden states, rows taking the temperatures in turn; row r never depends on B."""
+        device = weight.device
+        generator = torch.Generator(device).manual_seed(1)
+        shape = (max(512, rows), weight.shape[1])
+        hidden = torch.randn(shape, generator=generator, device=device, dtype=weight.dtype)
+        params = [
+            SamplingParams(temperature=temperatures[row % len(temperatures)], seed=1000 + row)
+            for row in range(rows)
+        ]
+        positions = torch.arange(rows, dtype=torch.int64, device=device)
+        return Problem(weight, hidden[:rows], params, positions)
+
+    def take(self, index: Sequence[int]) -> Problem:
+        """Some of the rows, in any order."""
+        rows = torch.tensor(list(index), device=self.weight.device)
+        params = [self.params[row] for row in index]
+        return replace(
+            self,
+            hidden_states=self.hidden_states[rows],
+            params=params,
+            positions=self.positions[rows],
+        )
+
+    @cached_property
+    def batch(self) -> SamplingBatch:
+        return SamplingBatch.from_params(
+            self.params, vocab_size=self.vocab_size, device=self.weight.device
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.hidden_states.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.shape[0]
+
+    def sampled_by(self, sampler: LMHeadSampler, rounds: int = 10) -> Candidate:
+        """A step of `sampler` on this problem."""
+        out = SampleOutput.empty(self.batch.seed, None)
+        return Candidate(
+            self,
+            lambda: sampler(self.hidden_states, self.batch, self.positions, out=out),
+            out.token_ids,
+            rounds,
+        )
+
+    def check(self, token_ids: Tensor, logits: Tensor | None = None, rounds: int = 10) -> int:
+        """Compare ids with the oracle of the exact logits, or of materialised `logits` [B, V].
+
+        Returns:
+            How many rows differ within a near tie; always 0 on a CPU.
+
+        Raises:
+            WrongToken: any other difference.
+        """
+        allowed = NEAR_TIE if self.weight.device.type == "cuda" else 0.0
+        near_ties = 0
+        for first in range(0, self.rows, _ORACLE_ROWS):
+            block = slice(first, min(first + _ORACLE_ROWS, self.rows))
+            exact = (
+                reference.logits(self.hidden_states[block], self.weight)
+                if logits is None
+                else logits[block].float()
+            )
+            batch = SamplingBatch.from_params(
+                self.params[block], vocab_size=self.vocab_size, device=self.weight.device
+            )
+            scores = reference.scores(exact, batch, self.positions[block], philox_rounds=rounds)
+            best, expected = scores.max(dim=1)
+            got = token_ids[block].long()
+            in_range = (got >= 0) & (got < self.vocab_size)
+            score = scores.gather(1, torch.where(in_range, got, 0)[:, None]).squeeze(1)
+            gap = torch.where(in_range, best - score, torch.inf)
+            differs = got != expected
+            wrong = differs & ~(gap < allowed)
+            if wrong.any():
+                row = int(wrong.nonzero()[0])
+                raise WrongToken(
+                    f"row {first + row} of {self.rows}, V = {self.vocab_size}: got token "
+                    f"{int(got[row])}, the oracle says {int(expected[row])}, which scores "
+                    f"{float(gap[row]):.3g} more; {int(wrong.sum())} rows of this block are wrong"
+                )
+            near_ties += int(differs.sum())
+        return near_ties
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A step of tpsample, and where it leaves its ids.
+
+    Attributes:
+        token_ids: [B], or [ranks, B] if several ranks are in this process.
+        rounds: of Philox, for the oracle.
+    """
+
+    problem: Problem
+    step: Callable[[], object]
+    token_ids: Tensor
+    rounds: int = 10
+
+    def check(self) -> int:
+        """Take the step and compare with the oracle; see `Problem.check`."""
+        self.token_ids.fill_(-1)
+        self.step()
+        ranks = self.token_ids.view(-1, self.problem.rows)
+        return sum(self.problem.check(token_ids, rounds=self.rounds) for token_ids in ranks)
+
+
+def make_weight(vocab_size: int, hidden_size: int, device: torch.device) -> Tensor:
+    """A random bf16 LM head [V, D], the same in every run."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (vocab_size, hidden_size)
+    weight = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+    return weight.mul_(hidden_size**-0.5)
+
+
+def make_sampler(weight: Tensor, rows: int, **options: Any) -> LMHeadSampler:
+    """The sampler as a user builds it, with room for `rows`."""
+    return LMHeadSampler(weight, max_rows=512 if rows > 256 else 256, **options)

@@ -1,0 +1,94 @@
+"""The result of one benchmark as JSON: what `report` turns into a page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import Timing
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class View:
+    """One table and one plot of the rows: y over x, a line per series, a panel per shape.
+
+    Attributes:
+        name: the plot's file name.
+        where: only rows with these values.
+        reference: y of a horizontal line, such as 1 for a ratio.
+    """
+
+    name: str
+    title: str
+    x: str
+    y: str = "median_us"
+    series: str = "candidate"
+    where: dict[str, Any] = field(default_factory=dict)
+    reference: float | None = None
+
+
+@dataclass
+class Result:
+    """See `benchmarks.harness.Run` for notes, measured, inputs; `aborted` says why."""
+
+    benchmark: str
+    question: str
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    views: list[dict[str, Any]]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    checks: dict[str, int] = field(default_factory=dict)
+    aborted: str | None = None
+    schema: int = SCHEMA
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> Result:
+        """Read and validate.
+
+        Raises:
+            ValueError: not a result of this schema.
+        """
+        data = json.loads(path.read_text())
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"{path}: expected schema {SCHEMA}, got {data.get('schema')!r}")
+        try:
+            result = Result(**data)
+        except TypeError as error:
+            raise ValueError(f"{path}: not a benchmark result: {error}") from None
+        for row in result.rows:
+            if missing := {"shape", "batch", "candidate"} - row.keys():
+                raise ValueError(f"{path}: a row lacks {', '.join(sorted(missing))}: {row}")
+        return result
+
+
+def row(candidate: str, kind: str, timing: Timing, **point: Any) -> dict[str, Any]:
+    """A result row: where it was measured (`point`), what, and its time.
+
+    Args:
+        kind: "tpsample", "baseline", "limit" or, among several ranks, "one rank".
+    """
+    return {**point, "candidate": candidate, "kind": kind, **timing.fields()}
+
+
+def with_ratios(rows: list[dict[str, Any]], limit_us: float | None = None) -> list[dict[str, Any]]:
+    """Add time ÷ limit to all rows, and to tpsample's the time ÷ the best baseline's."""
+    baselines = [each for each in rows if each["kind"] == "baseline"]
+    best = min(baselines, key=lambda each: each["median_us"], default=None)
+    for each in rows:
+        if limit_us is not None:
+            each["over_limit"] = each["median_us"] / limit_us
+        if best is not None and each["kind"] == "tpsample":
+            each["over_best_baseline"] = each["median_us"] / best["median_us"]
+            each["best_baseline"] = best["candidate"]
+    return rows

@@ -1,0 +1,91 @@
+"""What a kernel's SASS says: instructions by pipe, spills, matrix instructions, memory order.
+
+Everything works on `opcodes(text)`, the instructions of `nvdisasm` output in address order, and
+needs neither Triton nor a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+PIPES = ("alu", "imad", "fp", "mufu", "convert", "memory", "other")
+
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
+_MATRIX = re.compile(r"(HMMA|HGMMA|UTC[A-Z]*MMA)(\.|$)")
+_PIPE_OF = {
+    "alu": "IADD IADD3 LOP LOP3 PLOP3 SHF LEA ISETP SEL IMNMX VIMNMX VIMNMX3 VIADD VIADDMNMX "
+    "PRMT IABS SGXT BMSK POPC FLO MOV P2R R2P VOTE",
+    "imad": "IMAD IMUL",
+    "fp": "FADD FADD2 FMUL FMUL2 FFMA FFMA2 FSETP FSEL FSET FMNMX FMNMX3 FCHK",
+    "mufu": "MUFU",
+    "convert": "I2F I2FP F2I F2IP I2I F2F F2FP I2IP FRND",
+    "memory": "LD LDG LDS LDSM LDC LDL LDGSTS LDGDEPBAR LDTM ST STG STS STSM STL STTM SHFL RED "
+    "REDG ATOM ATOMG ATOMS BAR MEMBAR FENCE CCTL",
+}
+_PIPE = {name: pipe for pipe, names in _PIPE_OF.items() for name in names.split()}
+
+
+def opcodes(sass: str) -> list[str]:
+    """Every instruction's opcode with its modifiers, in address order, padding left out.
+
+    >>> opcodes("        /*00b0*/  @P0 REDG.E.MAX.S64.STRONG.SYS desc[UR6][R2.64], R4 ;")
+    ['REDG.E.MAX.S64.STRONG.SYS']
+    """
+    return [op for op in _INSTRUCTION.findall(sass) if op != "NOP"]
+
+
+def pipe_counts(ops: Sequence[str]) -> Counter[str]:
+    """Instructions by the unit that executes them; uniform and control flow are "other"."""
+    return Counter(_PIPE.get(op.split(".")[0], "other") for op in ops)
+
+
+def spills(ops: Sequence[str]) -> int:
+    """Loads and stores of local memory: registers that did not fit."""
+    return sum(op.split(".")[0] in ("LDL", "STL") for op in ops)
+
+
+def matrix_instruction(ops: Sequence[str]) -> str:
+    """The family of matrix instruction: HMMA, HGMMA (wgmma), UTCHMMA (tcgen05), or "-"."""
+    families = {match[1] for op in ops if (match := _MATRIX.match(op))}
+    return "+".join(sorted(families)) or "-"
+
+
+def push_order_faults(ops: Sequence[str]) -> list[str]:
+    """What is wrong with the memory order of a kernel that pushes words to its peers; [] if right.
+
+    - A push is a reduction of system scope that returns nothing (RED/REDG .MAX.S64 .SYS): words
+      carry their own epoch, so no flag or fence follows.
+    - Nothing waits for the link: no barrier of system scope anywhere. A release push is one too.
+    - Every arrival counter (an atomic add of GPU scope) has a CTA barrier between it and the
+      maxima published before: without it the thread that counts can be ahead of other warps'
+      maxima, and the last program misses candidates.
+    """
+    faults = []
+    if not any(_is(op, "RED", "MAX.S64", "SYS") for op in ops):
+        faults.append("no push: expected a RED…MAX.S64…SYS that returns nothing")
+    faults += [f"push that waits for an answer: {op}" for op in ops if _is(op, "ATOM", "SYS")]
+    faults += [f"waits for the link to drain: {op}" for op in ops if _is(op, "MEMBAR", "SYS")]
+
+    arrivals, published, barrier = 0, False, False
+    for op in ops:
+        if _is(op, "RED", "MAX.S64", "GPU") or _is(op, "ATOM", "MAX.S64", "GPU"):
+            published, barrier = True, False
+        elif op.startswith("BAR."):
+            barrier = True
+        elif _is(op, "RED", "ADD", "GPU") or _is(op, "ATOM", "ADD", "GPU"):
+            arrivals += 1
+            if not published:
+                faults.append(f"arrival counted before any maximum was published: {op}")
+            elif not barrier:
+                faults.append(f"no CTA barrier between the published maxima and {op}")
+    if not arrivals:
+        faults.append("no arrival counter: expected an atomic add of GPU scope")
+    return faults
+
+
+def _is(op: str, family: str, *modifiers: str) -> bool:
+    """`op` is RED or REDG (ATOM or ATOMG, MEMBAR, …) with these dotted modifiers."""
+    name, _, rest = op.partition(".")
+    return name in (family, f"{family}G") and all(f".{m}." in f".{rest}." for m in modifiers)

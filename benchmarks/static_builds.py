@@ -1,0 +1,184 @@
+"""Every kernel of the package, and the configurations in which it is compiled for the report."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+import triton
+
+import tpsample.kernels
+from benchmarks.aot import Build, jitted
+from tpsample.kernels.tile_table import Tile
+from tpsample.triton_backend import ROW_BLOCK
+
+LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
+GREEDY = "benchmarks.greedy:greedy_kernel"
+HIDDEN_SIZE = 4096
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+# Run-time arguments by name; weight, hidden and bias take the weight's dtype, the rest is i32.
+_TYPES = {
+    "stream_ptr": "*i32",
+    "scale_ptr": "*fp32",
+    "words_ptr": "*i64",
+    "seed_ptr": "*i64",
+    "position_ptr": "*i64",
+    "temperature_ptr": "*fp32",
+    "slot_ptr": "*i32",
+    "logits_ptr": "*fp32",
+    "value_ptr": "*fp32",
+    "index_ptr": "*i32",
+    "token_ptr": "*i64",
+    "status_ptr": "*i32",
+    "arrive_ptr": "*i32",
+    "done_ptr": "*i32",
+    "epoch_ptr": "*i64",
+    "inboxes_ptr": "*i64",
+    "lost_ptr": "*i64",
+    "timeout": "i64",
+    "logit_scale": "fp32",
+    "logit_softcap": "fp32",
+}
+_WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
+
+# Compile-time arguments as in the common case; what a variant changes is passed over them.
+_CONSTANTS = {
+    "HAS_SCALE": False,
+    "HAS_SOFTCAP": False,
+    "HAS_BIAS": False,
+    "STORE_LOGITS": False,
+    "MANY_SAMPLES": False,
+    "ROUNDS": 10,
+    "INTERPRET": False,
+    "PUSH": False,
+    "HIDDEN_SIZE": HIDDEN_SIZE,
+    "BLOCK_W": 8,
+}
+_EVERYTHING = {
+    "HAS_SCALE": True,
+    "HAS_SOFTCAP": True,
+    "HAS_BIAS": True,
+    "STORE_LOGITS": True,
+    "MANY_SAMPLES": True,
+    "PUSH": True,
+    "HIDDEN_SIZE": HIDDEN_SIZE + 8,
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One line of the report: a kernel in one configuration on one architecture.
+
+    `tile` is None for kernels that do not touch the weight. With `epilogue` set the greedy kernel
+    is compiled too and the difference counted.
+    """
+
+    kernel: str
+    variant: str
+    arch: int
+    dtype: torch.dtype | None = None
+    tile: Tile | None = None
+    epilogue: bool = False
+    constants: dict[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+
+    def build(self, kernel: str | None = None) -> Build:
+        """What to compile; `kernel` takes the place of this subject's own."""
+        kernel = kernel or self.kernel
+        constants = _CONSTANTS | self.constants
+        if self.tile is not None:
+            constants |= {
+                "BLOCK_V": self.tile.block_v,
+                "BLOCK_B": self.tile.block_b,
+                "BLOCK_D": self.tile.block_d,
+                "BLOCK_E": self.tile.block_e(constants["MANY_SAMPLES"]),
+            }
+        function = jitted(kernel)
+        compile_time = {function.arg_names[i] for i in function.constexprs}
+        run_time = [name for name in function.arg_names if name not in compile_time]
+        return Build(
+            kernel=kernel,
+            arch=self.arch,
+            types={name: self._type_of(name) for name in run_time},
+            constants={name: constants[name] for name in compile_time},
+            num_warps=self.tile.num_warps if self.tile else self.num_warps,
+            num_stages=self.tile.num_stages if self.tile else 1,
+        )
+
+    def _type_of(self, argument: str) -> str:
+        if argument in _WEIGHT_TYPED and self.dtype is not None:
+            return f"*{DTYPES[self.dtype]}"
+        if argument.endswith("_ptr"):
+            return _TYPES[argument]
+        return _TYPES.get(argument, "i32")
+
+
+# Kernels that do not touch the weight: their constants and warps, as their launches have them.
+_SMALL = {
+    "tpsample.kernels.rows:row_noise_kernel": ({"BLOCK": ROW_BLOCK}, 4),
+    "tpsample.kernels.finish:finish_kernel": ({"BLOCK": ROW_BLOCK}, 4),
+    "tpsample.kernels.peer:peer_finish_kernel": ({"BLOCK_S": 16, "BLOCK_B": 32}, 1),
+}
+
+
+def subjects(
+    archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]], *, every: bool = False
+) -> list[Subject]:
+    """All kernels on `archs`, the LM head with each of `tiles`; `every` variant of each, or few."""
+    missing = package_kernels() - {LM_HEAD, *_SMALL}
+    if missing:
+        raise LookupError(f"static report: no configuration for {sorted(missing)}; add one")
+    return [
+        subject
+        for arch in archs
+        for subject in [*_lm_heads(arch, tiles, every), *_small_kernels(arch)]
+    ]
+
+
+def lm_head(arch: int, tile: Tile, dtype: torch.dtype) -> Subject:
+    """The LM head alone, plain, against its greedy twin."""
+    return Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=True)
+
+
+def package_kernels() -> set[str]:
+    """Every jitted function of `tpsample.kernels` that is launched: by convention `…_kernel`."""
+    found = set()
+    for module in pkgutil.iter_modules(tpsample.kernels.__path__, "tpsample.kernels."):
+        for name, value in vars(import_module(module.name)).items():
+            if name.endswith("_kernel") and isinstance(value, triton.JITFunction):
+                found.add(f"{value.__module__}:{name}")
+    return found
+
+
+def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool) -> list[Subject]:
+    """Every tile plain; pushing to peers and with every feature at batch tile 64, or if `every`.
+
+    fp16 differs from bf16 in the name of the instruction: one tile shows that.
+    """
+    found = []
+    for tile, dtype in tiles:
+        if dtype == torch.float16 and tile.block_b != 16 and not every:
+            continue
+        at_64 = tile.block_b == 64 and dtype == torch.bfloat16
+        counted = at_64 and arch == 90
+        found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
+        if every or at_64:
+            found.append(Subject(LM_HEAD, "push", arch, dtype, tile, constants={"PUSH": True}))
+            found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, constants=_EVERYTHING))
+        if counted:
+            seven = {"ROUNDS": 7}
+            found.append(Subject(LM_HEAD, "7 rounds", arch, dtype, tile, True, seven))
+    return found
+
+
+def _small_kernels(arch: int) -> list[Subject]:
+    return [
+        Subject(kernel, "", arch, constants=constants, num_warps=warps)
+        for kernel, (constants, warps) in _SMALL.items()
+    ]

@@ -1,0 +1,142 @@
+"""Time several candidates in one process, in turn: A B C A B C …, since a GPU drifts.
+
+On a GPU each candidate is captured in a CUDA graph after a warm-up and its replay is timed with
+events, with a cold L2. On a CPU the wall clock is read around the call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+import torch
+
+WARM_UP_CALLS = 3
+FLUSH_BYTES = 512 * 2**20
+"""Read between replays: several times the L2 of any GPU, and long enough (about 120 µs at 4 TB/s)
+for the host to enqueue the next replay meanwhile."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of one candidate.
+
+    Attributes:
+        times_us: one per repeat, in order.
+        graph: whether they are CUDA graph replays.
+    """
+
+    times_us: tuple[float, ...]
+    graph: bool
+
+    @property
+    def median_us(self) -> float:
+        return self._quartiles[1]
+
+    @property
+    def _quartiles(self) -> list[float]:
+        if len(self.times_us) == 1:
+            return [self.times_us[0]] * 3
+        return quantiles(self.times_us, n=4, method="inclusive")
+
+    def fields(self) -> dict[str, Any]:
+        """The columns of a result row."""
+        q1, median, q3 = self._quartiles
+        return {
+            "median_us": median,
+            "q1_us": q1,
+            "q3_us": q3,
+            "repeats": len(self.times_us),
+            "graph": self.graph,
+        }
+
+    @staticmethod
+    def slowest(ranks: list[Timing]) -> Timing:
+        """The slowest rank of every repeat."""
+        times = zip(*(timing.times_us for timing in ranks), strict=True)
+        return Timing(tuple(max(each) for each in times), all(rank.graph for rank in ranks))
+
+
+def measure(
+    candidates: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    *,
+    repeats: int,
+    align: Callable[[], object] | None = None,
+) -> dict[str, Timing]:
+    """Time every candidate `repeats` times, interleaved.
+
+    Args:
+        candidates: calls that enqueue one step each and wait for nothing.
+        align: called before each step; with several ranks, something all of them take part in.
+    """
+    prepared = {name: _prepare(step, device) for name, step in candidates.items()}
+    once = _once_on_gpu(device, align) if device.type == "cuda" else _once_on_cpu(align)
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(repeats):
+        for name, (step, _) in prepared.items():
+            times[name].append(once(step))
+    return {name: Timing(tuple(times[name]), prepared[name][1]) for name in candidates}
+
+
+def _prepare(step: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], bool]:
+    """`step` warmed up and, if it can be, captured; and whether it was."""
+    if device.type != "cuda":
+        step()
+        return step, False
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP_CALLS):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # thread_local: the watchdog thread of NCCL queries events meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+    except (RuntimeError, AssertionError):
+        torch.cuda.synchronize()
+        return step, False
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph.replay, True
+
+
+def _once_on_gpu(
+    device: torch.device, align: Callable[[], object] | None
+) -> Callable[[Callable[[], object]], float]:
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    flush = torch.zeros(max(FLUSH_BYTES, 4 * l2_bytes) // 4, device=device)
+    flushed = torch.zeros((), device=device)
+
+    def once(step: Callable[[], object]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # Reading leaves clean lines; dirty ones would be written back during the timed replay.
+        torch.sum(flush, dim=0, out=flushed)
+        if align is not None:
+            align()
+        start.record()
+        step()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+    return once
+
+
+def _once_on_cpu(
+    align: Callable[[], object] | None,
+) -> Callable[[Callable[[], object]], float]:
+    def once(step: Callable[[], object]) -> float:
+        if align is not None:
+            align()
+        start = time.perf_counter()
+        step()
+        return (time.perf_counter() - start) * 1e6
+
+    return once

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# tpsample on the ranks of this machine, started by mpirun (Open MPI or MPICH).
+#
+#   launch/mpi.sh [--dry-run] [command and options of tpsample; default: generate]
+#
+# NPROC  ranks; default 2, or 1 where there is one GPU.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+if ! version=$(mpirun --version 2>&1); then
+    echo "mpi.sh: mpirun does not run; install tpsample[mpi] or an MPI of your own" >&2
+    exit 1
+fi
+options=(-np "$NPROC")
+if [[ $version == *"Open MPI"* ]]; then
+    # MPI starts the processes and carries no tensors: the plainest transport does. tpsample shares
+    # out the cores itself.
+    export OMPI_MCA_pml=${OMPI_MCA_pml-ob1} OMPI_MCA_osc=${OMPI_MCA_osc-^ucx}
+    options+=(--oversubscribe --bind-to none)
+    # It gives rank 0 a terminal even where the output goes to a file; moving bars do not belong there.
+    if [[ ! -t 1 ]]; then export TERM=dumb; fi
+    if ((EUID == 0)); then options+=(--allow-run-as-root); fi
+fi
+
+# -m mpi4py: a rank that fails ends the job instead of leaving the others waiting.
+start mpirun "${options[@]}" python -m mpi4py -m tpsample.cli "$@"

@@ -1,0 +1,33 @@
+"""On a machine with a GPU: the sections of the GPU check that say right or wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+
+RIGHT_OR_WRONG = ("noise", "goldens", "oracle", "invariance", "virtual_ranks")
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@pytest.mark.parametrize("section", RIGHT_OR_WRONG)
+def test_section(section, tmp_path):
+    """In a process of its own: the tests interpret kernels, this one compiles them."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--section", section]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path)],
+        cwd=gpu_check.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,198 @@
+"""Finding and joining a job, and the scripts that start one."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands import MPIRUN, TORCHRUN, run_command
+from tpsample import distributed
+from tpsample.distributed import LaunchError, Place, from_environment, join
+
+ENVIRONMENTS = {
+    "nothing": ({}, Place()),
+    "torchrun": (
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+        Place(5, 8, 1, 4, "torchrun"),
+    ),
+    "openmpi": (
+        {
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+        },
+        Place(1, 2, 0, 1, "Open MPI"),
+    ),
+    "mpich": (
+        {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        Place(3, 4, 1, 2, "MPICH"),
+    ),
+    "srun": (
+        {
+            "SLURM_PROCID": "6",
+            "SLURM_STEP_NUM_TASKS": "11",
+            "SLURM_LOCALID": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+        },
+        Place(6, 11, 2, 4, "Slurm"),
+    ),
+    "batch-script-without-srun": (
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
+        Place(),
+    ),
+    "torchrun-inside-srun": (
+        {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "SLURM_PROCID": "1",
+            "SLURM_STEP_NUM_TASKS": "2",
+        },
+        Place(0, 1, 0, 1, "torchrun"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("env", "place"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_place_from_environment(env: dict[str, str], place: Place) -> None:
+    assert from_environment(env) == place
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"WORLD_SIZE": None}, "WORLD_SIZE: not set"),
+        ({"LOCAL_RANK": None}, "LOCAL_RANK: not set"),
+        ({"RANK": "two"}, "RANK='two': expected a number"),
+        ({"RANK": "-1"}, "RANK='-1': expected a number"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE='': expected a number"),
+        ({"RANK": "8"}, "RANK=8: expected less than WORLD_SIZE=8"),
+    ],
+)
+def test_broken_environment_names_the_variable(change: dict[str, str | None], message: str) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", **change}
+    with pytest.raises(LaunchError, match=message):
+        from_environment({name: value for name, value in env.items() if value is not None})
+
+
+def test_launcher_without_address_raises_instead_of_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in ENVIRONMENTS["srun"][0].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(LaunchError, match="MASTER_ADDR: not set"), join():
+        pass
+
+
+def test_alone_there_is_no_group() -> None:
+    with join() as job:
+        assert (job.rank, job.world_size, job.source) == (0, 1, "alone")
+        assert not torch.distributed.is_initialized()
+        assert job.gather("x") == ["x"]
+
+
+@pytest.mark.parametrize(("local_rank", "local_world_size"), [(0, 3), (2, 3)])
+def test_more_ranks_than_gpus_raises_on_every_rank(
+    monkeypatch: pytest.MonkeyPatch, local_rank: int, local_world_size: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    place = Place(local_rank, 3, local_rank, local_world_size, "torchrun")
+    with pytest.raises(LaunchError, match="3 ranks on this machine, 2 GPUs"):
+        distributed._device(place)
+
+
+def test_store_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert distributed._host(Place(0, 2, 0, 2)) == "127.0.0.1"
+    assert distributed._host(Place(0, 4, 0, 2)) not in ("", "0.0.0.0")
+    monkeypatch.setenv("MASTER_ADDR", "node-7")
+    assert distributed._host(Place(0, 4, 0, 2)) == "node-7"
+
+
+BODY = """
+import sys, torch, torch.distributed as dist
+from tpsample.distributed import join
+with join(timeout_s=20) as job:
+    if sys.argv[1] == "rank 1 fails" and job.rank == 1:
+        raise RuntimeError("planted")
+    total = torch.tensor([job.rank + 1])
+    dist.all_reduce(total)
+    ranks = job.gather(job.local_rank)
+    assert dist.get_backend() == "gloo" and job.device.type == "cpu"
+    if job.rank == 0:
+        print("joined", job.world_size, job.source, int(total), ranks)
+assert not dist.is_initialized()
+"""
+STARTERS = {"torchrun": (*TORCHRUN, 2), "mpi4py": (*MPIRUN, 2, sys.executable, "-m", "mpi4py")}
+
+
+@pytest.fixture
+def body(tmp_path: Path) -> Path:
+    path = tmp_path / "body.py"
+    path.write_text(BODY)
+    return path
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("source", STARTERS)
+def test_two_ranks_join(source: str, body: Path) -> None:
+    done = run_command(*STARTERS[source], body, "all work", timeout_s=90)
+    assert done.returncode == 0, done.stderr
+    assert f"joined 2 {source} 3 [0, 1]" in done.stdout
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("source", STARTERS)
+def test_a_rank_that_fails_ends_the_job(source: str, body: Path) -> None:
+    done = run_command(*STARTERS[source], body, "rank 1 fails", timeout_s=90)
+    assert done.returncode != 0
+    assert "planted" in done.stderr + done.stdout
+
+
+@pytest.mark.timeout(100)
+def test_variables_of_a_launcher_and_an_address_are_enough(body: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    both = 'for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & done; wait'
+    done = run_command(
+        *("bash", "-c", both, "bash", sys.executable, body, "all work"), env=env, timeout_s=90
+    )
+    assert "joined 2 Slurm 3 [0, 1]" in done.stdout, done.stderr
+
+
+def test_importing_tpsample_imports_no_extra() -> None:
+    program = (
+        "import sys, tpsample, tpsample.distributed, tpsample.cli\n"
+        "print({'mpi4py', 'typer', 'rich', 'transformers', 'triton'} & set(sys.modules))"
+    )
+    done = run_command(sys.executable, "-c", program)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_dry_runs_show_the_command_and_start_nothing() -> None:
+    local = run_command("launch/local.sh", "--dry-run", "generate", "--prompt", "a b")
+    assert local.returncode == 0
+    assert local.stdout == ""
+    assert "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node" in local.stderr
+    assert local.stderr.rstrip().endswith(r"-m tpsample.cli generate --prompt a\ b")
+
+    mpi = run_command("launch/mpi.sh", "--dry-run", env={"NPROC": "3"})
+    assert mpi.returncode == 0
+    assert mpi.stdout == ""
+    assert mpi.stderr.startswith("mpirun -np 3 ")
+    assert mpi.stderr.rstrip().endswith("python -m mpi4py -m tpsample.cli generate")

@@ -1,0 +1,261 @@
+"""The `peer` exchange in the interpreter: the real kernels write into every rank's inbox.
+
+The ranks here are virtual, several in one process; those of `test_peer_processes` share memory.
+The oracle is `reference.sample` on the full logits.
+"""
+
+import random
+
+import pytest
+import torch
+
+import tpsample.exchange.peer
+import tpsample.triton_backend
+from tests.cases import Case, uneven_shards
+from tpsample import LMHeadSampler, PeerLost, Status, VocabShard, word
+from tpsample.exchange.peer_memory import VirtualWorld
+from tpsample.kernels.peer import chunk_of_tile, tiles_of_chunk
+from tpsample.kernels.tile_table import Tile
+
+SMALL_TILE = Tile(block_v=128, block_b=4, block_d=16, num_warps=1, num_stages=1)
+CANARY = -987654321
+
+
+def virtual(case: Case, shards: list[VocabShard], tile: Tile | None = SMALL_TILE, **arguments):
+    """A world of one sampler per shard; peers answer before `finish`, so nobody waits long."""
+    world = VirtualWorld(shards)
+    samplers = [
+        LMHeadSampler(case.weight[s.start : s.stop], group=ranks, exchange="peer", **arguments)
+        for s, ranks in zip(shards, world.ranks, strict=True)
+    ]
+    for sampler in samplers:
+        sampler._local._tile = tile
+        if len(shards) > 1:
+            sampler.exchange.timeout_s = 0.01
+    return world, samplers
+
+
+def even_shards(vocab_size: int, world_size: int) -> list[VocabShard]:
+    return [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
+
+
+def assert_all_equal(outputs, expected):
+    for rank, output in enumerate(outputs):
+        assert output.token_ids.tolist() == expected.token_ids.tolist(), f"rank {rank}"
+        assert output.status.tolist() == expected.status.tolist(), f"rank {rank}"
+
+
+def step(world, samplers, case: Case, **arguments):
+    return world.step(samplers, case.hidden_states, case.batch, case.positions, **arguments)
+
+
+class Spy:
+    """A kernel that hands each launch to `see`, which may return another grid, and makes it."""
+
+    def __init__(self, kernel, see):
+        self.kernel, self.see = kernel, see
+
+    def __getitem__(self, grid):
+        def launch(**arguments):
+            self.kernel[self.see(self.kernel, grid, arguments) or grid](**arguments)
+
+        return launch
+
+
+SHARDS = {
+    "even": even_shards,
+    "uneven": uneven_shards,
+    "all on the last": lambda v, w: [VocabShard(0, 0)] * (w - 1) + [VocabShard(0, v)],
+}
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize("shards", list(SHARDS))
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("vocab_size", [1000, 7])
+def test_tokens_are_the_oracles(vocab_size, world_size, shards, chunks):
+    case = Case.make(vocab_size, 5)
+    world, samplers = virtual(case, SHARDS[shards](vocab_size, world_size), chunks=chunks)
+    assert_all_equal(step(world, samplers, case), case.oracle())
+    several = case.rows([4, 1])
+    assert_all_equal(step(world, samplers, several, num_samples=2), several.oracle(num_samples=2))
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "world_size", "shards", "chunks"),
+    [(49152, 2, "even", 4), (50257, 4, "uneven", 1), (151936, 8, "even", 4)],
+)
+def test_real_vocabularies_whatever_the_batch(vocab_size, world_size, shards, chunks):
+    """Rows permuted, padded with strangers, and alone."""
+    case = Case.make(vocab_size, 4)
+    expected = case.oracle().token_ids.tolist()
+    world, samplers = virtual(case, SHARDS[shards](vocab_size, world_size), None, chunks=chunks)
+    for sampler in samplers:
+        sampler.exchange.timeout_s = 1
+    for index in ([2, 0, 3, 1], [3]):
+        for out in step(world, samplers, case.rows(index)):
+            assert out.token_ids.tolist() == [expected[row] for row in index]
+    padded = Case.make(vocab_size, 5).beside(case)
+    for out in step(world, samplers, padded):
+        assert out.token_ids[5:].tolist() == expected
+
+
+def test_tile_of_the_table_and_more_rows_than_a_finish_program():
+    case = Case.make(300, 70, dtype=torch.float32)
+    world, samplers = virtual(case, even_shards(300, 3), tile=None, chunks=2)
+    for _ in range(2):
+        assert_all_equal(step(world, samplers, case), case.oracle())
+    assert [int(sampler.exchange._epoch) for sampler in samplers] == [3, 3, 3]
+
+
+def test_every_chunk_has_tiles_and_they_add_up():
+    for num_chunks in range(1, 9):
+        for num_tiles in range(num_chunks, 40):
+            chunks = [chunk_of_tile.fn(t, num_tiles, num_chunks) for t in range(num_tiles)]
+            counts = [tiles_of_chunk.fn(c, num_tiles, num_chunks) for c in range(num_chunks)]
+            assert chunks == sorted(chunks)
+            assert [chunks.count(chunk) for chunk in range(num_chunks)] == counts
+            assert min(counts) >= 1
+
+
+def test_a_chunk_is_pushed_by_its_last_tile_and_not_before(monkeypatch):
+    """Stops the launch after each of its programs: 5 tiles in 2 chunks, 2 and 3."""
+    case = Case.make(640, 3)
+    _, (sampler, peer) = virtual(case, [VocabShard(0, 640), VocabShard(640, 640)], chunks=2)
+    kernel = tpsample.triton_backend.lm_head_kernel
+    pushed = []
+    for programs in range(1, 6):
+        stopped = Spy(kernel, lambda _, grid, __, programs=programs: (min(programs, *grid),))
+        monkeypatch.setattr(tpsample.triton_backend, "lm_head_kernel", stopped)
+        sampler.start(case.hidden_states, case.batch, case.positions)
+        slots = peer.exchange.memory.own[1, :, 0, :3]
+        pushed.append([bool((chunk != 0).all()) for chunk in slots])
+        assert all(pushed[-1][chunk] or (slots[chunk] == 0).all() for chunk in range(2))
+        for each in (sampler, peer):
+            each.exchange.reset()
+    assert pushed == [[False, False], *[[True, False]] * 3, [True, True]]
+
+
+@pytest.mark.parametrize("num_samples", [None, 2])
+def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples):
+    """The inboxes between the halves of a step; rows that are not part of it keep a canary."""
+    case, rows, chunks, max_rows = Case.make(1000, 5), 5 * (num_samples or 1), 4, 16
+    _, samplers = virtual(case, uneven_shards(1000, 3), chunks=chunks, max_rows=max_rows)
+    for sampler in samplers:
+        sampler.exchange.memory.own[..., rows:] = CANARY
+        sampler.exchange.words[..., rows:] = CANARY
+    outputs = [
+        sampler.start(case.hidden_states, case.batch, case.positions, num_samples=num_samples)
+        for sampler in samplers
+    ]
+    epoch = 1
+    for sampler in samplers:
+        inbox = sampler.exchange.memory.own
+        assert inbox.shape == (2, chunks, 3, max_rows)
+        for source in samplers:
+            sent = source.exchange.words[:, 0, :rows] | epoch << word.EPOCH_SHIFT
+            assert torch.equal(inbox[epoch & 1, :, source.exchange.ranks.rank, :rows], sent)
+        assert (inbox[1 - (epoch & 1), ..., :rows] == 0).all()
+        assert (sampler.exchange._arrive == 0).all()
+    for sampler, output in zip(samplers, outputs, strict=True):
+        sampler.finish(output)
+    assert_all_equal(outputs, case.oracle(num_samples))
+    for sampler in samplers:
+        assert (sampler.exchange.memory.own[..., :rows] == 0).all()
+        assert (sampler.exchange.memory.own[..., rows:] == CANARY).all()
+        assert (sampler.exchange.words[..., rows:] == CANARY).all()
+
+
+def test_steps_of_any_size_through_the_wrap_of_the_epoch():
+    case = Case.make(40, 9)
+    world, samplers = virtual(case, even_shards(40, 2), chunks=2)
+    for sampler in samplers:
+        sampler.exchange._epoch.fill_(2040)
+    sizes = random.Random(3)
+    epochs = []
+    for _ in range(16):
+        epochs.append(int(samplers[0].exchange._epoch))
+        some = case.rows(sizes.sample(range(9), sizes.randint(1, 9)))
+        assert_all_equal(step(world, samplers, some), some.oracle())
+        for sampler in samplers:
+            assert (sampler.exchange.memory.own == 0).all()
+            assert int(sampler.exchange._done) == 0
+            sampler.check()
+    assert epochs == [*range(2040, 2048), *range(2, 10)]
+
+
+def test_a_step_replayed_from_its_launches(monkeypatch):
+    """What a CUDA graph keeps: the launches with their arguments, not the host code."""
+    launches = []
+
+    for module, name in (
+        (tpsample.triton_backend, "row_noise_kernel"),
+        (tpsample.triton_backend, "lm_head_kernel"),
+        (tpsample.exchange.peer, "peer_finish_kernel"),
+    ):
+        spy = Spy(getattr(module, name), lambda *launch: launches.append(launch))
+        monkeypatch.setattr(module, name, spy)
+
+    case = Case.make(100, 3)
+    world, samplers = virtual(case, even_shards(100, 2), chunks=2)
+    outputs = step(world, samplers, case)
+    assert len(launches) == 6
+    for _ in range(3):
+        case.positions.add_(1)
+        for kernel, grid, arguments in launches:
+            kernel[grid](**arguments)
+        assert_all_equal(outputs, case.oracle())
+
+
+def test_ties_go_to_the_lowest_id_of_all_ranks():
+    case = Case.make(100, 6)
+    case.hidden_states.zero_()
+    greedy = case.rows([0, 5])
+    world, samplers = virtual(case, even_shards(100, 4), chunks=4)
+    outputs = step(world, samplers, greedy)
+    assert_all_equal(outputs, greedy.oracle())
+    assert outputs[0].token_ids.tolist() == [0, 0]
+
+
+def test_nan_and_masked_rows_are_seen_by_all_ranks():
+    case = Case.make(100, 4)
+    case.weight[77] = float("nan")
+    world, samplers = virtual(case, even_shards(100, 4))
+    outputs = step(world, samplers, case)
+    assert_all_equal(outputs, case.oracle())
+    assert outputs[0].status.tolist() == [Status.NAN] * 4
+
+    case = Case.make(100, 4)
+    bias = torch.full((100,), float("-inf"))
+    shards = even_shards(100, 4)
+    world = VirtualWorld(shards)
+    samplers = [
+        LMHeadSampler(case.weight[s.start : s.stop], group=r, bias=bias[s.start : s.stop])
+        for s, r in zip(shards, world.ranks, strict=True)
+    ]
+    outputs = step(world, samplers, case)
+    assert_all_equal(outputs, case.oracle(bias=bias))
+    assert outputs[0].status.tolist() == [Status.EMPTY] * 4
+
+
+def test_a_dead_rank_is_named_and_reset_recovers():
+    case = Case.make(100, 5)
+    world, samplers = virtual(case, even_shards(100, 3), chunks=2)
+    assert_all_equal(step(world, samplers, case), case.oracle())
+    alive = samplers[:2]
+    for timeout_s in (0.01, 3600):  # once lost, nobody waits again
+        for sampler in alive:
+            sampler.exchange.timeout_s = timeout_s
+        for output in step(world, alive, case):
+            assert output.token_ids.tolist() == [-1] * 5
+            assert output.status.tolist() == [Status.PEER_LOST] * 5
+    for sampler in alive:
+        with pytest.raises(PeerLost, match="rank 2 did not answer"):
+            sampler.check()
+    samplers[2].check()
+
+    for sampler in samplers:
+        sampler.exchange.reset()
+        sampler.check()
+    for _ in range(3):
+        assert_all_equal(step(world, samplers, case), case.oracle())

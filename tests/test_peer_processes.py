@@ -1,0 +1,105 @@
+"""The `peer` exchange between processes that share memory, and when it is chosen."""
+
+import os
+import random
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.cases import Case
+from tests.ranks import run_ranks
+from tests.test_peer import assert_all_equal, even_shards
+from tpsample import LMHeadSampler, PeerLost, Status
+from tpsample.exchange.choice import choose_exchange
+from tpsample.exchange.ranks import Ranks
+
+
+def _random_steps(case: Case, num_steps: int) -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shard = even_shards(case.vocab_size, world_size)[rank]
+    sampler = LMHeadSampler(case.weight[shard.start : shard.stop], exchange="peer", chunks=2)
+    sampler.exchange._epoch.fill_(2044)
+    same, own = random.Random(7), random.Random(rank)
+    for number in range(num_steps):
+        some = case.rows(same.sample(range(8), same.randint(1, 8)))
+        some.positions.add_(number)
+        if own.random() < 0.4:
+            time.sleep(own.random() * 0.1)
+        assert_all_equal([sampler(some.hidden_states, some.batch, some.positions)], some.oracle())
+    sampler.check()
+    dist.barrier()
+    assert (sampler.exchange.memory.own == 0).all()
+    sampler.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        sampler(case.hidden_states, case.batch, case.positions)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_processes_with_random_delays(world_size):
+    run_ranks(world_size, _random_steps, Case.make(60, 8), 20)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("tpsample-")]
+
+
+def _lose_rank_1(case: Case) -> str:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shard = even_shards(case.vocab_size, world_size)[rank]
+    sampler = LMHeadSampler(case.weight[shard.start : shard.stop], exchange="peer")
+    message = ""
+    if rank != 1:
+        sampler.exchange.timeout_s = 0.5
+        output = sampler(case.hidden_states, case.batch, case.positions)
+        assert (output.status == Status.PEER_LOST).all() and (output.token_ids == -1).all()
+        with pytest.raises(PeerLost) as lost:
+            sampler.check()
+        message = str(lost.value)
+    sampler.exchange.reset()
+    sampler.exchange.timeout_s = 30.0
+    output = sampler(case.hidden_states, case.batch, case.positions)
+    assert_all_equal([output], case.oracle())
+    return message
+
+
+def test_a_process_that_skips_a_step_is_named_and_reset_recovers():
+    messages = run_ranks(3, _lose_rank_1, Case.make(60, 4))
+    for rank in (0, 2):
+        assert f"rank 1 did not answer rank {rank}" in messages[rank]
+
+
+def _peer_by_torch() -> str:
+    weight = torch.zeros(4, 8)
+    with pytest.raises(ValueError) as error:
+        LMHeadSampler(weight, exchange="peer", backend="torch")
+    return str(error.value)
+
+
+def test_peer_needs_a_kernel_on_every_rank():
+    messages = run_ranks(2, _peer_by_torch)
+    assert messages[0] == messages[1]
+    assert 'backend "torch" has no kernel that writes to peers' in messages[0]
+
+
+def _report(gpu: int, linked: list[int], host: str = "a", obstacle: str = "") -> dict:
+    others = [f"gpu {other}" for other in linked]
+    return {"host": host, "device": ["cuda", f"gpu {gpu}"], "linked": others, "obstacle": obstacle}
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([_report(0, [])], "none"),
+        ([_report(0, [1]), _report(1, [0])], "peer"),
+        ([_report(0, [1]), _report(1, [])], "collective"),
+        ([_report(0, [1, 2]), _report(1, [0, 2]), _report(2, [0, 1])], "peer"),
+        ([_report(0, [1]), _report(1, [0, 2]), _report(2, [1])], "collective"),
+        ([_report(0, [1]), _report(1, [0], host="b")], "collective"),
+        ([_report(0, [1]), _report(1, [0], obstacle="interpreted")], "collective"),
+        ([_report(0, [1]), _report(0, [1])], "collective"),
+    ],
+    ids=["one", "pair", "one way", "three", "line", "two hosts", "obstacle", "one gpu"],
+)
+def test_auto_takes_peer_where_all_pairs_are_linked(reports, expected):
+    ranks = Ranks()
+    ranks.world_size = len(reports)
+    assert choose_exchange("auto", ranks, reports) == expected

@@ -1,0 +1,32 @@
+"""The commands of `tpsample`, one file each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import tpsample
+from tpsample.cli import bench
+from tpsample.cli.generate import generate
+
+app = typer.Typer(
+    name="tpsample", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+app.command()(generate)
+bench.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tpsample {tpsample.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tpsample_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Sample next tokens where the logits are computed, on one rank or many."""

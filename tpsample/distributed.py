@@ -1,0 +1,199 @@
+"""Joining a job started by torchrun, mpirun or Slurm; a process started by hand is alone.
+
+    with join() as job:
+        sampler = LMHeadSampler(weight, shard=VocabShard.even(V, job.rank, job.world_size))
+
+Looked at in this order: torchrun's variables; mpi4py, if a launcher of MPI started this process;
+the launcher's own variables together with MASTER_ADDR and MASTER_PORT; else a world of one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore
+
+log = logging.getLogger(__name__)
+
+# Each launcher's rank, world size, local rank, local world size. srun sets the STEP variables; a
+# batch script has SLURM_PROCID without them and is alone.
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "Open MPI": tuple(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+}
+
+
+_WAY_OUT = "start with torchrun, or with mpirun and tpsample[mpi] installed"
+
+
+class LaunchError(RuntimeError):
+    """The environment names a job that cannot be joined; says which variable and the way out."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands in its job, and on its machine, and who says so."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    source: str = "alone"  # or "mpi4py", or a name in _LAUNCHERS
+
+
+@dataclass(frozen=True)
+class Job(Place):
+    """A joined job: the place, and the device this rank computes on."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value (anything that pickles), in rank order. Collective."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+
+@contextmanager
+def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
+    """Join the job this process was started in: NCCL if there are GPUs, else gloo.
+
+    Creates the default process group and destroys it at the end; a world of one has none. On the
+    CPU the ranks share the cores, unless OMP_NUM_THREADS says otherwise.
+
+    Args:
+        timeout_s: how long a rank waits for another before it raises.
+
+    Raises:
+        LaunchError: the launcher's variables are not enough, or there are more ranks than GPUs.
+    """
+    place, store = _find()
+    device = _device(place)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // place.local_world_size))
+    if place.world_size > 1:
+        _init_group(place, store, device, timeout_s)
+
+    failed = True
+    try:
+        yield Job(**vars(place), device=device)
+        failed = False
+    finally:
+        # Destroying NCCL waits for peers that may wait for this rank; its exit is what tells them.
+        if place.world_size > 1 and not (failed and device.type == "cuda"):
+            dist.destroy_process_group()
+
+
+def from_environment(env: Mapping[str, str]) -> Place:
+    """The place that the variables of torchrun or another launcher name; alone without any.
+
+    Raises:
+        LaunchError: some of a launcher's variables are missing or are not numbers in range.
+    """
+    for source, names in _LAUNCHERS.items():
+        if (names[1] if source == "Slurm" else names[0]) not in env:
+            continue
+        rank, world_size, local_rank, local_world_size = (_number(env, n, source) for n in names)
+        if rank >= world_size:
+            raise LaunchError(f"{names[0]}={rank}: expected less than {names[1]}={world_size}")
+        return Place(rank, world_size, local_rank, local_world_size, source)
+    return Place()
+
+
+def _number(env: Mapping[str, str], name: str, source: str) -> int:
+    if name not in env:
+        raise LaunchError(
+            f"{name}: not set, although other variables of {source} are; set it, or {_WAY_OUT}"
+        )
+    # Slurm writes tasks per node as "4(x2),3".
+    number = re.match(r"\d+(?=$|\(|,)", env[name].strip())
+    if number is None:
+        raise LaunchError(f"{name}={env[name]!r}: expected a number >= 0, as {source} sets")
+    return int(number[0])
+
+
+def _find() -> tuple[Place, Store | None]:
+    """This process's place, and a store where MPI made one."""
+    place = from_environment(os.environ)
+    if place.source not in ("Open MPI", "MPICH") or place.world_size == 1:
+        return place, None
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        log.info("without mpi4py (%s), by the variables of %s", error, place.source)
+        return place, None
+    world = MPI.COMM_WORLD
+    if world.size != place.world_size:
+        log.warning("mpi4py is built for another MPI than %s; using its variables", place.source)
+        return place, None
+
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    place = Place(world.rank, world.size, node.rank, node.size, "mpi4py")
+    if place.rank == 0:
+        host = _host(place)
+        store = TCPStore(host, 0, place.world_size, True, wait_for_workers=False)
+        world.bcast((host, store.port))
+    else:
+        host, port = world.bcast(None)
+        store = TCPStore(host, port, place.world_size, False)
+    return place, store
+
+
+def _host(place: Place) -> str:
+    """An address of this machine that all ranks reach."""
+    if "MASTER_ADDR" in os.environ:
+        return os.environ["MASTER_ADDR"]
+    if place.local_world_size == place.world_size:
+        return "127.0.0.1"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("198.51.100.1", 9))  # sends nothing; picks the outgoing interface
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def _device(place: Place) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    if max(place.local_rank + 1, place.local_world_size) > gpus:
+        raise LaunchError(
+            f"{place.local_world_size} ranks on this machine, {gpus} GPUs visible to rank "
+            f"{place.rank}: start at most {gpus}, make every GPU of the machine visible to every "
+            "rank, or hide them with CUDA_VISIBLE_DEVICES= to run on the CPU"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _init_group(place: Place, store: Store | None, device: torch.device, timeout_s: float) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if store is None and name not in os.environ:
+            raise LaunchError(
+                f"{name}: not set, and {place.source} alone does not tell where rank 0 is; set "
+                f"MASTER_ADDR and MASTER_PORT, an address and a free port there, or {_WAY_OUT}"
+            )
+    gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if gpu else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if gpu else None,
+    )

@@ -1,0 +1,92 @@
+"""Which exchange a sampler uses: decided from every rank's report, so ranks cannot disagree."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import torch
+
+from tpsample.exchange.peer_memory import VirtualRanks
+from tpsample.exchange.ranks import Ranks
+
+
+def reach(backend: str, device: torch.device) -> dict[str, Any]:
+    """What a rank reports about reaching its peers' memory, as JSON values.
+
+    Returns:
+        host; device: type and UUID, which means the same to every process; linked: devices that
+        NVLink connects with it; obstacle: why its kernels could not write to peers, or "".
+    """
+    obstacle = ""
+    if backend != "triton":
+        obstacle = (
+            f'backend "{backend}" has no kernel that writes to peers; use a GPU, or the '
+            "interpreter with TRITON_INTERPRET=1"
+        )
+    elif device.type == "cuda" and os.environ.get("TRITON_INTERPRET") == "1":
+        obstacle = "the interpreter cannot write the memory of a GPU; unset TRITON_INTERPRET"
+    uuid, linked = _nvlink(device) if device.type == "cuda" else ("", [])
+    return {
+        "host": socket.gethostname(),
+        "device": [device.type, uuid],
+        "linked": linked,
+        "obstacle": obstacle,
+    }
+
+
+def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> str:
+    """The exchange for the argument `name`: "none" for one rank, and what "auto" stands for.
+
+    "auto" is "peer" where the ranks have a GPU each and NVLink connects all pairs, "collective"
+    otherwise.
+
+    Args:
+        reports: what `reach` returned on each rank.
+
+    Raises:
+        ValueError: "peer" is impossible; the same on every rank.
+    """
+    if ranks.world_size == 1:
+        return "none"
+    virtual = isinstance(ranks, VirtualRanks)
+    obstacles = [f"rank {r}: {rep['obstacle']}" for r, rep in enumerate(reports) if rep["obstacle"]]
+    if name == "auto" and not virtual:
+        return "peer" if not obstacles and _all_linked(reports) else "collective"
+    if virtual and name not in ("auto", "peer"):
+        raise ValueError(f'exchange: several ranks in one process have "peer" alone, got "{name}"')
+    if name in ("auto", "peer"):
+        if len({report["host"] for report in reports}) > 1 and reports[0]["device"][0] == "cpu":
+            obstacles = ["the ranks are CPUs of several hosts"]
+        if obstacles:
+            raise ValueError(
+                f'exchange: "peer" is not possible here: {"; ".join(obstacles)}; '
+                'or use exchange="collective"'
+            )
+        return "peer"
+    return name
+
+
+def _all_linked(reports: list[dict[str, Any]]) -> bool:
+    return all(
+        a["host"] == b["host"] and b["device"][1] in a["linked"]
+        for rank, a in enumerate(reports)
+        for b in reports[:rank] + reports[rank + 1 :]
+    )
+
+
+def _nvlink(device: torch.device) -> tuple[str, list[str]]:
+    """UUID of a GPU and those of the GPUs NVLink connects with it; none if that is unknown."""
+    own = torch.cuda.current_device() if device.index is None else device.index
+    try:
+        from torch._C import _distributed_c10d
+        from torch._C._autograd import DeviceType
+
+        detect = _distributed_c10d._detect_dma_connectivity  # type: ignore[attr-defined]
+        gpus = range(torch.cuda.device_count())
+        uuids = [str(torch.cuda.get_device_properties(gpu).uuid) for gpu in gpus]
+        links = detect(DeviceType.CUDA, "nvlink").matrix[own]
+        return uuids[own], [uuid for uuid, count in zip(uuids, links, strict=True) if count]
+    except (ImportError, AttributeError, RuntimeError):
+        return str(device), []

@@ -1,0 +1,130 @@
+"""In-kernel exchange: the LM-head kernel writes words into the peers' inboxes.
+
+The protocol is in `tpsample.kernels.peer`, the memory in `tpsample.exchange.peer_memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tpsample.errors import PeerLost
+from tpsample.exchange.base import Exchange
+from tpsample.exchange.peer_memory import PeerMemory, peer_memory
+from tpsample.exchange.ranks import Ranks
+from tpsample.kernels.peer import peer_finish_kernel
+from tpsample.output import SampleOutput
+
+INTERPRET: bool = triton.knobs.runtime.interpret
+MAX_WORLD_SIZE = 63
+"""Lost ranks are bits of one int64."""
+
+_BLOCK_B, _MAX_BLOCK_S = 32, 16
+_POLLS_PER_S = 2_000
+"""About what the interpreter manages."""
+
+
+class PeerExchange(Exchange):
+    """One launch computes and pushes all chunks; `finish` waits, decodes and clears.
+
+    Nothing that changes from step to step is a host argument, so a step can be captured in a CUDA
+    graph: the epoch is counted on the device.
+
+    Attributes:
+        timeout_s: how long a step waits for a rank before its rows become PEER_LOST; long enough
+            for a peer that still compiles its kernels.
+    """
+
+    name = "peer"
+    in_kernel = True
+
+    def __init__(self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device) -> None:
+        if ranks.world_size > MAX_WORLD_SIZE:
+            raise ValueError(
+                f'exchange: "peer" takes up to {MAX_WORLD_SIZE} ranks, got {ranks.world_size}; '
+                'use exchange="collective"'
+            )
+        super().__init__(ranks, max_rows, chunks, device)
+        self.parts = 1
+        self.timeout_s = 30.0
+        self._arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
+        self._epoch = torch.ones(1, dtype=torch.int64, device=device)
+        self._done = torch.zeros(1, dtype=torch.int32, device=device)
+        self._lost = torch.zeros(1, dtype=torch.int64, device=device)
+        self._memory: PeerMemory | None = peer_memory(
+            ranks, (2, chunks, ranks.world_size, max_rows), device
+        )
+
+    @property
+    def memory(self) -> PeerMemory:
+        if self._memory is None:
+            raise RuntimeError("exchange: closed; build a new LMHeadSampler")
+        return self._memory
+
+    def kernel_arguments(self) -> dict[str, Any]:
+        return {
+            "arrive_ptr": self._arrive,
+            "epoch_ptr": self._epoch,
+            "inboxes_ptr": self.memory.addresses,
+            "num_chunks": self.chunks,
+            "rank": self.ranks.rank,
+            "world_size": self.ranks.world_size,
+            "max_rows": self.max_rows,
+            "PUSH": True,
+            "BLOCK_W": triton.next_power_of_2(self.ranks.world_size),
+        }
+
+    def finish(self, out: SampleOutput, decode: Callable[[Tensor, SampleOutput], None]) -> None:
+        """Wait on the device for every rank's words; the kernel that waits decodes them too."""
+        num_rows = out.status.shape[0]
+        num_slots = self.chunks * self.ranks.world_size
+        peer_finish_kernel[(triton.cdiv(num_rows, _BLOCK_B),)](
+            inboxes_ptr=self.memory.addresses,
+            epoch_ptr=self._epoch,
+            done_ptr=self._done,
+            lost_ptr=self._lost,
+            token_ptr=out.token_ids,
+            status_ptr=out.status,
+            num_rows=num_rows,
+            num_samples=out.token_ids.numel() // num_rows,
+            num_slots=num_slots,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            max_rows=self.max_rows,
+            timeout=int(self.timeout_s * (_POLLS_PER_S if INTERPRET else 1e9)),
+            INTERPRET=INTERPRET,
+            BLOCK_S=min(_MAX_BLOCK_S, triton.next_power_of_2(num_slots)),
+            BLOCK_B=_BLOCK_B,
+            num_warps=1,
+        )
+
+    def bytes_sent(self, rows: int) -> int:
+        return (self.ranks.world_size - 1) * 8 * rows * self.chunks
+
+    def check(self) -> None:
+        lost = int(self._lost)
+        if lost:
+            ranks = [rank for rank in range(self.ranks.world_size) if lost >> rank & 1]
+            raise PeerLost(
+                f"exchange: rank {', '.join(map(str, ranks))} did not answer rank "
+                f"{self.ranks.rank} within {self.timeout_s} s; tokens are -1 from that step on, "
+                "until every rank calls reset() of its exchange"
+            )
+
+    def reset(self) -> None:
+        """Forget every word in flight and every lost rank. Collective; no step may be running."""
+        self.memory.barrier()
+        super().reset()
+        for tensor in (self.memory.own, self._arrive, self._done, self._lost):
+            tensor.zero_()
+        self._epoch.fill_(1)
+        self.memory.barrier()
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = None

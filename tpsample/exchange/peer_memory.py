@@ -1,0 +1,211 @@
+"""Where the inboxes of the `peer` exchange live, and how a rank comes to its peers' addresses.
+
+    several ranks in one process   VirtualWorld      any device
+    processes of one host, CPU     SharedFiles       the Triton interpreter, for tests
+    one GPU per process            SymmetricMemory   torch symmetric memory, NVLink
+
+The device and the ranks decide which; `peer_memory` makes it. Addresses hold in the process that
+asks for them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tpsample.batch import SamplingBatch, SeedSource
+from tpsample.exchange.ranks import Ranks, gather_or_raise
+from tpsample.output import SampleOutput
+from tpsample.vocab_shard import VocabShard
+
+if TYPE_CHECKING:
+    from tpsample.sampler import LMHeadSampler
+
+
+class PeerMemory:
+    """One zeroed int64 tensor per rank, which every rank can write.
+
+    Building it is collective and ends when every rank's tensor is zero and reachable.
+
+    Attributes:
+        own: this rank's tensor.
+        addresses: int64 [world_size] on the device, of every rank's tensor, own included.
+    """
+
+    own: Tensor
+    addresses: Tensor
+
+    def barrier(self) -> None:
+        """Wait until every rank is here and has done what it launched before."""
+
+    def close(self) -> None:
+        """Let go of the memory. Every rank has finished its last step."""
+        del self.own, self.addresses
+
+
+def peer_memory(ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> PeerMemory:
+    """The memory that fits the ranks and the device. Collective."""
+    if isinstance(ranks, VirtualRanks):
+        return VirtualMemory(ranks, shape)
+    if device.type == "cuda":
+        return SymmetricMemory(ranks, shape, device)
+    return SharedFiles(ranks, shape)
+
+
+class VirtualWorld:
+    """Several ranks in one process, on one device: all the kernels of `peer`, no other process.
+
+        world = VirtualWorld([VocabShard.even(V, r, 4) for r in range(4)], device)
+        samplers = [LMHeadSampler(weight[s.start : s.stop], group=ranks, exchange="peer")
+                    for s, ranks in zip(world.shards, world.ranks)]
+        outputs = world.step(samplers, hidden_states, batch, positions)
+
+    Args:
+        shards: the ranks' shards, in rank order; samplers need not repeat them.
+        device: of the weights.
+
+    Attributes:
+        ranks: one `Ranks` per rank, for the `group` argument of its `LMHeadSampler`. Every rank
+            builds as many samplers as the others, in the same order.
+    """
+
+    def __init__(self, shards: list[VocabShard], device: torch.device | str = "cpu") -> None:
+        self.shards = list(shards)
+        self.device = torch.device(device)
+        self.seed_root = SeedSource().root
+        self.ranks = [VirtualRanks(self, rank) for rank in range(len(shards))]
+        self._allocations: list[Tensor] = []
+
+    def step(
+        self,
+        samplers: list[LMHeadSampler],
+        hidden_states: Tensor,
+        batch: SamplingBatch,
+        positions: Tensor | int,
+        *,
+        num_samples: int | None = None,
+    ) -> list[SampleOutput]:
+        """One step of every rank: all local steps first, since nothing may wait before them."""
+        outputs = [
+            sampler.start(hidden_states, batch, positions, num_samples=num_samples)
+            for sampler in samplers
+        ]
+        return [sampler.finish(output) for sampler, output in zip(samplers, outputs, strict=True)]
+
+    def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
+        """int64 [world_size, *shape], the same tensor for every rank's request number `index`."""
+        if index == len(self._allocations):
+            zeros = torch.zeros(len(self.ranks), *shape, dtype=torch.int64, device=self.device)
+            self._allocations.append(zeros)
+        if self._allocations[index].shape[1:] != shape:
+            raise ValueError(
+                f"group: the virtual ranks built different samplers, {tuple(shape)} after "
+                f"{tuple(self._allocations[index].shape[1:])}"
+            )
+        return self._allocations[index]
+
+
+class VirtualRanks(Ranks):
+    """One of several ranks in this process; the world knows what the others would answer."""
+
+    def __init__(self, world: VirtualWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.num_allocations = 0
+
+    @property
+    def world_size(self) -> int:  # type: ignore[override]
+        return len(self.world.shards)
+
+    def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The record as every rank would give it, were it built with the same arguments."""
+        records = []
+        for rank, shard in enumerate(self.world.shards):
+            known: dict[str, Any] = {
+                "shard": [shard.start, shard.stop],
+                "seed_root": self.world.seed_root,
+            }
+            if rank != self.rank:
+                known["weight_rows"] = len(shard)
+            records.append({**record, **known})
+        return records
+
+
+class VirtualMemory(PeerMemory):
+    """A slice of one tensor per rank."""
+
+    def __init__(self, ranks: VirtualRanks, shape: tuple[int, ...]) -> None:
+        tensors = ranks.world.allocation(ranks.num_allocations, shape)
+        ranks.num_allocations += 1
+        self.own = tensors[ranks.rank]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=tensors.device)
+
+
+class SharedFiles(PeerMemory):
+    """A file in shared memory per rank, mapped by every rank and unlinked at once."""
+
+    _FOLDER = "/dev/shm"
+
+    def __init__(self, ranks: Ranks, shape: tuple[int, ...]) -> None:
+        self._ranks = ranks
+        path, error = "", None
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="tpsample-", dir=self._FOLDER)
+            os.ftruncate(descriptor, 8 * math.prod(shape))
+            os.close(descriptor)
+        except OSError as wrong:
+            error = wrong
+        try:
+            paths = [record["path"] for record in gather_or_raise(ranks, {"path": path}, error)]
+            self._mapped = [self._map(path, shape) for path in paths]
+            self.barrier()
+        finally:
+            if path:
+                os.unlink(path)
+        self.own = self._mapped[ranks.rank]
+        addresses = [tensor.data_ptr() for tensor in self._mapped]
+        self.addresses = torch.tensor(addresses, dtype=torch.int64)
+
+    @staticmethod
+    def _map(path: str, shape: tuple[int, ...]) -> Tensor:
+        flat = torch.from_file(path, shared=True, size=math.prod(shape), dtype=torch.int64)
+        return flat.view(shape)
+
+    def barrier(self) -> None:
+        self._ranks.gather({})
+
+    def close(self) -> None:
+        super().close()
+        del self._mapped
+
+
+class SymmetricMemory(PeerMemory):
+    """torch symmetric memory. All use of that interface, which torch calls alpha, is here."""
+
+    def __init__(self, ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symm_mem
+
+        assert ranks.group is not None
+        self._ranks, self._device = ranks, device
+        self.own = symm_mem.empty(shape, dtype=torch.int64, device=device)
+        self._handle = symm_mem.rendezvous(self.own, ranks.group)
+        self.own.zero_()
+        offset = getattr(self._handle, "offset", 0)  # torch 2.11 has none; whole tensors start at 0
+        addresses = [address + offset for address in self._handle.buffer_ptrs]
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self.barrier()
+
+    def barrier(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._ranks.gather({})
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+        super().close()
+        del self._handle

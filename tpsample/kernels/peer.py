@@ -1,0 +1,202 @@
+"""The `peer` exchange on the device: words go straight into every rank's inbox.
+
+An inbox is int64 [2, num_chunks, world_size, max_rows]: epoch parity, chunk, source rank, row. A
+word carries the step's epoch above its key, so it needs neither flag nor fence: 8 aligned bytes
+arrive whole, and the reader waits for the epoch. Every slot is written once per step by its
+source and cleared by its reader. Clearing is safe because of the two parities: a peer writes this
+parity again only two steps on, after our push of the step between, which follows our clearing.
+
+Inboxes are reached through addresses, a rank's own too: the interpreter may copy tensor arguments
+onto themselves after a launch, over a word that a peer has just written.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample import word
+from tpsample.kernels.finish import decode
+
+EPOCH_SHIFT = tl.constexpr(word.EPOCH_SHIFT)
+EPOCH_MAX = tl.constexpr(word.EPOCH_MAX)
+STATUS_PEER_LOST = tl.constexpr(int(word.Status.PEER_LOST))
+
+
+@triton.jit
+def chunk_of_tile(tile, num_tiles, num_chunks):
+    """Chunk c holds the tiles num_tiles · c // num_chunks up to that of c + 1, at least one.
+
+    10 tiles in 4 chunks: 0 1 | 2 3 4 | 5 6 | 7 8 9.
+    """
+    return ((tile + 1) * num_chunks - 1) // num_tiles
+
+
+@triton.jit
+def tiles_of_chunk(chunk, num_tiles, num_chunks):
+    """How many tiles a chunk holds."""
+    return num_tiles * (chunk + 1) // num_chunks - num_tiles * chunk // num_chunks
+
+
+@triton.jit
+def next_epoch(epoch):
+    """1 … 2047, then 2: parity alternates for ever."""
+    return tl.where(epoch == EPOCH_MAX, 2, epoch + 1)
+
+
+@triton.jit
+def push_last_arrival(
+    words_ptr,
+    arrive_ptr,
+    num_arrivals,
+    epoch_ptr,
+    inboxes_ptr,
+    chunk,
+    offs_b,
+    num_rows,
+    num_samples,
+    num_chunks,
+    rank,
+    world_size,
+    max_rows,
+    MANY_SAMPLES: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """Count this program as arrived; the last one pushes the chunk's words of its rows.
+
+    The barrier puts the maxima of all warps before the arrival, which releases them; the last
+    arrival acquires those of all programs. Nothing is fenced behind the pushes: a fence there
+    would wait for the links to drain.
+    """
+    tl.debug_barrier()
+    if tl.atomic_add(arrive_ptr, 1, sem="acq_rel", scope="gpu") == num_arrivals - 1:
+        tl.store(arrive_ptr, 0)
+        epoch = tl.load(epoch_ptr)
+        offs_w = tl.arange(0, BLOCK_W)
+        mask_w = offs_w < world_size
+        mask_b = offs_b < num_rows
+        inboxes = tl.load(inboxes_ptr + offs_w, mask=mask_w, other=0)
+        slots = inboxes.to(tl.pointer_type(tl.int64))[:, None]
+        slots += (((epoch & 1) * num_chunks + chunk) * world_size + rank) * max_rows
+        for sample in range(num_samples if MANY_SAMPLES else 1):
+            offs_word = sample * num_rows + offs_b
+            words = tl.load(words_ptr + offs_word, mask=mask_b, other=0, volatile=True)
+            tl.atomic_max(
+                slots + offs_word[None, :],
+                (words | (epoch << EPOCH_SHIFT))[None, :],
+                mask=mask_w[:, None] & mask_b[None, :],
+                sem="relaxed",
+                scope="sys",
+            )
+
+
+@triton.jit
+def clock(polls, INTERPRET: tl.constexpr):
+    """Nanoseconds; in the interpreter, which has no timer, the number of polls."""
+    if INTERPRET:
+        return polls
+    else:
+        return tl.extra.cuda.globaltimer()
+
+
+@triton.jit
+def poll(slots, mask, epoch):
+    """Words of the slots and which of them have not arrived."""
+    words = tl.load(slots, mask=mask, other=0, volatile=True)
+    return words, mask & ((words >> EPOCH_SHIFT) != epoch)
+
+
+@triton.jit
+def wait(slots, mask, epoch, deadline, polls, INTERPRET: tl.constexpr):
+    """Poll until every word is of this epoch or the deadline is over; polls counts up.
+
+    Threads read different times; the maximum over the tile makes them leave together. That needs
+    one warp and a tile that fills it: at least 64 words.
+    """
+    words, missing = poll(slots, mask, epoch)
+    while tl.max((missing & (clock(polls, INTERPRET) < deadline)).to(tl.int32)) > 0:
+        words, missing = poll(slots, mask, epoch)
+        polls += 1
+    return words, missing, polls
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "num_samples",
+        "num_slots",
+        "rank",
+        "world_size",
+        "max_rows",
+        "timeout",
+    ]
+)
+def peer_finish_kernel(
+    # exchange
+    inboxes_ptr,  # [world_size] int64, addresses of every rank's inbox
+    epoch_ptr,  # [1] int64, advanced by the last program
+    done_ptr,  # [1] int32, zero between steps
+    lost_ptr,  # [1] int64, bit r: rank r did not arrive in time
+    # outputs
+    token_ptr,  # [num_rows, num_samples] int64
+    status_ptr,  # [num_rows] int32
+    # sizes
+    num_rows,
+    num_samples,
+    num_slots,  # num_chunks · world_size
+    rank,
+    world_size,
+    max_rows,
+    timeout,  # int64, units of `clock`
+    # flags
+    INTERPRET: tl.constexpr,
+    # blocks
+    BLOCK_S: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """Wait for the words of all chunks and sources, decode the largest, clear, advance the epoch.
+
+    Once a rank is lost, every row is PEER_LOST, at once, until the exchange is reset.
+    """
+    offs_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    mask_b = offs_b < num_rows
+    epoch = tl.load(epoch_ptr)
+    inbox = tl.load(inboxes_ptr + rank).to(tl.pointer_type(tl.int64))
+    inbox += (epoch & 1) * num_slots * max_rows
+    lost_before = tl.load(lost_ptr) != 0
+    polls = tl.zeros((), tl.int64)
+    deadline = clock(polls, INTERPRET) + tl.where(lost_before, 0, timeout)
+
+    row_status = tl.zeros((BLOCK_B,), tl.int32)
+    for sample in range(num_samples):
+        best = tl.zeros((BLOCK_B,), tl.int64)
+        lost = tl.zeros((BLOCK_B,), tl.int32) + lost_before.to(tl.int32)
+        for first_slot in range(0, num_slots, BLOCK_S):
+            offs_s = first_slot + tl.arange(0, BLOCK_S)
+            slots = (
+                inbox
+                + offs_s.to(tl.int64)[:, None] * max_rows
+                + (sample * num_rows + offs_b)[None, :]
+            )
+            mask = (offs_s < num_slots)[:, None] & mask_b[None, :]
+            words, missing, polls = wait(slots, mask, epoch, deadline, polls, INTERPRET)
+            tl.store(slots, tl.zeros((BLOCK_S, BLOCK_B), tl.int64), mask=mask)
+            best = tl.maximum(best, tl.max(words, axis=0))
+            lost = tl.maximum(lost, tl.max(missing.to(tl.int32), axis=0))
+            source_missing = tl.max(missing.to(tl.int32), axis=1) > 0
+            tl.atomic_or(
+                lost_ptr + tl.zeros((BLOCK_S,), tl.int32),
+                tl.full((BLOCK_S,), 1, tl.int64) << (offs_s % world_size),
+                mask=source_missing & ~lost_before,
+                sem="relaxed",
+                scope="gpu",
+            )
+        token_id, status = decode(best)
+        token_id = tl.where(lost > 0, -1, token_id)
+        status = tl.where(lost > 0, STATUS_PEER_LOST, status)
+        tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
+        row_status = tl.maximum(row_status, status)
+    tl.store(status_ptr + offs_b, row_status, mask=mask_b)
+
+    # The next step may begin with another epoch once every program has used this one.
+    if tl.atomic_add(done_ptr, 1, sem="relaxed", scope="gpu") == tl.num_programs(0) - 1:
+        tl.store(done_ptr, 0)
+        tl.store(epoch_ptr, next_epoch(epoch))
