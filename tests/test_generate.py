@@ -85,10 +85,20 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     assert texts(both.stdout) == texts(alone.stdout)
     assert re.search(r"exchange +p2p", both.stdout)
     # 3 chunks × 5 rows × 8 bytes, against half of 5 rows of fp32 logits
-    assert re.search(r"120 B of words, instead of 10 kB of gathered logits", both.stdout)
+    assert re.search(r"120 B sent, instead of 10 kB of gathered logits", both.stdout)
 
 
 @pytest.mark.timeout(300)
+def test_filters_change_the_texts_and_pass_the_check(tiny: Path) -> None:
+    command = (*GENERATE, "--model", tiny, "--max-new-tokens", 6, "--temperature", 1.5)
+    plain = run_command(sys.executable, *command, timeout_s=60)
+    filters = ("--top-k", 5, "--top-p", 0.8, "--min-p", 0.01)
+    filtered = run_command(*TORCHRUN, 2, *command, *filters, timeout_s=90)
+    assert filtered.returncode == 0, filtered.stdout + filtered.stderr
+    assert "same tokens: 1 rank = 2 ranks = oracle" in filtered.stdout
+    assert texts(filtered.stdout) != texts(plain.stdout)
+
+
 def test_kernel_in_the_interpreter_writes_the_same_texts(tiny: Path) -> None:
     options = ("--model", tiny, "--max-new-tokens", 3, "--seed", 11)
     plain = run_command(sys.executable, *GENERATE, *options)

@@ -73,9 +73,10 @@ def compare(
         near_tie: a token that one rank emits too may lose to the oracle's by less than this.
     """
     best = scores.gather(1, oracle.unsqueeze(1))
-    behind = (best - scores.gather(1, emitted.unsqueeze(1))).squeeze(1)
+    # With filters a token outside the kept set may score above the oracle's; that is no near tie.
+    apart = (best - scores.gather(1, emitted.unsqueeze(1))).squeeze(1).abs()
     wrong = (emitted != one_rank) | (emitted != oracle)
-    near = wrong & (emitted == one_rank) & (behind < near_tie)
+    near = wrong & (emitted == one_rank) & (apart < near_tie)
     return Verdict(len(emitted), int((wrong & ~near).sum()), int(near.sum()))
 
 

@@ -43,6 +43,9 @@ def generate(
         typer.Option(help="0 is greedy; repeat to go through them row by row.  [0 0.5 0.7 0.8 1]"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Row i draws with seed + i.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Keep what is this likely beside the top.")] = 0.0,
     exchange: Annotated[
         Literal["auto", "collective", "p2p", "peer"], typer.Option(help="How words travel.")
     ] = "auto",
@@ -65,7 +68,12 @@ def generate(
     over the full logits; exit status 1 if a single token differs.
     """
     try:
-        prompts, params = _batch(prompt or list(PROMPTS), temperature or list(TEMPERATURES), seed)
+        prompts, params = _batch(
+            prompt or list(PROMPTS),
+            temperature or list(TEMPERATURES),
+            seed,
+            {"top_k": top_k, "top_p": top_p, "min_p": min_p},
+        )
         with join(timeout_s=timeout) as job:
             ok = _generate(
                 job,
@@ -87,13 +95,17 @@ def generate(
 
 
 def _batch(
-    prompts: list[str], temperatures: list[float], seed: int
+    prompts: list[str], temperatures: list[float], seed: int, filters: dict[str, float]
 ) -> tuple[list[str], list[SamplingParams]]:
     """One prompt and its parameters per row; one prompt alone is repeated per temperature."""
     if len(prompts) == 1:
         prompts = prompts * len(temperatures)
     params = [
-        SamplingParams(temperature=temperatures[row % len(temperatures)], seed=seed + row)
+        SamplingParams(
+            temperature=temperatures[row % len(temperatures)],
+            seed=seed + row,
+            **filters,  # type: ignore[arg-type]
+        )
         for row in range(len(prompts))
     ]
     return prompts, params
@@ -172,6 +184,9 @@ def _summary(
     rows, others = len(decoded.rows), job.world_size - 1
     tokens = sum(map(len, decoded.rows))
     device = torch.cuda.get_device_name() if job.device.type == "cuda" else "CPU"
+    # Filtered rows exchange integers beside their words.
+    integers = sampler.exchange.integers.bytes_sent // len(decoded.steps)
+    sent = sampler.exchange.bytes_sent(rows) + integers
     gathered = others * sampler.vocab_size * 4 * rows / job.world_size
     return [
         ("model", f"{lm.name}, vocabulary {sampler.vocab_size}"),
@@ -182,7 +197,6 @@ def _summary(
         ("exchange", sampler.exchange.name),
         (
             "bytes per step and rank",
-            f"{report.size(sampler.exchange.bytes_sent(rows))} of words, instead of "
-            f"{report.size(gathered)} of gathered logits",
+            f"{report.size(sent)} sent, instead of {report.size(gathered)} of gathered logits",
         ),
     ]
