@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample import compiled
+from tpsample.agreement import agree
 from tpsample.batch import SamplingBatch, SeedSource
-from tpsample.checks import (
-    SamplerArguments,
-    check_num_samples,
-    check_step,
-    positions_tensor,
-    resolve_shards,
-)
+from tpsample.checks import check_num_samples, check_step, positions_tensor
 from tpsample.exchange import make_exchange
-from tpsample.exchange.choice import choose_exchange, reach
-from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
-from tpsample.noise import LAYOUT
+from tpsample.exchange.ranks import Ranks
 from tpsample.output import SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.score import Head
@@ -29,21 +22,8 @@ from tpsample.stored_plan import finish_stored_rows
 from tpsample.torch_backend import TorchBackend
 from tpsample.vocab_shard import VocabShard
 
-_MUST_MATCH = [
-    "layout",
-    "vocab_size",
-    "hidden_size",
-    "dtype",
-    "bias",
-    "logit_scale",
-    "logit_softcap",
-    "max_rows",
-    "exchange",
-    "chunks",
-    "philox_rounds",
-    "backend",
-    "device",
-]
+if TYPE_CHECKING:
+    from tpsample.triton_backend import TritonBackend
 
 
 class LMHeadSampler:
@@ -104,61 +84,38 @@ class LMHeadSampler:
         philox_rounds: int = 10,
         backend: str = "auto",
     ) -> None:
-        ranks, error = _join(group)
-        record = {}
-        try:
-            arguments = SamplerArguments(
-                weight=lm_head_weight,
-                vocab_size=vocab_size,
-                shard=shard,
-                bias=bias,
-                head=Head(logit_scale, logit_softcap),
-                max_rows=max_rows,
-                exchange=exchange,
-                chunks=chunks,
-                philox_rounds=philox_rounds,
-                backend=backend,
-            )
-            self.backend = _resolve_backend(backend, lm_head_weight.device)
-            record = _record(arguments, self.backend)
-        except (TypeError, ValueError) as wrong:
-            error = error or wrong
-        records = gather_or_raise(ranks, record, error)
-        require_equal(records, _MUST_MATCH)
-        self.vocab_size, shards = resolve_shards(
-            vocab_size,
-            [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records],
-            [r["weight_rows"] for r in records],
+        agreed = agree(
+            group,
+            weight=lm_head_weight,
+            vocab_size=vocab_size,
+            shard=shard,
+            bias=bias,
+            head=Head(logit_scale, logit_softcap),
+            max_rows=max_rows,
+            exchange=exchange,
+            chunks=chunks,
+            philox_rounds=philox_rounds,
+            backend=backend,
         )
-
-        self.shard = shards[ranks.rank]
-        self.max_rows = max_rows
-        self.weight = lm_head_weight
+        self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
+        self.max_rows, self.weight = max_rows, lm_head_weight
         device = lm_head_weight.device
-        self._seeds = SeedSource(records[0]["seed_root"])
+        self._seeds = SeedSource(agreed.seed_root)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        name = choose_exchange(exchange, ranks, [r["reach"] for r in records])
-        self.exchange = make_exchange(name, ranks, max_rows, chunks, device)
-        if self.backend == "triton":
-            from tpsample.triton_backend import TritonBackend
+        self.exchange = make_exchange(agreed.exchange, agreed.ranks, max_rows, chunks, device)
+        local = (lm_head_weight, self.shard, bias, agreed.arguments.head)
+        self._local = self._make_backend(*local, rounds=philox_rounds)
+        self._handle = compiled.register(self)
 
-            self._local: TorchBackend | TritonBackend = TritonBackend(
-                lm_head_weight,
-                self.shard,
-                bias,
-                arguments.head,
-                rounds=philox_rounds,
-                exchange=self.exchange,
-            )
-        else:
-            self._local = TorchBackend(
-                lm_head_weight,
-                self.shard,
-                bias,
-                arguments.head,
-                rounds=philox_rounds,
-                chunks=chunks,
-            )
+    def _make_backend(
+        self, weight: Tensor, shard: VocabShard, bias: Tensor | None, head: Head, *, rounds: int
+    ) -> TorchBackend | TritonBackend:
+        if self.backend == "torch":
+            chunks = self.exchange.chunks
+            return TorchBackend(weight, shard, bias, head, rounds=rounds, chunks=chunks)
+        from tpsample.triton_backend import TritonBackend  # needs Triton
+
+        return TritonBackend(weight, shard, bias, head, rounds=rounds, exchange=self.exchange)
 
     def __call__(
         self,
@@ -171,7 +128,8 @@ class LMHeadSampler:
     ) -> SampleOutput:
         """Sample one token per row (or `num_samples` independent ones).
 
-        Collective: every rank calls with the same hidden states, batch and positions.
+        Collective: every rank calls with the same hidden states, batch and positions. May be
+        called inside torch.compile (`tpsample.compiled`).
 
         Args:
             hidden_states: [B, D], dtype and device of lm_head_weight.
@@ -189,6 +147,8 @@ class LMHeadSampler:
             UnsupportedParameter: (a ValueError) filters or logprobs between ranks without a
                 process group.
         """
+        if torch.compiler.is_compiling():
+            return compiled.call(self._handle, hidden_states, batch, positions, num_samples)
         return self.finish(
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
         )
@@ -293,48 +253,3 @@ def sample(
         return sampler(hidden_states, batch, positions, num_samples=num_samples)
     finally:
         sampler.close()
-
-
-def _join(group: object) -> tuple[Ranks, Exception | None]:
-    """The ranks of `group`; if it is no group, the default ranks, to tell them, and the error."""
-    try:
-        return ranks_of(group), None
-    except TypeError as error:
-        return ranks_of(None), error
-
-
-def _resolve_backend(backend: str, device: torch.device) -> str:
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if backend == "auto":
-        return "triton" if device.type == "cuda" or interpreted else "torch"
-    if backend == "triton" and device.type != "cuda" and not interpreted:
-        raise ValueError(
-            f'backend: "triton" needs a GPU, lm_head_weight is on {device}; use backend="torch", '
-            "or set TRITON_INTERPRET=1 before Python starts"
-        )
-    return backend
-
-
-def _record(arguments: SamplerArguments, backend: str) -> dict[str, object]:
-    """What the ranks compare, as plain JSON values."""
-    weight, shard = arguments.weight, arguments.shard
-    record: dict[str, object] = {
-        "layout": LAYOUT,
-        "vocab_size": arguments.vocab_size,
-        "shard": None if shard is None else [shard.start, shard.stop],
-        "weight_rows": weight.shape[0],
-        "hidden_size": weight.shape[1],
-        "dtype": str(weight.dtype),
-        "bias": arguments.bias is not None,
-        "logit_scale": arguments.head.logit_scale,
-        "logit_softcap": arguments.head.logit_softcap,
-        "max_rows": arguments.max_rows,
-        "exchange": arguments.exchange,
-        "chunks": arguments.chunks,
-        "philox_rounds": arguments.philox_rounds,
-        "backend": backend,
-        "device": weight.device.type,
-        "reach": reach(backend, weight.device),
-        "seed_root": SeedSource().root,
-    }
-    return json.loads(json.dumps(record))

@@ -1,0 +1,137 @@
+"""What the ranks of a sampler agree on when it is built; the one place where they compare notes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tpsample.batch import SeedSource
+from tpsample.checks import SamplerArguments, resolve_shards
+from tpsample.exchange.choice import choose_exchange, reach
+from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
+from tpsample.noise import LAYOUT
+from tpsample.vocab_shard import VocabShard
+
+_MUST_MATCH = [
+    "layout",
+    "vocab_size",
+    "hidden_size",
+    "dtype",
+    "bias",
+    "logit_scale",
+    "logit_softcap",
+    "max_rows",
+    "exchange",
+    "chunks",
+    "philox_rounds",
+    "backend",
+    "device",
+]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The same on every rank, but for `ranks.rank` and what each gave.
+
+    Attributes:
+        shards: every rank's, in rank order.
+        exchange: a name that `make_exchange` knows.
+        seed_root: random number that rank 0 drew, from which unseeded rows get their seeds.
+    """
+
+    ranks: Ranks
+    arguments: SamplerArguments
+    backend: str
+    vocab_size: int
+    shards: list[VocabShard]
+    exchange: str
+    seed_root: int
+
+    @property
+    def shard(self) -> VocabShard:
+        """This rank's."""
+        return self.shards[self.ranks.rank]
+
+
+def agree(group: object, **given: Any) -> Agreement:
+    """Check this rank's arguments, gather every rank's, and settle what follows. Collective.
+
+    Args:
+        group: as `LMHeadSampler` takes it. If it is no group, the default group is told.
+        given: the fields of `SamplerArguments`.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, on one rank.
+        RankMismatch: a wrong or differing argument on some of several ranks, on every rank.
+    """
+    error: Exception | None = None
+    try:
+        ranks = ranks_of(group)
+    except TypeError as wrong:
+        ranks, error = ranks_of(None), wrong
+    record: dict[str, Any] = {}
+    try:
+        arguments = SamplerArguments(**given)
+        backend = _backend(arguments.backend, arguments.weight.device)
+        record = _record(arguments, backend)
+    except (TypeError, ValueError) as wrong:
+        error = error or wrong
+    records = gather_or_raise(ranks, record, error)
+    require_equal(records, _MUST_MATCH)
+    vocab_size, shards = resolve_shards(
+        arguments.vocab_size,
+        [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records],
+        [r["weight_rows"] for r in records],
+    )
+    return Agreement(
+        ranks=ranks,
+        arguments=arguments,
+        backend=backend,
+        vocab_size=vocab_size,
+        shards=shards,
+        exchange=choose_exchange(arguments.exchange, ranks, [r["reach"] for r in records]),
+        seed_root=records[0]["seed_root"],
+    )
+
+
+def _backend(backend: str, device: torch.device) -> str:
+    """What "auto" stands for on this device."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if backend == "auto":
+        return "triton" if device.type == "cuda" or interpreted else "torch"
+    if backend == "triton" and device.type != "cuda" and not interpreted:
+        raise ValueError(
+            f'backend: "triton" needs a GPU, lm_head_weight is on {device}; use backend="torch", '
+            "or set TRITON_INTERPRET=1 before Python starts"
+        )
+    return backend
+
+
+def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
+    """What the ranks compare, as plain JSON values."""
+    weight, shard = arguments.weight, arguments.shard
+    record = {
+        "layout": LAYOUT,
+        "vocab_size": arguments.vocab_size,
+        "shard": None if shard is None else [shard.start, shard.stop],
+        "weight_rows": weight.shape[0],
+        "hidden_size": weight.shape[1],
+        "dtype": str(weight.dtype),
+        "bias": arguments.bias is not None,
+        "logit_scale": arguments.head.logit_scale,
+        "logit_softcap": arguments.head.logit_softcap,
+        "max_rows": arguments.max_rows,
+        "exchange": arguments.exchange,
+        "chunks": arguments.chunks,
+        "philox_rounds": arguments.philox_rounds,
+        "backend": backend,
+        "device": weight.device.type,
+        "reach": reach(backend, weight.device),
+        "seed_root": SeedSource().root,
+    }
+    copied: dict[str, Any] = json.loads(json.dumps(record))
+    return copied

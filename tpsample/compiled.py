@@ -1,0 +1,93 @@
+"""The sampler as one operator, so that model code under torch.compile can call it.
+
+Inside a compiled function `LMHeadSampler.__call__` becomes a call of ``tpsample::sample``, which
+the compiler does not look into: no graph break with fullgraph=True, on any backend, with batches
+of changing size. It samples what the call outside samples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from tpsample.batch import SamplingBatch
+from tpsample.errors import UnsupportedParameter
+from tpsample.output import SampleOutput
+
+if TYPE_CHECKING:
+    from tpsample.sampler import LMHeadSampler
+
+# An operator takes tensors and numbers: it finds its sampler by number.
+_samplers: WeakValueDictionary[int, LMHeadSampler] = WeakValueDictionary()
+
+
+def register(sampler: LMHeadSampler) -> int:
+    """A number for the sampler, as long as it lives."""
+    handle = len(_samplers)
+    while handle in _samplers:
+        handle += 1
+    _samplers[handle] = sampler
+    return handle
+
+
+@torch.library.custom_op("tpsample::sample", mutates_args=())
+def _sample(
+    hidden_states: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    positions: Tensor,
+    num_samples: int,
+    handle: int,
+) -> tuple[Tensor, Tensor]:
+    sampler = _samplers[handle]
+    batch = SamplingBatch(temperature, seed, vocab_size=sampler.vocab_size)
+    out = sampler(hidden_states, batch, positions, num_samples=num_samples or None)
+    return out.token_ids, out.status
+
+
+@_sample.register_fake
+def _(
+    hidden_states: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    positions: Tensor,
+    num_samples: int,
+    handle: int,
+) -> tuple[Tensor, Tensor]:
+    rows = hidden_states.shape[0]
+    shape = (rows, num_samples) if num_samples else (rows,)
+    return (
+        hidden_states.new_empty(shape, dtype=torch.int64),
+        hidden_states.new_empty(rows, dtype=torch.int32),
+    )
+
+
+def call(
+    handle: int,
+    hidden_states: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor | int,
+    num_samples: int | None,
+) -> SampleOutput:
+    """What a compiled function calls; arguments and result as `LMHeadSampler.__call__`.
+
+    Raises:
+        UnsupportedParameter: rows without a seed, with filters or with logprobs, which need the
+            host.
+    """
+    rows = hidden_states.shape[0]
+    batch = batch.for_rows(rows)
+    if batch.unseeded or batch.stored is not None:
+        raise UnsupportedParameter(
+            "batch: inside torch.compile every row needs a seed, and top_k, top_p, min_p and "
+            "logprobs must be off; call the sampler outside the compiled function"
+        )
+    if isinstance(positions, int):
+        positions = torch.full((rows,), positions, dtype=torch.int64, device=hidden_states.device)
+    token_ids, status = _sample(
+        hidden_states, batch.temperature, batch.seed, positions, num_samples or 0, handle
+    )
+    return SampleOutput(token_ids=token_ids, status=status, seeds=batch.seed)
