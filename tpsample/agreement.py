@@ -101,6 +101,11 @@ def agree(group: object, **given: Any) -> Agreement:
 def _backend(backend: str, device: torch.device) -> str:
     """What "auto" stands for on this device."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise ValueError(
+            f"lm_head_weight: is on {device}, but the current device of this process is "
+            f"cuda:{torch.cuda.current_device()}; call torch.cuda.set_device first"
+        )
     if backend == "auto":
         return "triton" if device.type == "cuda" or interpreted else "torch"
     if backend == "triton" and device.type != "cuda" and not interpreted:
