@@ -8,6 +8,7 @@ from tests.ranks import run_ranks
 from tpsample import (
     LMHeadSampler,
     RankMismatch,
+    SampleOutput,
     SamplingBatch,
     SamplingParams,
     VocabShard,
@@ -144,6 +145,8 @@ def _step(**changes) -> None:
         ("positions", 1.0),
         ("num_samples", 0),
         ("num_samples", True),
+        ("out", SampleOutput.empty(torch.zeros(1, dtype=torch.int64), None)),
+        ("out", SampleOutput.empty(torch.zeros(2, dtype=torch.int64), 1)),
     ],
 )
 def test_step_arguments(name, value):
@@ -154,6 +157,18 @@ def test_step_arguments(name, value):
 def test_too_many_rows_and_samples():
     with pytest.raises(ValueError, match="max_rows=4"):
         _step(num_samples=3)
+
+
+def test_an_output_is_written_again():
+    sampler = LMHeadSampler(torch.eye(V, D), backend="torch")
+    batches = [
+        SamplingBatch.from_params([SamplingParams(seed=seed)] * 3, vocab_size=V) for seed in (1, 2)
+    ]
+    out = sampler(torch.zeros(3, D), batches[0], 0)
+    again = sampler(torch.zeros(3, D), batches[1], 7, out=out)
+    fresh = sampler(torch.zeros(3, D), batches[1], 7)
+    assert again is out
+    assert torch.equal(out.token_ids, fresh.token_ids) and torch.equal(out.seeds, fresh.seeds)
 
 
 def test_no_rows_is_an_empty_output():

@@ -24,10 +24,6 @@ def test_bad_bounds(bounds):
         VocabShard(*bounds)
 
 
-def test_contains():
-    assert 5 in VocabShard(3, 6) and 6 not in VocabShard(3, 6)
-
-
 def test_weight_rows_in_rank_order_make_the_vocabulary():
     assert resolve_shards(None, [None] * 3, [4, 0, 3]) == (
         7,

@@ -12,6 +12,7 @@ from torch import Tensor
 from tpsample.batch import SamplingBatch
 from tpsample.errors import RankMismatch
 from tpsample.noise import check_rounds
+from tpsample.output import SampleOutput
 from tpsample.score import Head
 from tpsample.vocab_shard import VocabShard
 from tpsample.word import MAX_VOCAB_SIZE
@@ -146,6 +147,22 @@ def check_step(
             f"hidden_states: {hidden_states.shape[0]} rows × {num_samples} samples exceed "
             f"max_rows={max_rows}; build the sampler with a larger max_rows"
         )
+
+
+def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: torch.device) -> None:
+    """Whether a step may write into `out`."""
+    shape = (rows,) if num_samples is None else (rows, num_samples)
+    for name, tensor, wanted, dtype in (
+        ("token_ids", out.token_ids, shape, torch.int64),
+        ("status", out.status, (rows,), torch.int32),
+    ):
+        if (tensor.shape, tensor.dtype, tensor.device) != (wanted, dtype, device) or (
+            not tensor.is_contiguous()
+        ):
+            raise ValueError(
+                f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "
+                f"got {_describe(tensor)}"
+            )
 
 
 def check_num_samples(num_samples: int | None) -> int:

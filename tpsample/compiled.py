@@ -1,8 +1,8 @@
 """The sampler as one operator, so that model code under torch.compile can call it.
 
 Inside a compiled function `LMHeadSampler.__call__` becomes a call of ``tpsample::sample``, which
-the compiler does not look into: no graph break with fullgraph=True, on any backend, with batches
-of changing size. It samples what the call outside samples.
+the compiler does not look into: no graph break with fullgraph=True, also with batches of changing
+size. It samples what the call outside samples.
 """
 
 from __future__ import annotations
@@ -71,13 +71,16 @@ def call(
     batch: SamplingBatch,
     positions: Tensor | int,
     num_samples: int | None,
+    out: SampleOutput | None,
 ) -> SampleOutput:
     """What a compiled function calls; arguments and result as `LMHeadSampler.__call__`.
 
     Raises:
         UnsupportedParameter: rows without a seed, with filters or with logprobs, which need the
-            host.
+            host; or an `out`, as the operator makes its own.
     """
+    if out is not None:
+        raise UnsupportedParameter("out: not inside torch.compile; leave it out there")
     rows = hidden_states.shape[0]
     batch = batch.for_rows(rows)
     if batch.unseeded or batch.stored is not None:

@@ -9,7 +9,7 @@
     noise        L = log2(e);  the Gumbel noise is -L in base 2, -L ln 2 + const in natural units
 
 Winners live at u -> 0, where a float has full relative precision, so no token is too rare to be
-drawn: P(e < x) is right down to x = 2^-48, while fp32 -log(-log(rand)) stops at 2^-24.
+drawn: P(e < x) is right down to x = 2^-46, while fp32 -log(-log(rand)) stops at 2^-24.
 
 This is the definition. `tpsample.kernels.noise` is its jitted twin; here every fp32 operation is
 computed in float64 and rounded once, which on a CPU is what a fused multiply-add gives.

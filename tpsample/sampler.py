@@ -12,7 +12,7 @@ from torch import Tensor
 from tpsample import compiled
 from tpsample.agreement import agree
 from tpsample.batch import SamplingBatch, SeedSource
-from tpsample.checks import check_num_samples, check_step, positions_tensor
+from tpsample.checks import check_num_samples, check_out, check_step, positions_tensor
 from tpsample.exchange import make_exchange
 from tpsample.exchange.ranks import Ranks
 from tpsample.output import SampleOutput
@@ -148,7 +148,7 @@ class LMHeadSampler:
                 process group.
         """
         if torch.compiler.is_compiling():
-            return compiled.call(self._handle, hidden_states, batch, positions, num_samples)
+            return compiled.call(self._handle, hidden_states, batch, positions, num_samples, out)
         return self.finish(
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
         )
@@ -177,6 +177,8 @@ class LMHeadSampler:
             max_rows=self.max_rows,
         )
         rows = hidden_states.shape[0]
+        if out is not None:
+            check_out(out, rows, num_samples, self.weight.device)
         batch = batch.for_rows(rows)
         if batch.stored is not None:
             self.exchange.integers.require_group()
@@ -185,7 +187,7 @@ class LMHeadSampler:
             batch.draw_seeds(self._seeds)
         if out is None:
             out = SampleOutput.empty(batch.seed, num_samples)
-        out.logprobs = None
+        out.seeds, out.logprobs = batch.seed, None
         self._batch = batch
         if rows == 0:
             return out

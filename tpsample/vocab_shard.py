@@ -30,9 +30,6 @@ class VocabShard:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def __contains__(self, token_id: object) -> bool:
-        return isinstance(token_id, int) and self.start <= token_id < self.stop
-
     @staticmethod
     def even(vocab_size: int, rank: int, world_size: int) -> VocabShard:
         """Shards of ceil(vocab_size / world_size) rows, the last ones shorter or empty.
