@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from tpsample.batch import SeedSource
 from tpsample.checks import SamplerArguments, resolve_shards
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
 from tpsample.noise import LAYOUT
+from tpsample.seeds import SeedSource
 from tpsample.vocab_shard import VocabShard
 
 _MUST_MATCH = [

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsample.batch_checks import (
+    check_appended,
+    check_per_row,
+    check_request,
+    check_rows,
+    require_list,
+    token_lists,
+)
+from tpsample.controls import ControlRows, ControlTables, needs_controls
 from tpsample.kept_set import RowFilters
 from tpsample.logprob_rows import LogprobRows
-from tpsample.noise import philox4x32
 from tpsample.params import SamplingParams
-
-_DOMAIN_SEED = 0x73656564
+from tpsample.seeds import SeedSource
 
 
 class SamplingBatch:
     """Rows of sampling parameters on the device, read by the kernels at run time.
 
     Writing into the tensors between steps is allowed; a captured CUDA graph reads the new values
-    at replay.
+    at replay. Rows may join, leave, move and change (`add`, `drop`, `permute`, `update`): the
+    tensors keep their place in memory, and a row's state stays in its slot. Every rank makes the
+    same changes in the same order.
+
+    With penalties, bad_words or min_tokens the tokens so far matter: after each step tell the batch
+    what was drawn, ``batch.append(out.token_ids)``.
 
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
@@ -29,41 +40,37 @@ class SamplingBatch:
         filters: the rows with top_k, top_p or min_p; None if there are none, which the host
             knows, so that such a batch takes the plain plan.
         logprobs: what rows ask for logprobs; None if none does.
+        controls: penalties and constraints of the rows; None if there are none.
         stored, host_stored: int64 [R] and a list: rows whose logits a step keeps on their ranks,
             the filtered ones, then those that ask for logprobs and have no filter. None, and
             empty, if there are none.
         stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
         vocab_size: V, what ids were checked against.
+        max_rows: most rows it can hold.
     """
 
-    def __init__(
-        self,
-        temperature: Tensor,
-        seed: Tensor,
-        *,
-        vocab_size: int,
-        filters: RowFilters | None = None,
-        logprobs: LogprobRows | None = None,
-        unseeded: Sequence[int] = (),
-        for_all_rows: SamplingParams | None = None,
-    ) -> None:
-        self.temperature = temperature
-        self.seed = seed
-        self.filters = filters
-        self.logprobs = logprobs
-        rows = [*(filters.host_rows if filters else ()), *(logprobs.rows if logprobs else ())]
-        self.host_stored = list(dict.fromkeys(rows))
-        self.stored: Tensor | None = None
-        self.stored_slot: Tensor | None = None
-        if rows:
-            self.stored = torch.tensor(self.host_stored, device=seed.device)
-            slots = torch.arange(len(self.host_stored), dtype=torch.int32, device=seed.device)
-            self.stored_slot = torch.full_like(seed, -1, dtype=torch.int32)
-            self.stored_slot[self.stored] = slots
-        self.vocab_size = vocab_size
-        self._unseeded = list(unseeded)
-        self._for_all_rows = for_all_rows
+    filters: RowFilters | None = None
+    logprobs: LogprobRows | None = None
+    stored: Tensor | None = None
+    stored_slot: Tensor | None = None
+
+    def __init__(self, temperature: Tensor, seed: Tensor, *, vocab_size: int) -> None:
+        """Rows with a temperature and a seed alone, over the caller's tensors."""
+        self.temperature = self._temperature = temperature
+        self.seed = self._seed = seed
+        self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
+        self.host_stored: list[int] = []
+        self._slots = torch.arange(self.max_rows, device=seed.device)
+        self._host_slots = list(range(self.max_rows))
+        self._params: list[SamplingParams] = []
+        self._unseeded: list[bool] = []
+        self._tables: ControlTables | None = None
+        self._grammar_bitmask: Tensor | None = None
+        self._forced: Tensor | None = None
+        self.controls: ControlRows | None = None
+        self._for_all_rows: SamplingParams | None = None
         self._expanded: dict[int, SamplingBatch] = {}
+        self._drafted: dict[int, SamplingBatch] = {}
 
     @staticmethod
     def from_params(
@@ -73,6 +80,7 @@ class SamplingBatch:
         device: torch.device | str | None = None,
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         output_token_ids: Sequence[Sequence[int]] | None = None,
+        max_rows: int | None = None,
     ) -> SamplingBatch:
         """Build a batch from requests.
 
@@ -80,8 +88,9 @@ class SamplingBatch:
             params: one request per row, or one for all rows of whatever batch it meets.
             vocab_size: V; must match across ranks.
             device: where the tensors live; the hidden states' device. Default: the CPU.
-            prompt_token_ids, output_token_ids: tokens so far per row, checked against V. No
-                supported parameter reads them yet.
+            prompt_token_ids, output_token_ids: tokens so far per row, what penalties, bad_words and
+                min_tokens refer to. Default: none so far.
+            max_rows: room for rows to `add`. Default: the rows given.
 
         Returns:
             A batch whose rows with ``seed=None`` are given a seed by the first sampler that
@@ -89,34 +98,21 @@ class SamplingBatch:
 
         Raises:
             TypeError: params is not a SamplingParams or a sequence of them.
-            UnsupportedParameter: a field whose effect is not built yet.
             ValueError: a token id >= V, or token lists that do not match the rows.
         """
         single = params if isinstance(params, SamplingParams) else None
         requests: list[Any] = [params] if single is not None else list(params)  # type: ignore[arg-type]
-        for row, request in enumerate(requests):
-            if not isinstance(request, SamplingParams):
-                raise TypeError(
-                    f"params[{row}]: expected SamplingParams, got {type(request).__name__}"
-                )
-            request.require_supported()
-        for name, lists in (
-            ("prompt_token_ids", prompt_token_ids),
-            ("output_token_ids", output_token_ids),
-        ):
-            _check_token_lists(name, lists, len(requests), vocab_size)
-
-        temperature = [request.temperature for request in requests]
-        seeds = [_signed64(request.seed or 0) for request in requests]
-        return SamplingBatch(
-            torch.tensor(temperature, dtype=torch.float32, device=device),
-            torch.tensor(seeds, dtype=torch.int64, device=device),
+        prompts = token_lists("prompt_token_ids", prompt_token_ids, len(requests))
+        outputs = token_lists("output_token_ids", output_token_ids, len(requests))
+        slots = len(requests) if max_rows is None else max_rows
+        batch = SamplingBatch(
+            torch.ones(slots, dtype=torch.float32, device=device),
+            torch.zeros(slots, dtype=torch.int64, device=device),
             vocab_size=vocab_size,
-            filters=RowFilters.of(requests, vocab_size, device),
-            logprobs=LogprobRows.of(requests, vocab_size, device),
-            unseeded=[row for row, request in enumerate(requests) if request.seed is None],
-            for_all_rows=single,
         )
+        batch._append_rows(requests, prompts, outputs)
+        batch._for_all_rows = single
+        return batch
 
     @property
     def rows(self) -> int:
@@ -125,7 +121,7 @@ class SamplingBatch:
 
     @property
     def device(self) -> torch.device:
-        return self.temperature.device
+        return self._seed.device
 
     def for_rows(self, rows: int) -> SamplingBatch:
         """This batch, or its one request repeated for `rows` rows.
@@ -146,53 +142,246 @@ class SamplingBatch:
             )
         return self._expanded[rows]
 
+    def add(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int] = (),
+        output_token_ids: Sequence[int] = (),
+    ) -> int:
+        """Let a request join as the last row, and return its index.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; or all `max_rows` rows are taken.
+        """
+        require_list("add", self._for_all_rows)
+        self._append_rows([params], [prompt_token_ids], [output_token_ids])
+        return self.rows - 1
+
+    def drop(self, rows: int | Sequence[int]) -> None:
+        """Let rows leave. The others close up and keep their order."""
+        gone = {rows} if isinstance(rows, int) else set(rows)
+        check_rows("drop", gone, self.rows)
+        require_list("drop", self._for_all_rows)
+        self._reorder([row for row in range(self.rows) if row not in gone])
+
+    def permute(self, order: Sequence[int]) -> None:
+        """Put row ``order[i]`` in place i.
+
+        Raises:
+            ValueError: `order` is not a permutation of the rows.
+        """
+        require_list("permute", self._for_all_rows)
+        if sorted(order) != list(range(self.rows)):
+            raise ValueError(f"order: expected a permutation of {self.rows} rows, got {order}")
+        self._reorder(list(order))
+
+    def update(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        output_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Replace the request of a row.
+
+        Args:
+            prompt_token_ids, output_token_ids: tokens so far; needed if the request refers to them,
+                since a batch does not keep them.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
+        """
+        check_rows("update", {row}, self.rows)
+        require_list("update", self._for_all_rows)
+        if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
+            raise ValueError(
+                f"output_token_ids: expected the tokens so far of row {row}, which penalties, "
+                "bad_words and min_tokens refer to; pass [] if there are none"
+            )
+        prompt, output = prompt_token_ids or (), output_token_ids or ()
+        check_request(row, params, prompt, output, self.vocab_size)
+        self._params[row] = params
+        self._load(row, params, prompt, output)
+        self._changed(self.rows)
+
+    def append(self, token_ids: Tensor) -> None:
+        """Count the tokens of a step as output. On the device, without waiting for it.
+
+        Args:
+            token_ids: int64 [B], or [B, n] for several tokens per row in order; -1 is none, so
+                that a row without a token, or with fewer, may be passed as it came.
+
+        Raises:
+            ValueError: another shape, dtype or device.
+        """
+        batch = self.for_rows(check_appended(token_ids, self.seed))
+        if batch._tables is not None:
+            for column in token_ids.view(batch.rows, -1).unbind(dim=1):
+                batch._tables.append(batch._slots[: batch.rows], column)
+
+    @property
+    def grammar_bitmask(self) -> Tensor | None:
+        """int32 [B, ceil(V / 32)]: bit v % 32 of word v // 32 allows id v. None: no grammar.
+
+        The layout of grammar engines; a row without a grammar has every bit set (-1). Kept by
+        reference: write the next step's bits into it, or assign another. Each rank reads its own
+        shard's part.
+        """
+        return self._grammar_bitmask
+
+    @grammar_bitmask.setter
+    def grammar_bitmask(self, bitmask: Tensor | None) -> None:
+        words = -(-self.vocab_size // 32)
+        check_per_row("grammar_bitmask", bitmask, torch.int32, self.seed, words)
+        self._grammar_bitmask = bitmask
+        self.controls = self._control_rows()
+
+    @property
+    def forced_token_ids(self) -> Tensor | None:
+        """int64 [B]: the only id a row may draw in the next steps, -1 for any. None: no row's.
+
+        Stands above every other mask. Kept by reference; values outside [-1, V) leave no id, and
+        the row gets status EMPTY.
+        """
+        return self._forced
+
+    @forced_token_ids.setter
+    def forced_token_ids(self, forced: Tensor | None) -> None:
+        check_per_row("forced_token_ids", forced, torch.int64, self.seed)
+        self._forced = forced
+        self.controls = self._control_rows()
+
     @property
     def unseeded(self) -> bool:
         """Whether a row still waits for its seed."""
-        return bool(self._unseeded)
+        return any(self._unseeded)
 
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row that came without a seed the next one of `source`."""
-        for row in self._unseeded:
-            self.seed[row] = source.next()
-        self._unseeded = []
+        for row, unseeded in enumerate(self._unseeded):
+            if unseeded:
+                self.seed[row] = source.next()
+                self._unseeded[row] = False
 
+    def with_drafts(self, draft_token_ids: Tensor) -> SamplingBatch:
+        """B · (K + 1) rows for K drafts per row: row b · (K + 1) + i is row b after i drafts.
 
-class SeedSource:
-    """63-bit seeds derived from one random number; equal on ranks that share the number.
+        Penalties, bad_words and min_tokens see these drafts as output; the state itself does not
+        change. A view: valid until this batch changes or is asked again.
 
-    Args:
-        root: 63 random bits; None draws them.
-    """
+        Args:
+            draft_token_ids: int64 [B, K]; -1 behind a row's last draft.
 
-    def __init__(self, root: int | None = None) -> None:
-        self.root = secrets.randbits(63) if root is None else root
-        self._drawn = 0
+        Raises:
+            ValueError: another shape or dtype, rows without a seed, or a grammar bitmask or forced
+                ids that are not of all B · (K + 1) rows.
+        """
+        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, None)
+        if self.unseeded:
+            raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
+        times = draft_token_ids.shape[1] + 1
+        drafted = self._drafted.get(times)
+        if drafted is None:
+            drafted = SamplingBatch(
+                self.temperature.repeat_interleave(times),
+                self.seed.repeat_interleave(times),
+                vocab_size=self.vocab_size,
+            )
+            drafted._params = [params for params in self._params for _ in range(times)]
+            drafted._changed(self.rows * times)
+            self._drafted[times] = drafted
+        drafted.temperature.copy_(self.temperature.repeat_interleave(times))
+        drafted.seed.copy_(self.seed.repeat_interleave(times))
+        if self.controls is not None:
+            drafted.controls = self.controls.with_drafts(
+                draft_token_ids, self._grammar_bitmask, self._forced
+            )
+        return drafted
 
-    def next(self) -> int:
-        """The next seed: Philox keyed by the root, counted by the number of seeds drawn."""
-        counter = tuple(torch.tensor(c) for c in (self._drawn, 0, 0, _DOMAIN_SEED))
-        key = (self.root & 0xFFFFFFFF, self.root >> 32)
-        low, high, *_ = philox4x32(counter, key, 10)  # type: ignore[arg-type]
-        self._drawn += 1
-        return (int(high) << 32 | int(low)) & (2**63 - 1)
+    def _append_rows(
+        self,
+        requests: Sequence[Any],
+        prompts: Sequence[Sequence[int]],
+        outputs: Sequence[Sequence[int]],
+    ) -> None:
+        first = len(self._params)
+        if first + len(requests) > self.max_rows:
+            raise ValueError(
+                f"params: {first + len(requests)} rows exceed max_rows={self.max_rows}; drop rows, "
+                "or build the batch with a larger max_rows"
+            )
+        for row, (params, prompt, output) in enumerate(
+            zip(requests, prompts, outputs, strict=True), first
+        ):
+            check_request(row, params, prompt, output, self.vocab_size)
+        self._params += requests
+        self._unseeded += [False] * len(requests)
+        self._resize(len(self._params))
+        for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), first):
+            self._load(row, self._params[row], prompt, output)
+        self._changed(len(self._params))
+
+    def _load(
+        self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+    ) -> None:
+        self._temperature[row] = params.temperature
+        self._seed[row] = _signed64(params.seed or 0)
+        self._unseeded[row] = params.seed is None
+        if self._tables is None and needs_controls(params):
+            self._tables = ControlTables(self.max_rows, self.device)
+        if self._tables is not None:
+            self._tables.load(self._host_slots[row], params, prompt, output)
+
+    def _reorder(self, order: list[int]) -> None:
+        """Rows `order`, in place; the slots of the rows left out come last, to be taken again."""
+        left = [row for row in range(self.rows) if row not in set(order)]
+        if self._tables is not None:
+            for row in left:
+                self._tables.forget(self._host_slots[row])
+        every = [*order, *left]
+        for tensor in (self._temperature, self._seed, self._slots):
+            tensor[: len(every)] = tensor[every]
+        self._host_slots[: len(every)] = [self._host_slots[row] for row in every]
+        self._params = [self._params[row] for row in order]
+        self._unseeded = [self._unseeded[row] for row in order]
+        self._changed(len(order))
+
+    def _resize(self, rows: int) -> None:
+        self.temperature, self.seed = self._temperature[:rows], self._seed[:rows]
+
+    def _changed(self, rows: int) -> None:
+        """What follows from the rows' requests."""
+        self._drafted.clear()
+        self._resize(rows)
+        self.filters = RowFilters.of(self._params, self.vocab_size, self.device)
+        self.logprobs = LogprobRows.of(self._params, self.vocab_size, self.device)
+        filtered = self.filters.host_rows if self.filters else []
+        asking = self.logprobs.rows if self.logprobs else []
+        self.host_stored = list(dict.fromkeys([*filtered, *asking]))
+        self.stored = self.stored_slot = None
+        if self.host_stored:
+            self.stored = torch.tensor(self.host_stored, device=self.device)
+            slots = torch.arange(len(self.host_stored), dtype=torch.int32, device=self.device)
+            self.stored_slot = torch.full_like(self.seed, -1, dtype=torch.int32)
+            self.stored_slot[self.stored] = slots
+        self.controls = self._control_rows()
+
+    def _control_rows(self) -> ControlRows | None:
+        rows, bitmask, forced = self.rows, self._grammar_bitmask, self._forced
+        if self._tables is None:
+            if bitmask is None and forced is None:
+                return None
+            self._tables = ControlTables(self.max_rows, self.device)
+        return ControlRows(
+            self._tables,
+            self._slots[:rows],
+            None if bitmask is None else bitmask[:rows],
+            None if forced is None else forced[:rows],
+        )
 
 
 def _signed64(seed: int) -> int:
     bits = seed & 0xFFFFFFFFFFFFFFFF
     return bits - (1 << 64) if bits >> 63 else bits
-
-
-def _check_token_lists(
-    name: str, lists: Sequence[Sequence[int]] | None, rows: int, vocab_size: int
-) -> None:
-    if lists is None:
-        return
-    if len(lists) != rows:
-        raise ValueError(f"{name}: expected one list per row ({rows}), got {len(lists)}")
-    for row, ids in enumerate(lists):
-        for token_id in ids:
-            if not 0 <= token_id < vocab_size:
-                raise ValueError(
-                    f"{name}[{row}]: expected ids in [0, {vocab_size}), got {token_id}"
-                )

@@ -76,17 +76,17 @@ def call(
     """What a compiled function calls; arguments and result as `LMHeadSampler.__call__`.
 
     Raises:
-        UnsupportedParameter: rows without a seed, with filters or with logprobs, which need the
-            host; or an `out`, as the operator makes its own.
+        UnsupportedParameter: rows without a seed, with filters, logprobs, penalties or constraints,
+            which need the host; or an `out`, as the operator makes its own.
     """
     if out is not None:
         raise UnsupportedParameter("out: not inside torch.compile; leave it out there")
     rows = hidden_states.shape[0]
     batch = batch.for_rows(rows)
-    if batch.unseeded or batch.stored is not None:
+    if batch.unseeded or batch.stored is not None or batch.controls is not None:
         raise UnsupportedParameter(
-            "batch: inside torch.compile every row needs a seed, and top_k, top_p, min_p and "
-            "logprobs must be off; call the sampler outside the compiled function"
+            "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties "
+            "and constraints must be off; call the sampler outside the compiled function"
         )
     if isinstance(positions, int):
         positions = torch.full((rows,), positions, dtype=torch.int64, device=hidden_states.device)

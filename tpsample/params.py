@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from tpsample.errors import UnsupportedParameter
+from dataclasses import dataclass, replace
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the argmax of the logits, no noise."""
 
 LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 
-_NOT_YET = (
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "min_tokens",
-)
-"""Fields whose effect is not built yet: a value that would change the token or the output raises.
-The other fields only qualify these (`stop_token_ids`, …) and act once their owner does."""
+MAX_LOGIT_BIAS = 100.0
+"""Biases beyond this are clamped to it, as in vLLM and the OpenAI API."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +26,14 @@ class SamplingParams:
         top_p: keep the most likely tokens up to this mass, in (0, 1].
         min_p: keep tokens at least this likely relative to the most likely one, in [0, 1].
         seed: 64 bits, the row's random stream together with the position; None draws one.
-        repetition_penalty: > 0; 1 is off.
-        presence_penalty, frequency_penalty: in [-2, 2]; 0 is off.
+        repetition_penalty: divides positive logits of tokens so far and multiplies negative
+            ones; > 0; 1 is off.
+        presence_penalty, frequency_penalty: subtracted once, and once per occurrence, from the
+            logits of output tokens; in [-2, 2]; 0 is off.
         logit_bias: token id to added logit, clamped to ±100.
         allowed_token_ids: only these may be drawn.
-        bad_words: token id sequences that must not be completed.
-        min_tokens: no stop token before this many output tokens.
+        bad_words: token id sequences that the output must not complete.
+        min_tokens: none of stop_token_ids before this many output tokens.
         stop_token_ids: the ids `min_tokens` holds back.
         logprobs: how many of the most likely tokens to report; -1 is all.
         logprob_token_ids: ids to report as well.
@@ -52,7 +43,8 @@ class SamplingParams:
         repetition_scope: "all" counts prompt and output, "output" the output alone.
 
     Raises:
-        TypeError, ValueError: a value of the wrong type or out of range, naming the field.
+        TypeError, ValueError: a value of the wrong type or out of range, or two that contradict
+            each other, naming the field.
     """
 
     temperature: float = 1.0
@@ -102,24 +94,78 @@ class SamplingParams:
         self._choice("ties", ("exact", "keep"))
         self._choice("filter_order", ("sequential", "joint"))
         self._choice("repetition_scope", ("all", "output"))
+        self._consistent()
 
     @property
     def greedy(self) -> bool:
         """Whether the token is the argmax of the logits."""
         return self.temperature < GREEDY_BELOW
 
-    def require_supported(self) -> None:
-        """Raise if a field asks for something this version does not do yet.
+    @property
+    def penalised(self) -> bool:
+        """Whether the tokens so far change the logits."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens may be forbidden."""
+        return self.allowed_token_ids is not None or bool(self.bad_words) or self.min_tokens > 0
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether the tokens so far matter, so that each new one must be appended."""
+        return self.penalised or bool(self.bad_words) or self.min_tokens > 0
+
+    def siblings(self, n: int) -> list[SamplingParams]:
+        """This request for n parallel continuations of one prompt (vLLM's `n`).
+
+        Continuation i draws with seed + i; without a seed each is given its own.
 
         Raises:
-            UnsupportedParameter: names the first such field.
+            ValueError: n < 1, or n > 1 of a greedy request, whose continuations would be equal.
         """
-        for name in _NOT_YET:
-            value = getattr(self, name)
-            if value != _DEFAULTS[name] and not (name == "logit_bias" and not value):
-                raise UnsupportedParameter(
-                    f"{name}={value!r}: not supported yet; leave it at {_DEFAULTS[name]!r} "
-                    "or sample this request with another sampler"
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n: expected an int >= 1, got {n!r}")
+        if n > 1 and self.greedy:
+            raise ValueError(
+                f"n: expected 1, as temperature={self.temperature} makes {n} equal continuations"
+            )
+        if self.seed is None:
+            return [self] * n
+        return [replace(self, seed=(self.seed + i) & 0xFFFFFFFFFFFFFFFF) for i in range(n)]
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise a ValueError if a token id is not below V."""
+        for name, ids in (
+            ("logit_bias", self.logit_bias or ()),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("bad_words", [i for sequence in self.bad_words or () for i in sequence]),
+            ("stop_token_ids", self.stop_token_ids or ()),
+            ("logprob_token_ids", self.logprob_token_ids or ()),
+        ):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    raise ValueError(f"{name}: expected ids in [0, {vocab_size}), got {token_id}")
+
+    def _consistent(self) -> None:
+        if self.min_tokens and not self.stop_token_ids:
+            warnings.warn(
+                f"min_tokens={self.min_tokens} has no effect without the ids it holds back; give "
+                "them in stop_token_ids, the end-of-sequence id among them",
+                stacklevel=4,
+            )
+        if self.allowed_token_ids is not None:
+            banned = {words[0] for words in self.bad_words or () if len(words) == 1}
+            if self.min_tokens:
+                banned |= set(self.stop_token_ids or ())
+            if banned.issuperset(self.allowed_token_ids):
+                raise ValueError(
+                    "allowed_token_ids: bad_words and min_tokens forbid every id in it, so no "
+                    "token is left; allow another id"
                 )
 
     def _real(self, name: str, ok: Callable[[float], bool], expected: str) -> None:
@@ -147,11 +193,6 @@ class SamplingParams:
         value = getattr(self, name)
         if value not in choices:
             raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
-
-
-_DEFAULTS: dict[str, Any] = {
-    name: field.default for name, field in SamplingParams.__dataclass_fields__.items()
-}
 
 
 def _is_real(value: object) -> bool:

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch, SeedSource
+from tpsample.batch import SamplingBatch
 from tpsample.checks import check_num_samples, positions_tensor
 from tpsample.kept_set import kept_rows, order_words
 from tpsample.noise import check_rounds
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
+from tpsample.seeds import SeedSource
+from tpsample.vocab_shard import VocabShard
 
 
 def logits(
@@ -33,6 +35,19 @@ def logits(
     return logits_tile(hidden_states.double(), lm_head_weight, bias, head)
 
 
+def processed_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """fp32 [B, V] after constraints, bias and penalties, in the order of `tpsample.controls`.
+
+    Args:
+        logits: [B, V], any floating dtype, raw.
+        batch: B rows, or one request for all rows; its tokens so far are read, not changed.
+    """
+    batch = _checked(logits, batch)
+    if batch.controls is None:
+        return logits.float()
+    return batch.controls.step(VocabShard(0, batch.vocab_size)).apply(logits.float(), 0)
+
+
 def scores(
     logits: Tensor,
     batch: SamplingBatch,
@@ -43,12 +58,12 @@ def scores(
 ) -> Tensor:
     """Scores [B, V], base 2, fp32; a row's token is its argmax, ties to the lowest id.
 
-    Random rows: fma(logit, log2 e / T, -L(seed, position, sample, token id)); greedy rows: the
-    logit itself. Two devices may differ in the last bits of L, hence in a token only where the
-    two best scores of the row lie within 4e-5.
+    Random rows: fma(logit, log2 e / T, -L(seed, position, sample, token id)) of the processed
+    logit; greedy rows: that logit itself. Two devices may differ in the last bits of L, hence in a
+    token only where the two best scores of the row lie within 4e-5.
     """
     rows = _rows(logits, batch, positions, sample + 1, philox_rounds)
-    return score_tile(logits.float(), 0, rows, sample)
+    return score_tile(processed_logits(logits, batch), 0, rows, sample)
 
 
 def kept_mask(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -58,14 +73,13 @@ def kept_mask(logits: Tensor, batch: SamplingBatch) -> Tensor:
     that is not masked (-inf); a row with a NaN keeps none.
 
     Args:
-        logits: [B, V], any floating dtype, processed as fp32.
+        logits: [B, V], any floating dtype, raw, processed as fp32.
         batch: B rows, or one request for all rows.
 
     Raises:
         ValueError: shapes that do not match, or a vocabulary over 2^20.
     """
-    batch = _checked(logits, batch)
-    logits = logits.float()
+    batch, logits = _checked(logits, batch), processed_logits(logits, batch)
     kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
     if batch.filters is not None:
         rows = batch.filters.rows
@@ -86,7 +100,7 @@ def sample(
     """Sample from full logits, on the CPU or a GPU: the best score in `kept_mask`.
 
     Args:
-        logits: [B, V], any floating dtype, processed as fp32.
+        logits: [B, V], any floating dtype, raw, processed as fp32.
         batch: B rows, or one request for all rows.
         positions: int64 [B] or one int: absolute position of the token being generated.
         num_samples: independent draws per row; sample 0 is the draw without it.
@@ -100,10 +114,11 @@ def sample(
         batch.draw_seeds(SeedSource())
     rows = _rows(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
     vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
-    seen = kept_mask(logits, batch) | logits.isnan()
+    processed = processed_logits(logits, batch)
+    seen = kept_mask(logits, batch) | processed.isnan()
     best = torch.stack(
         [
-            word.pack(score_tile(logits.float(), 0, rows, s), vocab).where(seen, 0).amax(dim=1)
+            word.pack(score_tile(processed, 0, rows, s), vocab).where(seen, 0).amax(dim=1)
             for s in range(len(rows.streams))
         ],
         dim=1,
@@ -126,16 +141,18 @@ def logprobs(logits: Tensor, batch: SamplingBatch, token_ids: Tensor) -> Logprob
     on beyond it with -inf.
 
     Args:
-        logits: [B, V], any floating dtype, processed as fp32.
+        logits: [B, V], any floating dtype, raw, processed as fp32.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; a -1 makes its row's entry NaN.
     """
     batch = _checked(logits, batch)
     asked = batch.logprobs
     if asked is None:
         raise ValueError("batch: no row asks for logprobs")
-    logits, kept = logits.float()[asked.rows], kept_mask(logits, batch)[asked.rows]
-    temperature, _ = safe_temperature(batch.temperature[asked.rows].unsqueeze(1))
     processed, as_logits = asked.processed.unsqueeze(1), asked.as_logits.unsqueeze(1)
+    kept = kept_mask(logits, batch)[asked.rows]
+    final = processed_logits(logits, batch)[asked.rows]
+    logits = torch.where(processed, final, logits.float()[asked.rows])
+    temperature, _ = safe_temperature(batch.temperature[asked.rows].unsqueeze(1))
     shown = torch.where(processed, (logits.double() / temperature).where(kept, -torch.inf), logits)
     values = torch.where(as_logits, shown, shown.log_softmax(dim=1))
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from tpsample import compiled
 from tpsample.agreement import agree
-from tpsample.batch import SamplingBatch, SeedSource
+from tpsample.batch import SamplingBatch
 from tpsample.checks import check_num_samples, check_out, check_step, positions_tensor
 from tpsample.exchange import make_exchange
 from tpsample.exchange.ranks import Ranks
 from tpsample.output import SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.score import Head
+from tpsample.seeds import SeedSource
 from tpsample.stored_plan import finish_stored_rows
 from tpsample.torch_backend import TorchBackend
 from tpsample.vocab_shard import VocabShard

@@ -50,5 +50,6 @@ def _logprobs(
     ]
     needed = filters.select([stored[i] for i in cut]) if filters is not None and cut else None
     sampled = out.token_ids[asked.rows].view(len(asked.rows), -1)
-    found = find_logprobs(rows.select(stored), asked, needed, cut, sampled, integers)
+    shown = rows.select(stored).shown(asked.host_processed)
+    found = find_logprobs(shown, asked, needed, cut, sampled, integers)
     return found.of_rows(asked.rows, batch.rows)

@@ -15,6 +15,7 @@ from tpsample import word
 from tpsample.batch import SamplingBatch
 from tpsample.kept_set import below_top, candidates, masses, order_words
 from tpsample.score import RowNoise, safe_temperature, score_tile
+from tpsample.token_state import StepControls
 
 TILE_ELEMENTS = 2**18
 """Logits per pass of the arithmetic; its float64 temporaries then stay in a core's cache."""
@@ -39,7 +40,8 @@ class StoredRows:
     """Rows whose logits this rank keeps for a step.
 
     Attributes:
-        logits: fp32 [F, V_local].
+        logits: fp32 [F, V_local], processed: after penalties and constraints.
+        raw: the same before them.
         first_id: global id of the first column.
         vocab_size: V, over all ranks.
         temperature: fp32 [F], 1 for greedy rows.
@@ -47,6 +49,7 @@ class StoredRows:
     """
 
     logits: Tensor
+    raw: Tensor
     first_id: int
     vocab_size: int
     temperature: Tensor
@@ -54,27 +57,48 @@ class StoredRows:
 
     @staticmethod
     def of(
-        logits: Tensor, batch: SamplingBatch, noise: RowNoise, *, first_id: int = 0
+        raw: Tensor,
+        batch: SamplingBatch,
+        noise: RowNoise,
+        *,
+        first_id: int = 0,
+        controls: StepControls | None = None,
     ) -> StoredRows:
         """The stored rows of a batch.
 
         Args:
-            logits: fp32 [F, V_local], those of `batch.stored`.
-            noise: of all rows of the batch.
+            raw: fp32 [F, V_local], those of `batch.stored`.
+            noise, controls: of all rows of the batch.
         """
         assert batch.stored is not None
         temperature, _ = safe_temperature(batch.temperature[batch.stored])
-        return StoredRows(
-            logits, first_id, batch.vocab_size, temperature, noise.select(batch.stored)
+        rows = StoredRows(
+            raw, raw, first_id, batch.vocab_size, temperature, noise.select(batch.stored)
         )
+        if controls is None:
+            return rows
+        controls, logits = controls.select(batch.stored), torch.empty_like(raw)
+        for tile_id, tile in rows.tiles():
+            start = tile_id - first_id
+            logits[:, start : start + tile.shape[1]] = controls.apply(tile, tile_id)
+        return replace(rows, logits=logits)
+
+    def shown(self, processed: list[bool]) -> StoredRows:
+        """The rows with raw logits in place of the processed ones where `processed` is False."""
+        if self.logits is self.raw:
+            return self
+        mode = torch.tensor(processed, device=self.raw.device).unsqueeze(1)
+        return replace(self, logits=torch.where(mode, self.logits, self.raw))
 
     def select(self, index: list[int] | slice) -> StoredRows:
         """Some of the rows. Nothing is copied if these are all."""
         if index == list(range(self.logits.shape[0])):
             return self
+        logits = self.logits[index]
         return replace(
             self,
-            logits=self.logits[index],
+            logits=logits,
+            raw=logits if self.raw is self.logits else self.raw[index],
             temperature=self.temperature[index],
             noise=self.noise.select(index),
         )

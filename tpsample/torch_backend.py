@@ -50,6 +50,7 @@ class TorchBackend:
         self._hidden_states = hidden_states.double()
         self._rows = RowNoise.of(batch, positions, num_samples, self._rounds)
         self._batch = batch
+        self._controls = batch.controls.step(self._shard) if batch.controls else None
         self._stored = self._logits.take(len(batch.host_stored))
 
     def run(self, chunk: int, words: Tensor) -> None:
@@ -65,6 +66,8 @@ class TorchBackend:
             logits = logits_tile(self._hidden_states, self._weight[start:stop], bias, self._head)
             if self._batch.stored is not None:
                 self._stored[:, start:stop] = logits[self._batch.stored]
+            if self._controls is not None:
+                logits = self._controls.apply(logits, self._shard.start + start)
             token_ids = torch.arange(
                 self._shard.start + start, self._shard.start + stop, device=words.device
             )
@@ -75,8 +78,13 @@ class TorchBackend:
 
     def stored_rows(self) -> StoredRows:
         """The logits of `batch.stored`, after the last `run` of a step."""
-        first_id = self._shard.start
-        return StoredRows.of(self._stored, self._batch, self._rows, first_id=first_id)
+        return StoredRows.of(
+            self._stored,
+            self._batch,
+            self._rows,
+            first_id=self._shard.start,
+            controls=self._controls,
+        )
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of the winners of `words` [sources, num_samples · B]."""

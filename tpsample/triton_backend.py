@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from tpsample.batch import SamplingBatch
+from tpsample.control_launch import control_arguments, make_mask
 from tpsample.exchange.base import Exchange
 from tpsample.kernels.finish import finish_kernel
 from tpsample.kernels.lm_head import lm_head_kernel
@@ -67,6 +68,9 @@ class TritonBackend:
         self._hidden_states, self._num_samples = hidden_states, num_samples
         self._batch, self._positions = batch, positions
         self._stored = self._logits.take(len(batch.host_stored))
+        self._controls = None
+        if batch.controls is not None:
+            self._controls = batch.controls.step(self._shard, make_mask)
         words = self._exchange.words
         row_noise_kernel[(triton.cdiv(num_rows * num_samples, ROW_BLOCK),)](
             seed_ptr=batch.seed,
@@ -105,6 +109,7 @@ class TritonBackend:
         if first == last:
             return
         stores = self._batch.stored is not None
+        controls = control_arguments(self._controls, unused=self._streams)
         lm_head_kernel[((last - first) * triton.cdiv(num_rows, tile.block_b),)](
             hidden_ptr=self._hidden_states,
             stride_hidden_b=self._hidden_states.stride(0),
@@ -117,6 +122,7 @@ class TritonBackend:
             slot_ptr=self._batch.stored_slot if stores else self._streams,
             logits_ptr=self._stored if stores else self._scale,
             stride_logits_b=self._stored.stride(0),
+            **controls,
             words_ptr=words,
             num_rows=num_rows,
             num_samples=self._num_samples,
@@ -147,7 +153,13 @@ class TritonBackend:
     def stored_rows(self) -> StoredRows:
         """The logits of `batch.stored`, after the last `run` of a step."""
         noise = RowNoise.of(self._batch, self._positions, self._num_samples, self._rounds)
-        return StoredRows.of(self._stored, self._batch, noise, first_id=self._shard.start)
+        return StoredRows.of(
+            self._stored,
+            self._batch,
+            noise,
+            first_id=self._shard.start,
+            controls=self._controls,
+        )
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of the winners of `words` [sources, num_samples · B]."""

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch, SeedSource
+from tpsample.batch import SamplingBatch
 from tpsample.exchange.ranks import Ranks, gather_or_raise
 from tpsample.output import SampleOutput
+from tpsample.seeds import SeedSource
 from tpsample.vocab_shard import VocabShard
 
 if TYPE_CHECKING:

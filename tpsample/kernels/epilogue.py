@@ -1,9 +1,11 @@
-"""What happens to a logits tile while it is on chip: head, score, best candidate, word, maximum."""
+"""What happens to a logits tile while it is on chip: head, request controls, score, best candidate,
+word, maximum."""
 
 import triton
 import triton.language as tl
 
 from tpsample import word
+from tpsample.kernels.controls import control_tile
 from tpsample.kernels.noise import fma, noise_tile
 
 TOKEN_BITS = tl.constexpr(word.TOKEN_BITS)
@@ -129,6 +131,7 @@ def store_candidates(
     slot_ptr,
     logits_ptr,
     stride_logits_b,
+    controls,
     words_ptr,
     num_rows,
     num_samples,
@@ -138,6 +141,10 @@ def store_candidates(
     HAS_SOFTCAP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     STORE_LOGITS: tl.constexpr,
+    MASKS: tl.constexpr,
+    BIASES: tl.constexpr,
+    PENALTIES: tl.constexpr,
+    DRAFTS: tl.constexpr,
     MANY_SAMPLES: tl.constexpr,
     ROUNDS: tl.constexpr,
     INTERPRET: tl.constexpr,
@@ -156,15 +163,17 @@ def store_candidates(
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
         store_candidates(
             left, first_row, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr, stride_stream,
-            scale_ptr, slot_ptr, logits_ptr, stride_logits_b, words_ptr, num_rows, num_samples,
-            logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, STORE_LOGITS,
-            MANY_SAMPLES, ROUNDS, INTERPRET, BLOCK_V, HALF, BLOCK_E,
+            scale_ptr, slot_ptr, logits_ptr, stride_logits_b, controls, words_ptr, num_rows,
+            num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, STORE_LOGITS,
+            MASKS, BIASES, PENALTIES, DRAFTS, MANY_SAMPLES, ROUNDS, INTERPRET, BLOCK_V, HALF,
+            BLOCK_E,
         )  # fmt: skip
         store_candidates(
             right, first_row + HALF, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr,
-            stride_stream, scale_ptr, slot_ptr, logits_ptr, stride_logits_b, words_ptr, num_rows,
-            num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, STORE_LOGITS,
-            MANY_SAMPLES, ROUNDS, INTERPRET, BLOCK_V, HALF, BLOCK_E,
+            stride_stream, scale_ptr, slot_ptr, logits_ptr, stride_logits_b, controls, words_ptr,
+            num_rows, num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS,
+            STORE_LOGITS, MASKS, BIASES, PENALTIES, DRAFTS, MANY_SAMPLES, ROUNDS, INTERPRET,
+            BLOCK_V, HALF, BLOCK_E,
         )  # fmt: skip
     else:
         offs_v = first_id + tl.arange(0, BLOCK_V)
@@ -183,6 +192,12 @@ def store_candidates(
             store_logits(
                 logits_tile, logits_ptr, stride_logits_b, slot_ptr, offs_b, num_rows, offs_v,
                 vocab_start, vocab_stop,
+            )  # fmt: skip
+
+        if MASKS or BIASES or PENALTIES:
+            logits_tile = control_tile(
+                logits_tile, first_id, vocab_start, offs_b, num_rows, controls, MASKS, BIASES,
+                PENALTIES, DRAFTS, BLOCK_V,
             )  # fmt: skip
 
         scale = tl.load(scale_ptr + offs_b)

@@ -65,6 +65,7 @@ def product_tile(
         "rank",
         "world_size",
         "max_rows",
+        "max_drafts",
     ]
 )
 def lm_head_kernel(
@@ -82,6 +83,18 @@ def lm_head_kernel(
     logits_ptr,  # [stored rows, V_local] fp32; for STORE_LOGITS
     stride_logits_b,
     words_ptr,  # [num_samples · num_rows] int64, zeroed before; PUSH: [num_chunks, max_rows]
+    # request controls of the rows, see `kernels.controls`
+    state_slot_ptr,  # [num_rows] int64
+    wants_ptr,  # [slots] int32
+    penalty_ptr,  # [slots, 3] fp32
+    touched_ptr,  # [slots, state_width / 64] int32
+    history_ptr,  # [slots, state_width] int32; for PENALTIES
+    token_bias_ptr,  # [slots, state_width] fp32; for BIASES
+    mask_ptr,  # [num_rows, state_width / 32] int32; for MASKS
+    draft_ptr,  # [num_rows, max_drafts] int32; for DRAFTS
+    num_drafts_ptr,  # [num_rows] int32; for DRAFTS
+    state_width,
+    max_drafts,
     # peers, for PUSH
     arrive_ptr,  # [num_chunks, max_rows] int32, zero between steps
     epoch_ptr,  # [1] int64
@@ -107,6 +120,10 @@ def lm_head_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     STORE_LOGITS: tl.constexpr,
+    MASKS: tl.constexpr,
+    BIASES: tl.constexpr,
+    PENALTIES: tl.constexpr,
+    DRAFTS: tl.constexpr,
     MANY_SAMPLES: tl.constexpr,
     ROUNDS: tl.constexpr,
     INTERPRET: tl.constexpr,
@@ -149,6 +166,10 @@ def lm_head_kernel(
             INTERPRET,
         )
 
+        controls = (
+            state_slot_ptr, wants_ptr, penalty_ptr, touched_ptr, history_ptr, token_bias_ptr,
+            mask_ptr, draft_ptr, num_drafts_ptr, state_width, max_drafts,
+        )  # fmt: skip
         # Epilogue: every row's best candidate of the tile, into the maximum over the rank's tiles.
         store_candidates(
             product,
@@ -163,6 +184,7 @@ def lm_head_kernel(
             slot_ptr,
             logits_ptr,
             stride_logits_b,
+            controls,
             words_ptr,
             num_rows,
             num_samples,
@@ -172,6 +194,10 @@ def lm_head_kernel(
             HAS_SOFTCAP,
             HAS_BIAS,
             STORE_LOGITS,
+            MASKS,
+            BIASES,
+            PENALTIES,
+            DRAFTS,
             MANY_SAMPLES,
             ROUNDS,
             INTERPRET,

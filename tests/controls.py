@@ -1,0 +1,117 @@
+"""Request controls by plain lists, one row at a time: what the sharded state must agree with."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tpsample import SamplingParams
+
+
+def processed_row(
+    logits: Tensor,
+    params: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    *,
+    grammar: set[int] | None = None,
+    forced: int | None = None,
+) -> Tensor:
+    """fp32 [V] of one row, rule by rule in the order of the contract, over Python lists."""
+    x = [torch.tensor(v) for v in logits.float().tolist()]
+    minus_inf = torch.tensor(float("-inf"))
+    banned: set[int] = set()
+    everything = set(range(len(x)))
+    if params.allowed_token_ids is not None:
+        banned |= everything - set(params.allowed_token_ids)
+    if grammar is not None:
+        banned |= everything - grammar
+    if len(output) < params.min_tokens:
+        banned |= set(params.stop_token_ids or ())
+    for sequence in params.bad_words or ():
+        begun = list(sequence[:-1])
+        if len(begun) <= len(output) and output[len(output) - len(begun) :] == begun:
+            banned.add(sequence[-1])
+    if forced is not None:
+        banned = everything - {forced}
+    for v, bias in (params.logit_bias or {}).items():
+        x[v] = x[v] + torch.tensor(max(-100.0, min(100.0, bias)))
+    seen = set(output) | (set(prompt) if params.repetition_scope == "all" else set())
+    repetition = torch.tensor(params.repetition_penalty)
+    for v in seen:
+        x[v] = x[v] / repetition if x[v] > 0 else x[v] * repetition
+    for v in set(output):
+        x[v] = x[v] - torch.tensor(params.frequency_penalty) * float(output.count(v))
+    for v in set(output):
+        x[v] = x[v] - torch.tensor(params.presence_penalty)
+    for v in banned:
+        x[v] = minus_inf
+    return torch.stack(x)
+
+
+def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
+    """A request with each parameter on or off by chance, never contradictory."""
+
+    def some(value: object, otherwise: object, chance: float = 0.4) -> object:
+        return value if rng.random() < chance else otherwise
+
+    def ids(most: int) -> list[int]:
+        return rng.sample(range(vocab_size), min(vocab_size, rng.randint(1, most)))
+
+    # Few distinct ids in words and stop lists, so that they meet the output.
+    words = [[rng.randrange(6) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 5))]
+    stop = ids(5)
+    allowed = some(sorted({*ids(vocab_size // 2), *rng.sample(range(vocab_size), 20)}), None, 0.25)
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.2, 0.7, 1.0, 1.0, 1.5, 3.0]),
+        top_k=some(rng.choice([1, 2, 20, 50]), 0, 0.2),
+        top_p=some(rng.choice([0.1, 0.9, 0.95]), 1.0, 0.2),
+        min_p=some(rng.choice([0.05, 0.5]), 0.0, 0.2),
+        seed=rng.getrandbits(63),
+        repetition_penalty=some(rng.choice([0.5, 1.1, 1.3, 2.0]), 1.0),
+        presence_penalty=some(rng.uniform(-2, 2), 0.0),
+        frequency_penalty=some(rng.uniform(-2, 2), 0.0),
+        logit_bias=some({v: rng.uniform(-120, 120) for v in ids(8)}, None),
+        allowed_token_ids=allowed,
+        bad_words=some(words, None),
+        min_tokens=some(rng.randint(1, 12), 0),
+        stop_token_ids=stop,
+        ties=some("keep", "exact", 0.1),
+        filter_order=some("joint", "sequential", 0.1),
+        repetition_scope=some("output", "all", 0.3),
+    )
+
+
+@dataclass
+class Conversation:
+    """One request and its tokens so far, as an engine's host knows them."""
+
+    params: SamplingParams
+    prompt: list[int]
+    output: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def random(rng: random.Random, vocab_size: int) -> Conversation:
+        """Short ranges of ids, so that penalties and bad words have something to act on."""
+        width = min(vocab_size, rng.choice([6, vocab_size]))
+        prompt = [rng.randrange(width) for _ in range(rng.randint(0, 12))]
+        output = [rng.randrange(width) for _ in range(rng.randint(0, 12))]
+        return Conversation(random_params(rng, vocab_size), prompt, output)
+
+    def processed(self, logits: Tensor, **masks: object) -> Tensor:
+        return processed_row(logits, self.params, self.prompt, self.output, **masks)  # type: ignore[arg-type]
+
+
+def bitmask_of(allowed: list[set[int] | None], vocab_size: int) -> Tensor:
+    """int32 [B, ceil(V / 32)] as grammar engines fill it; None allows everything."""
+    words = -(-vocab_size // 32)
+    rows = []
+    for ids in allowed:
+        bits = [0] * words
+        for v in range(vocab_size) if ids is None else ids:
+            bits[v // 32] |= 1 << (v % 32)
+        rows.append([b - 2**32 if b >= 2**31 else b for b in bits])
+    return torch.tensor(rows, dtype=torch.int64).to(torch.int32)

@@ -1,0 +1,266 @@
+"""Penalties and constraints of a batch's rows: what they are, and where a row's state lies.
+
+    x -> allowed ids, grammar bitmask, forced token       -inf outside
+      -> + logit_bias
+      -> min_tokens                                       -inf at stop ids while too short
+      -> x / r if x > 0 else x · r                        repetition: ids in prompt or output
+      -> - f · n                                          frequency: n occurrences in the output
+      -> - p  if n > 0                                    presence
+      -> bad_words                                        -inf at the end of a begun sequence
+
+Each fp32 operation is rounded once. Order and names are vLLM's. A masked id stays masked: no bias
+revives it. What is as wide as the vocabulary is kept per shard (`tpsample.token_state`), never as
+[rows, V]; the rest is here, in small tables with a slot per row. Rows find their state by slot, so
+moving a row moves one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tpsample.params import MAX_LOGIT_BIAS, SamplingParams
+from tpsample.token_mask import build_mask
+from tpsample.token_state import StepControls, TokenState
+from tpsample.vocab_shard import VocabShard
+from tpsample.word import NO_TOKEN
+
+ABSENT = -2
+"""In `recent`: no token there yet."""
+
+PENALISED, BIASED = 1, 2
+"""Bits of `wants`."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the state of a slot was made from, and after how many appends."""
+
+    params: SamplingParams
+    prompt: Sequence[int]
+    output: Sequence[int]
+    appends: int
+
+
+class ControlTables:
+    """Tables by slot, on the device, and the dense state of each shard that was asked for.
+
+    Attributes:
+        wants: int32 [slots], bits PENALISED and BIASED.
+        penalties: fp32 [slots, 3]: repetition, frequency, presence.
+        min_tokens, length: int32 [slots], tokens wanted and there.
+        stop_ids: int32 [slots, S], -1 where a slot has fewer.
+        bad_words: int32 [slots, N, L], each sequence backwards, then -1.
+        recent: int32 [slots, L - 1 or 1], the last output tokens, latest first; ABSENT before.
+        has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
+            for these, and the state is allocated for them.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.device = device
+        self.has_penalties = self.has_bias = self.has_masks = False
+        self.wants = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.penalties = torch.tensor([1.0, 0.0, 0.0], device=device).repeat(slots, 1)
+        self.min_tokens = torch.zeros_like(self.wants)
+        self.length = torch.zeros_like(self.wants)
+        self.stop_ids = self._ids(slots, 1)
+        self.bad_words = self._ids(slots, 1, 1)
+        self.recent = self._ids(slots, 1).fill_(ABSENT)
+        self._requests: dict[int, _Request] = {}
+        self._states: dict[VocabShard, TokenState] = {}
+        self._appends = 0
+
+    @property
+    def slots(self) -> int:
+        return self.wants.shape[0]
+
+    def load(
+        self, slot: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+    ) -> None:
+        """Start the state of a slot anew."""
+        self._requests[slot] = _Request(params, prompt, output, self._appends)
+        self.has_penalties |= params.penalised
+        self.has_bias |= bool(params.logit_bias)
+        self.has_masks |= params.masked
+        self.wants[slot] = PENALISED * params.penalised + BIASED * bool(params.logit_bias)
+        self.penalties[slot] = torch.tensor(
+            [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
+        )
+        self.min_tokens[slot] = params.min_tokens if params.stop_token_ids else 0
+        self.length[slot] = len(output)
+        self._load_words(slot, params, output)
+        for state in self._states.values():
+            self._load_state(state, slot)
+
+    def _load_words(self, slot: int, params: SamplingParams, output: Sequence[int]) -> None:
+        stop_ids = list(params.stop_token_ids or ()) if params.min_tokens else []
+        words = [list(reversed(sequence)) for sequence in params.bad_words or ()]
+        longest = max(map(len, words), default=1)
+        self.stop_ids = _widened(self.stop_ids, NO_TOKEN, len(stop_ids))
+        self.bad_words = _widened(self.bad_words, NO_TOKEN, len(words), longest)
+        self.recent = _widened(self.recent, ABSENT, longest - 1)
+        self.stop_ids[slot] = _padded(stop_ids, NO_TOKEN, self.stop_ids.shape[1])
+        self.bad_words[slot] = NO_TOKEN
+        for i, sequence in enumerate(words):
+            self.bad_words[slot, i] = _padded(sequence, NO_TOKEN, self.bad_words.shape[2])
+        width = self.recent.shape[1]
+        self.recent[slot] = _padded(list(reversed(output))[:width], ABSENT, width)
+
+    def append(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Count one new token per row, int64 [B]; a -1 is none. On the device."""
+        self._appends += 1
+        there = token_ids >= 0
+        self.length[slots] += there.to(torch.int32)
+        recent = self.recent[slots]
+        moved = torch.cat([token_ids.to(torch.int32).unsqueeze(1), recent[:, :-1]], dim=1)
+        self.recent[slots] = torch.where(there.unsqueeze(1), moved, recent)
+        for state in self._states.values():
+            state.append(slots, token_ids)
+
+    def state(self, shard: VocabShard) -> TokenState:
+        """The dense state of a shard, made when it is first asked for.
+
+        Raises:
+            ValueError: tokens have been appended since a penalised row came; its counts on this
+                shard are not known.
+        """
+        state = self._states.get(shard)
+        if state is None:
+            for request in self._requests.values():
+                if request.params.penalised and request.appends < self._appends:
+                    raise ValueError(
+                        f"batch: tokens were appended before a sampler of {shard} first saw it, "
+                        "so their counts are not known there; build a new batch with "
+                        "output_token_ids="
+                    )
+            state = TokenState(shard, self.slots, self.device)
+            for slot in self._requests:
+                self._load_state(state, slot)
+            self._states[shard] = state
+        state.reserve(history=self.has_penalties, bias=self.has_bias, allowed=self.has_masks)
+        return state
+
+    def _load_state(self, state: TokenState, slot: int) -> None:
+        request = self._requests[slot]
+        params = request.params
+        state.reserve(history=self.has_penalties, bias=self.has_bias, allowed=self.has_masks)
+        state.load(
+            slot,
+            # The prompt only ever matters to the repetition penalty.
+            prompt=request.prompt if params.repetition_scope == "all" else (),
+            output=request.output,
+            bias={
+                token_id: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
+                for token_id, bias in (params.logit_bias or {}).items()
+            },
+            allowed=params.allowed_token_ids,
+        )
+
+    def forget(self, slot: int) -> None:
+        """A row has left; its slot may be loaded again."""
+        self._requests.pop(slot, None)
+
+    def _ids(self, *shape: int) -> Tensor:
+        return torch.full(shape, NO_TOKEN, dtype=torch.int32, device=self.device)
+
+
+@dataclass(frozen=True)
+class ControlRows:
+    """The controls of the rows of a step.
+
+    Attributes:
+        tables: the tables.
+        slots: int64 [B], each row's slot.
+        grammar_bitmask: int32 [B, ceil(V / 32)], bit v % 32 of word v // 32 allows id v; or None.
+        forced: int64 [B], the only id allowed, -1 for any; or None.
+        drafts: int32 [B, K], tokens to count as output beside the state's; or None.
+        num_drafts: int32 [B], how many of each row's.
+    """
+
+    tables: ControlTables
+    slots: Tensor
+    grammar_bitmask: Tensor | None = None
+    forced: Tensor | None = None
+    drafts: Tensor | None = None
+    num_drafts: Tensor | None = None
+
+    @property
+    def masked(self) -> bool:
+        return self.tables.has_masks or self.grammar_bitmask is not None or self.forced is not None
+
+    def step(
+        self,
+        shard: VocabShard,
+        make_mask: Callable[[ControlRows, TokenState], Tensor] = build_mask,
+    ) -> StepControls:
+        """What a step applies to the logits of a shard.
+
+        Args:
+            make_mask: `build_mask`, or its kernel.
+
+        Raises:
+            ValueError: too few rows of grammar bitmask or forced ids, or as `ControlTables.state`.
+        """
+        for name, value in (
+            ("grammar_bitmask", self.grammar_bitmask),
+            ("forced_token_ids", self.forced),
+        ):
+            if value is not None and value.shape[0] != len(self.slots):
+                raise ValueError(
+                    f"batch.{name}: expected a row for each of the {len(self.slots)} rows of the "
+                    f"step, got {value.shape[0]}; assign it anew when rows change"
+                )
+        state = self.tables.state(shard)
+        mask = make_mask(self, state) if self.masked else None
+        return StepControls(self, state, mask)
+
+    def with_drafts(
+        self, drafts: Tensor, grammar_bitmask: Tensor | None, forced: Tensor | None
+    ) -> ControlRows:
+        """Controls of each row after 0 … K of its drafts, int64 [B, K]: B · (K + 1) rows."""
+        rows, times = drafts.shape[0], drafts.shape[1] + 1
+        return ControlRows(
+            self.tables,
+            self.slots.repeat_interleave(times),
+            grammar_bitmask,
+            forced,
+            drafts.to(torch.int32).repeat_interleave(times, dim=0),
+            torch.arange(times, dtype=torch.int32, device=drafts.device).repeat(rows),
+        )
+
+    def select(self, rows: Tensor | list[int]) -> ControlRows:
+        """The controls of some of the rows."""
+
+        def of(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[rows]
+
+        return replace(
+            self,
+            slots=self.slots[rows],
+            grammar_bitmask=of(self.grammar_bitmask),
+            forced=of(self.forced),
+            drafts=of(self.drafts),
+            num_drafts=of(self.num_drafts),
+        )
+
+
+def needs_controls(request: SamplingParams) -> bool:
+    """Whether a request has penalties or constraints."""
+    return request.penalised or request.masked or bool(request.logit_bias)
+
+
+def _widened(table: Tensor, value: int, *widths: int) -> Tensor:
+    """The table [slots, …], its further axes at least so wide; new places hold `value`."""
+    shape = [max(old, new) for old, new in zip(table.shape[1:], widths, strict=True)]
+    if list(table.shape[1:]) == shape:
+        return table
+    wider = table.new_full((table.shape[0], *shape), value)
+    wider[tuple(slice(0, size) for size in table.shape)] = table
+    return wider
+
+
+def _padded(ids: list[int], value: int, width: int) -> Tensor:
+    return torch.tensor(ids + [value] * (width - len(ids)), dtype=torch.int32)

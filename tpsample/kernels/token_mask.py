@@ -1,0 +1,101 @@
+"""The ids each row may draw in a step, as packed bits over a shard. Twin: `tpsample.token_mask`."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def clear_bits(mask_row, token_ids, first_id, width, active):
+    """Clear the bits of those ids [n] that the shard's columns cover."""
+    column = token_ids - first_id
+    mine = active & (token_ids >= 0) & (column >= 0) & (column < width)
+    column = tl.where(mine, column, 0)
+    bit = tl.full(column.shape, 1, tl.int32) << (column & 31)
+    tl.atomic_and(mask_row + (column >> 5), ~bit, mask=mine, sem="relaxed", scope="cta")
+
+
+@triton.jit
+def token_mask_kernel(
+    # inputs
+    state_slot_ptr,  # [num_rows] int64
+    allowed_ptr,  # [slots, width / 32] int32; for TABLES
+    grammar_ptr,  # [num_rows, grammar_words] int32; for GRAMMAR
+    stride_grammar_b,
+    forced_ptr,  # [num_rows] int64; for FORCED
+    min_tokens_ptr,  # [slots] int32
+    length_ptr,  # [slots] int32
+    stop_ptr,  # [slots, num_stop] int32
+    bad_word_ptr,  # [slots, num_bad, bad_length] int32, backwards, padded with -1
+    recent_ptr,  # [slots, num_recent] int32, latest first
+    draft_ptr,  # [num_rows, max_drafts] int32; for DRAFTS
+    num_drafts_ptr,  # [num_rows] int32; for DRAFTS
+    # outputs
+    mask_ptr,  # [num_rows, width / 32] int32
+    # sizes
+    first_id,
+    width,
+    grammar_words,
+    num_stop,
+    num_bad,
+    bad_length,
+    num_recent,
+    max_drafts,
+    TABLES: tl.constexpr,
+    GRAMMAR: tl.constexpr,
+    FORCED: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(state_slot_ptr + row)
+    words = width // 32
+    mask_row = mask_ptr + row * words
+    forced = tl.full((), -1, tl.int64)
+    if FORCED:
+        forced = tl.load(forced_ptr + row)
+    drafts = 0
+    if DRAFTS:
+        drafts = tl.load(num_drafts_ptr + row)
+
+    for start in range(0, words, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        mask = tl.full((BLOCK,), -1, tl.int32)
+        if TABLES:
+            mask = tl.load(allowed_ptr + slot * words + offs, mask=offs < words, other=0)
+        if GRAMMAR:
+            at = first_id // 32 + offs
+            grammar = grammar_ptr + row * stride_grammar_b + at
+            low = tl.load(grammar, mask=at < grammar_words, other=0)
+            high = tl.load(grammar + 1, mask=at + 1 < grammar_words, other=0)
+            both = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+            mask &= (both >> (first_id % 32)).to(tl.int32)
+        if FORCED:
+            column = forced - first_id
+            bit = (tl.full((), 1, tl.int64) << (column & 31)).to(tl.int32)
+            mask = tl.where(forced >= 0, tl.where(column >> 5 == offs, bit, 0), mask)
+        tl.store(mask_row + offs, mask, mask=offs < words)
+
+    if TABLES:
+        tl.debug_barrier()  # the bits below were stored by other threads of this program
+        free = forced < 0
+        offs_n = tl.arange(0, BLOCK_N)
+        too_short = tl.load(length_ptr + slot) + drafts < tl.load(min_tokens_ptr + slot)
+        for start in range(0, num_stop, BLOCK_N):
+            n = start + offs_n
+            stop = tl.load(stop_ptr + slot * num_stop + n, mask=n < num_stop, other=-1)
+            clear_bits(mask_row, stop, first_id, width, free & too_short & (stop >= 0))
+        for start in range(0, num_bad, BLOCK_N):
+            n = start + offs_n
+            sequence = bad_word_ptr + (slot * num_bad + n) * bad_length
+            last = tl.load(sequence, mask=n < num_bad, other=-1)
+            begun = last >= 0
+            for j in range(1, bad_length):
+                wanted = tl.load(sequence + j, mask=n < num_bad, other=-1)
+                latest = tl.full((), -2, tl.int32)
+                if j - 1 < drafts:
+                    latest = tl.load(draft_ptr + row * max_drafts + drafts - j)
+                else:
+                    latest = tl.load(recent_ptr + slot * num_recent + j - 1 - drafts)
+                begun &= (wanted == -1) | (wanted == latest)
+            clear_bits(mask_row, last, first_id, width, free & begun)

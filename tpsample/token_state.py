@@ -1,0 +1,181 @@
+"""What request controls keep per token id: one shard's history, bias and allowed ids.
+
+Each rank holds this for its own shard only, [slots, V/W]. Column c is id `first_id + c`, where
+`first_id` is the shard's start rounded down to a multiple of four, as the kernels' tiles begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tpsample.vocab_shard import VocabShard
+
+if TYPE_CHECKING:
+    from tpsample.controls import ControlRows
+
+TOUCHED_BLOCK = 64
+"""Ids per entry of `touched`; kernel tiles are powers of two."""
+
+HAS_HISTORY, HAS_BIAS = 1, 2
+"""Bits of `touched`."""
+
+
+class TokenState:
+    """State by slot and token id of one shard.
+
+    Attributes:
+        first_id, width: ids of the columns: [first_id, first_id + width), a multiple of 64.
+        history: int32 [slots, width], 2 · occurrences in the output + (1 if in the prompt);
+            one number, so that a penalised logit costs one load.
+        bias: fp32 [slots, width], logit_bias.
+        allowed: int32 [slots, width / 32], bit c % 32 of word c // 32 allows column c.
+        touched: int32 [slots, width / 64], HAS_HISTORY and HAS_BIAS: what a tile may skip.
+        Each is [1, …] until `reserve` is told that a row needs it.
+    """
+
+    def __init__(self, shard: VocabShard, slots: int, device: torch.device) -> None:
+        self.shard, self.first_id = shard, shard.start // 4 * 4
+        blocks = -(-(shard.stop - self.first_id) // TOUCHED_BLOCK)
+        self.width = max(1, blocks) * TOUCHED_BLOCK
+        self._slots, self._mask = slots, torch.empty(0, dtype=torch.int32, device=device)
+        self.history = torch.zeros(1, 1, dtype=torch.int32, device=device)
+        self.bias = torch.zeros(1, 1, dtype=torch.float32, device=device)
+        self.allowed = torch.zeros(1, 1, dtype=torch.int32, device=device)
+        self.touched = torch.zeros(
+            slots, self.width // TOUCHED_BLOCK, dtype=torch.int32, device=device
+        )
+
+    def reserve(self, *, history: bool, bias: bool, allowed: bool) -> None:
+        """Make room for what rows need; what is there stays."""
+        if history and self.history.shape[1] == 1:
+            self.history = self.history.new_zeros(self._slots, self.width)
+        if bias and self.bias.shape[1] == 1:
+            self.bias = self.bias.new_zeros(self._slots, self.width)
+        if allowed and self.allowed.shape[1] == 1:
+            self.allowed = self.allowed.new_full((self._slots, self.width // 32), -1)
+
+    def load(
+        self,
+        slot: int,
+        *,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        bias: Mapping[int, float],
+        allowed: Iterable[int] | None,
+    ) -> None:
+        """Start a slot anew, from host values; ids of other shards are passed over."""
+        self.touched[slot] = 0
+        if self.history.shape[1] > 1:
+            row = self.history[slot].zero_()
+            row[self._columns(prompt)] = 1
+            row.index_put_(
+                (self._columns(output),), torch.tensor(2, dtype=torch.int32), accumulate=True
+            )
+            self._touch(slot, row != 0, HAS_HISTORY)
+        if self.bias.shape[1] > 1:
+            row = self.bias[slot].zero_()
+            own = [token_id for token_id in bias if self.shard.start <= token_id < self.shard.stop]
+            row[self._columns(own)] = torch.tensor([bias[i] for i in own]).to(row)
+            self._touch(slot, row != 0, HAS_BIAS)
+        if self.allowed.shape[1] > 1:
+            bits = torch.ones(self.width, dtype=torch.bool)
+            if allowed is not None:
+                bits.zero_()
+                bits[self._columns(list(allowed)).cpu()] = True
+            self.allowed[slot] = pack_bits(bits)
+
+    def append(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Count one output token per row, int64 [B], on the device; -1 is none."""
+        if self.history.shape[1] == 1:
+            return
+        mine = (token_ids >= self.shard.start) & (token_ids < self.shard.stop)
+        columns = (token_ids - self.first_id).where(mine, 0)
+        self.history[slots, columns] += 2 * mine.to(torch.int32)
+        self.touched[slots, columns // TOUCHED_BLOCK] |= HAS_HISTORY * mine.to(torch.int32)
+
+    def mask_buffer(self, rows: int) -> Tensor:
+        """Uninitialised int32 [rows, width / 32], used again by the next step."""
+        words = rows * (self.width // 32)
+        if self._mask.numel() < words:
+            self._mask = self._mask.new_empty(words)
+        return self._mask[:words].view(rows, -1)
+
+    def nbytes(self) -> int:
+        """Bytes of state on this rank."""
+        tensors = (self.history, self.bias, self.allowed, self.touched, self._mask)
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def _columns(self, ids: Sequence[int]) -> Tensor:
+        columns = torch.tensor(ids, dtype=torch.int64)
+        mine = (columns >= self.shard.start) & (columns < self.shard.stop)
+        return (columns[mine] - self.first_id).to(self.touched.device)
+
+    def _touch(self, slot: int, there: Tensor, bit: int) -> None:
+        self.touched[slot] |= bit * there.view(-1, TOUCHED_BLOCK).any(dim=1).to(torch.int32)
+
+
+@dataclass(frozen=True)
+class StepControls:
+    """Controls of a step's rows over one shard. Twin: `tpsample.kernels.controls`.
+
+    Attributes:
+        rows: the rows.
+        state: the shard's state.
+        mask: int32 [B, width / 32], the ids a row may draw in this step; None if all may.
+    """
+
+    rows: ControlRows
+    state: TokenState
+    mask: Tensor | None
+
+    def apply(self, logits: Tensor, first_id: int) -> Tensor:
+        """Processed fp32 logits [B, n] of ids first_id … first_id + n - 1, all of this shard."""
+        tables, slots = self.rows.tables, self.rows.slots
+        start = first_id - self.state.first_id
+        columns = slice(start, start + logits.shape[1])
+        if self.mask is not None:
+            logits = torch.where(self._allowed(columns), logits, -torch.inf)
+        if tables.has_bias:
+            logits = logits + self.state.bias[slots, columns]
+        if tables.has_penalties:
+            history = self._history(slots, columns, first_id)
+            repetition, frequency, presence = tables.penalties[slots].split(1, dim=1)
+            scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+            logits = torch.where(history != 0, scaled, logits)
+            count = history >> 1
+            logits = logits - frequency * count
+            logits = logits - presence * (count > 0)
+        return logits
+
+    def select(self, rows: Tensor | list[int]) -> StepControls:
+        """The controls of some of the rows."""
+        mask = None if self.mask is None else self.mask[rows]
+        return replace(self, rows=self.rows.select(rows), mask=mask)
+
+    def _allowed(self, columns: slice) -> Tensor:
+        assert self.mask is not None
+        column = torch.arange(columns.start, columns.stop, device=self.mask.device)
+        return (self.mask[:, column >> 5] >> (column & 31)) & 1 != 0
+
+    def _history(self, slots: Tensor, columns: slice, first_id: int) -> Tensor:
+        history = self.state.history[slots, columns]
+        drafts, num_drafts = self.rows.drafts, self.rows.num_drafts
+        if drafts is None or num_drafts is None:
+            return history
+        ids = torch.arange(first_id, first_id + history.shape[1], device=history.device)
+        for k in range(drafts.shape[1]):
+            counted = (drafts[:, k] == ids[:, None]) & (k < num_drafts)
+            history = history + 2 * counted.T.to(torch.int32)
+        return history
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """int32 [..., n / 32] of bool [..., n]; bit j of word i is element 32 i + j."""
+    place = torch.arange(32, device=bits.device)
+    words = (bits.unflatten(-1, (-1, 32)).long() << place).sum(dim=-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
