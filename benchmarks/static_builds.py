@@ -13,7 +13,8 @@ import triton
 
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
-from tpsample.kernels.tile_table import Tile
+from tpsample.control_launch import CONTROL_POINTERS, control_arguments
+from tpsample.kernels.tile_table import Tile, is_short
 from tpsample.triton_backend import ROW_BLOCK
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
@@ -41,6 +42,23 @@ _TYPES = {
     "epoch_ptr": "*i64",
     "inboxes_ptr": "*i64",
     "lost_ptr": "*i64",
+    "state_slot_ptr": "*i64",
+    "wants_ptr": "*i32",
+    "penalty_ptr": "*fp32",
+    "touched_ptr": "*i32",
+    "history_ptr": "*i32",
+    "token_bias_ptr": "*fp32",
+    "mask_ptr": "*i32",
+    "draft_ptr": "*i32",
+    "num_drafts_ptr": "*i32",
+    "allowed_ptr": "*i32",
+    "grammar_ptr": "*i32",
+    "forced_ptr": "*i64",
+    "min_tokens_ptr": "*i32",
+    "length_ptr": "*i32",
+    "stop_ptr": "*i32",
+    "bad_word_ptr": "*i32",
+    "recent_ptr": "*i32",
     "timeout": "i64",
     "logit_scale": "fp32",
     "logit_softcap": "fp32",
@@ -53,6 +71,7 @@ _CONSTANTS = {
     "HAS_SOFTCAP": False,
     "HAS_BIAS": False,
     "STORE_LOGITS": False,
+    **control_arguments(None),
     "MANY_SAMPLES": False,
     "ROUNDS": 10,
     "INTERPRET": False,
@@ -65,10 +84,27 @@ _EVERYTHING = {
     "HAS_SOFTCAP": True,
     "HAS_BIAS": True,
     "STORE_LOGITS": True,
+    "MASKS": True,
+    "BIASES": True,
+    "PENALTIES": True,
+    "DRAFTS": True,
     "MANY_SAMPLES": True,
     "PUSH": True,
     "HIDDEN_SIZE": HIDDEN_SIZE + 8,
 }
+
+# One feature at a time, whose cost per logit is counted.
+_FEATURES: dict[str, dict[str, Any]] = {
+    "7 rounds": {"ROUNDS": 7},
+    "masks": {"MASKS": True},
+    "biases": {"BIASES": True},
+    "penalties": {"PENALTIES": True},
+    "drafts": {"PENALTIES": True, "DRAFTS": True},
+}
+# Penalties and biases use the short tiles.
+_NO_EDITS = {"BIASES": False, "PENALTIES": False, "DRAFTS": False}
+# A control that is off is passed as None: a kernel that used it then would not compile.
+_CONTROL_SWITCHES = ("MASKS", "BIASES", "PENALTIES", "DRAFTS")
 
 
 @dataclass(frozen=True)
@@ -97,10 +133,14 @@ class Subject:
                 "BLOCK_V": self.tile.block_v,
                 "BLOCK_B": self.tile.block_b,
                 "BLOCK_D": self.tile.block_d,
-                "BLOCK_E": self.tile.block_e(constants["MANY_SAMPLES"]),
+                "BLOCK_E": self.tile.block_e(
+                    constants["MANY_SAMPLES"], constants["BIASES"] or constants["PENALTIES"]
+                ),
             }
         function = jitted(kernel)
         compile_time = {function.arg_names[i] for i in function.constexprs}
+        if not any(constants[switch] for switch in _CONTROL_SWITCHES):
+            compile_time |= set(CONTROL_POINTERS) & set(function.arg_names)
         run_time = [name for name in function.arg_names if name not in compile_time]
         return Build(
             kernel=kernel,
@@ -123,6 +163,17 @@ class Subject:
 _SMALL = {
     "tpsample.kernels.rows:row_noise_kernel": ({"BLOCK": ROW_BLOCK}, 4),
     "tpsample.kernels.finish:finish_kernel": ({"BLOCK": ROW_BLOCK}, 4),
+    "tpsample.kernels.token_mask:token_mask_kernel": (
+        {
+            "TABLES": True,
+            "GRAMMAR": True,
+            "FORCED": True,
+            "DRAFTS": True,
+            "BLOCK": 256,
+            "BLOCK_N": 32,
+        },
+        4,
+    ),
     "tpsample.kernels.peer:peer_finish_kernel": ({"BLOCK_S": 16, "BLOCK_B": 32}, 1),
 }
 
@@ -170,10 +221,12 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
         found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
         if every or at_64:
             found.append(Subject(LM_HEAD, "push", arch, dtype, tile, constants={"PUSH": True}))
-            found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, constants=_EVERYTHING))
+            constants = _EVERYTHING if is_short(tile) else _EVERYTHING | _NO_EDITS
+            found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, constants=constants))
         if counted:
-            seven = {"ROUNDS": 7}
-            found.append(Subject(LM_HEAD, "7 rounds", arch, dtype, tile, True, seven))
+            for name, constants in _FEATURES.items():
+                if is_short(tile) or not {"BIASES", "PENALTIES"} & set(constants):
+                    found.append(Subject(LM_HEAD, name, arch, dtype, tile, True, constants))
     return found
 
 

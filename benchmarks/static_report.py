@@ -9,7 +9,8 @@ GPU; `--all` also every variant of every entry. Exits with 1 if a requirement fa
 - 16-bit weights use the architecture's own matrix instruction: HMMA on sm_80, HGMMA (wgmma) on
   sm_90, UTCHMMA (tcgen05) on sm_100;
 - at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
-  greedy one (`benchmarks.greedy`);
+  greedy one (`benchmarks.greedy`); the cost of each request control is printed beside it, and
+  a control that is off cannot cost any: its arguments are None, and its use would not compile;
 - kernels that write to peers keep the memory order of `benchmarks.sass.push_order_faults`.
 
 Instructions are counted in SASS, both sides of a branch: they compare kernels and predict no
@@ -186,9 +187,8 @@ def print_verdict(rows: list[Row]) -> None:
     """The cost of the epilogue beside the published one, then every fault."""
     for row in rows:
         if row.arch == 90 and row.kernel == LM_HEAD.split(":")[1] and row.epilogue is not None:
-            rounds = 7 if row.variant == "7 rounds" else 10
             print(
-                f"epilogue on sm_90, {row.dtype}, tile {row.tile}, {rounds} Philox rounds: "
+                f"epilogue on sm_90, {row.dtype}, tile {row.tile}, {row.variant}: "
                 f"{row.epilogue:.1f} instructions per logit over greedy"
             )
     print(

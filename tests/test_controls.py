@@ -324,6 +324,14 @@ def test_a_sampler_that_comes_too_late_is_refused():
         batch.controls.step(VocabShard(0, 100))
 
 
+def test_a_prepared_shard_may_be_sampled_later():
+    batch = SamplingBatch.from_params([SamplingParams(presence_penalty=1.0)], vocab_size=V)
+    batch.prepare(VocabShard(0, 100))
+    batch.append(torch.tensor([7]))
+    processed = batch.controls.step(VocabShard(0, 100)).apply(torch.zeros(1, 100), 0)
+    assert processed[0, 7] == -1 and processed.sum() == -1
+
+
 @pytest.mark.parametrize(
     ("fields", "match"),
     [

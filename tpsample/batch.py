@@ -21,6 +21,7 @@ from tpsample.kept_set import RowFilters
 from tpsample.logprob_rows import LogprobRows
 from tpsample.params import SamplingParams
 from tpsample.seeds import SeedSource
+from tpsample.vocab_shard import VocabShard
 
 
 class SamplingBatch:
@@ -205,6 +206,15 @@ class SamplingBatch:
         self._params[row] = params
         self._load(row, params, prompt, output)
         self._changed(self.rows)
+
+    def prepare(self, shard: VocabShard) -> None:
+        """Make the state of a shard, which otherwise the first step of its sampler does.
+
+        For a shard whose sampler comes only after tokens have been appended, and before a step is
+        captured in a CUDA graph.
+        """
+        if self._tables is not None:
+            self._tables.state(shard)
 
     def append(self, token_ids: Tensor) -> None:
         """Count the tokens of a step as output. On the device, without waiting for it.

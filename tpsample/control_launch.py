@@ -13,22 +13,22 @@ from tpsample.token_state import StepControls, TokenState
 
 def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
     """`tpsample.token_mask.build_mask` by the kernel, one program per row."""
-    tables, unused = rows.tables, rows.slots
+    tables = rows.tables
     mask = state.mask_buffer(len(rows.slots))
     grammar, drafts = rows.grammar_bitmask, rows.drafts
     token_mask_kernel[(len(rows.slots),)](
         state_slot_ptr=rows.slots,
         allowed_ptr=state.allowed,
-        grammar_ptr=unused if grammar is None else grammar,
+        grammar_ptr=grammar,
         stride_grammar_b=0 if grammar is None else grammar.stride(0),
-        forced_ptr=unused if rows.forced is None else rows.forced,
+        forced_ptr=rows.forced,
         min_tokens_ptr=tables.min_tokens,
         length_ptr=tables.length,
         stop_ptr=tables.stop_ids,
         bad_word_ptr=tables.bad_words,
         recent_ptr=tables.recent,
-        draft_ptr=unused if drafts is None else drafts,
-        num_drafts_ptr=unused if rows.num_drafts is None else rows.num_drafts,
+        draft_ptr=drafts,
+        num_drafts_ptr=rows.num_drafts,
         mask_ptr=mask,
         first_id=state.first_id,
         width=state.width,
@@ -48,12 +48,14 @@ def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
     return mask
 
 
-def control_arguments(controls: StepControls | None, unused: Tensor) -> dict[str, Any]:
-    """What `lm_head_kernel` takes of a step's controls; `unused` stands for what is off."""
+def control_arguments(controls: StepControls | None) -> dict[str, Any]:
+    """What `lm_head_kernel` takes of a step's controls; None, which compiles to nothing, for what
+    is off."""
     if controls is None:
-        pointers = dict.fromkeys(_POINTERS, unused)
-        flags = dict.fromkeys(("MASKS", "BIASES", "PENALTIES", "DRAFTS"), False)
-        return pointers | flags | {"state_width": 0, "max_drafts": 0}
+        return dict.fromkeys(CONTROL_POINTERS) | {
+            "state_width": 0, "max_drafts": 0,
+            "MASKS": False, "BIASES": False, "PENALTIES": False, "DRAFTS": False,
+        }  # fmt: skip
     rows, state, tables = controls.rows, controls.state, controls.rows.tables
     return {
         "state_slot_ptr": rows.slots,
@@ -62,9 +64,9 @@ def control_arguments(controls: StepControls | None, unused: Tensor) -> dict[str
         "touched_ptr": state.touched,
         "history_ptr": state.history,
         "token_bias_ptr": state.bias,
-        "mask_ptr": unused if controls.mask is None else controls.mask,
-        "draft_ptr": unused if rows.drafts is None else rows.drafts,
-        "num_drafts_ptr": unused if rows.num_drafts is None else rows.num_drafts,
+        "mask_ptr": controls.mask,
+        "draft_ptr": rows.drafts,
+        "num_drafts_ptr": rows.num_drafts,
         "state_width": state.width,
         "max_drafts": 0 if rows.drafts is None else rows.drafts.shape[1],
         "MASKS": controls.mask is not None,
@@ -74,7 +76,7 @@ def control_arguments(controls: StepControls | None, unused: Tensor) -> dict[str
     }
 
 
-_POINTERS = (
+CONTROL_POINTERS = (
     "state_slot_ptr",
     "wants_ptr",
     "penalty_ptr",

@@ -133,8 +133,8 @@ class ControlTables:
                 if request.params.penalised and request.appends < self._appends:
                     raise ValueError(
                         f"batch: tokens were appended before a sampler of {shard} first saw it, "
-                        "so their counts are not known there; build a new batch with "
-                        "output_token_ids="
+                        "so their counts are not known there; call batch.prepare(shard) before "
+                        "the first append, or build a new batch with output_token_ids="
                     )
             state = TokenState(shard, self.slots, self.device)
             for slot in self._requests:

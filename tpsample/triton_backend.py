@@ -95,10 +95,14 @@ class TritonBackend:
         exchange works in the kernel.
         """
         num_rows, hidden_size = self._hidden_states.shape
+        controls = control_arguments(self._controls)
+        edits = controls["BIASES"] or controls["PENALTIES"]
         tile = self._tile or (
             interpreter_tile(num_rows, hidden_size)
             if INTERPRET
-            else tile_for(num_rows, len(self._shard), self._num_sms, self._weight.dtype)
+            else tile_for(
+                num_rows, len(self._shard), self._num_sms, self._weight.dtype, controls=edits
+            )
         )
         start, stop = self._shard.start, self._shard.stop
         num_tiles = triton.cdiv(stop - start // 4 * 4, tile.block_v) if stop > start else 0
@@ -109,7 +113,6 @@ class TritonBackend:
         if first == last:
             return
         stores = self._batch.stored is not None
-        controls = control_arguments(self._controls, unused=self._streams)
         lm_head_kernel[((last - first) * triton.cdiv(num_rows, tile.block_b),)](
             hidden_ptr=self._hidden_states,
             stride_hidden_b=self._hidden_states.stride(0),
@@ -143,7 +146,7 @@ class TritonBackend:
             BLOCK_V=tile.block_v,
             BLOCK_B=tile.block_b,
             BLOCK_D=tile.block_d,
-            BLOCK_E=tile.block_e(self._num_samples > 1),
+            BLOCK_E=tile.block_e(self._num_samples > 1, edits),
             **self._exchange.kernel_arguments(),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,

@@ -93,6 +93,9 @@ def check(
     """Sample the recorded hidden states of every step again and compare. Collective.
 
     The ranks share the steps out; each holds one step's logits at a time.
+
+    Args:
+        batch: as it was before the first step; the recorded tokens are appended to it.
     """
     weight, bias = model.lm_head_weight, model.lm_head_bias
     one_rank = LMHeadSampler(
@@ -100,14 +103,17 @@ def check(
     )
     exact = backend == "torch" and job.device.type == "cpu"
     found = Verdict()
-    for step in steps[job.rank :: job.world_size]:
-        again = one_rank(step.hidden_states, batch, step.positions).token_ids
-        logits = reference.logits(step.hidden_states, weight, bias=bias, **model.head)
-        oracle = reference.sample(logits, batch, step.positions).token_ids
-        scores = reference.scores(logits, batch, step.positions)
-        near_tie = 0.0 if exact else NEAR_TIE
-        found += compare(step.token_ids, again, oracle, scores, near_tie=near_tie)
-        on_step()
+    near_tie = 0.0 if exact else NEAR_TIE
+    batch.prepare(one_rank.shard)
+    for number, step in enumerate(steps):
+        if number % job.world_size == job.rank:
+            again = one_rank(step.hidden_states, batch, step.positions).token_ids
+            logits = reference.logits(step.hidden_states, weight, bias=bias, **model.head)
+            oracle = reference.sample(logits, batch, step.positions).token_ids
+            scores = reference.scores(logits, batch, step.positions)
+            found += compare(step.token_ids, again, oracle, scores, near_tie=near_tie)
+            on_step()
+        batch.append(step.token_ids)
 
     emitted = [step.token_ids.tolist() for step in steps]
     answers = job.gather((found, zlib.crc32(repr(emitted).encode())))

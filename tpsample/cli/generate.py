@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
+from torch import Tensor
 
 from tpsample.batch import SamplingBatch
-from tpsample.cli import report
+from tpsample.cli import report, requests
 from tpsample.cli.check import check
-from tpsample.cli.decode import Decoded, decode
+from tpsample.cli.decode import Decoded, Sampler, decode
 from tpsample.cli.model import Model, load
+from tpsample.cli.requests import Request
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.errors import PeerLost
+from tpsample.output import SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 from tpsample.vocab_shard import VocabShard
@@ -46,6 +50,14 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Keep what is this likely beside the top.")] = 0.0,
+    repetition_penalty: requests.RepetitionPenalty = 1.0,
+    presence_penalty: requests.PresencePenalty = 0.0,
+    frequency_penalty: requests.FrequencyPenalty = 0.0,
+    logit_bias: requests.LogitBias = None,
+    allow_token: requests.AllowToken = None,
+    bad_word: requests.BadWord = None,
+    min_tokens: requests.MinTokens = 0,
+    params_file: requests.ParamsFile = None,
     exchange: Annotated[
         Literal["auto", "collective", "p2p", "peer"], typer.Option(help="How words travel.")
     ] = "auto",
@@ -68,17 +80,28 @@ def generate(
     over the full logits; exit status 1 if a single token differs.
     """
     try:
-        prompts, params = _batch(
+        asked = _requests(
             prompt or list(PROMPTS),
             temperature or list(TEMPERATURES),
             seed,
-            {"top_k": top_k, "top_p": top_p, "min_p": min_p},
+            {
+                "top_k": top_k,
+                "top_p": top_p,
+                "min_p": min_p,
+                "repetition_penalty": repetition_penalty,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "logit_bias": requests.bias_of(logit_bias),
+                "allowed_token_ids": allow_token or None,
+                "bad_words": bad_word or (),
+                "min_tokens": min_tokens,
+            },
+            params_file,
         )
         with join(timeout_s=timeout) as job:
             ok = _generate(
                 job,
-                prompts,
-                params,
+                asked,
                 model=model,
                 max_new_tokens=max_new_tokens,
                 dtype=_dtype(dtype, job),
@@ -94,21 +117,28 @@ def generate(
         raise typer.Exit(1)
 
 
-def _batch(
-    prompts: list[str], temperatures: list[float], seed: int, filters: dict[str, float]
-) -> tuple[list[str], list[SamplingParams]]:
-    """One prompt and its parameters per row; one prompt alone is repeated per temperature."""
+def _requests(
+    prompts: list[str],
+    temperatures: list[float],
+    seed: int,
+    shared: dict[str, Any],
+    params_file: Path | None,
+) -> list[Request]:
+    """One request per row; one prompt alone is repeated per temperature."""
     if len(prompts) == 1:
         prompts = prompts * len(temperatures)
-    params = [
-        SamplingParams(
-            temperature=temperatures[row % len(temperatures)],
-            seed=seed + row,
-            **filters,  # type: ignore[arg-type]
+    own: list[dict[str, Any]] = [{} for _ in prompts]
+    if params_file is not None:
+        own = requests.read_params(params_file, len(prompts))
+    return [
+        Request.of(
+            prompt,
+            {"temperature": temperatures[row % len(temperatures)], "seed": seed + row}
+            | shared
+            | own[row],
         )
-        for row in range(len(prompts))
+        for row, prompt in enumerate(prompts)
     ]
-    return prompts, params
 
 
 def _dtype(name: str, job: Job) -> torch.dtype:
@@ -120,8 +150,7 @@ def _dtype(name: str, job: Job) -> torch.dtype:
 
 def _generate(
     job: Job,
-    prompts: list[str],
-    params: list[SamplingParams],
+    asked: list[Request],
     *,
     model: str | None,
     max_new_tokens: int,
@@ -133,13 +162,14 @@ def _generate(
     with shown.phases() as phase:
         loaded = phase("loading the model", 1)
         lm = load(model, job, dtype)
-        sampler = _shard_sampler(lm, job, rows=len(prompts), options=options)
-        batch = SamplingBatch.from_params(params, vocab_size=sampler.vocab_size, device=job.device)
+        sampler = _shard_sampler(lm, job, rows=len(asked), options=options)
+        params = [each.complete(lm.tokenizer, lm.eos_token_ids) for each in asked]
+        prompts = [lm.prompt_token_ids(each.prompt) for each in asked]
         loaded()
         decoded = decode(
             lm,
-            [lm.prompt_token_ids(prompt) for prompt in prompts],
-            lambda hidden_states, positions: sampler(hidden_states, batch, positions),
+            prompts,
+            _step(sampler, _batch(params, prompts, sampler)),
             max_new_tokens=max_new_tokens,
             on_step=phase("generating tokens", max_new_tokens),
         )
@@ -147,19 +177,42 @@ def _generate(
         own_steps = len(decoded.steps[job.rank :: job.world_size])
         verdict = check(
             lm,
-            batch,
+            _batch(params, prompts, sampler),
             decoded.steps,
             job,
             backend=sampler.backend,
             on_step=phase("checking tokens", own_steps),
         )
 
-    for prompt, request, row in zip(prompts, params, decoded.rows, strict=True):
-        shown.text(prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
+    for each, request, row in zip(asked, params, decoded.rows, strict=True):
+        shown.text(each.prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
     shown.table(_summary(lm, sampler, decoded, job))
     shown.verdict(verdict.line(job.world_size), verdict.ok)
     sampler.close()
     return verdict.ok
+
+
+def _batch(
+    params: list[SamplingParams], prompts: list[list[int]], sampler: LMHeadSampler
+) -> SamplingBatch:
+    """The requests before their first token."""
+    return SamplingBatch.from_params(
+        params,
+        vocab_size=sampler.vocab_size,
+        device=sampler.weight.device,
+        prompt_token_ids=prompts,
+    )
+
+
+def _step(sampler: LMHeadSampler, batch: SamplingBatch) -> Sampler:
+    """Sample, and let the batch count what was drawn."""
+
+    def step(hidden_states: Tensor, positions: Tensor) -> SampleOutput:
+        out = sampler(hidden_states, batch, positions)
+        batch.append(out.token_ids)
+        return out
+
+    return step
 
 
 def _shard_sampler(lm: Model, job: Job, *, rows: int, options: dict[str, object]) -> LMHeadSampler:
