@@ -134,7 +134,9 @@ class Subject:
                 "BLOCK_B": self.tile.block_b,
                 "BLOCK_D": self.tile.block_d,
                 "BLOCK_E": self.tile.block_e(
-                    constants["MANY_SAMPLES"], constants["BIASES"] or constants["PENALTIES"]
+                    constants["MANY_SAMPLES"],
+                    constants["MASKS"],
+                    constants["BIASES"] or constants["PENALTIES"],
                 ),
             }
         function = jitted(kernel)

@@ -101,7 +101,7 @@ class TritonBackend:
             interpreter_tile(num_rows, hidden_size)
             if INTERPRET
             else tile_for(
-                num_rows, len(self._shard), self._num_sms, self._weight.dtype, controls=edits
+                num_rows, len(self._shard), self._num_sms, self._weight.dtype, edits=edits
             )
         )
         start, stop = self._shard.start, self._shard.stop
@@ -146,7 +146,7 @@ class TritonBackend:
             BLOCK_V=tile.block_v,
             BLOCK_B=tile.block_b,
             BLOCK_D=tile.block_d,
-            BLOCK_E=tile.block_e(self._num_samples > 1, edits),
+            BLOCK_E=tile.block_e(self._num_samples > 1, controls["MASKS"], edits),
             **self._exchange.kernel_arguments(),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,

@@ -18,15 +18,16 @@ class Tile:
     num_warps: int
     num_stages: int
 
-    def block_e(self, many_samples: bool, controls: bool = False) -> int:
+    def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
         """Batch columns that the epilogue works on at a time.
 
         Ahead of time for sm_80, sm_90 and sm_100 no entry of the table spills with 32; with all
         columns at once 64 accumulators per thread often spill and 128 always. 64 in one go save 3
         instructions per logit, but not with a loop over samples, which keeps the logits alive.
-        Penalties and biases load per element, by 64-bit addresses: 16 columns.
+        Penalties and biases (`edits`) load per element, by 64-bit addresses: 16 columns; so do
+        masks, which only a loop over samples on top makes too much.
         """
-        if controls:
+        if edits or (masks and many_samples):
             return min(self.block_b, 16)
         return min(self.block_b, 32 if many_samples or self.block_b > 64 else 64)
 
@@ -61,17 +62,17 @@ _INTERPRETER_BLOCK_V = 1024
 
 
 def tile_for(
-    num_rows: int, vocab_rows: int, num_sms: int, dtype: torch.dtype, *, controls: bool = False
+    num_rows: int, vocab_rows: int, num_sms: int, dtype: torch.dtype, *, edits: bool = False
 ) -> Tile:
     """The configuration for a batch of `num_rows` rows over `vocab_rows` of the vocabulary.
 
-    Penalties and biases (`controls`) need registers that only the short tiles leave.
+    Penalties and biases (`edits`) need registers that only the short tiles leave.
     """
     if dtype == torch.float32:
         return _FP32
     block_b = min(MAX_BLOCK_B, max(16, next_power_of_2(num_rows)))
     fills_twice = vocab_rows >= 2 * num_sms * _TILES[block_b].block_v
-    return _TILES[block_b] if fills_twice and not controls else _SHORT_TILES[block_b]
+    return _TILES[block_b] if fills_twice and not edits else _SHORT_TILES[block_b]
 
 
 def interpreter_tile(num_rows: int, hidden_size: int) -> Tile:
