@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
 
 from tests.cases import uneven_shards
 from tests.filtered import Rows, V, grid, kinds_of_logits, masked
+from tests.memory import Largest
 from tests.ranks import run_ranks
 from tpsample import (
     LMHeadSampler,
@@ -207,25 +207,10 @@ def test_the_boundary_moves_with_neither_ranks_nor_tiles(world_size):
         assert all(torch.equal(cut, expected) for cut in cuts)
 
 
-class _Largest(TorchFunctionMode):
-    """The most elements in the storage of any tensor that a call into torch returned."""
-
-    elements = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(leaf, torch.Tensor):
-                with torch._C.DisableTorchFunction():
-                    num_bytes = leaf.untyped_storage().nbytes()
-                    self.elements = max(self.elements, num_bytes // leaf.element_size())
-        return result
-
-
 def _bytes_and_memory(rows: Rows) -> tuple[int, int]:
     sampler = LMHeadSampler(**{**rows.head(_own_shard(rows.vocab_size, even=True)), "max_rows": 64})
     sampler.exchange.integers.bytes_sent = 0
-    with _Largest() as largest:
+    with Largest() as largest:
         sampler(rows.hidden_states, rows.batch, rows.positions)
     sent = sampler.exchange.integers.bytes_sent + sampler.exchange.bytes_sent(len(rows.params))
     return sent, largest.elements

@@ -44,12 +44,13 @@ def find_logprobs(
         asked: what they ask for.
         filters, filtered: the filters of those of them in a processed mode that have any, and
             their indices in `rows`; None if there are none.
-        sampled: int64 [R, S], the tokens drawn; -1 in a row that has none, whose values are then
-            NaN, ids -1 and ranks 0.
+        sampled: int64 [R, S], the tokens drawn, or those that came. Of a row that has none (-1),
+            that has a NaN, or nothing but masked tokens, values are NaN, ids -1 and ranks 0.
     """
     every = integers.gather(rows.first_words(max(1, asked.top)))
     first = every.transpose(0, 1).flatten(1).topk(max(1, asked.top), dim=1).values
     top = word.value_of(first[:, 0])
+    status = word.decode(first[:, :1])[1]
     own = integers.sum(rows.words_of(torch.cat([sampled, asked.chosen], dim=1)))
 
     cut = torch.zeros_like(first[:, 0])
@@ -87,7 +88,7 @@ def find_logprobs(
 
     wanted = torch.arange(asked.top, device=words.device) < asked.top_of.unsqueeze(1)
     asked_for = torch.cat([sampled >= 0, wanted, asked.chosen >= 0], dim=1)
-    asked_for &= (sampled >= 0).all(dim=1, keepdim=True)
+    asked_for &= (status == word.Status.OK) & (sampled >= 0).all(dim=1, keepdim=True)
     return Logprobs(
         token_ids=word.token_of(words).where(asked_for, word.NO_TOKEN),
         values=values.where(kept, -torch.inf).where(asked_for, torch.nan),
