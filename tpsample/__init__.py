@@ -3,7 +3,7 @@
 from tpsample import noise, reference
 from tpsample.batch import SamplingBatch
 from tpsample.errors import PeerLost, RankMismatch, UnsupportedParameter
-from tpsample.output import Logprobs, SampleOutput
+from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.sampler import LMHeadSampler, sample
 from tpsample.vocab_shard import VocabShard
@@ -12,6 +12,7 @@ from tpsample.word import Status
 __version__ = "0.1.0"
 
 __all__ = [
+    "KeptSets",
     "LMHeadSampler",
     "Logprobs",
     "PeerLost",

@@ -34,6 +34,7 @@ class SamplingBatch:
             empty, if there are none.
         stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
         vocab_size: V, what ids were checked against.
+        kept_cap: most tokens of a kept set that a step reports; None reports none.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SamplingBatch:
         vocab_size: int,
         filters: RowFilters | None = None,
         logprobs: LogprobRows | None = None,
+        kept_cap: int | None = None,
         unseeded: Sequence[int] = (),
         for_all_rows: SamplingParams | None = None,
     ) -> None:
@@ -61,6 +63,7 @@ class SamplingBatch:
             self.stored_slot = torch.full_like(seed, -1, dtype=torch.int32)
             self.stored_slot[self.stored] = slots
         self.vocab_size = vocab_size
+        self.kept_cap = kept_cap
         self._unseeded = list(unseeded)
         self._for_all_rows = for_all_rows
         self._expanded: dict[int, SamplingBatch] = {}
@@ -73,6 +76,7 @@ class SamplingBatch:
         device: torch.device | str | None = None,
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         output_token_ids: Sequence[Sequence[int]] | None = None,
+        kept_cap: int | None = None,
     ) -> SamplingBatch:
         """Build a batch from requests.
 
@@ -82,6 +86,8 @@ class SamplingBatch:
             device: where the tensors live; the hidden states' device. Default: the CPU.
             prompt_token_ids, output_token_ids: tokens so far per row, checked against V. No
                 supported parameter reads them yet.
+            kept_cap: report which tokens the filters of each filtered row left
+                (`SampleOutput.kept`), up to this many per row; None reports none.
 
         Returns:
             A batch whose rows with ``seed=None`` are given a seed by the first sampler that
@@ -90,7 +96,7 @@ class SamplingBatch:
         Raises:
             TypeError: params is not a SamplingParams or a sequence of them.
             UnsupportedParameter: a field whose effect is not built yet.
-            ValueError: a token id >= V, or token lists that do not match the rows.
+            ValueError: a token id >= V, token lists that do not match the rows, or kept_cap < 1.
         """
         single = params if isinstance(params, SamplingParams) else None
         requests: list[Any] = [params] if single is not None else list(params)  # type: ignore[arg-type]
@@ -106,6 +112,11 @@ class SamplingBatch:
         ):
             _check_token_lists(name, lists, len(requests), vocab_size)
 
+        if kept_cap is not None and (
+            isinstance(kept_cap, bool) or not isinstance(kept_cap, int) or kept_cap < 1
+        ):
+            raise ValueError(f"kept_cap: expected None or an int >= 1, got {kept_cap!r}")
+
         temperature = [request.temperature for request in requests]
         seeds = [_signed64(request.seed or 0) for request in requests]
         return SamplingBatch(
@@ -114,6 +125,7 @@ class SamplingBatch:
             vocab_size=vocab_size,
             filters=RowFilters.of(requests, vocab_size, device),
             logprobs=LogprobRows.of(requests, vocab_size, device),
+            kept_cap=kept_cap,
             unseeded=[row for row, request in enumerate(requests) if request.seed is None],
             for_all_rows=single,
         )
@@ -142,7 +154,10 @@ class SamplingBatch:
             return self
         if rows not in self._expanded:
             self._expanded[rows] = SamplingBatch.from_params(
-                [self._for_all_rows] * rows, vocab_size=self.vocab_size, device=self.device
+                [self._for_all_rows] * rows,
+                vocab_size=self.vocab_size,
+                device=self.device,
+                kept_cap=self.kept_cap,
             )
         return self._expanded[rows]
 

@@ -41,6 +41,30 @@ class Logprobs:
 
 
 @dataclass
+class KeptSets:
+    """What the filters of a step left to be drawn, one set per filtered row, in CSR form.
+
+    Set i is ``token_ids[offsets[i] : offsets[i + 1]]``. It is empty if it overflows, and if the
+    row has no token.
+
+    Attributes:
+        rows: int64 [F], the filtered rows, as indices in the batch.
+        offsets: int64 [F + 1].
+        token_ids: int64 [offsets[F]], logit descending, equal ones by id.
+        log_masses: float64, the same shape: ln of the token's probability within its set.
+        sizes: int64 [F], how many tokens the row kept, whether they fit or not.
+        overflow: bool [F], more than the cap.
+    """
+
+    rows: Tensor
+    offsets: Tensor
+    token_ids: Tensor
+    log_masses: Tensor
+    sizes: Tensor
+    overflow: Tensor
+
+
+@dataclass
 class SampleOutput:
     """Tokens of one step, the same on every rank.
 
@@ -50,12 +74,14 @@ class SampleOutput:
         status: int32 [B], values of `tpsample.Status`; the worst over a row's samples.
         seeds: int64 [B], the seed of each row, drawn or given (bits above 2^63 show as sign).
         logprobs: `Logprobs`, None if no row of the batch asks for any.
+        kept: `KeptSets`, None if the batch has no `kept_cap` or no filtered row.
     """
 
     token_ids: Tensor
     status: Tensor
     seeds: Tensor
     logprobs: Logprobs | None = None
+    kept: KeptSets | None = None
 
     @staticmethod
     def empty(seeds: Tensor, num_samples: int | None) -> SampleOutput:

@@ -194,7 +194,7 @@ class LMHeadSampler:
             batch.draw_seeds(self._seeds)
         if out is None:
             out = SampleOutput.empty(batch.seed, num_samples)
-        out.seeds, out.logprobs = batch.seed, None
+        out.seeds, out.logprobs, out.kept = batch.seed, None, None
         self._batch = batch
         if rows == 0:
             return out
