@@ -34,7 +34,9 @@ def _oracle(logits: torch.Tensor, token_ids: torch.Tensor) -> Logprobs:
     ids = torch.cat([token_ids.unsqueeze(1), listed], dim=1)
     own = logits.gather(1, ids)
     ranks = (logits.unsqueeze(1) >= own.unsqueeze(2)).sum(dim=2)
-    return Logprobs(ids, logits.double().log_softmax(dim=1).gather(1, ids), ranks)
+    log_softmax = logits.double().log_softmax(dim=1)
+    entropies = torch.special.entr(log_softmax.exp()).sum(dim=1)
+    return Logprobs(ids, log_softmax.gather(1, ids), ranks, entropies)
 
 
 def _find(prompts: list[Rows], max_rows: list[int], backend: str) -> list[Logprobs]:
@@ -70,6 +72,8 @@ def test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere(
                 assert torch.equal(got.values[~finite], oracle.values[~finite])
                 error = (got.values[finite] - oracle.values[finite]).abs().max()
                 assert finite.any() and error < TOLERANCE
+                assert torch.equal(got.entropies, same.entropies)
+                assert (got.entropies - oracle.entropies).abs().max() < TOLERANCE
 
 
 def test_a_sampled_token_has_the_value_its_step_reported():
@@ -77,7 +81,7 @@ def test_a_sampled_token_has_the_value_its_step_reported():
     sampler = LMHeadSampler(**rows.head(VocabShard(0, V)))
     out = sampler(rows.hidden_states, rows.batch, rows.positions)
     again = sampler.prompt_logprobs(rows.hidden_states, out.token_ids, top=TOP)
-    for name in ("token_ids", "values", "ranks"):
+    for name in ("token_ids", "values", "ranks", "entropies"):
         assert torch.equal(getattr(again, name), getattr(out.logprobs, name))
 
 
@@ -90,6 +94,7 @@ def test_no_distribution_no_logprobs(column):
     sampler = LMHeadSampler(column.unsqueeze(1), backend="torch")
     got = sampler.prompt_logprobs(torch.ones(3, 1), torch.tensor([5, 77, 6]), top=2)
     assert (got.token_ids == -1).all() and got.values.isnan().all() and (got.ranks == 0).all()
+    assert got.entropies.isnan().all()
 
 
 def test_a_position_with_a_nan_leaves_its_neighbours_alone():

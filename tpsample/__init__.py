@@ -6,6 +6,7 @@ from tpsample.errors import PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.sampler import LMHeadSampler, sample
+from tpsample.trace import TopKTrace
 from tpsample.vocab_shard import VocabShard
 from tpsample.word import Status
 
@@ -21,6 +22,7 @@ __all__ = [
     "SamplingBatch",
     "SamplingParams",
     "Status",
+    "TopKTrace",
     "UnsupportedParameter",
     "VocabShard",
     "noise",

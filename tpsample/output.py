@@ -20,11 +20,14 @@ class Logprobs:
         values: float64, the same shape; in the mode of the row's request.
         ranks: int64, the same shape: how many of the row's logits are >= the token's own, counted
             in the kept set for the processed modes; 1 for an untied best.
+        entropies: float64 [B], in nats, of the distribution that the row's mode is about: softmax
+            of the raw logits, or of what the filters left; NaN where there are no values.
     """
 
     token_ids: Tensor
     values: Tensor
     ranks: Tensor
+    entropies: Tensor
 
     def of_rows(self, rows: list[int], num_rows: int) -> Logprobs:
         """The same for a batch of `num_rows` rows of which these are `rows`."""
@@ -33,10 +36,12 @@ class Logprobs:
             self.token_ids.new_full(shape, -1),
             self.values.new_full(shape, torch.nan),
             self.ranks.new_zeros(shape),
+            self.entropies.new_full((num_rows,), torch.nan),
         )
         whole.token_ids[rows] = self.token_ids
         whole.values[rows] = self.values
         whole.ranks[rows] = self.ranks
+        whole.entropies[rows] = self.entropies
         return whole
 
 

@@ -59,6 +59,7 @@ def find_prompt_logprobs(
         token_ids=token_ids.new_empty(shape),
         values=token_ids.new_empty(shape, dtype=torch.float64),
         ranks=token_ids.new_empty(shape),
+        entropies=token_ids.new_empty(shape[:1], dtype=torch.float64),
     )
     for start in range(0, len(token_ids), chunk):
         part = slice(start, start + chunk)
@@ -72,4 +73,5 @@ def find_prompt_logprobs(
         found.token_ids[part] = of_part.token_ids
         found.values[part] = of_part.values
         found.ranks[part] = of_part.ranks
+        found.entropies[part] = of_part.entropies
     return found

@@ -178,12 +178,17 @@ class StoredRows:
         return word.pack(logits, token_ids) * mine
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
-        """int64 [F], the mass of this rank's tokens whose order word is >= cut, int64 [F]."""
-        total = torch.zeros_like(cut)
+        """int64 [F, 2] of this rank's tokens whose order word is >= cut, int64 [F]: Σ q, and
+        Σ rint(-q y), from which the entropy follows."""
+        sums = cut.new_zeros(len(cut), 2)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
-            total += (masses(self._below(logits, top)) * kept).sum(dim=1)
-        return total
+            below = self._below(logits, top)
+            mass = masses(below) * kept
+            # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
+            moment = torch.where(mass > 0, -mass.double() * below, 0.0).round_().to(torch.int64)
+            sums += torch.stack([mass.sum(dim=1), moment.sum(dim=1)], dim=1)
+        return sums
 
     def count_from(self, marks: Tensor) -> Tensor:
         """int64 [F, C], how many of this rank's order words are >= each of `marks` [F, C]."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import typer
+from torch import Tensor
 
 from tpsample.batch import SamplingBatch
 from tpsample.cli import report
+from tpsample.cli import trace as trace_file
 from tpsample.cli.check import check
-from tpsample.cli.decode import Decoded, decode
+from tpsample.cli.decode import Decoded, Sampler, decode
 from tpsample.cli.model import Model, load
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.errors import PeerLost
+from tpsample.output import SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
+from tpsample.trace import TopKTrace
 from tpsample.vocab_shard import VocabShard
 
 PROMPTS = (
@@ -46,6 +52,11 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Keep what is this likely beside the top.")] = 0.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write each step's top logprobs and entropy to FILE.safetensors; plot."),
+    ] = None,
+    trace_top: Annotated[int, typer.Option(min=1, help="Tokens per step in the trace.")] = 20,
     exchange: Annotated[
         Literal["auto", "collective", "p2p", "peer"], typer.Option(help="How words travel.")
     ] = "auto",
@@ -68,6 +79,8 @@ def generate(
     over the full logits; exit status 1 if a single token differs.
     """
     try:
+        if trace is not None:
+            trace_file.check_path(trace)
         prompts, params = _batch(
             prompt or list(PROMPTS),
             temperature or list(TEMPERATURES),
@@ -82,6 +95,8 @@ def generate(
                 model=model,
                 max_new_tokens=max_new_tokens,
                 dtype=_dtype(dtype, job),
+                trace_path=trace,
+                trace_top=trace_top,
                 options={"exchange": exchange, "chunks": chunks, "backend": backend},
             )
     except ModuleNotFoundError as missing:
@@ -126,6 +141,8 @@ def _generate(
     model: str | None,
     max_new_tokens: int,
     dtype: torch.dtype,
+    trace_path: Path | None,
+    trace_top: int,
     options: dict[str, object],
 ) -> bool:
     """Load, decode, check, report; whether the check passed, the same on every rank."""
@@ -135,11 +152,15 @@ def _generate(
         lm = load(model, job, dtype)
         sampler = _shard_sampler(lm, job, rows=len(prompts), options=options)
         batch = SamplingBatch.from_params(params, vocab_size=sampler.vocab_size, device=job.device)
+        trace = None
+        if trace_path is not None:
+            k = min(trace_top, sampler.vocab_size)
+            trace = TopKTrace(len(prompts), max_new_tokens, k, device=job.device)
         loaded()
         decoded = decode(
             lm,
             [lm.prompt_token_ids(prompt) for prompt in prompts],
-            lambda hidden_states, positions: sampler(hidden_states, batch, positions),
+            _step(sampler, params, trace),
             max_new_tokens=max_new_tokens,
             on_step=phase("generating tokens", max_new_tokens),
         )
@@ -156,10 +177,29 @@ def _generate(
 
     for prompt, request, row in zip(prompts, params, decoded.rows, strict=True):
         shown.text(prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
-    shown.table(_summary(lm, sampler, decoded, job))
+    summary = _summary(lm, sampler, decoded, job)
+    if trace is not None and trace_path is not None and job.rank == 0:
+        summary.append(("trace", trace_file.write(trace, trace_path, lm, prompts, decoded)))
+    shown.table(summary)
     shown.verdict(verdict.line(job.world_size), verdict.ok)
     sampler.close()
     return verdict.ok
+
+
+def _step(sampler: LMHeadSampler, params: list[SamplingParams], trace: TopKTrace | None) -> Sampler:
+    """One step of the generation, recorded in the trace if there is one."""
+    if trace is not None:
+        params = [replace(each, logprobs=trace.top_token_ids.shape[2]) for each in params]
+    device = sampler.weight.device
+    batch = SamplingBatch.from_params(params, vocab_size=sampler.vocab_size, device=device)
+
+    def step(hidden_states: Tensor, positions: Tensor) -> SampleOutput:
+        out = sampler(hidden_states, batch, positions)
+        if trace is not None:
+            trace.record(out.logprobs)
+        return out
+
+    return step
 
 
 def _shard_sampler(lm: Model, job: Job, *, rows: int, options: dict[str, object]) -> LMHeadSampler:
