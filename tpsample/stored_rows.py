@@ -121,7 +121,9 @@ class StoredRows:
             first = words.topk(count, dim=1).values
         return first
 
-    def before(self, marks: Tensor, ranked: Tensor, top: Tensor, log_min_p: Tensor) -> Tensor:
+    def before(
+        self, marks: Tensor, ranked: Tensor, top: Tensor, log_min_p: Tensor, cut: Tensor
+    ) -> Tensor:
         """What stands before some tokens of the order on this rank.
 
         Args:
@@ -129,9 +131,10 @@ class StoredRows:
             ranked: int64 [F, C]; numbers are of order words above these.
             top: fp32 [F], the rows' largest logits.
             log_min_p: float64 [F].
+            cut: int64 [F], the last word of top_k where top_p renormalises after it, else 0.
 
         Returns:
-            int64 [F, 2 C + 1]: C masses, C numbers, the mass of everything min_p leaves.
+            int64 [F, 2 C + 1]: C masses, C numbers, the mass of what min_p leaves down to the cut.
         """
         count = marks.shape[1]
         sums = marks.new_zeros(marks.shape[0], 2 * count + 1)
@@ -141,7 +144,8 @@ class StoredRows:
             for c in range(count):
                 sums[:, c] += (mass * (words > marks[:, c, None])).sum(dim=1)
                 sums[:, count + c] += (words > ranked[:, c, None]).sum(dim=1)
-            sums[:, -1] += (mass * candidates(words, below, log_min_p.unsqueeze(1))).sum(dim=1)
+            left = candidates(words, below, log_min_p.unsqueeze(1)) & (words >= cut.unsqueeze(1))
+            sums[:, -1] += (mass * left).sum(dim=1)
         return sums
 
     def candidate_masses(self, top: Tensor, log_min_p: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Small collectives of int64 tensors: what ranks tell each other beside candidate words.
+"""Small collectives of integer tensors: what ranks tell each other beside candidate words.
 
 Integers only, so that what a rank receives cannot depend on the order in which ranks are added.
 """
@@ -40,7 +40,7 @@ class IntegerExchange:
             )
 
     def gather(self, own: Tensor) -> Tensor:
-        """Every rank's int64 [...], in rank order: [W, ...]."""
+        """Every rank's integers [...], in rank order: [W, ...]."""
         if self._ranks.world_size == 1:
             return own.unsqueeze(0)
         own = own.contiguous()
@@ -50,7 +50,7 @@ class IntegerExchange:
         return received
 
     def sum(self, own: Tensor) -> Tensor:
-        """The sum of every rank's int64 [...]."""
+        """The sum of every rank's integers [...]."""
         if self._ranks.world_size == 1:
             return own
         total = own.clone(memory_format=torch.contiguous_format)
