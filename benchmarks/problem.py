@@ -52,6 +52,10 @@ class Problem:
         positions = torch.arange(rows, dtype=torch.int64, device=device)
         return Problem(weight, hidden[:rows], params, positions)
 
+    def filtered(self, **changes: Any) -> Problem:
+        """The same rows with filters."""
+        return replace(self, params=[replace(params, **changes) for params in self.params])
+
     def take(self, index: Sequence[int]) -> Problem:
         """Some of the rows, in any order."""
         rows = torch.tensor(list(index), device=self.weight.device)
@@ -109,6 +113,8 @@ class Problem:
                 self.params[block], vocab_size=self.vocab_size, device=self.weight.device
             )
             scores = reference.scores(exact, batch, self.positions[block], philox_rounds=rounds)
+            if batch.filters is not None:
+                scores = scores.where(reference.kept_mask(exact, batch), -torch.inf)
             best, expected = scores.max(dim=1)
             got = token_ids[block].long()
             in_range = (got >= 0) & (got < self.vocab_size)

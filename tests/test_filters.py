@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
 
 from tests.cases import uneven_shards
 from tests.filtered import Rows, V, grid, kinds_of_logits, masked
+from tests.memory import Largest
 from tests.ranks import run_ranks
 from tpsample import (
     LMHeadSampler,
@@ -85,9 +85,9 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     def counted(name):
         function = getattr(filters, name)
 
-        def count(stored, row_filters, integers):
+        def count(stored, row_filters, integers, **options):
             taken[name] += len(row_filters)
-            return function(stored, row_filters, integers)
+            return function(stored, row_filters, integers, **options)
 
         return count
 
@@ -106,8 +106,9 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
         ("normal", {"top_k": 1, "top_p": 0.5, "filter_order": "joint", "temperature": 300.0},
          "_by_threshold"),
         ("ramp-in-shards", {"min_p": 0.999}, "_by_threshold"),
+        ("all-equal", {"top_k": 600, "top_p": 1e-6}, "_by_threshold"),
     ],
-    ids=["flat-small-p", "hot-top-1", "hot-top-1-ties", "hot-joint", "flat-min-p"],
+    ids=["flat-small-p", "hot-top-1", "hot-top-1-ties", "hot-joint", "flat-min-p", "flat-in-top-k"],
 )  # fmt: skip
 def test_the_second_round_decides_what_the_first_cannot(kind, changes, second):
     params = [SamplingParams(seed=seed, **changes) for seed in range(40)]
@@ -127,8 +128,8 @@ def test_the_second_round_decides_what_the_first_cannot(kind, changes, second):
         ({"top_k": 257}, (Way.REJECTION, Way.THRESHOLD)),
         ({"top_k": 20, "ties": "keep"}, (Way.REJECTION, Way.THRESHOLD)),
         ({"top_k": 20, "top_p": 0.9}, (Way.TOP_WORDS, Way.TOP_WORDS)),
-        ({"top_k": 257, "top_p": 0.9}, (Way.THRESHOLD, Way.THRESHOLD)),
-        ({"top_k": 20, "top_p": 0.9, "ties": "keep"}, (Way.THRESHOLD, Way.THRESHOLD)),
+        ({"top_k": 257, "top_p": 0.9}, (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)),
+        ({"top_k": 20, "top_p": 0.9, "ties": "keep"}, (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)),
         ({"top_k": 20, "top_p": 0.9, "filter_order": "joint"}, (Way.REJECTION, Way.THRESHOLD)),
     ],
 )
@@ -207,25 +208,10 @@ def test_the_boundary_moves_with_neither_ranks_nor_tiles(world_size):
         assert all(torch.equal(cut, expected) for cut in cuts)
 
 
-class _Largest(TorchFunctionMode):
-    """The most elements in the storage of any tensor that a call into torch returned."""
-
-    elements = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(leaf, torch.Tensor):
-                with torch._C.DisableTorchFunction():
-                    num_bytes = leaf.untyped_storage().nbytes()
-                    self.elements = max(self.elements, num_bytes // leaf.element_size())
-        return result
-
-
 def _bytes_and_memory(rows: Rows) -> tuple[int, int]:
     sampler = LMHeadSampler(**{**rows.head(_own_shard(rows.vocab_size, even=True)), "max_rows": 64})
     sampler.exchange.integers.bytes_sent = 0
-    with _Largest() as largest:
+    with Largest() as largest:
         sampler(rows.hidden_states, rows.batch, rows.positions)
     sent = sampler.exchange.integers.bytes_sent + sampler.exchange.bytes_sent(len(rows.params))
     return sent, largest.elements
@@ -238,6 +224,15 @@ def test_a_top_p_row_costs_at_most_1600_bytes_at_8_ranks():
     for sent, _ in run_ranks(8, _bytes_and_memory, rows):
         assert 0 < sent <= 1600 * count
         assert sent < vocab_size * 7 // 8 * 4 * count / 50, "beside gathered fp32 logits"
+
+
+def test_a_top_p_row_after_a_large_top_k_costs_at_most_6_kb_at_8_ranks():
+    vocab_size, count = 32768, 16
+    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
+    changes = {"top_k": 1000, "top_p": 0.95}
+    rows = Rows([logits], [SamplingParams(seed=seed, **changes) for seed in range(count)])
+    for sent, _ in run_ranks(8, _bytes_and_memory, rows):
+        assert 0 < sent <= 6000 * count
 
 
 @pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"top_k": 600, "top_p": 0.9}, {"top_k": 50}])

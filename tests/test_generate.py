@@ -14,7 +14,14 @@ import torch
 from typer.testing import CliRunner
 
 from tests.commands import TORCHRUN, run_command
-from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, Status
+from tpsample import (
+    LMHeadSampler,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    reference,
+)
 from tpsample.cli import generate as generate_command
 from tpsample.cli import model as model_module
 from tpsample.cli.app import app
@@ -127,6 +134,42 @@ def test_bundled_model_on_two_ranks(pytestconfig: pytest.Config) -> None:
     assert "same tokens: 1 rank = 2 ranks = oracle (40 tokens compared, 0 differ" in done.stdout
 
 
+@pytest.mark.timeout(200)
+def test_a_trace_is_the_models_own_distribution(
+    tiny: Path, tiny_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts stay as they were; every traced step agrees with the model run over its text."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "run.safetensors"
+    command = ["generate", "--model", str(tiny), "--prompt", "w5 w7 w9", "--max-new-tokens", "5"]
+    plain = CliRunner().invoke(app, command)
+    traced = CliRunner().invoke(app, [*command, "--trace", str(path), "--trace-top", "4"])
+    assert traced.exit_code == 0, traced.output
+    assert texts(traced.output) == texts(plain.output)
+    assert "run.png" in traced.output and path.with_suffix(".png").stat().st_size > 10_000
+
+    found = safetensors.load_file(path)
+    assert found["top_logprobs"].shape == (5, 5, 4)
+    prompt = tiny_model.prompt_token_ids("w5 w7 w9")
+    row = found["token_ids"][2].tolist()
+    ids = torch.tensor([prompt + row[:-1]])
+    with torch.no_grad():
+        hidden_states = tiny_model.trunk(ids).last_hidden_state[0, len(prompt) - 1 :]
+    logits = reference.logits(hidden_states, tiny_model.lm_head_weight, **tiny_model.head)
+    log_softmax = logits.double().log_softmax(dim=1)
+    assert found["lengths"][2] == 5
+    # The cache of the trunk adds up in another order: what differs is not the sampler's.
+    assert (found["top_logprobs"][2] - log_softmax.topk(4).values).abs().max() < 1e-4
+    entropies = torch.special.entr(log_softmax.exp()).sum(dim=1)
+    assert (found["entropies"][2] - entropies).abs().max() < 1e-4
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path.with_suffix(".png").unlink()
+    without = CliRunner().invoke(app, [*command, "--trace", str(path)])
+    assert without.exit_code == 0 and "no plot: pip install" in without.output
+    assert not path.with_suffix(".png").exists()
+
+
 def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = generate_command._shard_sampler
 
@@ -159,6 +202,8 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
         (["--temperature", "-1"], "temperature: expected"),
         (["--model", "/nowhere/at/all"], "model: cannot load"),
         (["--exchange", "carrier-pigeon"], "carrier-pigeon"),
+        (["--trace", "run.npz"], "trace: expected a name ending in .safetensors"),
+        (["--trace", "/nowhere/at/all.safetensors"], "trace: no folder"),
     ],
 )
 def test_wrong_options_are_named(options: list[str], message: str) -> None:

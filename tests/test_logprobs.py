@@ -78,6 +78,11 @@ def test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere(num_sample
                 error = (got.values[finite] - oracle.values[finite]).abs().max()
                 assert finite.any() and error < TOLERANCE
                 assert torch.equal(got.values.nan_to_num(7), same.values.nan_to_num(7))
+                asking = ~oracle.entropies.isnan()
+                assert torch.equal(asking, ~got.entropies.isnan()) and asking.any()
+                error = (got.entropies - oracle.entropies)[asking].abs().max()
+                assert error < TOLERANCE
+                assert torch.equal(got.entropies[asking], same.entropies[asking])
 
 
 def _one(logits: list[float], **changes) -> Logprobs:
@@ -95,6 +100,8 @@ def test_the_layout_by_hand():
     assert got.ranks.tolist() == [[1, 1, 3, 3, 5, 5]]
     probabilities = [0.4, 0.4, 0.2, 0.2, 0.1, 0.1]
     assert got.values.exp()[0].tolist() == pytest.approx(probabilities, abs=1e-7)
+    entropy = -sum(p * math.log(p) for p in (0.1, 0.2, 0.4, 0.2, 0.1))
+    assert got.entropies.item() == pytest.approx(entropy, abs=1e-7)
 
 
 def test_processed_modes_see_the_kept_set():
@@ -103,6 +110,7 @@ def test_processed_modes_see_the_kept_set():
     got = _one(logits, logprobs_mode="processed_logprobs", **changes)
     assert got.token_ids[0, 1:].tolist() == [2, 1, 3]
     assert got.values.exp()[0, 1:].tolist() == pytest.approx([0.8, 0.2, 0.0], abs=1e-6)
+    assert got.entropies.item() == pytest.approx(-0.8 * math.log(0.8) - 0.2 * math.log(0.2))
     assert got.ranks[0, 1:].tolist() == [1, 2, 5]
     got = _one(logits, logprobs_mode="processed_logits", **changes)
     assert got.values[0, 1:].tolist() == pytest.approx([2 * logits[2], 2 * logits[1], -math.inf])
@@ -131,6 +139,7 @@ def test_a_row_without_a_token_has_no_logprobs(logits):
     out = sampler(rows.hidden_states, rows.batch, rows.positions)
     assert (out.status != Status.OK).all() and (out.logprobs.token_ids == -1).all()
     assert out.logprobs.values.isnan().all() and (out.logprobs.ranks == 0).all()
+    assert out.logprobs.entropies.isnan().all()
 
 
 def test_a_spike_over_a_long_tail_is_within_tolerance():

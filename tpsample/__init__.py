@@ -3,15 +3,17 @@
 from tpsample import noise, reference
 from tpsample.batch import SamplingBatch
 from tpsample.errors import PeerLost, RankMismatch, UnsupportedParameter
-from tpsample.output import Logprobs, SampleOutput
+from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.sampler import LMHeadSampler, sample
+from tpsample.trace import TopKTrace
 from tpsample.vocab_shard import VocabShard
 from tpsample.word import Status
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "KeptSets",
     "LMHeadSampler",
     "Logprobs",
     "PeerLost",
@@ -20,6 +22,7 @@ __all__ = [
     "SamplingBatch",
     "SamplingParams",
     "Status",
+    "TopKTrace",
     "UnsupportedParameter",
     "VocabShard",
     "noise",

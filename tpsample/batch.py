@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tpsample.batch_checks import (
     check_appended,
+    check_kept_cap,
     check_per_row,
     check_request,
     check_rows,
@@ -20,7 +21,7 @@ from tpsample.controls import ControlRows, ControlTables, needs_controls
 from tpsample.kept_set import RowFilters
 from tpsample.logprob_rows import LogprobRows
 from tpsample.params import SamplingParams
-from tpsample.seeds import SeedSource
+from tpsample.seeds import SeedSource, signed64
 from tpsample.vocab_shard import VocabShard
 
 
@@ -32,8 +33,7 @@ class SamplingBatch:
     tensors keep their place in memory, and a row's state stays in its slot. Every rank makes the
     same changes in the same order.
 
-    With penalties, bad_words or min_tokens the tokens so far matter: after each step tell the batch
-    what was drawn, ``batch.append(out.token_ids)``.
+    With penalties, bad_words or min_tokens tell it after each step: ``append(out.token_ids)``.
 
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
@@ -48,8 +48,10 @@ class SamplingBatch:
         stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
         vocab_size: V, what ids were checked against.
         max_rows: most rows it can hold.
+        kept_cap: most tokens of a kept set that a step reports; None reports none.
     """
 
+    kept_cap: int | None = None
     filters: RowFilters | None = None
     logprobs: LogprobRows | None = None
     stored: Tensor | None = None
@@ -82,6 +84,7 @@ class SamplingBatch:
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         output_token_ids: Sequence[Sequence[int]] | None = None,
         max_rows: int | None = None,
+        kept_cap: int | None = None,
     ) -> SamplingBatch:
         """Build a batch from requests.
 
@@ -92,6 +95,8 @@ class SamplingBatch:
             prompt_token_ids, output_token_ids: tokens so far per row, what penalties, bad_words and
                 min_tokens refer to. Default: none so far.
             max_rows: room for rows to `add`. Default: the rows given.
+            kept_cap: report which tokens the filters of each filtered row left
+                (`SampleOutput.kept`), up to this many per row; None reports none.
 
         Returns:
             A batch whose rows with ``seed=None`` are given a seed by the first sampler that
@@ -99,12 +104,13 @@ class SamplingBatch:
 
         Raises:
             TypeError: params is not a SamplingParams or a sequence of them.
-            ValueError: a token id >= V, or token lists that do not match the rows.
+            ValueError: a token id >= V, or token lists that do not match the rows, or kept_cap < 1.
         """
         single = params if isinstance(params, SamplingParams) else None
         requests: list[Any] = [params] if single is not None else list(params)  # type: ignore[arg-type]
         prompts = token_lists("prompt_token_ids", prompt_token_ids, len(requests))
         outputs = token_lists("output_token_ids", output_token_ids, len(requests))
+        check_kept_cap(kept_cap)
         slots = len(requests) if max_rows is None else max_rows
         batch = SamplingBatch(
             torch.ones(slots, dtype=torch.float32, device=device),
@@ -112,7 +118,7 @@ class SamplingBatch:
             vocab_size=vocab_size,
         )
         batch._append_rows(requests, prompts, outputs)
-        batch._for_all_rows = single
+        batch._for_all_rows, batch.kept_cap = single, kept_cap
         return batch
 
     @property
@@ -139,7 +145,10 @@ class SamplingBatch:
             return self
         if rows not in self._expanded:
             self._expanded[rows] = SamplingBatch.from_params(
-                [self._for_all_rows] * rows, vocab_size=self.vocab_size, device=self.device
+                [self._for_all_rows] * rows,
+                vocab_size=self.vocab_size,
+                device=self.device,
+                kept_cap=self.kept_cap,
             )
         return self._expanded[rows]
 
@@ -217,11 +226,10 @@ class SamplingBatch:
             self._tables.state(shard)
 
     def append(self, token_ids: Tensor) -> None:
-        """Count the tokens of a step as output. On the device, without waiting for it.
+        """Count the tokens of a step as output, on the device.
 
         Args:
-            token_ids: int64 [B], or [B, n] for several tokens per row in order; -1 is none, so
-                that a row without a token, or with fewer, may be passed as it came.
+            token_ids: int64 [B], or [B, n] for several tokens per row in order; -1 is none.
 
         Raises:
             ValueError: another shape, dtype or device.
@@ -337,7 +345,7 @@ class SamplingBatch:
         self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
     ) -> None:
         self._temperature[row] = params.temperature
-        self._seed[row] = _signed64(params.seed or 0)
+        self._seed[row] = signed64(params.seed or 0)
         self._unseeded[row] = params.seed is None
         if self._tables is None and needs_controls(params):
             self._tables = ControlTables(self.max_rows, self.device)
@@ -390,8 +398,3 @@ class SamplingBatch:
             None if bitmask is None else bitmask[:rows],
             None if forced is None else forced[:rows],
         )
-
-
-def _signed64(seed: int) -> int:
-    bits = seed & 0xFFFFFFFFFFFFFFFF
-    return bits - (1 << 64) if bits >> 63 else bits

@@ -37,6 +37,14 @@ def check_request(
                 )
 
 
+def check_kept_cap(kept_cap: Any) -> None:
+    """None or a number of tokens."""
+    if kept_cap is not None and (
+        isinstance(kept_cap, bool) or not isinstance(kept_cap, int) or kept_cap < 1
+    ):
+        raise ValueError(f"kept_cap: expected None or an int >= 1, got {kept_cap!r}")
+
+
 def require_list(method: str, for_all_rows: SamplingParams | None) -> None:
     """Rows of a batch that is one request for all rows cannot change one by one."""
     if for_all_rows is not None:

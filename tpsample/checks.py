@@ -111,6 +111,50 @@ def check_step(
     max_rows: int,
 ) -> None:
     """What a step can check without reading the device."""
+    _check_hidden_states(hidden_states, weight)
+    if not isinstance(batch, SamplingBatch):
+        raise TypeError(
+            f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
+            "see SamplingBatch.from_params"
+        )
+    if batch.vocab_size != vocab_size:
+        raise ValueError(
+            f"batch: expected vocab_size {vocab_size} as the sampler has, got {batch.vocab_size}"
+        )
+    if batch.device != weight.device:
+        raise ValueError(f"batch: expected tensors on {weight.device}, got {batch.device}")
+    if hidden_states.shape[0] * num_samples > max_rows:
+        raise ValueError(
+            f"hidden_states: {hidden_states.shape[0]} rows × {num_samples} samples exceed "
+            f"max_rows={max_rows}; build the sampler with a larger max_rows"
+        )
+
+
+def check_prompt(
+    hidden_states: Tensor, token_ids: Tensor, top: int, *, weight: Tensor, vocab_size: int
+) -> None:
+    """What `prompt_logprobs` is given. Reads the ids, so it waits for the GPU."""
+    _check_hidden_states(hidden_states, weight)
+    shape = (hidden_states.shape[0],)
+    if not isinstance(token_ids, Tensor) or (
+        token_ids.dtype,
+        token_ids.shape,
+        token_ids.device,
+    ) != (torch.int64, shape, weight.device):
+        raise ValueError(
+            f"token_ids: expected int64 {shape} on {weight.device}, the token that came at each "
+            f"position, got {_describe(token_ids)}"
+        )
+    wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+    if len(wrong):
+        raise ValueError(
+            f"token_ids: expected ids in [0, {vocab_size}), got {int(wrong[0])}; leave out the "
+            "positions whose next token is not known"
+        )
+    _check_int("top", top, 0, vocab_size)
+
+
+def _check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
     if not isinstance(hidden_states, Tensor) or hidden_states.ndim != 2:
         raise ValueError(
             f"hidden_states: expected a tensor [B, {weight.shape[1]}], "
@@ -130,22 +174,6 @@ def check_step(
         raise ValueError(
             f"hidden_states: expected a contiguous last axis, got strides "
             f"{hidden_states.stride()}; call .contiguous()"
-        )
-    if not isinstance(batch, SamplingBatch):
-        raise TypeError(
-            f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
-            "see SamplingBatch.from_params"
-        )
-    if batch.vocab_size != vocab_size:
-        raise ValueError(
-            f"batch: expected vocab_size {vocab_size} as the sampler has, got {batch.vocab_size}"
-        )
-    if batch.device != weight.device:
-        raise ValueError(f"batch: expected tensors on {weight.device}, got {batch.device}")
-    if hidden_states.shape[0] * num_samples > max_rows:
-        raise ValueError(
-            f"hidden_states: {hidden_states.shape[0]} rows × {num_samples} samples exceed "
-            f"max_rows={max_rows}; build the sampler with a larger max_rows"
         )
 
 

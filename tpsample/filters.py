@@ -7,6 +7,8 @@ rejection    The first token in descending score that is in the kept set. Whethe
              only its logit, and the number and the mass of the tokens before it. Exchange 1 gathers
              each rank's 8 best scores; exchange 2 sums, for the 8 best of all, number and mass over
              the shards. If none of the 8 is kept the row takes a second round.
+             A sequential top_p after a top_k over 256 renormalises over tokens too many to send:
+             between the two exchanges a radix search for the last of the k finds their mass.
 top words    Each rank sends its first k tokens of the order; the first k of these are the first k
              of the vocabulary, with which every rank finishes alone. One exchange, for k <= 256:
              rows with top_k and sequential top_p, which renormalises over exactly these tokens,
@@ -33,7 +35,7 @@ from tpsample.exchange.integers import IntegerExchange
 from tpsample.kept_set import RowFilters, Way, below_top, candidates, mass_limit, masses
 from tpsample.score import score_tokens
 from tpsample.stored_rows import StoredRows, keep_best
-from tpsample.threshold import find_cut
+from tpsample.threshold import find_cut, find_top_k_cut
 
 BEST_SCORES = 8
 """Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of
@@ -49,9 +51,12 @@ def sample_filtered(rows: StoredRows, filters: RowFilters, integers: IntegerExch
     words = rows.logits.new_zeros(len(filters), len(rows.noise.streams), dtype=torch.int64)
     todo = filters.by_way(filters.first_way)
 
-    if index := todo[Way.REJECTION]:
+    for way in (Way.REJECTION, Way.REJECTION_IN_TOP_K):
+        if not (index := todo[way]):
+            continue
         part, part_filters = rows.select(index), filters.select(index)
-        words[index], decided = _by_rejection(part, part_filters, integers)
+        in_top_k = way is Way.REJECTION_IN_TOP_K
+        words[index], decided = _by_rejection(part, part_filters, integers, in_top_k=in_top_k)
         for row, done in zip(index, decided.tolist(), strict=True):
             if not done:
                 todo[filters.second_way[row]].append(row)
@@ -63,9 +68,13 @@ def sample_filtered(rows: StoredRows, filters: RowFilters, integers: IntegerExch
 
 
 def _by_rejection(
-    rows: StoredRows, filters: RowFilters, integers: IntegerExchange
+    rows: StoredRows, filters: RowFilters, integers: IntegerExchange, *, in_top_k: bool
 ) -> tuple[Tensor, Tensor]:
-    """Words [F, num_samples], and bool [F]: whether they decide the row."""
+    """Words [F, num_samples], and bool [F]: whether they decide the row.
+
+    Args:
+        in_top_k: top_p is of the mass of what top_k leaves, not of what min_p leaves.
+    """
     samples = len(rows.noise.streams)
     scores, orders = rows.best_scores(BEST_SCORES)
     own = torch.cat([rows.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
@@ -76,10 +85,11 @@ def _by_rejection(
     scores, orders = keep_best(scores, orders, BEST_SCORES)
 
     top = word.value_of(top_word)
+    cut = find_top_k_cut(rows, filters, top, integers) if in_top_k else torch.zeros_like(top_word)
     marks = orders.flatten(1)
     # ties="keep": only greater logits count against k.
     ranked = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
-    sums = integers.sum(rows.before(marks, ranked, top, filters.log_min_p))
+    sums = integers.sum(rows.before(marks, ranked, top, filters.log_min_p, cut))
     mass, count, total = sums.split([marks.shape[1], marks.shape[1], 1], dim=1)
 
     below = below_top(word.value_of(marks), top.unsqueeze(1), rows.temperature.unsqueeze(1))

@@ -47,6 +47,7 @@ class Way(Enum):
     """How a filtered row finds its token on shards; see `tpsample.filters`."""
 
     REJECTION = "rejection"
+    REJECTION_IN_TOP_K = "rejection in top_k"
     TOP_WORDS = "top words"
     THRESHOLD = "threshold"
 
@@ -134,8 +135,9 @@ def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Wa
     few = top_k <= MAX_TOP_WORDS and top_k < vocab_size and request.ties == "exact"
     renormalised = top_k < vocab_size and request.top_p < 1 and request.filter_order == "sequential"
     if renormalised:
-        way = Way.TOP_WORDS if few else Way.THRESHOLD
-        return way, way
+        if few:
+            return Way.TOP_WORDS, Way.TOP_WORDS
+        return Way.REJECTION_IN_TOP_K, Way.THRESHOLD
     return Way.REJECTION, Way.TOP_WORDS if few and request.top_p == 1 else Way.THRESHOLD
 
 

@@ -4,6 +4,7 @@
     raw_logprobs          x_v - max x - ln(Σ e^(x - max x))
     processed_logits      x_v / T in the kept set, -inf outside; T is 1 in a greedy row
     processed_logprobs    (x_v - max x) / T - ln(Z),  Z the mass of the kept set
+    entropy               ln(Z) - Σ q_v y_v / Z       of the same distribution, y = ln q
 
 Each rank finds its own best words, answers for the ids it owns, counts, and sums. The sums are the
 integer masses of `tpsample.kept_set`, so every rank and every number of ranks gives the same bits.
@@ -44,12 +45,13 @@ def find_logprobs(
         asked: what they ask for.
         filters, filtered: the filters of those of them in a processed mode that have any, and
             their indices in `rows`; None if there are none.
-        sampled: int64 [R, S], the tokens drawn; -1 in a row that has none, whose values are then
-            NaN, ids -1 and ranks 0.
+        sampled: int64 [R, S], the tokens drawn, or those that came. Of a row that has none (-1),
+            that has a NaN, or nothing but masked tokens, values are NaN, ids -1 and ranks 0.
     """
     every = integers.gather(rows.first_words(max(1, asked.top)))
     first = every.transpose(0, 1).flatten(1).topk(max(1, asked.top), dim=1).values
     top = word.value_of(first[:, 0])
+    status = word.decode(first[:, :1])[1]
     own = integers.sum(rows.words_of(torch.cat([sampled, asked.chosen], dim=1)))
 
     cut = torch.zeros_like(first[:, 0])
@@ -58,7 +60,9 @@ def find_logprobs(
         cut[filtered] = found.word
 
     temperature = torch.where(asked.processed, rows.temperature, 1.0)
-    total = integers.sum(replace(rows, temperature=temperature).mass_from(cut, top))
+    sums = integers.sum(replace(rows, temperature=temperature).mass_from(cut, top)).double()
+    log_total = (sums[:, :1] / TOP_MASS).log()
+    entropies = log_total.squeeze(1) + sums[:, 1] / sums[:, 0]
 
     # Ranks of the N best follow from their own order, but for what ties with the last of them.
     # The kept set is a prefix, so no rank in it exceeds its size.
@@ -78,7 +82,6 @@ def find_logprobs(
     )
     logits = word.value_of(words)
     below = below_top(logits, top.unsqueeze(1), temperature.unsqueeze(1))
-    log_total = (total.double() / TOP_MASS).log().unsqueeze(1)
     values = torch.where(
         asked.as_logits.unsqueeze(1), logits.double() / temperature.unsqueeze(1), below - log_total
     )
@@ -87,11 +90,13 @@ def find_logprobs(
 
     wanted = torch.arange(asked.top, device=words.device) < asked.top_of.unsqueeze(1)
     asked_for = torch.cat([sampled >= 0, wanted, asked.chosen >= 0], dim=1)
-    asked_for &= (sampled >= 0).all(dim=1, keepdim=True)
+    has_values = (status == word.Status.OK) & (sampled >= 0).all(dim=1, keepdim=True)
+    asked_for &= has_values
     return Logprobs(
         token_ids=word.token_of(words).where(asked_for, word.NO_TOKEN),
         values=values.where(kept, -torch.inf).where(asked_for, torch.nan),
         ranks=ranks.where(asked_for, 0),
+        entropies=entropies.where(has_values.squeeze(1), torch.nan),
     )
 
 

@@ -20,11 +20,14 @@ class Logprobs:
         values: float64, the same shape; in the mode of the row's request.
         ranks: int64, the same shape: how many of the row's logits are >= the token's own, counted
             in the kept set for the processed modes; 1 for an untied best.
+        entropies: float64 [B], in nats, of the distribution that the row's mode is about: softmax
+            of the raw logits, or of what the filters left; NaN where there are no values.
     """
 
     token_ids: Tensor
     values: Tensor
     ranks: Tensor
+    entropies: Tensor
 
     def of_rows(self, rows: list[int], num_rows: int) -> Logprobs:
         """The same for a batch of `num_rows` rows of which these are `rows`."""
@@ -33,11 +36,37 @@ class Logprobs:
             self.token_ids.new_full(shape, -1),
             self.values.new_full(shape, torch.nan),
             self.ranks.new_zeros(shape),
+            self.entropies.new_full((num_rows,), torch.nan),
         )
         whole.token_ids[rows] = self.token_ids
         whole.values[rows] = self.values
         whole.ranks[rows] = self.ranks
+        whole.entropies[rows] = self.entropies
         return whole
+
+
+@dataclass
+class KeptSets:
+    """What the filters of a step left to be drawn, one set per filtered row, in CSR form.
+
+    Set i is ``token_ids[offsets[i] : offsets[i + 1]]``. It is empty if it overflows, and if the
+    row has no token.
+
+    Attributes:
+        rows: int64 [F], the filtered rows, as indices in the batch.
+        offsets: int64 [F + 1].
+        token_ids: int64 [offsets[F]], logit descending, equal ones by id.
+        log_masses: float64, the same shape: ln of the token's probability within its set.
+        sizes: int64 [F], how many tokens the row kept, whether they fit or not.
+        overflow: bool [F], more than the cap.
+    """
+
+    rows: Tensor
+    offsets: Tensor
+    token_ids: Tensor
+    log_masses: Tensor
+    sizes: Tensor
+    overflow: Tensor
 
 
 @dataclass
@@ -50,12 +79,14 @@ class SampleOutput:
         status: int32 [B], values of `tpsample.Status`; the worst over a row's samples.
         seeds: int64 [B], the seed of each row, drawn or given (bits above 2^63 show as sign).
         logprobs: `Logprobs`, None if no row of the batch asks for any.
+        kept: `KeptSets`, None if the batch has no `kept_cap` or no filtered row.
     """
 
     token_ids: Tensor
     status: Tensor
     seeds: Tensor
     logprobs: Logprobs | None = None
+    kept: KeptSets | None = None
 
     @staticmethod
     def empty(seeds: Tensor, num_samples: int | None) -> SampleOutput:

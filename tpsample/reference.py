@@ -154,7 +154,9 @@ def logprobs(logits: Tensor, batch: SamplingBatch, token_ids: Tensor) -> Logprob
     logits = torch.where(processed, final, logits.float()[asked.rows])
     temperature, _ = safe_temperature(batch.temperature[asked.rows].unsqueeze(1))
     shown = torch.where(processed, (logits.double() / temperature).where(kept, -torch.inf), logits)
-    values = torch.where(as_logits, shown, shown.log_softmax(dim=1))
+    log_softmax = shown.log_softmax(dim=1)
+    values = torch.where(as_logits, shown, log_softmax)
+    entropies = -(log_softmax.exp() * log_softmax).nan_to_num(0.0).sum(dim=1)
 
     drawn = token_ids[asked.rows].view(len(asked.rows), -1)
     listed = order_words(logits).argsort(dim=1, descending=True)[:, : asked.top]
@@ -170,6 +172,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch, token_ids: Tensor) -> Logprob
         token_ids=ids,
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
+        entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
     ).of_rows(asked.rows, batch.rows)
 
 

@@ -12,11 +12,19 @@ from torch import Tensor
 from tpsample import compiled
 from tpsample.agreement import agree
 from tpsample.batch import SamplingBatch
-from tpsample.checks import check_num_samples, check_out, check_step, positions_tensor
+from tpsample.checks import (
+    check_num_samples,
+    check_out,
+    check_prompt,
+    check_step,
+    positions_tensor,
+)
 from tpsample.exchange import make_exchange
+from tpsample.exchange.base import Exchange
 from tpsample.exchange.ranks import Ranks
-from tpsample.output import SampleOutput
+from tpsample.output import Logprobs, SampleOutput
 from tpsample.params import SamplingParams
+from tpsample.prompt_logprobs import find_prompt_logprobs
 from tpsample.score import Head
 from tpsample.seeds import SeedSource
 from tpsample.stored_plan import finish_stored_rows
@@ -104,19 +112,18 @@ class LMHeadSampler:
         self._seeds = SeedSource(agreed.seed_root)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.exchange = make_exchange(agreed.exchange, agreed.ranks, max_rows, chunks, device)
-        local = (lm_head_weight, self.shard, bias, agreed.arguments.head)
-        self._local = self._make_backend(*local, rounds=philox_rounds)
+        self._bias, self._head, self._rounds = bias, agreed.arguments.head, philox_rounds
+        self._local = self._make_backend(self.exchange)
+        self._prompt: TorchBackend | TritonBackend | None = None
         self._handle = compiled.register(self)
 
-    def _make_backend(
-        self, weight: Tensor, shard: VocabShard, bias: Tensor | None, head: Head, *, rounds: int
-    ) -> TorchBackend | TritonBackend:
+    def _make_backend(self, exchange: Exchange) -> TorchBackend | TritonBackend:
+        part = (self.weight, self.shard, self._bias, self._head)
         if self.backend == "torch":
-            chunks = self.exchange.chunks
-            return TorchBackend(weight, shard, bias, head, rounds=rounds, chunks=chunks)
+            return TorchBackend(*part, rounds=self._rounds, chunks=exchange.chunks)
         from tpsample.triton_backend import TritonBackend  # needs Triton
 
-        return TritonBackend(weight, shard, bias, head, rounds=rounds, exchange=self.exchange)
+        return TritonBackend(*part, rounds=self._rounds, exchange=exchange)
 
     def __call__(
         self,
@@ -188,7 +195,7 @@ class LMHeadSampler:
             batch.draw_seeds(self._seeds)
         if out is None:
             out = SampleOutput.empty(batch.seed, num_samples)
-        out.seeds, out.logprobs = batch.seed, None
+        out.seeds, out.logprobs, out.kept = batch.seed, None, None
         self._batch = batch
         if rows == 0:
             return out
@@ -208,6 +215,43 @@ class LMHeadSampler:
                 rows = self._local.stored_rows()
                 finish_stored_rows(rows, self._batch, self.exchange.integers, out)
         return out
+
+    def prompt_logprobs(
+        self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0
+    ) -> Logprobs:
+        """Raw logprobs of the tokens of a prompt: log-softmax of the logits at every position.
+
+        Collective: every rank calls with the same arguments. Nothing is sampled. A rank holds the
+        logits of `max_rows` positions at a time, over its own shard.
+
+        Args:
+            hidden_states: [L, D], dtype and device of lm_head_weight.
+            token_ids: int64 [L], the token that came after each position.
+            top: how many of the most likely tokens to report as well.
+
+        Returns:
+            `Logprobs` [L, 1 + top], the same bits on every rank and for any number of ranks: the
+            token that came, then the most likely ones. A position with a NaN logit, or without an
+            unmasked token, has ids -1, values NaN and ranks 0.
+
+        Raises:
+            ValueError: before anything is sent.
+            UnsupportedParameter: (a ValueError) several ranks without a process group.
+        """
+        check_prompt(hidden_states, token_ids, top, weight=self.weight, vocab_size=self.vocab_size)
+        self.exchange.integers.require_group()
+        if self._prompt is None:
+            alone = Exchange(Ranks(), self.max_rows, 1, self.weight.device)
+            self._prompt = self._make_backend(alone)
+        return find_prompt_logprobs(
+            self._prompt,
+            hidden_states,
+            token_ids,
+            top,
+            vocab_size=self.vocab_size,
+            chunk=self.max_rows,
+            integers=self.exchange.integers,
+        )
 
     def check(self) -> None:
         """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""

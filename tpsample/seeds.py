@@ -29,3 +29,9 @@ class SeedSource:
         low, high, *_ = philox4x32(counter, key, 10)  # type: ignore[arg-type]
         self._drawn += 1
         return (int(high) << 32 | int(low)) & (2**63 - 1)
+
+
+def signed64(seed: int) -> int:
+    """64 bits of a seed as int64 holds them."""
+    bits = seed & 0xFFFFFFFFFFFFFFFF
+    return bits - (1 << 64) if bits >> 63 else bits

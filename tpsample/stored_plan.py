@@ -1,4 +1,4 @@
-"""What a step does with the rows whose logits its ranks stored: filters, then logprobs."""
+"""What a step does with the rows whose logits its ranks stored: filters, kept sets, logprobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tpsample import word
 from tpsample.batch import SamplingBatch
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.filters import sample_filtered
+from tpsample.kept_tokens import find_kept_sets
 from tpsample.logprobs import find_logprobs
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.stored_rows import StoredRows
@@ -16,7 +17,7 @@ from tpsample.stored_rows import StoredRows
 def finish_stored_rows(
     rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, out: SampleOutput
 ) -> None:
-    """Replace the unfiltered draws of filtered rows, and add logprobs. Collective.
+    """Replace the unfiltered draws of filtered rows; add kept sets and logprobs. Collective.
 
     Args:
         rows: the logits of `batch.stored`.
@@ -24,7 +25,8 @@ def finish_stored_rows(
     """
     filters = batch.filters
     if filters is not None:
-        words = sample_filtered(rows.select(slice(0, len(filters))), filters, integers)
+        filtered = rows.select(slice(0, len(filters)))
+        words = sample_filtered(filtered, filters, integers)
         lost = out.status[filters.rows] == word.Status.PEER_LOST
         token_ids, status = word.decode(words)
         token_ids = torch.where(lost.unsqueeze(1), word.NO_TOKEN, token_ids)
@@ -32,6 +34,8 @@ def finish_stored_rows(
         out.status[filters.rows] = torch.where(
             lost, int(word.Status.PEER_LOST), status.amax(dim=1)
         ).to(torch.int32)
+        if batch.kept_cap is not None:
+            out.kept = find_kept_sets(filtered, filters, batch.kept_cap, integers)
     if batch.logprobs is not None:
         out.logprobs = _logprobs(rows, batch, integers, out)
 

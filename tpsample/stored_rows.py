@@ -145,7 +145,9 @@ class StoredRows:
             first = words.topk(count, dim=1).values
         return first
 
-    def before(self, marks: Tensor, ranked: Tensor, top: Tensor, log_min_p: Tensor) -> Tensor:
+    def before(
+        self, marks: Tensor, ranked: Tensor, top: Tensor, log_min_p: Tensor, cut: Tensor
+    ) -> Tensor:
         """What stands before some tokens of the order on this rank.
 
         Args:
@@ -153,9 +155,10 @@ class StoredRows:
             ranked: int64 [F, C]; numbers are of order words above these.
             top: fp32 [F], the rows' largest logits.
             log_min_p: float64 [F].
+            cut: int64 [F], the last word of top_k where top_p renormalises after it, else 0.
 
         Returns:
-            int64 [F, 2 C + 1]: C masses, C numbers, the mass of everything min_p leaves.
+            int64 [F, 2 C + 1]: C masses, C numbers, the mass of what min_p leaves down to the cut.
         """
         count = marks.shape[1]
         sums = marks.new_zeros(marks.shape[0], 2 * count + 1)
@@ -165,7 +168,8 @@ class StoredRows:
             for c in range(count):
                 sums[:, c] += (mass * (words > marks[:, c, None])).sum(dim=1)
                 sums[:, count + c] += (words > ranked[:, c, None]).sum(dim=1)
-            sums[:, -1] += (mass * candidates(words, below, log_min_p.unsqueeze(1))).sum(dim=1)
+            left = candidates(words, below, log_min_p.unsqueeze(1)) & (words >= cut.unsqueeze(1))
+            sums[:, -1] += (mass * left).sum(dim=1)
         return sums
 
     def candidate_masses(self, top: Tensor, log_min_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,12 +206,17 @@ class StoredRows:
         return word.pack(logits, token_ids) * mine
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
-        """int64 [F], the mass of this rank's tokens whose order word is >= cut, int64 [F]."""
-        total = torch.zeros_like(cut)
+        """int64 [F, 2] of this rank's tokens whose order word is >= cut, int64 [F]: Σ q, and
+        Σ rint(-q y), from which the entropy follows."""
+        sums = cut.new_zeros(len(cut), 2)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
-            total += (masses(self._below(logits, top)) * kept).sum(dim=1)
-        return total
+            below = self._below(logits, top)
+            mass = masses(below) * kept
+            # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
+            moment = torch.where(mass > 0, -mass.double() * below, 0.0).round_().to(torch.int64)
+            sums += torch.stack([mass.sum(dim=1), moment.sum(dim=1)], dim=1)
+        return sums
 
     def count_from(self, marks: Tensor) -> Tensor:
         """int64 [F, C], how many of this rank's order words are >= each of `marks` [F, C]."""

@@ -46,7 +46,7 @@ class TorchBackend:
     def begin(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
     ) -> None:
-        """Take the inputs of a step and make the row streams."""
+        """Take the inputs of a step and make the row streams; without samples it only stores."""
         self._hidden_states = hidden_states.double()
         self._rows = RowNoise.of(batch, positions, num_samples, self._rounds)
         self._batch = batch
@@ -56,7 +56,7 @@ class TorchBackend:
     def run(self, chunk: int, words: Tensor) -> None:
         """Leave the chunk's best words in `words` [num_samples · B], sample-major."""
         num_samples = len(self._rows.streams)
-        best = words.view(num_samples, -1).zero_()
+        best = words.view(num_samples, self._hidden_states.shape[0]).zero_()
         num_rows = len(self._shard)
         first, last = (num_rows * c // self._chunks for c in (chunk, chunk + 1))
         block_v = self._block_v or max(64, TILE_ELEMENTS // self._hidden_states.shape[0])

@@ -63,7 +63,7 @@ class TritonBackend:
     def begin(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
     ) -> None:
-        """Make the row streams and clear this rank's words."""
+        """Make the row streams and clear this rank's words; without samples there are none."""
         num_rows = hidden_states.shape[0]
         self._hidden_states, self._num_samples = hidden_states, num_samples
         self._batch, self._positions = batch, positions
@@ -71,6 +71,8 @@ class TritonBackend:
         self._controls = None
         if batch.controls is not None:
             self._controls = batch.controls.step(self._shard, make_mask)
+        if num_samples == 0:
+            return
         words = self._exchange.words
         row_noise_kernel[(triton.cdiv(num_rows * num_samples, ROW_BLOCK),)](
             seed_ptr=batch.seed,
@@ -139,14 +141,14 @@ class TritonBackend:
             HAS_SOFTCAP=self._head.logit_softcap is not None,
             HAS_BIAS=self._bias is not None,
             STORE_LOGITS=stores,
-            MANY_SAMPLES=self._num_samples > 1,
+            MANY_SAMPLES=self._num_samples != 1,
             ROUNDS=self._rounds,
             INTERPRET=INTERPRET,
             HIDDEN_SIZE=hidden_size,
             BLOCK_V=tile.block_v,
             BLOCK_B=tile.block_b,
             BLOCK_D=tile.block_d,
-            BLOCK_E=tile.block_e(self._num_samples > 1, controls["MASKS"], edits),
+            BLOCK_E=tile.block_e(self._num_samples != 1, controls["MASKS"], edits),
             **self._exchange.kernel_arguments(),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,

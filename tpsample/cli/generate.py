@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tpsample.batch import SamplingBatch
 from tpsample.cli import report, requests
+from tpsample.cli import trace as trace_file
 from tpsample.cli.check import check
 from tpsample.cli.decode import Decoded, Sampler, decode
 from tpsample.cli.model import Model, load
@@ -20,6 +22,7 @@ from tpsample.errors import PeerLost
 from tpsample.output import SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
+from tpsample.trace import TopKTrace
 from tpsample.vocab_shard import VocabShard
 
 PROMPTS = (
@@ -58,6 +61,11 @@ def generate(
     bad_word: requests.BadWord = None,
     min_tokens: requests.MinTokens = 0,
     params_file: requests.ParamsFile = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write each step's top logprobs and entropy to FILE.safetensors; plot."),
+    ] = None,
+    trace_top: Annotated[int, typer.Option(min=1, help="Tokens per step in the trace.")] = 20,
     exchange: Annotated[
         Literal["auto", "collective", "p2p", "peer"], typer.Option(help="How words travel.")
     ] = "auto",
@@ -80,6 +88,8 @@ def generate(
     over the full logits; exit status 1 if a single token differs.
     """
     try:
+        if trace is not None:
+            trace_file.check_path(trace)
         asked = _requests(
             prompt or list(PROMPTS),
             temperature or list(TEMPERATURES),
@@ -105,6 +115,8 @@ def generate(
                 model=model,
                 max_new_tokens=max_new_tokens,
                 dtype=_dtype(dtype, job),
+                trace_path=trace,
+                trace_top=trace_top,
                 options={"exchange": exchange, "chunks": chunks, "backend": backend},
             )
     except ModuleNotFoundError as missing:
@@ -155,6 +167,8 @@ def _generate(
     model: str | None,
     max_new_tokens: int,
     dtype: torch.dtype,
+    trace_path: Path | None,
+    trace_top: int,
     options: dict[str, object],
 ) -> bool:
     """Load, decode, check, report; whether the check passed, the same on every rank."""
@@ -165,11 +179,16 @@ def _generate(
         sampler = _shard_sampler(lm, job, rows=len(asked), options=options)
         params = [each.complete(lm.tokenizer, lm.eos_token_ids) for each in asked]
         prompts = [lm.prompt_token_ids(each.prompt) for each in asked]
+        traced, trace = params, None
+        if trace_path is not None:
+            k = min(trace_top, sampler.vocab_size)
+            trace = TopKTrace(len(prompts), max_new_tokens, k, device=job.device)
+            traced = [replace(each, logprobs=k) for each in params]
         loaded()
         decoded = decode(
             lm,
             prompts,
-            _step(sampler, _batch(params, prompts, sampler)),
+            _step(sampler, _batch(traced, prompts, sampler), trace),
             max_new_tokens=max_new_tokens,
             on_step=phase("generating tokens", max_new_tokens),
         )
@@ -186,7 +205,11 @@ def _generate(
 
     for each, request, row in zip(asked, params, decoded.rows, strict=True):
         shown.text(each.prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
-    shown.table(_summary(lm, sampler, decoded, job))
+    summary = _summary(lm, sampler, decoded, job)
+    if trace is not None and trace_path is not None and job.rank == 0:
+        texts = [each.prompt for each in asked]
+        summary.append(("trace", trace_file.write(trace, trace_path, lm, texts, decoded)))
+    shown.table(summary)
     shown.verdict(verdict.line(job.world_size), verdict.ok)
     sampler.close()
     return verdict.ok
@@ -204,12 +227,14 @@ def _batch(
     )
 
 
-def _step(sampler: LMHeadSampler, batch: SamplingBatch) -> Sampler:
-    """Sample, and let the batch count what was drawn."""
+def _step(sampler: LMHeadSampler, batch: SamplingBatch, trace: TopKTrace | None) -> Sampler:
+    """Sample, let the batch count what was drawn, and record it if there is a trace."""
 
     def step(hidden_states: Tensor, positions: Tensor) -> SampleOutput:
         out = sampler(hidden_states, batch, positions)
         batch.append(out.token_ids)
+        if trace is not None:
+            trace.record(out.logprobs)
         return out
 
     return step

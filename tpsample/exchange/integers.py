@@ -1,12 +1,10 @@
-"""Small collectives of int64 tensors: what ranks tell each other beside candidate words.
+"""Small collectives of integer tensors: what ranks tell each other beside candidate words.
 
 Integers only, so that what a rank receives cannot depend on the order in which ranks are added.
 """
 
 from __future__ import annotations
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.errors import UnsupportedParameter
@@ -14,7 +12,7 @@ from tpsample.exchange.ranks import Ranks
 
 
 class IntegerExchange:
-    """Gather and sum over the ranks of a process group, or over one rank.
+    """Gather and sum over ranks, counting bytes.
 
     Collective: all ranks call with equal shapes in the same order.
 
@@ -33,27 +31,19 @@ class IntegerExchange:
         Raises:
             UnsupportedParameter: several ranks without a process group.
         """
-        if self._ranks.world_size > 1 and self._ranks.group is None:
+        if not self._ranks.can_exchange_tensors:
             raise UnsupportedParameter(
                 "top_k, top_p, min_p, logprobs: these ranks have no process group to exchange "
-                "integers with; pass group=, or leave these parameters off"
+                "integers with; pass group=, leave these parameters off, or let virtual ranks "
+                "call through VirtualWorld.step or .run"
             )
 
     def gather(self, own: Tensor) -> Tensor:
-        """Every rank's int64 [...], in rank order: [W, ...]."""
-        if self._ranks.world_size == 1:
-            return own.unsqueeze(0)
-        own = own.contiguous()
-        received = own.new_empty((self._ranks.world_size, *own.shape))
-        dist.all_gather(list(received.unbind()), own, group=self._ranks.group)
+        """Every rank's integers [...], in rank order: [W, ...]."""
         self.bytes_sent += (self._ranks.world_size - 1) * own.nbytes
-        return received
+        return self._ranks.gather_tensor(own)
 
     def sum(self, own: Tensor) -> Tensor:
-        """The sum of every rank's int64 [...]."""
-        if self._ranks.world_size == 1:
-            return own
-        total = own.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, dist.ReduceOp.SUM, group=self._ranks.group)
+        """The sum of every rank's integers [...]."""
         self.bytes_sent += 2 * (self._ranks.world_size - 1) * own.nbytes // self._ranks.world_size
-        return total
+        return self._ranks.sum_tensor(own)

@@ -13,19 +13,24 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tpsample.batch import SamplingBatch
 from tpsample.exchange.ranks import Ranks, gather_or_raise
+from tpsample.exchange.rendezvous import Rendezvous
 from tpsample.output import SampleOutput
 from tpsample.seeds import SeedSource
 from tpsample.vocab_shard import VocabShard
 
 if TYPE_CHECKING:
     from tpsample.sampler import LMHeadSampler
+
+T = TypeVar("T")
 
 
 class PeerMemory:
@@ -80,6 +85,7 @@ class VirtualWorld:
         self.device = torch.device(device)
         self.seed_root = SeedSource().root
         self.ranks = [VirtualRanks(self, rank) for rank in range(len(shards))]
+        self.rendezvous = Rendezvous()
         self._allocations: list[Tensor] = []
 
     def step(
@@ -92,11 +98,25 @@ class VirtualWorld:
         num_samples: int | None = None,
     ) -> list[SampleOutput]:
         """One step of every rank: all local steps first, since nothing may wait before them."""
-        outputs = [
-            sampler.start(hidden_states, batch, positions, num_samples=num_samples)
-            for sampler in samplers
-        ]
+
+        def start(sampler: LMHeadSampler) -> SampleOutput:
+            return sampler.start(hidden_states, batch, positions, num_samples=num_samples)
+
+        def step(sampler: LMHeadSampler, ranks: VirtualRanks) -> SampleOutput:
+            output = start(sampler)
+            ranks.gather_tensor(output.status)  # wait for every local step
+            return sampler.finish(output)
+
+        if batch.stored is not None:
+            pairs = zip(samplers, self.ranks, strict=True)
+            return self.run([partial(step, sampler, ranks) for sampler, ranks in pairs])
+        outputs = [start(sampler) for sampler in samplers]
         return [sampler.finish(output) for sampler, output in zip(samplers, outputs, strict=True)]
+
+    def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
+        """bodies[rank]() of every rank, each in a thread, one at a time: for calls in which ranks
+        exchange integers, such as `LMHeadSampler.prompt_logprobs`. Results in rank order."""
+        return self.rendezvous.run(bodies)
 
     def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
         """int64 [world_size, *shape], the same tensor for every rank's request number `index`."""
@@ -122,6 +142,18 @@ class VirtualRanks(Ranks):
     @property
     def world_size(self) -> int:  # type: ignore[override]
         return len(self.world.shards)
+
+    @property
+    def can_exchange_tensors(self) -> bool:
+        return self.world_size == 1 or self.world.rendezvous.running
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        if self.world_size == 1:
+            return own.unsqueeze(0)
+        return torch.stack(self.world.rendezvous.gather(self.rank, own))
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """The record as every rank would give it, were it built with the same arguments."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tpsample.errors import RankMismatch
 
@@ -29,6 +30,19 @@ class Ranks:
         """Every rank's record, in rank order."""
         return [record]
 
+    @property
+    def can_exchange_tensors(self) -> bool:
+        """Whether the two below may be called."""
+        return self.world_size == 1
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        """[W, ...], every rank's tensor of one shape, in rank order. Collective."""
+        return own.unsqueeze(0)
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        """The sum of every rank's tensor. Collective."""
+        return own
+
 
 class ProcessRanks(Ranks):
     """The ranks of a torch process group, one process each."""
@@ -37,6 +51,20 @@ class ProcessRanks(Ranks):
         self.group = group
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
+
+    @property
+    def can_exchange_tensors(self) -> bool:
+        return True
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        received = own.new_empty((self.world_size, *own.shape))
+        dist.all_gather(list(received.unbind()), own.contiguous(), group=self.group)
+        return received
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        total = own.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, dist.ReduceOp.SUM, group=self.group)
+        return total
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """All-gather one JSON text per rank, as bytes in a tensor of fixed size."""

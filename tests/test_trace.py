@@ -1,0 +1,137 @@
+"""The trace of a generation: the oracle's top k and entropies, in buffers that are made once."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.cases import uneven_shards
+from tests.memory import Largest
+from tests.ranks import run_ranks
+from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, TopKTrace, reference
+
+V, D, ROWS, STEPS, K = 4099, 4, 3, 12, 6
+
+
+def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    weight = torch.randn(V, D, generator=generator)
+    return weight, torch.randn(STEPS, ROWS, D, generator=generator)
+
+
+def _params() -> list[SamplingParams]:
+    """Plain, filtered and greedy; one row asks for more than the trace keeps."""
+    return [
+        SamplingParams(seed=1, logprobs=K),
+        SamplingParams(seed=2, logprobs=K + 2, top_p=0.7, temperature=1.4),
+        SamplingParams(temperature=0.0, logprobs=K),
+    ]
+
+
+def _record(steps: int) -> tuple[TopKTrace, list[torch.Tensor], int]:
+    """A trace, the tokens of each step, and the most elements of any tensor meanwhile."""
+    weight, hidden_states = _inputs()
+    shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
+    sampler = LMHeadSampler(
+        weight[shard.start : shard.stop], vocab_size=V, shard=shard, max_rows=ROWS, backend="torch"
+    )
+    batch = SamplingBatch.from_params(_params(), vocab_size=V)
+    tokens = []
+    with Largest() as largest:
+        trace = TopKTrace(ROWS, STEPS, K)
+        made = [t.data_ptr() for t in vars(trace).values() if isinstance(t, torch.Tensor)]
+        for step in range(steps):
+            out = sampler(hidden_states[step], batch, step)
+            trace.record(out.logprobs)
+            tokens.append(out.token_ids)
+    kept = [t.data_ptr() for t in vars(trace).values() if isinstance(t, torch.Tensor)]
+    assert made == kept
+    return trace, tokens, largest.elements
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_step_is_the_oracles(world_size):
+    weight, hidden_states = _inputs()
+    steps = STEPS - 1
+    for trace, tokens, elements in run_ranks(world_size, _record, steps):
+        found = trace.tensors()
+        for step in range(steps):
+            log_softmax = reference.logits(hidden_states[step], weight).double().log_softmax(dim=1)
+            top = log_softmax.topk(K, dim=1)
+            entropies = torch.special.entr(log_softmax.exp()).sum(dim=1)
+            drawn = log_softmax.gather(1, tokens[step].unsqueeze(1)).squeeze(1)
+            assert torch.equal(found["token_ids"][:, step].long(), tokens[step])
+            assert torch.equal(found["top_token_ids"][:, step].long(), top.indices)
+            for name, exact in (
+                ("top_logprobs", top.values), ("entropies", entropies), ("logprobs", drawn)
+            ):  # fmt: skip
+                assert (found[name][:, step] - exact).abs().max() < 2e-6
+        assert found["lengths"].tolist() == [steps] * ROWS
+        assert found["top_logprobs"].shape == (ROWS, steps, K)
+        # No more than the head [V, D]: nothing has an axis of steps and one of V.
+        assert elements <= 4 * V
+
+
+def _logprobs(rows: int, width: int) -> Logprobs:
+    shape = (rows, width)
+    values = torch.zeros(shape, dtype=torch.float64)
+    return Logprobs(torch.ones(shape, dtype=torch.int64), values, torch.ones(shape), values[:, 0])
+
+
+def test_what_lies_behind_the_end_of_a_row_is_blank(tmp_path):
+    safetensors = pytest.importorskip("safetensors", reason="needs the extra hf")
+    trace = TopKTrace(2, 5, 3)
+    for _ in range(4):
+        trace.record(_logprobs(2, 4))
+    path = tmp_path / "run.safetensors"
+    trace.save(path, lengths=[1, 4], metadata={"prompts": json.dumps(["a", "b"])})
+    with safetensors.safe_open(path, "pt") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        assert json.loads(file.metadata()["prompts"]) == ["a", "b"]
+    assert found["lengths"].tolist() == [1, 4]
+    assert found["token_ids"].tolist() == [[1, -1, -1, -1], [1, 1, 1, 1]]
+    assert found["top_token_ids"].shape == (2, 4, 3)
+    assert (found["top_token_ids"][0, 1:] == -1).all() and (found["top_token_ids"][1] == 1).all()
+    for name in ("logprobs", "entropies", "top_logprobs"):
+        assert found[name][0, 1:].isnan().all() and not found[name][1].isnan().any()
+    assert {found[n].dtype for n in ("token_ids", "top_token_ids")} == {torch.int32}
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "message"),
+    [
+        (None, r"got None; ask for them with SamplingParams\(logprobs=3\)"),
+        (_logprobs(2, 3), r"at least k = 3 more, got \(2, 3\)"),
+        (_logprobs(1, 4), "expected 2 rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused(logprobs, message):
+    with pytest.raises(ValueError, match=message):
+        TopKTrace(2, 5, 3).record(logprobs)
+
+
+def test_a_full_trace_refuses_another_step():
+    trace = TopKTrace(2, 1, 3)
+    trace.record(_logprobs(2, 4))
+    with pytest.raises(ValueError, match="room for 1 steps"):
+        trace.record(_logprobs(2, 4))
+    for lengths in ([1], [1, 2], [-1, 0]):
+        with pytest.raises(ValueError, match="lengths: expected 2"):
+            trace.tensors(lengths)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, 1.5, 1), (1, 1, True)])
+def test_wrong_sizes(sizes):
+    with pytest.raises(ValueError, match="expected an int >= 1"):
+        TopKTrace(*sizes)
+
+
+def test_a_row_without_a_token_is_blank():
+    sampler = LMHeadSampler(torch.full((9, 1), math.nan), backend="torch")
+    batch = SamplingBatch.from_params(SamplingParams(seed=0, logprobs=2), vocab_size=9)
+    trace = TopKTrace(1, 1, 2)
+    trace.record(sampler(torch.ones(1, 1), batch, 0).logprobs)
+    assert trace.token_ids.item() == -1 and trace.entropies.isnan().all()
+    assert (trace.top_token_ids == -1).all() and trace.top_logprobs.isnan().all()

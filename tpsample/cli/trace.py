@@ -1,0 +1,89 @@
+"""`tpsample generate --trace`: the trace of a generation as a file and as a plot beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tpsample.cli.decode import Decoded
+from tpsample.cli.model import Model
+from tpsample.trace import TopKTrace
+
+MAX_LABELS = 100
+"""Tokens of a row that are written under its plot."""
+
+
+def check_path(path: Path) -> None:
+    """Whether a trace can be written there, asked before anything is generated.
+
+    Raises:
+        ValueError: another kind of name, or no such folder.
+    """
+    if path.suffix != ".safetensors":
+        raise ValueError(f"trace: expected a name ending in .safetensors, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"trace: no folder {str(path.parent)!r} to write {path.name} in")
+
+
+def write(
+    trace: TopKTrace, path: Path, model: Model, prompts: Sequence[str], decoded: Decoded
+) -> str:
+    """Write the file, and the plot if matplotlib is there; a line that says what was written."""
+    lengths = [len(row) for row in decoded.rows]
+    metadata = {"model": model.name, "prompts": json.dumps(list(prompts)), "mode": "raw_logprobs"}
+    trace.save(path, lengths=lengths, metadata=metadata)
+    image = path.with_suffix(".png")
+    texts = [[model.tokenizer.decode([token_id]) for token_id in row] for row in decoded.rows]
+    if plot(trace.tensors(lengths), texts, prompts, image):
+        return f"{path}, {image.name}"
+    return f"{path} (no plot: pip install 'tpsample[bench]' for matplotlib)"
+
+
+def plot(
+    tensors: dict[str, Tensor], texts: list[list[str]], titles: Sequence[str], path: Path
+) -> bool:
+    """Entropy and confidence over the text, a panel per row; False without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    longest = max(1, *map(len, texts))
+    size = (max(6.0, min(0.22 * longest, 30.0)), 2.6 * len(texts))
+    figure, axes = plt.subplots(len(texts), 1, figsize=size, squeeze=False, layout="constrained")
+    for row, (axis, words) in enumerate(zip(axes[:, 0], texts, strict=True)):
+        _panel(axis, {name: tensor[row] for name, tensor in tensors.items()}, words)
+        axis.set_title(titles[row], fontsize="small", loc="left")
+    figure.legend(*_handles(axes[0][0]), loc="outside upper right", fontsize="small")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def _panel(axis: Any, row: dict[str, Tensor], words: list[str]) -> None:
+    places = range(len(words))
+    entropies = row["entropies"][: len(words)].tolist()
+    axis.plot(places, entropies, color="tab:blue", label="entropy, nats")
+    axis.set(ylabel="entropy", xlim=(-0.5, max(1, len(words)) - 0.5), ylim=(0, None))
+    confidence = axis.twinx()
+    drawn = row["logprobs"][: len(words)].exp().tolist()
+    top = row["top_logprobs"][: len(words), 0].exp().tolist()
+    confidence.bar(places, top, color="tab:orange", alpha=0.25, label="most likely token")
+    confidence.plot(places, drawn, ".", color="tab:red", label="token drawn")
+    confidence.set(ylabel="probability", ylim=(0, 1.02))
+    axis.confidence = confidence
+    if len(words) <= MAX_LABELS:
+        # A dollar sign would start a formula.
+        labels = [word.strip().replace("$", r"\$") or "·" for word in words]
+        axis.set_xticks(places, labels, rotation=90, fontsize="x-small")
+
+
+def _handles(axis: Any) -> tuple[list[Any], list[str]]:
+    mine, its = axis.get_legend_handles_labels(), axis.confidence.get_legend_handles_labels()
+    return mine[0] + its[0], mine[1] + its[1]

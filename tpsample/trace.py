@@ -1,0 +1,116 @@
+"""What a model thought at every step of a generation: its top k, and how sure it was.
+
+    entropy = -Σ p_v ln p_v   over the whole vocabulary, p as the logprobs say
+
+All buffers are [B, steps, k] or smaller and made once; full logits of every step would be
+[B, steps, V]. Recording copies on the device and never waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tpsample.output import Logprobs
+
+
+class TopKTrace:
+    """Logprobs of a generation, step by step.
+
+        trace = TopKTrace(rows=B, steps=200, k=20)          # requests with logprobs=20
+        trace.record(sampler(hidden_states, batch, positions).logprobs)     # every step
+        trace.save("run.safetensors", lengths=[...])
+
+    Args:
+        rows, steps: B and the most steps that will be recorded.
+        k: the most likely tokens kept per step, at most what every request asks for.
+
+    Attributes:
+        step: how many steps are recorded.
+        token_ids: int32 [B, steps], the tokens drawn.
+        logprobs: fp32 [B, steps], theirs.
+        entropies: fp32 [B, steps], in nats.
+        top_token_ids, top_logprobs: int32 and fp32 [B, steps, k], most likely first.
+
+    A place that was not recorded, or whose row had no token, has id -1 and value NaN.
+    """
+
+    def __init__(
+        self, rows: int, steps: int, k: int, *, device: torch.device | str | None = None
+    ) -> None:
+        for name, value in (("rows", rows), ("steps", steps), ("k", k)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected an int >= 1, got {value!r}")
+
+        def ids(*shape: int) -> Tensor:
+            return torch.full(shape, -1, dtype=torch.int32, device=device)
+
+        def values(*shape: int) -> Tensor:
+            return torch.full(shape, torch.nan, dtype=torch.float32, device=device)
+
+        self.step = 0
+        self.token_ids, self.logprobs = ids(rows, steps), values(rows, steps)
+        self.entropies = values(rows, steps)
+        self.top_token_ids, self.top_logprobs = ids(rows, steps, k), values(rows, steps, k)
+
+    def record(self, logprobs: Logprobs | None) -> None:
+        """Keep one more step.
+
+        Args:
+            logprobs: of a call without `num_samples`, whose every row asks for at least k.
+
+        Raises:
+            ValueError: another number of rows, fewer than k logprobs, or no step left.
+        """
+        rows, steps, k = self.top_token_ids.shape
+        if logprobs is None or len(logprobs.token_ids) != rows or logprobs.token_ids.shape[1] <= k:
+            got = None if logprobs is None else tuple(logprobs.token_ids.shape)
+            raise ValueError(
+                f"logprobs: expected {rows} rows with the token drawn and at least k = {k} more, "
+                f"got {got}; ask for them with SamplingParams(logprobs={k})"
+            )
+        if self.step == steps:
+            raise ValueError(f"logprobs: the trace has room for {steps} steps; all are recorded")
+        self.token_ids[:, self.step] = logprobs.token_ids[:, 0]
+        self.logprobs[:, self.step] = logprobs.values[:, 0]
+        self.entropies[:, self.step] = logprobs.entropies
+        self.top_token_ids[:, self.step] = logprobs.token_ids[:, 1 : 1 + k]
+        self.top_logprobs[:, self.step] = logprobs.values[:, 1 : 1 + k]
+        self.step += 1
+
+    def tensors(self, lengths: Sequence[int] | None = None) -> dict[str, Tensor]:
+        """The recorded steps on the CPU, by attribute name, and `lengths`, int64 [B].
+
+        Args:
+            lengths: steps that belong to each row; what lies behind is blanked. Default all.
+        """
+        rows = len(self.token_ids)
+        until = torch.tensor([self.step] * rows if lengths is None else list(lengths))
+        if until.shape != (rows,) or not ((until >= 0) & (until <= self.step)).all():
+            raise ValueError(
+                f"lengths: expected {rows} numbers of steps up to {self.step}, got {lengths}"
+            )
+        inside = torch.arange(self.step) < until.unsqueeze(1)
+        found = {"lengths": until}
+        for name in ("token_ids", "logprobs", "entropies", "top_token_ids", "top_logprobs"):
+            tensor = getattr(self, name)[:, : self.step].cpu()
+            blank = -1 if name.endswith("ids") else torch.nan
+            shape = inside.shape + (1,) * (tensor.ndim - 2)
+            found[name] = tensor.where(inside.view(shape), blank)
+        return found
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        lengths: Sequence[int] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write `tensors(lengths)` as a safetensors file. Waits for the GPU."""
+        from safetensors.torch import save_file  # of the extra hf
+
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors(lengths).items()}
+        save_file(tensors, path, metadata=dict(metadata or {}))
