@@ -66,7 +66,7 @@ class SamplingBatch:
         self._slots = torch.arange(self.max_rows, device=seed.device)
         self._host_slots = list(range(self.max_rows))
         self._params: list[SamplingParams] = []
-        self._unseeded: list[bool] = []
+        self._unseeded: set[int] = set()
         self._tables: ControlTables | None = None
         self._grammar_bitmask: Tensor | None = None
         self._forced: Tensor | None = None
@@ -274,14 +274,13 @@ class SamplingBatch:
     @property
     def unseeded(self) -> bool:
         """Whether a row still waits for its seed."""
-        return any(self._unseeded)
+        return bool(self._unseeded)
 
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row that came without a seed the next one of `source`."""
-        for row, unseeded in enumerate(self._unseeded):
-            if unseeded:
-                self.seed[row] = source.next()
-                self._unseeded[row] = False
+        for row in sorted(self._unseeded):
+            self.seed[row] = source.next()
+        self._unseeded = set()
 
     def with_drafts(self, draft_token_ids: Tensor) -> SamplingBatch:
         """B · (K + 1) rows for K drafts per row: row b · (K + 1) + i is row b after i drafts.
@@ -335,7 +334,6 @@ class SamplingBatch:
         ):
             check_request(row, params, prompt, output, self.vocab_size)
         self._params += requests
-        self._unseeded += [False] * len(requests)
         self._resize(len(self._params))
         for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), first):
             self._load(row, self._params[row], prompt, output)
@@ -346,7 +344,9 @@ class SamplingBatch:
     ) -> None:
         self._temperature[row] = params.temperature
         self._seed[row] = signed64(params.seed or 0)
-        self._unseeded[row] = params.seed is None
+        self._unseeded.discard(row)
+        if params.seed is None:
+            self._unseeded.add(row)
         if self._tables is None and needs_controls(params):
             self._tables = ControlTables(self.max_rows, self.device)
         if self._tables is not None:
@@ -363,7 +363,7 @@ class SamplingBatch:
             tensor[: len(every)] = tensor[every]
         self._host_slots[: len(every)] = [self._host_slots[row] for row in every]
         self._params = [self._params[row] for row in order]
-        self._unseeded = [self._unseeded[row] for row in order]
+        self._unseeded = {place for place, row in enumerate(order) if row in self._unseeded}
         self._changed(len(order))
 
     def _resize(self, rows: int) -> None:
