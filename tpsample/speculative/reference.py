@@ -44,13 +44,15 @@ def verify(
 
     expanded = expand_rows(batch, drafts[:, :-1])
     flat, places = logits.float().flatten(0, 1), position_of_rows(positions, width)
-    plain = reference.sample(flat, expanded, places, philox_rounds=philox_rounds)
-    status = plain.status.view(rows, width)
     if method == "coupled":
-        token_ids = plain.token_ids.view(rows, width)
+        plain = reference.sample(flat, expanded, places, philox_rounds=philox_rounds)
+        token_ids, status = plain.token_ids.view(rows, width), plain.status.view(rows, width)
         accepted = leading((drafts == token_ids) & (drafts >= 0))
         return VerifyOutput.of(accepted, token_ids, status, batch.seed)
 
+    empty = (logits == -torch.inf).all(dim=2)
+    status = empty.int() * int(Status.EMPTY)
+    status = status.masked_fill(logits.isnan().any(dim=2), int(Status.NAN))
     if draft is not None:
         nan = torch.zeros_like(outside)
         nan[:, :-1] = draft.isnan().any(dim=2)
