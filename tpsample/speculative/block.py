@@ -12,6 +12,7 @@ than token by token (Sun et al., arXiv 2403.10444).
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.exchange.integers import IntegerExchange
@@ -43,8 +44,8 @@ def accept_block(coefficient: Tensor, sums: Tensor, u: Tensor) -> Tensor:
         u: float64 [B, K + 1]; u_i is that of position i - 1, whose draft ends the prefix.
     """
     passed = u[:, :-1] * (sums + 1 - coefficient)[:, 1:] < sums[:, 1:]
-    index = torch.arange(1, coefficient.shape[1], device=u.device)
-    return torch.cat([torch.zeros_like(index[:1]).expand(len(u), 1), passed * index], dim=1).amax(1)
+    length = torch.arange(coefficient.shape[1], device=u.device)
+    return (F.pad(passed, (1, 0)) * length).amax(dim=1)
 
 
 def stop_block(laws: Laws, u: Tensor, integers: IntegerExchange) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from tpsample.speculative.recovery import recovered
 from tpsample.speculative.rejection import stop_tokenwise
 from tpsample.speculative.rows import position_of_rows, storing_every_row
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
+from tpsample.stored_plan import logprobs_of
 
 
 def verify_by_ratio(
@@ -41,8 +42,9 @@ def verify_by_ratio(
         draft: [B, K, V_local] or None.
     """
     rows, width = drafts.shape
+    batch = storing_every_row(batch)
     stored, status = sampler.local_logits(
-        hidden_states.flatten(0, 1), storing_every_row(batch), position_of_rows(positions, width)
+        hidden_states.flatten(0, 1), batch, position_of_rows(positions, width)
     )
     integers = sampler.exchange.integers
     laws = Laws.of(stored, batch, drafts, draft, status.view(rows, width), integers)
@@ -53,4 +55,8 @@ def verify_by_ratio(
 
     noise = stream(seed, positions + stop, stop, DOMAIN_RECOVERY)
     token = recovered(laws.at(stop), coefficient, noise, stored.noise.rounds, integers)
-    return VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
+    verified = VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
+    if batch.logprobs is not None:
+        emitted = verified.token_ids.flatten()
+        verified.logprobs = logprobs_of(stored, batch, integers, emitted)
+    return verified
