@@ -11,7 +11,9 @@ from tpsample.batch import SamplingBatch
 from tpsample.cli import report
 from tpsample.cli.check import check
 from tpsample.cli.decode import Decoded, decode
+from tpsample.cli.drafters import Drafting
 from tpsample.cli.model import Model, load
+from tpsample.cli.speculate import Speculated, decode_with_drafts
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.errors import PeerLost
 from tpsample.params import SamplingParams
@@ -46,6 +48,12 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Keep what is this likely beside the top.")] = 0.0,
+    draft: Annotated[
+        Literal["ngram", "early-exit"] | None,
+        typer.Option(help="Draft tokens and verify them; the text stays that of plain decoding."),
+    ] = None,
+    num_drafts: Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")] = 4,
+    draft_layers: Annotated[int, typer.Option(help="Layers that early-exit runs.")] = 8,
     exchange: Annotated[
         Literal["auto", "collective", "p2p", "peer"], typer.Option(help="How words travel.")
     ] = "auto",
@@ -65,7 +73,8 @@ def generate(
 
     Alone, under torchrun or under mpirun: each rank samples from its own rows of the LM head, and
     all get the same tokens. The check samples every step again with one rank and with the oracle
-    over the full logits; exit status 1 if a single token differs.
+    over the full logits; exit status 1 if a single token differs. With --draft the prompts are also
+    decoded plainly, and the table compares the two.
     """
     try:
         prompts, params = _batch(
@@ -82,6 +91,7 @@ def generate(
                 model=model,
                 max_new_tokens=max_new_tokens,
                 dtype=_dtype(dtype, job),
+                drafting=Drafting(draft, num_drafts, draft_layers) if draft else None,
                 options={"exchange": exchange, "chunks": chunks, "backend": backend},
             )
     except ModuleNotFoundError as missing:
@@ -126,6 +136,7 @@ def _generate(
     model: str | None,
     max_new_tokens: int,
     dtype: torch.dtype,
+    drafting: Drafting | None,
     options: dict[str, object],
 ) -> bool:
     """Load, decode, check, report; whether the check passed, the same on every rank."""
@@ -133,16 +144,29 @@ def _generate(
     with shown.phases() as phase:
         loaded = phase("loading the model", 1)
         lm = load(model, job, dtype)
-        sampler = _shard_sampler(lm, job, rows=len(prompts), options=options)
+        rows = len(prompts) * (1 + (drafting.num_drafts if drafting else 0))
+        sampler = _shard_sampler(lm, job, rows=rows, options=options)
         batch = SamplingBatch.from_params(params, vocab_size=sampler.vocab_size, device=job.device)
         loaded()
-        decoded = decode(
+        prompt_ids = [lm.prompt_token_ids(prompt) for prompt in prompts]
+        plain = decoded = decode(
             lm,
-            [lm.prompt_token_ids(prompt) for prompt in prompts],
+            prompt_ids,
             lambda hidden_states, positions: sampler(hidden_states, batch, positions),
             max_new_tokens=max_new_tokens,
             on_step=phase("generating tokens", max_new_tokens),
         )
+        if drafting is not None:
+            decoded = decode_with_drafts(
+                lm,
+                prompt_ids,
+                sampler,
+                batch,
+                drafting.drafter(lm, sampler, batch),
+                num_drafts=drafting.num_drafts,
+                max_new_tokens=max_new_tokens,
+                on_token=phase("generating with drafts", max_new_tokens),
+            )
         sampler.check()
         own_steps = len(decoded.steps[job.rank :: job.world_size])
         verdict = check(
@@ -156,7 +180,9 @@ def _generate(
 
     for prompt, request, row in zip(prompts, params, decoded.rows, strict=True):
         shown.text(prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
-    shown.table(_summary(lm, sampler, decoded, job))
+    shown.table(_summary(lm, sampler, plain, job))
+    if drafting is not None and isinstance(decoded, Speculated):
+        shown.table(decoded.summary(drafting.name, plain))
     shown.verdict(verdict.line(job.world_size), verdict.ok)
     sampler.close()
     return verdict.ok
