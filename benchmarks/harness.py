@@ -21,7 +21,15 @@ from benchmarks.shapes import BATCHES, SHAPES, TINY, TINY_BATCHES, Shape
 from benchmarks.timing import Timing, measure
 from tpsample.distributed import Job
 
-NAMES = ("single_gpu", "shard", "exchange", "end_to_end", "epilogue", "scaling_model")
+NAMES = (
+    "single_gpu",
+    "shard",
+    "exchange",
+    "end_to_end",
+    "epilogue",
+    "speculative",
+    "scaling_model",
+)
 
 Row = dict[str, Any]
 
