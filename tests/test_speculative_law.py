@@ -3,6 +3,7 @@
 Seeds are fixed, so every run gives the same verdict; the level was set before they were drawn.
 """
 
+import itertools
 import math
 
 import pytest
@@ -14,6 +15,7 @@ from tests.chain import (
     DRAFTS,
     LEVEL,
     METHODS,
+    POSITION,
     Chain,
     chi_squared,
     noise_floor,
@@ -23,7 +25,8 @@ from tests.chain import (
 )
 from tpsample import SamplingBatch, SamplingParams
 from tpsample import reference as plain_reference
-from tpsample.speculative import reference
+from tpsample.noise import DOMAIN_TOKEN, philox4x32
+from tpsample.speculative import reference, streams
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -125,3 +128,22 @@ def test_a_block_accepts_no_fewer_than_token_by_token():
 def test_calls_in_a_row_write_the_targets_law(method):
     chain = Chain(16, "uniform")
     assert min(p_values(chain, text_of_several_calls(chain, method, 20_000))) > LEVEL
+
+
+def test_the_streams_are_uniform_independent_and_pinned():
+    """In (0, 1) with 53 bits; another position, index or use has numbers of its own."""
+    seeds = torch.arange(20_000)
+    u = streams.uniforms(seeds, torch.full_like(seeds, POSITION), 3)
+    assert u.min() > 0 and u.max() < 1
+    assert ((u * 2**53) % 2 == 1).all()
+    for column in u.unbind(1):
+        assert stats.kstest(column.numpy(), "uniform").pvalue > LEVEL
+    later = streams.uniforms(seeds, torch.full_like(seeds, POSITION + 1), 2)
+    same_place = later[:, 0], u[:, 1]  # one position, first and second of its verification
+    for a, b in (*itertools.combinations(u.unbind(1), 2), same_place):
+        assert stats.pearsonr(a.numpy(), b.numpy()).pvalue > LEVEL
+    domains = {streams.DOMAIN_ACCEPT, streams.DOMAIN_RECOVERY, streams.DOMAIN_DRAFT, DOMAIN_TOKEN}
+    assert len(domains) == 4
+    counter = tuple(torch.tensor(word) for word in (POSITION + 2, 0, 2, 0x61636370))
+    high, low, *_ = philox4x32(counter, (19, 0), 10)
+    assert u[19, 2] == (2 * ((int(high) << 32 | int(low)) >> 12) + 1) / 2**53

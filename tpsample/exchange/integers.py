@@ -35,8 +35,8 @@ class IntegerExchange:
         """
         if self._ranks.world_size > 1 and self._ranks.group is None:
             raise UnsupportedParameter(
-                "top_k, top_p, min_p, logprobs: these ranks have no process group to exchange "
-                "integers with; pass group=, or leave these parameters off"
+                "top_k, top_p, min_p, logprobs, verification by ratio: these ranks have no process "
+                "group to exchange integers with; pass group=, or leave these off"
             )
 
     def gather(self, own: Tensor) -> Tensor:
