@@ -21,7 +21,16 @@ from benchmarks.shapes import BATCHES, SHAPES, TINY, TINY_BATCHES, Shape
 from benchmarks.timing import Timing, measure
 from tpsample.distributed import Job
 
-NAMES = ("single_gpu", "shard", "exchange", "end_to_end", "filters", "epilogue", "scaling_model")
+NAMES = (
+    "single_gpu",
+    "shard",
+    "exchange",
+    "end_to_end",
+    "filters",
+    "epilogue",
+    "speculative",
+    "scaling_model",
+)
 
 Row = dict[str, Any]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.controls import Conversation, bitmask_of
-from tpsample import LMHeadSampler, SamplingBatch, VocabShard, reference
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.control_launch import make_mask
 from tpsample.controls import ControlRows
 from tpsample.exchange.peer_memory import VirtualWorld
@@ -99,14 +99,18 @@ def test_the_kernel_gives_the_oracles_tokens(tile):
 
 
 def test_the_kernel_counts_drafts():
-    talks = _talks(8, seed=4)
-    drafts = _drafts(8, 3)
+    """Drafts that would win, of ids that nothing else is known of."""
     generator = torch.Generator().manual_seed(5)
-    hidden_states = torch.randn(32, D, generator=generator)
+    hidden_states = torch.randn(8, D, generator=generator).repeat_interleave(4, dim=0)
     weight = torch.randn(V, D, generator=generator)
-    drafted = _batch(talks).with_drafts(drafts)
     logits = reference.logits(hidden_states, weight)
+    drafts = logits[::4].topk(3, dim=1).indices
+    assert (drafts >= 64).any()
+    params = SamplingParams(temperature=0, presence_penalty=2.0, repetition_penalty=2.0, seed=0)
+    batch = SamplingBatch.from_params([params] * 8, vocab_size=V, output_token_ids=[[0]] * 8)
+    drafted = batch.with_drafts(drafts)
     expected = reference.sample(logits, drafted, 7)
+    assert (expected.token_ids.view(8, 4) != drafts[:, :1]).any(dim=1).sum() > 4
     out = _sampler(weight, Tile(64, 16, 16, 4, 2))(hidden_states, drafted, 7)
     assert torch.equal(out.token_ids, expected.token_ids)
 

@@ -6,6 +6,7 @@ from tpsample.errors import PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.sampler import LMHeadSampler, sample
+from tpsample.speculative import VerifyOutput, sample_draft, verify
 from tpsample.trace import TopKTrace
 from tpsample.vocab_shard import VocabShard
 from tpsample.word import Status
@@ -24,8 +25,11 @@ __all__ = [
     "Status",
     "TopKTrace",
     "UnsupportedParameter",
+    "VerifyOutput",
     "VocabShard",
     "noise",
     "reference",
     "sample",
+    "sample_draft",
+    "verify",
 ]

@@ -27,7 +27,8 @@ from torch import Tensor
 LAYOUT = "tps-philox-v1"
 
 DOMAIN_TOKEN = 0x7470536D
-"""Counter word of token noise. Another use of the generator takes another domain word."""
+"""Counter word of token noise. Another use of the generator takes another domain word: seeds in
+`tpsample.batch`, verification in `tpsample.speculative.streams`."""
 
 ELEMENT_KEY = (0x1BD11BDA, 0xA9FC1A22)
 U_SCALE = 2.0**-32 * (1.0 - 2.0**-24)
@@ -68,20 +69,21 @@ def philox4x32(
 
 
 def row_stream(
-    seed: Tensor, position: Tensor, sample: Tensor | int = 0
+    seed: Tensor, position: Tensor, sample: Tensor | int = 0, *, domain: int = DOMAIN_TOKEN
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four 32-bit words that name the random stream of one row at one position.
 
     Args:
         seed, position: int64 tensors read as 64 unsigned bits; they broadcast.
         sample: index of an independent draw for the same row, 32 bits.
+        domain: what the stream is for.
     """
     sample = torch.as_tensor(sample, dtype=torch.int64, device=seed.device)
     counter = (
         position & _MASK32,
         (position >> 32) & _MASK32,
         sample & _MASK32,
-        torch.full_like(sample, DOMAIN_TOKEN),
+        torch.full_like(sample, domain),
     )
     return philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32), 10)
 

@@ -28,6 +28,7 @@ from tpsample.prompt_logprobs import find_prompt_logprobs
 from tpsample.score import Head
 from tpsample.seeds import SeedSource
 from tpsample.stored_plan import finish_stored_rows
+from tpsample.stored_rows import StoredRows
 from tpsample.torch_backend import TorchBackend
 from tpsample.vocab_shard import VocabShard
 
@@ -108,8 +109,9 @@ class LMHeadSampler:
         )
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         self.max_rows, self.weight = max_rows, lm_head_weight
+        self.philox_rounds = philox_rounds
         device = lm_head_weight.device
-        self._seeds = SeedSource(agreed.seed_root)
+        self.seeds = SeedSource(agreed.seed_root)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.exchange = make_exchange(agreed.exchange, agreed.ranks, max_rows, chunks, device)
         self._bias, self._head, self._rounds = bias, agreed.arguments.head, philox_rounds
@@ -192,7 +194,7 @@ class LMHeadSampler:
             self.exchange.integers.require_group()
         positions = positions_tensor(positions, rows, self.weight.device, self._positions)
         if batch.unseeded:
-            batch.draw_seeds(self._seeds)
+            batch.draw_seeds(self.seeds)
         if out is None:
             out = SampleOutput.empty(batch.seed, num_samples)
         out.seeds, out.logprobs, out.kept = batch.seed, None, None
@@ -252,6 +254,17 @@ class LMHeadSampler:
             chunk=self.max_rows,
             integers=self.exchange.integers,
         )
+
+    def local_logits(
+        self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor | int
+    ) -> tuple[StoredRows, Tensor]:
+        """This rank's logits of `batch.stored`, and the status of every row; draws nothing.
+
+        Collective, as a call. The logits are overwritten by the next step.
+        """
+        out = self.start(hidden_states, batch, positions)
+        self.exchange.finish(out, self._local.decode)
+        return self._local.stored_rows(), out.status
 
     def check(self) -> None:
         """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""

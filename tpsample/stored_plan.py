@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from tpsample import word
 from tpsample.batch import SamplingBatch
@@ -37,23 +38,25 @@ def finish_stored_rows(
         if batch.kept_cap is not None:
             out.kept = find_kept_sets(filtered, filters, batch.kept_cap, integers)
     if batch.logprobs is not None:
-        out.logprobs = _logprobs(rows, batch, integers, out)
+        out.logprobs = logprobs_of(rows, batch, integers, out.token_ids)
 
 
-def _logprobs(
-    rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, out: SampleOutput
+def logprobs_of(
+    rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, token_ids: Tensor
 ) -> Logprobs:
+    """What the rows that ask for logprobs are told. Collective.
+
+    Args:
+        rows: the logits of `batch.stored`.
+        token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
+    """
     asked, filters = batch.logprobs, batch.filters
     assert asked is not None
     stored = [batch.host_stored.index(row) for row in asked.rows]
-    # Filtered rows were stored first, so a stored index below their number is theirs.
-    cut = [
-        i
-        for i, place in enumerate(stored)
-        if filters is not None and place < len(filters) and asked.host_processed[i]
-    ]
-    needed = filters.select([stored[i] for i in cut]) if filters is not None and cut else None
-    sampled = out.token_ids[asked.rows].view(len(asked.rows), -1)
+    place = {row: i for i, row in enumerate(filters.host_rows)} if filters is not None else {}
+    cut = [i for i, row in enumerate(asked.rows) if row in place and asked.host_processed[i]]
+    needed = filters.select([place[asked.rows[i]] for i in cut]) if filters and cut else None
+    sampled = token_ids[asked.rows].view(len(asked.rows), -1)
     shown = rows.select(stored).shown(asked.host_processed)
     found = find_logprobs(shown, asked, needed, cut, sampled, integers)
     return found.of_rows(asked.rows, batch.rows)

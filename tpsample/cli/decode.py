@@ -24,7 +24,7 @@ class Step:
     Attributes:
         hidden_states: [B, D].
         positions: int64 [B], index in its own sequence of the token being generated.
-        token_ids: int64 [B].
+        token_ids: int64 [B]; -1 in a row that is not to be compared.
     """
 
     hidden_states: Tensor
@@ -59,7 +59,7 @@ def decode(
         RuntimeError: a row has no token (NaN logits).
     """
     device = model.lm_head_weight.device
-    token_ids, mask = _pad_left(prompts, device)
+    token_ids, mask = pad_left(prompts, device)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     decoded = Decoded(rows=[[] for _ in prompts])
     ended = [False] * len(prompts)
@@ -90,7 +90,8 @@ def decode(
     return decoded
 
 
-def _pad_left(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_left(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, int64 [B, longest]."""
     width = max(map(len, prompts))
     token_ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)

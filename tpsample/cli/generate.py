@@ -15,8 +15,10 @@ from tpsample.cli import report, requests
 from tpsample.cli import trace as trace_file
 from tpsample.cli.check import check
 from tpsample.cli.decode import Decoded, Sampler, decode
+from tpsample.cli.drafters import Drafting
 from tpsample.cli.model import Model, load
 from tpsample.cli.requests import Request
+from tpsample.cli.speculate import Speculated, decode_with_drafts
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.errors import PeerLost
 from tpsample.output import SampleOutput
@@ -66,6 +68,12 @@ def generate(
         typer.Option(help="Write each step's top logprobs and entropy to FILE.safetensors; plot."),
     ] = None,
     trace_top: Annotated[int, typer.Option(min=1, help="Tokens per step in the trace.")] = 20,
+    draft: Annotated[
+        Literal["ngram", "early-exit"] | None,
+        typer.Option(help="Draft tokens and verify them; the text stays that of plain decoding."),
+    ] = None,
+    num_drafts: Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")] = 4,
+    draft_layers: Annotated[int, typer.Option(help="Layers that early-exit runs.")] = 8,
     exchange: Annotated[
         Literal["auto", "collective", "p2p", "peer"], typer.Option(help="How words travel.")
     ] = "auto",
@@ -85,7 +93,8 @@ def generate(
 
     Alone, under torchrun or under mpirun: each rank samples from its own rows of the LM head, and
     all get the same tokens. The check samples every step again with one rank and with the oracle
-    over the full logits; exit status 1 if a single token differs.
+    over the full logits; exit status 1 if a single token differs. With --draft the prompts are also
+    decoded plainly, and the table compares the two.
     """
     try:
         if trace is not None:
@@ -117,6 +126,7 @@ def generate(
                 dtype=_dtype(dtype, job),
                 trace_path=trace,
                 trace_top=trace_top,
+                drafting=Drafting(draft, num_drafts, draft_layers) if draft else None,
                 options={"exchange": exchange, "chunks": chunks, "backend": backend},
             )
     except ModuleNotFoundError as missing:
@@ -169,6 +179,7 @@ def _generate(
     dtype: torch.dtype,
     trace_path: Path | None,
     trace_top: int,
+    drafting: Drafting | None,
     options: dict[str, object],
 ) -> bool:
     """Load, decode, check, report; whether the check passed, the same on every rank."""
@@ -176,7 +187,8 @@ def _generate(
     with shown.phases() as phase:
         loaded = phase("loading the model", 1)
         lm = load(model, job, dtype)
-        sampler = _shard_sampler(lm, job, rows=len(asked), options=options)
+        rows = len(asked) * (1 + (drafting.num_drafts if drafting else 0))
+        sampler = _shard_sampler(lm, job, rows=rows, options=options)
         params = [each.complete(lm.tokenizer, lm.eos_token_ids) for each in asked]
         prompts = [lm.prompt_token_ids(each.prompt) for each in asked]
         traced, trace = params, None
@@ -185,13 +197,25 @@ def _generate(
             trace = TopKTrace(len(prompts), max_new_tokens, k, device=job.device)
             traced = [replace(each, logprobs=k) for each in params]
         loaded()
-        decoded = decode(
+        plain = decoded = decode(
             lm,
             prompts,
             _step(sampler, _batch(traced, prompts, sampler), trace),
             max_new_tokens=max_new_tokens,
             on_step=phase("generating tokens", max_new_tokens),
         )
+        if drafting is not None:
+            batch = _batch(params, prompts, sampler)
+            decoded = decode_with_drafts(
+                lm,
+                prompts,
+                sampler,
+                batch,
+                drafting.drafter(lm, sampler, batch),
+                num_drafts=drafting.num_drafts,
+                max_new_tokens=max_new_tokens,
+                on_token=phase("generating with drafts", max_new_tokens),
+            )
         sampler.check()
         own_steps = len(decoded.steps[job.rank :: job.world_size])
         verdict = check(
@@ -205,11 +229,13 @@ def _generate(
 
     for each, request, row in zip(asked, params, decoded.rows, strict=True):
         shown.text(each.prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
-    summary = _summary(lm, sampler, decoded, job)
+    summary = _summary(lm, sampler, plain, job)
     if trace is not None and trace_path is not None and job.rank == 0:
         texts = [each.prompt for each in asked]
-        summary.append(("trace", trace_file.write(trace, trace_path, lm, texts, decoded)))
+        summary.append(("trace", trace_file.write(trace, trace_path, lm, texts, plain)))
     shown.table(summary)
+    if drafting is not None and isinstance(decoded, Speculated):
+        shown.table(decoded.summary(drafting.name, plain))
     shown.verdict(verdict.line(job.world_size), verdict.ok)
     sampler.close()
     return verdict.ok

@@ -33,9 +33,9 @@ class IntegerExchange:
         """
         if not self._ranks.can_exchange_tensors:
             raise UnsupportedParameter(
-                "top_k, top_p, min_p, logprobs: these ranks have no process group to exchange "
-                "integers with; pass group=, leave these parameters off, or let virtual ranks "
-                "call through VirtualWorld.step or .run"
+                "top_k, top_p, min_p, logprobs, verification by ratio: these ranks have no process "
+                "group to exchange integers with; pass group=, leave these off, or let virtual "
+                "ranks call through VirtualWorld.step or .run"
             )
 
     def gather(self, own: Tensor) -> Tensor:

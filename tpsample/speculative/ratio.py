@@ -1,0 +1,62 @@
+"""Verification by the ratio of the two laws: p, q and the residual, none of them gathered.
+
+hidden states → the target's local logits → both laws → where the row stops → residual → token
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tpsample.batch import SamplingBatch
+from tpsample.sampler import LMHeadSampler
+from tpsample.speculative.block import stop_block
+from tpsample.speculative.laws import Laws
+from tpsample.speculative.output import VerifyOutput, emit
+from tpsample.speculative.recovery import recovered
+from tpsample.speculative.rejection import stop_tokenwise
+from tpsample.speculative.rows import position_of_rows, storing_every_row
+from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
+from tpsample.stored_plan import logprobs_of
+
+
+def verify_by_ratio(
+    sampler: LMHeadSampler,
+    hidden_states: Tensor,
+    drafts: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor,
+    *,
+    block: bool,
+    draft: Tensor | None,
+) -> VerifyOutput:
+    """Token by token or as a block. Collective.
+
+    The local logits come from the sampler's backend, the LM-head kernel on a GPU; the laws are
+    plain PyTorch, tile by tile, on every device.
+
+    Args:
+        hidden_states: [B, K + 1, D].
+        drafts: int64 [B, K + 1], -1 where there is none.
+        batch: the expanded rows.
+        positions: int64 [B].
+        draft: [B, K, V_local] or None.
+    """
+    rows, width = drafts.shape
+    batch = storing_every_row(batch)
+    stored, status = sampler.local_logits(
+        hidden_states.flatten(0, 1), batch, position_of_rows(positions, width)
+    )
+    integers = sampler.exchange.integers
+    laws = Laws.of(stored, batch, drafts, draft, status.view(rows, width), integers)
+
+    seed = batch.seed[::width]
+    u = uniforms(seed, positions, width)
+    stop, coefficient = stop_block(laws, u, integers) if block else stop_tokenwise(laws, u)
+
+    noise = stream(seed, positions + stop, stop, DOMAIN_RECOVERY)
+    token = recovered(laws.at(stop), coefficient, noise, stored.noise.rounds, integers)
+    verified = VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
+    if batch.logprobs is not None:
+        emitted = verified.token_ids.flatten()
+        verified.logprobs = logprobs_of(stored, batch, integers, emitted)
+    return verified

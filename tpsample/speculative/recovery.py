@@ -1,0 +1,47 @@
+"""The token behind the accepted drafts: a draw from the residual, by Gumbel-max.
+
+    argmax over v of log2 max(c · p_v - q_v, 0) - L_v        L the noise of the recovery domain
+
+Where there was no draft q = 0 and this is a draw from the target: the bonus token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tpsample import word
+from tpsample.exchange.integers import IntegerExchange
+from tpsample.noise import tile_noise
+from tpsample.speculative.laws import Laws
+
+
+def recovered(
+    laws: Laws,
+    coefficient: Tensor,
+    stream: tuple[Tensor, ...],
+    rounds: int,
+    integers: IntegerExchange,
+) -> Tensor:
+    """int64 [B], the tokens, -1 where the status is not OK. Collective: one gather.
+
+    Args:
+        laws: at one position of each row.
+        coefficient: float64 [B].
+        stream: row stream of each row, int64 [B] tensors.
+        rounds: Philox rounds.
+    """
+    best = torch.zeros_like(laws.drafts)
+    streams = tuple(r.view(-1, 1, 1) for r in stream)
+    for first_id, residual in laws.residual_tiles(coefficient.unsqueeze(1)):
+        noise = tile_noise(streams, first_id, residual.shape[2], rounds)
+        scores = recovery_scores(residual, noise)
+        ids = torch.arange(first_id, first_id + residual.shape[2], device=residual.device)
+        best = best.maximum(word.pack(scores, ids).amax(dim=2))
+    token_ids, _ = word.decode(integers.gather(best).amax(dim=0))
+    return token_ids.where(laws.status == word.Status.OK, word.NO_TOKEN).squeeze(1)
+
+
+def recovery_scores(residual: Tensor, noise: Tensor) -> Tensor:
+    """fp32, rounded once; -inf where there is nothing."""
+    return (residual.log2() - noise.double()).float()

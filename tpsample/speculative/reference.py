@@ -1,0 +1,116 @@
+"""The definition of a verification: plain PyTorch, all logits materialised, no ranks, no tiles.
+
+`tpsample.verify` must return these tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tpsample import reference, word
+from tpsample.batch import SamplingBatch
+from tpsample.checks import positions_tensor
+from tpsample.kept_set import TOP_MASS, below_top, masses, order_words
+from tpsample.noise import tile_noise
+from tpsample.score import safe_temperature
+from tpsample.seeds import SeedSource
+from tpsample.speculative import block, laws, recovery, rejection
+from tpsample.speculative.output import VerifyOutput, emit, leading
+from tpsample.speculative.rows import position_of_rows
+from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
+from tpsample.word import Status
+
+
+def verify(
+    logits: Tensor,
+    draft_token_ids: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor | int,
+    *,
+    method: str = "coupled",
+    draft: Tensor | None = None,
+    philox_rounds: int = 10,
+) -> VerifyOutput:
+    """Arguments as for `tpsample.verify`; logits [B, K + 1, V] and draft [B, K, V] are whole."""
+    rows, width, vocab_size = logits.shape
+    batch = batch.for_rows(rows)
+    if batch.unseeded:
+        batch.draw_seeds(SeedSource())
+    positions = positions_tensor(positions, rows, logits.device)
+    none = torch.full((rows, 1), word.NO_TOKEN, device=logits.device)
+    drafts = torch.cat([draft_token_ids, none], dim=1)
+    outside = (drafts < 0) | (drafts >= vocab_size)
+    drafts = drafts.masked_fill(outside.cumsum(dim=1) > 0, word.NO_TOKEN)
+
+    expanded = batch.with_drafts(drafts[:, :-1])
+    flat, places = logits.float().flatten(0, 1), position_of_rows(positions, width)
+    if method == "coupled":
+        plain = reference.sample(flat, expanded, places, philox_rounds=philox_rounds)
+        token_ids, status = plain.token_ids.view(rows, width), plain.status.view(rows, width)
+        accepted = leading((drafts == token_ids) & (drafts >= 0))
+        return VerifyOutput.of(accepted, token_ids, status, batch.seed)
+
+    processed = reference.processed_logits(flat, expanded)
+    logits = processed.view(logits.shape)
+    empty = (logits == -torch.inf).all(dim=2)
+    status = empty.int() * int(Status.EMPTY)
+    status = status.masked_fill(logits.isnan().any(dim=2), int(Status.NAN))
+    if draft is not None:
+        nan = torch.zeros_like(outside)
+        nan[:, :-1] = draft.isnan().any(dim=2)
+        status = status.masked_fill(nan & (drafts >= 0) & (status == Status.OK), int(Status.NAN))
+    good = status == Status.OK
+    drafts = drafts.where(good, word.NO_TOKEN)
+    p = _target_law(flat, expanded).view(logits.shape)
+    q = _draft_law(draft, drafts, batch, p)
+    own = drafts.clamp(min=0).unsqueeze(2)
+    p_own, q_own = (law.gather(2, own).squeeze(2).where(drafts >= 0, 0.0) for law in (p, q))
+    q = q.where((q_own > 0).unsqueeze(2), 0.0)
+    u = uniforms(batch.seed, positions, width)
+
+    coefficient = torch.ones_like(u)
+    if method == "rejection":
+        stop = rejection.accept_tokenwise(p_own, q_own, u)
+    else:
+        coefficient = block.coefficients(p_own, q_own)
+        units = laws.residual(coefficient.unsqueeze(2), p, q) / block.SUM_UNIT
+        sums = units.round().to(torch.int64).sum(dim=2).double() * block.SUM_UNIT
+        stop = block.accept_block(coefficient, sums.where(good, coefficient), u)
+
+    each = torch.arange(rows, device=stop.device)
+    left = laws.residual(coefficient[each, stop].unsqueeze(1), p[each, stop], q[each, stop])
+    streams = tuple(
+        r.unsqueeze(1) for r in stream(batch.seed, positions + stop, stop, DOMAIN_RECOVERY)
+    )
+    noise = tile_noise(streams, 0, vocab_size, philox_rounds)
+    token, _ = word.decode(order_words(recovery.recovery_scores(left, noise)).amax(dim=1))
+    token = token.where(good[each, stop], word.NO_TOKEN)
+    return VerifyOutput.of(stop, emit(drafts, stop, token), status, batch.seed)
+
+
+def _target_law(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """float64 [B · (K + 1), V]; anything in a row whose status is not OK."""
+    kept = reference.kept_mask(logits, batch)
+    logits = reference.processed_logits(logits, batch)
+    words = order_words(logits)
+    top = logits.amax(dim=1, keepdim=True)
+    temperature, random = safe_temperature(batch.temperature.unsqueeze(1))
+    first = words == words.amax(dim=1, keepdim=True)
+    kept = torch.where(random & (top < torch.inf), kept, first)
+    mass = masses(below_top(logits, top, temperature)) * kept
+    return mass.double() / mass.sum(dim=1, keepdim=True).clamp(min=1).double()
+
+
+def _draft_law(draft: Tensor | None, drafts: Tensor, batch: SamplingBatch, like: Tensor) -> Tensor:
+    """float64 [B, K + 1, V]; 0 where there is no draft."""
+    mass = torch.zeros_like(like, dtype=torch.int64)
+    if draft is None:
+        mass.scatter_(2, drafts.clamp(min=0).unsqueeze(2), TOP_MASS)
+    elif draft.shape[1]:
+        logits = draft.float()
+        temperature, _ = safe_temperature(batch.temperature.view(-1, 1, 1))
+        below = below_top(logits, logits.amax(dim=2, keepdim=True), temperature)
+        mass[:, :-1] = masses(below) * (logits > -torch.inf)
+    mass *= (drafts >= 0).unsqueeze(2)
+    return mass.double() / mass.sum(dim=2, keepdim=True).clamp(min=1).double()

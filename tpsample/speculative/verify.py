@@ -1,0 +1,81 @@
+"""verify: drafts in, tokens out, exactly the target's, on one page."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from tpsample import word
+from tpsample.batch import SamplingBatch
+from tpsample.checks import positions_tensor
+from tpsample.sampler import LMHeadSampler
+from tpsample.speculative.checks import check_verify
+from tpsample.speculative.coupled import verify_coupled
+from tpsample.speculative.output import VerifyOutput
+from tpsample.speculative.ratio import verify_by_ratio
+
+
+def verify(
+    sampler: LMHeadSampler,
+    hidden_states: Tensor,
+    draft_token_ids: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor | int,
+    *,
+    method: str = "coupled",
+    draft: Tensor | None = None,
+) -> VerifyOutput:
+    """Accept a prefix of each row's drafts and emit it with one token more.
+
+    Collective: every rank calls with the same arguments, but for its own columns of `draft`. Each
+    position has the parameters of its row. Everything that decides a token is an integer that all
+    ranks receive, or follows from such: the ids do not depend on ranks, shards, other rows or the
+    padding of K.
+
+        coupled     accept while the draft is the token that plain decoding draws: its text, bit for
+                    bit (`tpsample.speculative.coupled`)
+        rejection   accept with min(1, p / q), else draw from max(p - q, 0): the target's law, and
+                    other tokens than plain decoding's (`.rejection`)
+        block       the same by whole prefixes; accepts more (`.block`)
+
+    A greedy row emits the argmax at every position with any of them. Neither logits nor the draft's
+    are gathered; beside words of 8 bytes, ranks exchange integers per row and position.
+
+    Args:
+        hidden_states: [B, K + 1, D]: of the token before the drafts, then of each draft.
+        draft_token_ids: int64 [B, K]. -1, or any id that is not in the vocabulary, ends the drafts
+            of its row; hidden states behind it may be anything.
+        batch: B rows, or one request for all rows.
+        positions: int64 [B], or one int: absolute position of the first token to be emitted.
+        method: "coupled", "rejection" or "block".
+        draft: [B, K, V_local], logits of the drafter for this rank's shard, before temperature; the
+            drafts are draws from softmax(draft / T) (T = 1 in greedy rows) that know nothing of
+            the streams used here, as `sample_draft` makes them. None: the drafts were certain.
+            Not with "coupled".
+
+    Returns:
+        Emitted tokens, how many drafts were accepted, status.
+
+    Raises:
+        TypeError, ValueError: before anything is sent.
+        UnsupportedParameter: (a ValueError) "rejection" or "block", filters or logprobs between
+            ranks without a process group.
+    """
+    check_verify(sampler, hidden_states, draft_token_ids, method, draft)
+    rows = draft_token_ids.shape[0]
+    batch = batch.for_rows(rows)
+    if batch.unseeded:
+        batch.draw_seeds(sampler.seeds)
+    positions = positions_tensor(positions, rows, hidden_states.device)
+
+    known = (draft_token_ids >= 0) & (draft_token_ids < sampler.vocab_size)
+    known = known.cumprod(dim=1).bool()
+    drafts = F.pad(draft_token_ids.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
+    expanded = batch.with_drafts(drafts[:, :-1])
+    if rows == 0:
+        return VerifyOutput.of(positions.clone(), drafts, drafts.int(), batch.seed)
+    if method == "coupled":
+        return verify_coupled(sampler, hidden_states, drafts, expanded, positions)
+    return verify_by_ratio(
+        sampler, hidden_states, drafts, expanded, positions, block=method == "block", draft=draft
+    )
