@@ -54,11 +54,14 @@ def decode_plainly(
     toy: Toy, sampler: LMHeadSampler, params: list[SamplingParams], length: int
 ) -> Tensor:
     """int64 [B, length], one token per row and step."""
-    batch = SamplingBatch.from_params(params, vocab_size=len(toy.weight))
+    batch = SamplingBatch.from_params(
+        params, vocab_size=len(toy.weight), prompt_token_ids=prompts(len(params)).tolist()
+    )
     text = prompts(len(params))
     for step in range(length):
         out = sampler(toy.hidden_states(text[:, -2:]), batch, PROMPT + step)
         assert (out.status == 0).all()
+        batch.append(out.token_ids)
         text = torch.cat([text, out.token_ids.unsqueeze(1)], dim=1)
     return text[:, PROMPT:]
 
@@ -81,7 +84,9 @@ def decode_with_drafts(
             and rows take drafts of different length, some none.
     """
     rows, vocab_size = len(params), len(toy.weight)
-    batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
+    batch = SamplingBatch.from_params(
+        params, vocab_size=vocab_size, prompt_token_ids=prompts(rows).tolist()
+    )
     generator = torch.Generator().manual_seed(seed)
     text = [list(prompt) for prompt in prompts(rows).tolist()]
     guess = torch.cat([guess, guess.new_zeros(rows, num_drafts)], dim=1)
@@ -99,6 +104,7 @@ def decode_with_drafts(
         positions = torch.tensor([len(row) for row in text])
         out = verify(sampler, toy.hidden_states(context), drafts, batch, positions, method=method)
         assert (out.status == 0).all()
+        batch.append(out.token_ids)
         for row, emitted in zip(text, out.token_ids.tolist(), strict=True):
             row += [token_id for token_id in emitted if token_id >= 0]
         steps += 1

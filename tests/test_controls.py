@@ -1,6 +1,7 @@
 """Penalties and constraints: the definition against plain lists, ranks against the definition."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -295,6 +296,31 @@ def test_drafts_count_cumulatively_and_leave_no_trace():
             longer = Conversation(talk.params, talk.prompt, talk.output + drafts[row][:i])
             assert torch.equal(processed[row, i], longer.processed(logits[row, i])), (row, i)
     assert torch.equal(reference.processed_logits(logits[:, 0], batch), before)
+
+
+def _logprobs(talks: list, hidden_states: torch.Tensor, weight: torch.Tensor) -> list:
+    sampler = _sampler(weight, 1, max_rows=len(talks))
+    out = sampler(hidden_states, _batch(talks), 0)
+    return [out.token_ids, out.logprobs.token_ids, out.logprobs.values, out.logprobs.ranks]
+
+
+def test_raw_logprobs_are_of_the_logits_before_controls():
+    """And processed ones of those after; both kinds in one batch."""
+    modes = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+    talks = _conversations(31, 24)
+    for row, talk in enumerate(talks):
+        talk.params = replace(talk.params, logprobs=5, logprobs_mode=modes[row % 4])
+    hidden_states, weight = _head(32, 24)
+    logits = reference.logits(hidden_states, weight)
+    expected = reference.sample(logits, _batch(talks), 0)
+    raw = logits.double().log_softmax(dim=1)[::4].topk(5, dim=1).values
+    assert torch.allclose(expected.logprobs.values[::4, 1:], raw, atol=2e-6)
+    assert not torch.equal(reference.processed_logits(logits, _batch(talks))[::4], logits[::4])
+    for ids, listed, values, ranks in run_ranks(3, _logprobs, talks, hidden_states, weight):
+        assert torch.equal(ids, expected.token_ids)
+        assert torch.equal(listed, expected.logprobs.token_ids)
+        assert torch.equal(ranks, expected.logprobs.ranks)
+        assert torch.allclose(values, expected.logprobs.values, atol=2e-6, equal_nan=True)
 
 
 def test_a_batch_without_controls_has_no_state():

@@ -26,6 +26,14 @@ REQUESTS = (
     {"top_k": 20, "top_p": 0.7, "min_p": 0.02},
     {"top_k": 20, "top_p": 0.7, "filter_order": "joint"},
     {"top_k": 1},
+    {"temperature": 0.5, "repetition_penalty": 1.4, "frequency_penalty": 0.7},
+    {
+        "temperature": 0.5,
+        "presence_penalty": 1.5,
+        "bad_words": [[i, j] for i in range(9) for j in range(0, V, 7)],
+        "logit_bias": dict.fromkeys(range(9), 4.0),
+    },
+    {"allowed_token_ids": list(range(0, V, 9)), "min_tokens": 6, "stop_token_ids": [0, 9, 18]},
 )
 ROWS = 3 * len(REQUESTS)
 PARAMS = [SamplingParams(**REQUESTS[row % len(REQUESTS)], seed=500 + row) for row in range(ROWS)]
@@ -71,7 +79,7 @@ def plain() -> tuple[Toy, torch.Tensor]:
     ids=lambda value: f"W={value}" if isinstance(value, int) else None,
 )
 def test_the_text_is_that_of_plain_decoding(plain, world_size, lengths, options):
-    """18 × 36 = 648 sequences; a quarter of the drafts is wrong, rows are ragged."""
+    """18 × 45 = 810 sequences; a quarter of the drafts is wrong, rows are ragged."""
     toy, expected = plain
     for texts in run_ranks(world_size, _texts, toy, expected, lengths, options, timeout_s=120):
         for num_drafts, text in zip(lengths, texts, strict=True):
@@ -81,7 +89,8 @@ def test_the_text_is_that_of_plain_decoding(plain, world_size, lengths, options)
 
 def test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens(plain):
     toy, expected = plain
-    sampler, batch = toy.sampler(), SamplingBatch.from_params(PARAMS, vocab_size=V)
+    sampler = toy.sampler()
+    batch = SamplingBatch.from_params(PARAMS, vocab_size=V, prompt_token_ids=prompts(ROWS).tolist())
     text = torch.cat([prompts(ROWS), expected], dim=1)
     hidden_states = toy.hidden_states(text[:, 1 : PROMPT + 8].unfold(1, 2, 1))
     drafts = expected[:, :8]

@@ -28,6 +28,9 @@ REQUESTS = (
     {"top_p": 0.6},
     {"min_p": 0.05},
     {"top_k": 20, "top_p": 0.8, "ties": "keep", "filter_order": "joint"},
+    {"repetition_penalty": 1.5, "presence_penalty": 1.0, "top_p": 0.9},
+    {"allowed_token_ids": list(range(0, V, 3)), "logit_bias": {3: 5.0, 6: 4.0}},
+    {"bad_words": [[i] for i in range(0, V, 5)], "min_tokens": 2, "stop_token_ids": [1, 2]},
 )
 
 
@@ -326,13 +329,14 @@ def test_logprobs_are_those_of_the_emitted_tokens(problem, method):
         problem.positions, method=method, draft=problem.draft,
     )  # fmt: skip
     assert not differing(out, problem.oracle(method, problem.draft))
-    for i in range(K + 1):
-        expected = plain_reference.logprobs(problem.logits[:, i], batch, out.token_ids[:, i])
-        found = out.logprobs.values[i :: K + 1]
-        shown = torch.tensor([request.logprobs is not None for request in params])
-        assert torch.equal(found.isnan(), expected.values.isnan())
-        assert found[(out.token_ids[:, i] >= 0) & shown].isfinite().any()
-        torch.testing.assert_close(found, expected.values, rtol=0, atol=1e-6, equal_nan=True)
+    drafted = batch.with_drafts(problem.drafts)
+    emitted = out.token_ids.flatten()
+    expected = plain_reference.logprobs(problem.logits.flatten(0, 1), drafted, emitted)
+    found = out.logprobs.values
+    shown = torch.tensor([request.logprobs is not None for request in params])
+    assert torch.equal(found.isnan(), expected.values.isnan())
+    assert found[(emitted >= 0) & shown.repeat_interleave(K + 1)].isfinite().any()
+    torch.testing.assert_close(found, expected.values, rtol=0, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize(
