@@ -40,12 +40,14 @@ class Problem:
     Drafts are draws from the drafter's logits, the target's argmax, or other tokens; ragged.
     """
 
-    def __init__(self, kinds: list[torch.Tensor], copies: int = 3) -> None:
+    def __init__(
+        self, kinds: list[torch.Tensor], copies: int = 2, requests: tuple = REQUESTS
+    ) -> None:
         generator = torch.Generator().manual_seed(5)
         self.weight = torch.stack(kinds, dim=1)
         vocab_size, count = self.weight.shape
-        requests = [request for request in REQUESTS for _ in range(copies)]
-        self.params = [SamplingParams(**r, seed=40 + i) for i, r in enumerate(requests)]
+        each = [request for request in requests for _ in range(copies)]
+        self.params = [SamplingParams(**request, seed=40 + i) for i, request in enumerate(each)]
         rows = len(self.params)
         kind = torch.randint(0, count, (rows, K + 1), generator=generator)
         self.hidden_states = torch.eye(count)[kind]
@@ -107,7 +109,7 @@ def _verify(problem: Problem) -> dict[tuple, VerifyOutput]:
         sampler = problem.sampler(shard, **options)
         columns = problem.draft[:, :, shard.start : shard.stop]
         for method in METHODS:
-            for draft in (columns, None):
+            for draft in (columns,) if even else (columns, None):
                 outputs[even, method, draft is None] = verify(
                     sampler, problem.hidden_states, problem.drafts, problem.batch,
                     problem.positions, method=method, draft=draft,
@@ -135,6 +137,34 @@ def test_every_rank_count_emits_the_oracles_tokens(world_size, problem):
             assert (out.status == Status.OK).all()
             assert torch.equal(out.token_ids >= 0, emitted)
             assert 0 < expected.num_accepted.float().mean() < K
+
+
+def _verify_by_kernel(problem: Problem, exchange: str) -> dict[str, VerifyOutput]:
+    shard = _shard(problem.vocab_size, even=False)
+    sampler = problem.sampler(shard, backend="triton", exchange=exchange, max_rows=128)
+    draft = problem.draft[:, :, shard.start : shard.stop]
+    outputs = {
+        method: verify(
+            sampler, problem.hidden_states, problem.drafts, problem.batch, problem.positions,
+            method=method, draft=None if method == "coupled" else draft,
+        )
+        for method in ("coupled", *METHODS)
+    }  # fmt: skip
+    sampler.check()
+    sampler.close()
+    return outputs
+
+
+@pytest.mark.parametrize(("world_size", "exchange"), [(1, "auto"), (2, "peer")])
+def test_the_kernel_in_the_interpreter_stores_the_same_laws(world_size, exchange):
+    """On several ranks it writes the words to the peers itself."""
+    generator = torch.Generator().manual_seed(9)
+    kinds = [torch.randn(61, generator=generator) for _ in range(16)]
+    problem = Problem(kinds, copies=1, requests=({}, {"temperature": 0.0}, {"top_k": 7}))
+    for outputs in run_ranks(world_size, _verify_by_kernel, problem, exchange, timeout_s=100):
+        for method, out in outputs.items():
+            expected = problem.oracle(method, None if method == "coupled" else problem.draft)
+            assert not differing(out, expected), method
 
 
 @pytest.mark.parametrize("method", METHODS)
