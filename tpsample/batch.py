@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.errors import UnsupportedParameter
 from tpsample.kept_set import RowFilters
-from tpsample.logprob_rows import LogprobRows
+from tpsample.logprob_rows import AskingRows, LogprobRows
 from tpsample.noise import philox4x32
 from tpsample.params import SamplingParams
 
@@ -35,6 +36,8 @@ class SamplingBatch:
         stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
         vocab_size: V, what ids were checked against.
         kept_cap: most tokens of a kept set that a step reports; None reports none.
+        fixed_rounds: a step with filters never waits for the device.
+        asking: where the rows that ask for logprobs are among the stored ones.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class SamplingBatch:
         filters: RowFilters | None = None,
         logprobs: LogprobRows | None = None,
         kept_cap: int | None = None,
+        fixed_rounds: bool = False,
         unseeded: Sequence[int] = (),
         for_all_rows: SamplingParams | None = None,
     ) -> None:
@@ -64,6 +68,10 @@ class SamplingBatch:
             self.stored_slot[self.stored] = slots
         self.vocab_size = vocab_size
         self.kept_cap = kept_cap
+        self.fixed_rounds = fixed_rounds
+        self.asking: AskingRows | None = None
+        if logprobs is not None:
+            self.asking = AskingRows.of(logprobs, filters, self.host_stored)
         self._unseeded = list(unseeded)
         self._for_all_rows = for_all_rows
         self._expanded: dict[int, SamplingBatch] = {}
@@ -77,6 +85,7 @@ class SamplingBatch:
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         output_token_ids: Sequence[Sequence[int]] | None = None,
         kept_cap: int | None = None,
+        fixed_rounds: bool = False,
     ) -> SamplingBatch:
         """Build a batch from requests.
 
@@ -88,6 +97,9 @@ class SamplingBatch:
                 supported parameter reads them yet.
             kept_cap: report which tokens the filters of each filtered row left
                 (`SampleOutput.kept`), up to this many per row; None reports none.
+            fixed_rounds: draw every filtered row by the way that takes the same number of
+                exchanges whatever the logits, so that a step never waits for the device. The
+                tokens are the same. A step that is being captured in a CUDA graph does so anyway.
 
         Returns:
             A batch whose rows with ``seed=None`` are given a seed by the first sampler that
@@ -95,7 +107,8 @@ class SamplingBatch:
 
         Raises:
             TypeError: params is not a SamplingParams or a sequence of them.
-            UnsupportedParameter: a field whose effect is not built yet.
+            UnsupportedParameter: a field whose effect is not built yet, or kept_cap with
+                fixed_rounds: how many tokens to send, the host has to read.
             ValueError: a token id >= V, token lists that do not match the rows, or kept_cap < 1.
         """
         single = params if isinstance(params, SamplingParams) else None
@@ -116,6 +129,8 @@ class SamplingBatch:
             isinstance(kept_cap, bool) or not isinstance(kept_cap, int) or kept_cap < 1
         ):
             raise ValueError(f"kept_cap: expected None or an int >= 1, got {kept_cap!r}")
+        if kept_cap is not None and fixed_rounds:
+            raise UnsupportedParameter("kept_cap: not with fixed_rounds; leave one of them off")
 
         temperature = [request.temperature for request in requests]
         seeds = [_signed64(request.seed or 0) for request in requests]
@@ -126,6 +141,7 @@ class SamplingBatch:
             filters=RowFilters.of(requests, vocab_size, device),
             logprobs=LogprobRows.of(requests, vocab_size, device),
             kept_cap=kept_cap,
+            fixed_rounds=fixed_rounds,
             unseeded=[row for row, request in enumerate(requests) if request.seed is None],
             for_all_rows=single,
         )
@@ -158,6 +174,7 @@ class SamplingBatch:
                 vocab_size=self.vocab_size,
                 device=self.device,
                 kept_cap=self.kept_cap,
+                fixed_rounds=self.fixed_rounds,
             )
         return self._expanded[rows]
 

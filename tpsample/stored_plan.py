@@ -6,6 +6,7 @@ import torch
 
 from tpsample import word
 from tpsample.batch import SamplingBatch
+from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.filters import sample_filtered
 from tpsample.kept_tokens import find_kept_sets
@@ -26,7 +27,12 @@ def finish_stored_rows(
     filters = batch.filters
     if filters is not None:
         filtered = rows.select(slice(0, len(filters)))
-        words = sample_filtered(filtered, filters, integers)
+        fixed_rounds = batch.fixed_rounds or _capturing(batch.device)
+        if fixed_rounds and batch.kept_cap is not None:
+            raise UnsupportedParameter(
+                "kept_cap: not in a captured graph; capture a batch without it"
+            )
+        words = sample_filtered(filtered, filters, integers, fixed_rounds=fixed_rounds)
         lost = out.status[filters.rows] == word.Status.PEER_LOST
         token_ids, status = word.decode(words)
         token_ids = torch.where(lost.unsqueeze(1), word.NO_TOKEN, token_ids)
@@ -40,19 +46,18 @@ def finish_stored_rows(
         out.logprobs = _logprobs(rows, batch, integers, out)
 
 
+def _capturing(device: torch.device) -> bool:
+    """Whether this step is being captured, so that the host must not read the device."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def _logprobs(
     rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, out: SampleOutput
 ) -> Logprobs:
-    asked, filters = batch.logprobs, batch.filters
-    assert asked is not None
-    stored = [batch.host_stored.index(row) for row in asked.rows]
-    # Filtered rows were stored first, so a stored index below their number is theirs.
-    cut = [
-        i
-        for i, place in enumerate(stored)
-        if filters is not None and place < len(filters) and asked.host_processed[i]
-    ]
-    needed = filters.select([stored[i] for i in cut]) if filters is not None and cut else None
-    sampled = out.token_ids[asked.rows].view(len(asked.rows), -1)
-    found = find_logprobs(rows.select(stored), asked, needed, cut, sampled, integers)
-    return found.of_rows(asked.rows, batch.rows)
+    asked, asking = batch.logprobs, batch.asking
+    assert asked is not None and asking is not None
+    sampled = out.token_ids[asked.index].view(len(asked.rows), -1)
+    found = find_logprobs(
+        rows.select(asking.places), asked, asking.filters, asking.filtered, sampled, integers
+    )
+    return found.of_rows(asked.index, batch.rows)

@@ -68,9 +68,9 @@ class StoredRows:
             logits, first_id, batch.vocab_size, temperature, noise.select(batch.stored)
         )
 
-    def select(self, index: list[int] | slice) -> StoredRows:
-        """Some of the rows. Nothing is copied if these are all."""
-        if index == list(range(self.logits.shape[0])):
+    def select(self, index: list[int] | slice | Tensor) -> StoredRows:
+        """Some of the rows. Nothing is copied if a list names all."""
+        if isinstance(index, list) and index == list(range(self.logits.shape[0])):
             return self
         return replace(
             self,
