@@ -53,7 +53,7 @@ WORLD_SIZES = (2, 4, 8)
 REAL_SHAPE = "49152x576"
 """The bundled model's LM head: there the weight and the hidden states are its own."""
 
-TEXT_TOKENS, TINY_TEXT_TOKENS = 1024, 256
+TEXT_TOKENS, TINY_TEXT_TOKENS = 1024, 128
 
 
 def rows(run: Run) -> Iterator[Row]:
@@ -69,7 +69,7 @@ def rows(run: Run) -> Iterator[Row]:
         problem = _problem(run, shape)
         for batch in run.batches:
             yield from _times(run, shape, problem.take([r % problem.rows for r in range(batch)]))
-        counted = problem.take(range(min(problem.rows, 64)))
+        counted = problem.take(range(min(problem.rows, 16 if run.tiny else 64)))
         yield from _bytes(run, shape, counted)
         yield from _candidates(shape, problem)
 
@@ -101,18 +101,23 @@ def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
     problems = {name: plain.filtered(**changes) for name, changes in SETTINGS.items()}
     candidates = {"plain": plain.sampled_by(sampler)}
     others: dict[str, Callable[[], Tensor]] = {}
+    setting_of = {"plain": ""}
     for name, problem in problems.items():
         candidates[f"tpsample, {name}"] = problem.sampled_by(sampler)
         for kind, step in _baselines(problem, **SETTINGS[name]).items():
             others[f"{kind}, {name}"] = step
+        setting_of |= {each: name for each in (*candidates, *others) if each not in setting_of}
     times = run.time_checked(candidates, others)
 
     point = {"shape": shape.name, "batch": plain.rows}
     plain_us = times["plain"].median_us
     yield row("plain", "plain", times["plain"], **point)
     for name in SETTINGS:
-        of_setting = [each for each in times if each.endswith(f", {name}")]
-        kinds = {each: "tpsample" if each in candidates else "baseline" for each in of_setting}
+        kinds = {
+            each: "tpsample" if each in candidates else "baseline"
+            for each in times
+            if setting_of[each] == name
+        }
         for each in with_ratios([row(n, kind, times[n], **point) for n, kind in kinds.items()]):
             if each["kind"] == "tpsample":
                 each["over_plain"] = each["median_us"] / plain_us

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from benchmarks import baselines, gpu_check, harness, ranks, run, scaling_model
+from benchmarks import baselines, filters, gpu_check, harness, ranks, run, scaling_model
 from benchmarks.harness import NAMES, Run, execute
 from benchmarks.problem import Problem, WrongToken, make_sampler, make_weight
 from benchmarks.report import PAGE, RESULT, write_report
@@ -71,6 +71,19 @@ class TestEachBenchmark:
         page = write_report(tmp_path).read_text()
         assert "Tiny sizes" in page and result.machine["command"] in page
         assert {view["name"] for view in result.views} == {p.stem for p in tmp_path.glob("*.png")}
+
+    def test_every_setting_of_filters_has_one_row_a_point(self, tmp_path):
+        rows = execute("filters", _small(), None).rows
+        names = ("candidate", "kind", "batch", "world_size", "best")
+        points = [tuple(each.get(name) for name in names) for each in rows]
+        assert len(set(points)) == len(points)
+        for name in filters.SETTINGS:
+            own = (name, f"tpsample, {name}", f"sort, {name}")
+            kinds = {each["kind"] for each in rows if each["candidate"] in own}
+            assert kinds == {"tpsample", "baseline", "bytes", "candidates"}
+        at_8 = [each for each in rows if each.get("world_size") == 8]
+        top_p = next(each for each in at_8 if each["candidate"] == "top_p 0.95")
+        assert top_p["bytes_per_row"] <= 1600
 
     def test_runs_on_two_ranks(self, tmp_path):
         candidates = run_ranks(2, _on_ranks, ("exchange", "end_to_end"), tmp_path)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpsample.batch_checks import (
     check_appended,
-    check_kept_cap,
+    check_kept,
     check_per_row,
     check_request,
     check_rows,
@@ -19,7 +19,7 @@ from tpsample.batch_checks import (
 )
 from tpsample.controls import ControlRows, ControlTables, needs_controls
 from tpsample.kept_set import RowFilters
-from tpsample.logprob_rows import LogprobRows
+from tpsample.logprob_rows import AskingRows, LogprobRows, stored_order
 from tpsample.params import SamplingParams
 from tpsample.seeds import SeedSource, signed64
 from tpsample.vocab_shard import VocabShard
@@ -49,9 +49,13 @@ class SamplingBatch:
         vocab_size: V, what ids were checked against.
         max_rows: most rows it can hold.
         kept_cap: most tokens of a kept set that a step reports; None reports none.
+        fixed_rounds: a step with filters never waits for the device.
+        asking: where the rows that ask for logprobs are among the stored ones.
     """
 
     kept_cap: int | None = None
+    fixed_rounds = False
+    asking: AskingRows | None = None
     filters: RowFilters | None = None
     logprobs: LogprobRows | None = None
     stored: Tensor | None = None
@@ -85,6 +89,7 @@ class SamplingBatch:
         output_token_ids: Sequence[Sequence[int]] | None = None,
         max_rows: int | None = None,
         kept_cap: int | None = None,
+        fixed_rounds: bool = False,
     ) -> SamplingBatch:
         """Build a batch from requests.
 
@@ -97,6 +102,9 @@ class SamplingBatch:
             max_rows: room for rows to `add`. Default: the rows given.
             kept_cap: report which tokens the filters of each filtered row left
                 (`SampleOutput.kept`), up to this many per row; None reports none.
+            fixed_rounds: draw every filtered row by the way that takes the same number of
+                exchanges whatever the logits, so that a step never waits for the device. The
+                tokens are the same. A step that is being captured in a CUDA graph does so anyway.
 
         Returns:
             A batch whose rows with ``seed=None`` are given a seed by the first sampler that
@@ -104,13 +112,15 @@ class SamplingBatch:
 
         Raises:
             TypeError: params is not a SamplingParams or a sequence of them.
+            UnsupportedParameter: kept_cap with fixed_rounds: how many tokens to send, the host
+                has to read.
             ValueError: a token id >= V, or token lists that do not match the rows, or kept_cap < 1.
         """
         single = params if isinstance(params, SamplingParams) else None
         requests: list[Any] = [params] if single is not None else list(params)  # type: ignore[arg-type]
         prompts = token_lists("prompt_token_ids", prompt_token_ids, len(requests))
         outputs = token_lists("output_token_ids", output_token_ids, len(requests))
-        check_kept_cap(kept_cap)
+        check_kept(kept_cap, fixed_rounds)
         slots = len(requests) if max_rows is None else max_rows
         batch = SamplingBatch(
             torch.ones(slots, dtype=torch.float32, device=device),
@@ -118,7 +128,8 @@ class SamplingBatch:
             vocab_size=vocab_size,
         )
         batch._append_rows(requests, prompts, outputs)
-        batch._for_all_rows, batch.kept_cap = single, kept_cap
+        batch._for_all_rows = single
+        batch.kept_cap, batch.fixed_rounds = kept_cap, fixed_rounds
         return batch
 
     @property
@@ -149,6 +160,7 @@ class SamplingBatch:
                 vocab_size=self.vocab_size,
                 device=self.device,
                 kept_cap=self.kept_cap,
+                fixed_rounds=self.fixed_rounds,
             )
         return self._expanded[rows]
 
@@ -285,15 +297,12 @@ class SamplingBatch:
     def with_drafts(self, draft_token_ids: Tensor) -> SamplingBatch:
         """B · (K + 1) rows for K drafts per row: row b · (K + 1) + i is row b after i drafts.
 
-        Penalties, bad_words and min_tokens see these drafts as output; the state itself does not
-        change. A view: valid until this batch changes or is asked again.
-
-        Args:
-            draft_token_ids: int64 [B, K]; -1 behind a row's last draft.
+        Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 behind a row's
+        last, as output; the state itself does not change. Valid until the batch changes or is asked
+        again. A grammar bitmask and forced ids must be of all B · (K + 1) rows.
 
         Raises:
-            ValueError: another shape or dtype, rows without a seed, or a grammar bitmask or forced
-                ids that are not of all B · (K + 1) rows.
+            ValueError: another shape or dtype, or rows without a seed.
         """
         check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, None)
         if self.unseeded:
@@ -308,6 +317,7 @@ class SamplingBatch:
             )
             drafted._params = [params for params in self._params for _ in range(times)]
             drafted._changed(self.rows * times)
+            drafted.fixed_rounds = self.fixed_rounds
             self._drafted[times] = drafted
         drafted.temperature.copy_(self.temperature.repeat_interleave(times))
         drafted.seed.copy_(self.seed.repeat_interleave(times))
@@ -375,15 +385,11 @@ class SamplingBatch:
         self._resize(rows)
         self.filters = RowFilters.of(self._params, self.vocab_size, self.device)
         self.logprobs = LogprobRows.of(self._params, self.vocab_size, self.device)
-        filtered = self.filters.host_rows if self.filters else []
-        asking = self.logprobs.rows if self.logprobs else []
-        self.host_stored = list(dict.fromkeys([*filtered, *asking]))
-        self.stored = self.stored_slot = None
-        if self.host_stored:
-            self.stored = torch.tensor(self.host_stored, device=self.device)
-            slots = torch.arange(len(self.host_stored), dtype=torch.int32, device=self.device)
-            self.stored_slot = torch.full_like(self.seed, -1, dtype=torch.int32)
-            self.stored_slot[self.stored] = slots
+        order = stored_order(self.filters, self.logprobs, self.seed)
+        self.host_stored, self.stored, self.stored_slot = order
+        self.asking = None
+        if self.logprobs is not None:
+            self.asking = AskingRows.of(self.logprobs, self.filters, self.host_stored)
         self.controls = self._control_rows()
 
     def _control_rows(self) -> ControlRows | None:

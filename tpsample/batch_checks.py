@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.errors import UnsupportedParameter
 from tpsample.params import SamplingParams
 
 
@@ -37,12 +38,14 @@ def check_request(
                 )
 
 
-def check_kept_cap(kept_cap: Any) -> None:
-    """None or a number of tokens."""
+def check_kept(kept_cap: Any, fixed_rounds: bool) -> None:
+    """None or a number of tokens, which the host has to read."""
     if kept_cap is not None and (
         isinstance(kept_cap, bool) or not isinstance(kept_cap, int) or kept_cap < 1
     ):
         raise ValueError(f"kept_cap: expected None or an int >= 1, got {kept_cap!r}")
+    if kept_cap is not None and fixed_rounds:
+        raise UnsupportedParameter("kept_cap: not with fixed_rounds; leave one of them off")
 
 
 def require_list(method: str, for_all_rows: SamplingParams | None) -> None:

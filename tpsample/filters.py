@@ -17,8 +17,8 @@ threshold    Radix search for the last kept token (`tpsample.threshold`), then t
              to it. A fixed number of exchanges, whatever the logits: what no other way decides.
 
 Which rows a second round is for, the host reads from the device, the same on every rank because
-it follows from summed integers. A captured graph cannot look: it would run the second round of
-every row in each step, or branch on the device.
+it follows from summed integers. A captured graph cannot look, so there every row goes by the
+threshold alone: what decides any row in a fixed number of rounds needs no first round before it.
 
 Scores restricted to any set are Gumbel-max over that set, so the first member is an exact draw from
 the filtered softmax. FlashInfer's sorting-free rejection sampling draws anew instead; here one draw
@@ -42,12 +42,23 @@ BEST_SCORES = 8
 rows with top_p, or with top_k = 50."""
 
 
-def sample_filtered(rows: StoredRows, filters: RowFilters, integers: IntegerExchange) -> Tensor:
+def sample_filtered(
+    rows: StoredRows,
+    filters: RowFilters,
+    integers: IntegerExchange,
+    *,
+    fixed_rounds: bool = False,
+) -> Tensor:
     """The winning score words of filtered rows, int64 [F, num_samples], the same on every rank.
 
     Collective. A row with a NaN gives a NaN's word and one without an unmasked token gives 0, so
     `word.decode` yields token and status.
+
+    Args:
+        fixed_rounds: every row by the threshold; the host reads nothing from the device.
     """
+    if fixed_rounds:
+        return _by_threshold(rows, filters, integers)
     words = rows.logits.new_zeros(len(filters), len(rows.noise.streams), dtype=torch.int64)
     todo = filters.by_way(filters.first_way)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample import word
+from tpsample.kept_set import RowFilters
 from tpsample.params import SamplingParams
 
 
@@ -17,7 +18,7 @@ class LogprobRows:
     """What the rows of a batch that want logprobs ask for. Fixed when the batch is built.
 
     Attributes:
-        rows: their indices in the batch.
+        rows, index: their indices in the batch, on the host and as int64 [R].
         top: the largest N asked for.
         top_of: int64 [R], N of each row.
         chosen: int64 [R, C], the ids asked for, -1 where a row has fewer.
@@ -26,6 +27,7 @@ class LogprobRows:
     """
 
     rows: list[int]
+    index: Tensor
     top: int
     top_of: Tensor
     chosen: Tensor
@@ -59,6 +61,7 @@ class LogprobRows:
         padded = [ids + [word.NO_TOKEN] * (width - len(ids)) for ids in chosen]
         return LogprobRows(
             rows=rows,
+            index=torch.tensor(rows, device=device),
             top=max(top_of),
             top_of=torch.tensor(top_of, device=device),
             chosen=torch.tensor(padded, dtype=torch.int64, device=device).view(len(rows), width),
@@ -66,6 +69,54 @@ class LogprobRows:
             as_logits=torch.tensor(as_logits, device=device),
             host_processed=processed,
         )
+
+
+@dataclass(frozen=True)
+class AskingRows:
+    """Where the asking rows are among the stored ones. Fixed when the batch is built, so that a
+    step takes no index from the host.
+
+    Attributes:
+        places: int64 [R], or a slice if they are all of the stored rows, in order.
+        filters, filtered: of those in a processed mode with filters, these, and int64, which of
+            the asking rows they are; None if there are none.
+    """
+
+    places: Tensor | slice
+    filters: RowFilters | None
+    filtered: Tensor | None
+
+    @staticmethod
+    def of(asked: LogprobRows, filters: RowFilters | None, stored: list[int]) -> AskingRows:
+        """Of a batch whose stored rows are `stored`."""
+        device = asked.index.device
+        place = {row: i for i, row in enumerate(stored)}
+        places = [place[row] for row in asked.rows]
+        its_filters = {row: i for i, row in enumerate(filters.host_rows)} if filters else {}
+        cut = [i for i, row in enumerate(asked.rows) if asked.host_processed[i]]
+        cut = [i for i in cut if asked.rows[i] in its_filters]
+        of_cut = [its_filters[asked.rows[i]] for i in cut]
+        every = places == list(range(len(stored)))
+        return AskingRows(
+            places=slice(0, len(places)) if every else torch.tensor(places, device=device),
+            filters=filters.select(of_cut) if filters and cut else None,
+            filtered=torch.tensor(cut, device=device) if cut else None,
+        )
+
+
+def stored_order(
+    filters: RowFilters | None, logprobs: LogprobRows | None, seed: Tensor
+) -> tuple[list[int], Tensor | None, Tensor | None]:
+    """The rows whose logits a step keeps, the filtered ones first; the same on the device; and
+    int32 [B], the place of each row among them or -1. (`[], None, None` if there are none.)"""
+    rows = [*(filters.host_rows if filters else ()), *(logprobs.rows if logprobs else ())]
+    host = list(dict.fromkeys(rows))
+    if not host:
+        return host, None, None
+    stored = torch.tensor(host, device=seed.device)
+    slot = torch.full_like(seed, -1, dtype=torch.int32)
+    slot[stored] = torch.arange(len(host), dtype=torch.int32, device=seed.device)
+    return host, stored, slot
 
 
 def wants_logprobs(request: SamplingParams) -> bool:

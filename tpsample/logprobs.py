@@ -34,7 +34,7 @@ def find_logprobs(
     rows: StoredRows,
     asked: LogprobRows,
     filters: RowFilters | None,
-    filtered: list[int],
+    filtered: Tensor | None,
     sampled: Tensor,
     integers: IntegerExchange,
 ) -> Logprobs:
@@ -44,7 +44,7 @@ def find_logprobs(
         rows: the R asking rows.
         asked: what they ask for.
         filters, filtered: the filters of those of them in a processed mode that have any, and
-            their indices in `rows`; None if there are none.
+            int64, their indices in `rows`; None if there are none.
         sampled: int64 [R, S], the tokens drawn, or those that came. Of a row that has none (-1),
             that has a NaN, or nothing but masked tokens, values are NaN, ids -1 and ranks 0.
     """
@@ -55,7 +55,7 @@ def find_logprobs(
     own = integers.sum(rows.words_of(torch.cat([sampled, asked.chosen], dim=1)))
 
     cut = torch.zeros_like(first[:, 0])
-    if filters is not None:
+    if filters is not None and filtered is not None:
         found = find_cut(rows.select(filtered), filters, top[filtered], integers)
         cut[filtered] = found.word
 

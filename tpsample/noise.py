@@ -78,7 +78,9 @@ def row_stream(
         sample: index of an independent draw for the same row, 32 bits.
         domain: what the stream is for.
     """
-    sample = torch.as_tensor(sample, dtype=torch.int64, device=seed.device)
+    if not isinstance(sample, Tensor):
+        # Filled on the device: a number copied from the host cannot be captured in a CUDA graph.
+        sample = torch.full((), sample, dtype=torch.int64, device=seed.device)
     counter = (
         position & _MASK32,
         (position >> 32) & _MASK32,

@@ -29,7 +29,7 @@ class Logprobs:
     ranks: Tensor
     entropies: Tensor
 
-    def of_rows(self, rows: list[int], num_rows: int) -> Logprobs:
+    def of_rows(self, rows: Tensor, num_rows: int) -> Logprobs:
         """The same for a batch of `num_rows` rows of which these are `rows`."""
         shape = (num_rows, self.token_ids.shape[1])
         whole = Logprobs(

@@ -69,7 +69,7 @@ def find_prompt_logprobs(
         local.begin(hidden_states[part], batch, came, num_samples=0)
         local.run(0, no_words)
         rows, sampled = local.stored_rows(), came.unsqueeze(1)
-        of_part = find_logprobs(rows, batch.logprobs, None, [], sampled, integers)
+        of_part = find_logprobs(rows, batch.logprobs, None, None, sampled, integers)
         found.token_ids[part] = of_part.token_ids
         found.values[part] = of_part.values
         found.ranks[part] = of_part.ranks

@@ -173,7 +173,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch, token_ids: Tensor) -> Logprob
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
         entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
-    ).of_rows(asked.rows, batch.rows)
+    ).of_rows(asked.index, batch.rows)
 
 
 def _rows(

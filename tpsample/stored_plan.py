@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.batch import SamplingBatch
+from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.filters import sample_filtered
 from tpsample.kept_tokens import find_kept_sets
@@ -27,7 +28,12 @@ def finish_stored_rows(
     filters = batch.filters
     if filters is not None:
         filtered = rows.select(slice(0, len(filters)))
-        words = sample_filtered(filtered, filters, integers)
+        fixed_rounds = batch.fixed_rounds or _capturing(batch.device)
+        if fixed_rounds and batch.kept_cap is not None:
+            raise UnsupportedParameter(
+                "kept_cap: not in a captured graph; capture a batch without it"
+            )
+        words = sample_filtered(filtered, filters, integers, fixed_rounds=fixed_rounds)
         lost = out.status[filters.rows] == word.Status.PEER_LOST
         token_ids, status = word.decode(words)
         token_ids = torch.where(lost.unsqueeze(1), word.NO_TOKEN, token_ids)
@@ -41,6 +47,11 @@ def finish_stored_rows(
         out.logprobs = logprobs_of(rows, batch, integers, out.token_ids)
 
 
+def _capturing(device: torch.device) -> bool:
+    """Whether this step is being captured, so that the host must not read the device."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def logprobs_of(
     rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, token_ids: Tensor
 ) -> Logprobs:
@@ -50,13 +61,9 @@ def logprobs_of(
         rows: the logits of `batch.stored`.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
     """
-    asked, filters = batch.logprobs, batch.filters
-    assert asked is not None
-    stored = [batch.host_stored.index(row) for row in asked.rows]
-    place = {row: i for i, row in enumerate(filters.host_rows)} if filters is not None else {}
-    cut = [i for i, row in enumerate(asked.rows) if row in place and asked.host_processed[i]]
-    needed = filters.select([place[asked.rows[i]] for i in cut]) if filters and cut else None
-    sampled = token_ids[asked.rows].view(len(asked.rows), -1)
-    shown = rows.select(stored).shown(asked.host_processed)
-    found = find_logprobs(shown, asked, needed, cut, sampled, integers)
-    return found.of_rows(asked.rows, batch.rows)
+    asked, asking = batch.logprobs, batch.asking
+    assert asked is not None and asking is not None
+    sampled = token_ids[asked.index].view(len(asked.rows), -1)
+    shown = rows.select(asking.places).shown(asked.processed)
+    found = find_logprobs(shown, asked, asking.filters, asking.filtered, sampled, integers)
+    return found.of_rows(asked.index, batch.rows)

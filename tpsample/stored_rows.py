@@ -83,16 +83,16 @@ class StoredRows:
             logits[:, start : start + tile.shape[1]] = controls.apply(tile, tile_id)
         return replace(rows, logits=logits)
 
-    def shown(self, processed: list[bool]) -> StoredRows:
+    def shown(self, processed: Tensor) -> StoredRows:
         """The rows with raw logits in place of the processed ones where `processed` is False."""
         if self.logits is self.raw:
             return self
-        mode = torch.tensor(processed, device=self.raw.device).unsqueeze(1)
+        mode = processed.unsqueeze(1)
         return replace(self, logits=torch.where(mode, self.logits, self.raw))
 
-    def select(self, index: list[int] | slice) -> StoredRows:
-        """Some of the rows. Nothing is copied if these are all."""
-        if index == list(range(self.logits.shape[0])):
+    def select(self, index: list[int] | slice | Tensor) -> StoredRows:
+        """Some of the rows. Nothing is copied if a list names all."""
+        if isinstance(index, list) and index == list(range(self.logits.shape[0])):
             return self
         logits = self.logits[index]
         return replace(

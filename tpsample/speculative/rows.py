@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tpsample.batch import SamplingBatch
+from tpsample.logprob_rows import AskingRows
 
 
 def storing_every_row(batch: SamplingBatch) -> SamplingBatch:
@@ -16,6 +17,8 @@ def storing_every_row(batch: SamplingBatch) -> SamplingBatch:
     stored.host_stored = list(range(batch.rows))
     stored.stored = torch.arange(batch.rows, device=batch.device)
     stored.stored_slot = stored.stored.to(torch.int32)
+    if batch.logprobs is not None:
+        stored.asking = AskingRows.of(batch.logprobs, batch.filters, stored.host_stored)
     return stored
 
 
