@@ -93,8 +93,11 @@ def compile_build(build: Build) -> Binary:
     }
     aligned = {
         (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(function.arg_names)
-        if signature[name].startswith("*") or name.startswith("stride_")
+        for index, (name, parameter) in enumerate(
+            zip(function.arg_names, function.params, strict=True)
+        )
+        if (signature[name].startswith("*") and not parameter.do_not_specialize_on_alignment)
+        or name.startswith("stride_")
     }
     compiled = triton.compile(
         ASTSource(fn=function, signature=signature, constexprs=build.constants, attrs=aligned),

@@ -210,8 +210,10 @@ def best_words(problem: Problem, tile: Tile | None = None) -> Tensor:
     sampler = make_sampler(problem.weight, problem.rows)
     if tile is not None:
         _override_tile(sampler, tile)
-    problem.sampled_by(sampler).step()
-    return sampler.exchange.collect(problem.rows).amax(dim=0).clone()
+    out = sampler.start(problem.hidden_states, problem.batch, problem.positions)
+    words = sampler.exchange.collect(problem.rows).amax(dim=0)
+    sampler.finish(out)
+    return words
 
 
 def _override_tile(sampler: LMHeadSampler, tile: Tile) -> None:

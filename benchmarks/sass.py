@@ -61,6 +61,8 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
     - Every arrival counter (an atomic add of GPU scope) has a CTA barrier between it and the
       maxima published before: without it the thread that counts can be ahead of other warps'
       maxima, and the last program misses candidates.
+    - Words are cleared behind a CTA barrier after they are read: several threads may hold copies of
+      a word, and one that clears it early would take it from the others.
     """
     faults = []
     if not any(_is(op, "RED", "MAX.S64", "SYS") for op in ops):
@@ -68,12 +70,16 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
     faults += [f"push that waits for an answer: {op}" for op in ops if _is(op, "ATOM", "SYS")]
     faults += [f"waits for the link to drain: {op}" for op in ops if _is(op, "MEMBAR", "SYS")]
 
-    arrivals, published, barrier = 0, False, False
+    arrivals, published, barrier, reading = 0, False, False, False
     for op in ops:
         if _is(op, "RED", "MAX.S64", "GPU") or _is(op, "ATOM", "MAX.S64", "GPU"):
             published, barrier = True, False
         elif op.startswith("BAR."):
-            barrier = True
+            barrier, reading = True, False
+        elif _is(op, "LD", "64", "SYS"):
+            reading = True
+        elif reading and _is(op, "ST", "64"):
+            faults.append(f"no CTA barrier between reading the words and clearing them: {op}")
         elif _is(op, "RED", "ADD", "GPU") or _is(op, "ATOM", "ADD", "GPU"):
             arrivals += 1
             if not published:

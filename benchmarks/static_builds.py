@@ -18,6 +18,7 @@ from tpsample.triton_backend import ROW_BLOCK
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
 GREEDY = "benchmarks.greedy:greedy_kernel"
+ROW_NOISE = "benchmarks.greedy:row_noise_kernel"
 HIDDEN_SIZE = 4096
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -121,7 +122,7 @@ class Subject:
 
 # Kernels that do not touch the weight: their constants and warps, as their launches have them.
 _SMALL = {
-    "tpsample.kernels.rows:row_noise_kernel": ({"BLOCK": ROW_BLOCK}, 4),
+    ROW_NOISE: ({"BLOCK_B": 64}, 4),
     "tpsample.kernels.finish:finish_kernel": ({"BLOCK": ROW_BLOCK}, 4),
     "tpsample.kernels.peer:peer_finish_kernel": ({"BLOCK_S": 16, "BLOCK_B": 32}, 1),
 }

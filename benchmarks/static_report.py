@@ -32,7 +32,7 @@ import triton
 
 from benchmarks.aot import GPUS, Binary, compile_all, programs_per_sm
 from benchmarks.sass import PIPES, matrix_instruction, pipe_counts, push_order_faults, spills
-from benchmarks.static_builds import DTYPES, GREEDY, LM_HEAD, Subject, lm_head, subjects
+from benchmarks.static_builds import DTYPES, GREEDY, LM_HEAD, ROW_NOISE, Subject, lm_head, subjects
 from tpsample.kernels.tile_table import Tile, all_tiles
 
 MAX_EPILOGUE = 30.0
@@ -47,6 +47,7 @@ class Row:
 
     Attributes:
         weight_bytes_in_flight: per SM with the pipeline full, every stage but the one multiplied.
+        instructions: of the whole kernel, each counted once.
         epilogue: instructions per logit over the greedy kernel, in all and by pipe.
         faults: requirements that fail.
     """
@@ -62,6 +63,7 @@ class Row:
     matrix: str
     shared_bytes: int
     programs_per_sm: int
+    instructions: int
     weight_bytes_in_flight: int | None = None
     epilogue: float | None = None
     epilogue_by_pipe: dict[str, float] = field(default_factory=dict)
@@ -98,6 +100,7 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         matrix=matrix_instruction(binary.opcodes),
         shared_bytes=binary.shared_bytes,
         programs_per_sm=programs_per_sm(binary, num_warps, gpu),
+        instructions=len(binary.opcodes),
     )
     if row.spills or row.stack_bytes:
         row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
@@ -183,7 +186,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def print_verdict(rows: list[Row]) -> None:
-    """The cost of the epilogue beside the published one, then every fault."""
+    """The cost of the epilogue beside the published one and that of the rows, then every fault."""
     for row in rows:
         if row.arch == 90 and row.kernel == LM_HEAD.split(":")[1] and row.epilogue is not None:
             rounds = 7 if row.variant == "7 rounds" else 10
@@ -191,6 +194,8 @@ def print_verdict(rows: list[Row]) -> None:
                 f"epilogue on sm_90, {row.dtype}, tile {row.tile}, {rounds} Philox rounds: "
                 f"{row.epilogue:.1f} instructions per logit over greedy"
             )
+        if row.arch == 90 and row.kernel == ROW_NOISE.split(":")[1]:
+            print(f"streams and scales of 64 rows: {row.instructions} instructions per program")
     print(
         f"published rival at batch tile 64: {FLASHSAMPLING_EPILOGUE} (arXiv 2603.15854, our count)"
     )

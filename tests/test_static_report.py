@@ -142,6 +142,7 @@ def push_sass(*names: str) -> list[str]:
         "fence gpu": "MEMBAR.ALL.GPU",
         "arrive": "ATOMG.E.ADD.STRONG.GPU PT, R6, desc[UR6][R4.64], R7",
         "read": "LDG.E.64.STRONG.SYS R2, desc[UR6][R2.64]",
+        "clear": "STG.E.64 desc[UR6][R2.64], RZ",
         "push": "REDG.E.MAX.S64.STRONG.SYS desc[UR6][R8.64], R2",
         "push and wait": "ATOMG.E.MAX.S64.STRONG.SYS PT, R6, desc[UR6][R8.64], R2",
         "push sm_80": "RED.E.MAX.S64.STRONG.SYS [R6.64], R2",
@@ -152,12 +153,13 @@ def push_sass(*names: str) -> list[str]:
     return opcodes(text)
 
 
-GOOD = ["max", "barrier", "fence gpu", "arrive", "barrier", "read", "push", "push"]
+GOOD = ["max", "barrier", "fence gpu", "arrive", "barrier"]
+GOOD += ["read", "read", "barrier", "clear", "push", "push"]
 
 
 @pytest.mark.parametrize(
     "names",
-    [GOOD, [*GOOD[:6], "push sm_80"], ["max", "max", *GOOD[1:]]],
+    [GOOD, [*GOOD[:9], "push sm_80"], ["max", "max", *GOOD[1:]]],
     ids=["sm_90", "sm_80", "several maxima"],
 )
 def test_the_right_memory_order_passes(names):
@@ -171,9 +173,11 @@ def test_the_right_memory_order_passes(names):
         (["barrier", "max", "arrive", "push"], "no CTA barrier"),
         ([*GOOD, "max", "arrive"], "no CTA barrier"),
         ([*GOOD, "fence sys"], "waits for the link"),
-        ([*GOOD[:6], "fence sc", "push"], "waits for the link"),
-        ([*GOOD[:6], "push and wait"], "waits for an answer"),
-        (GOOD[:6], "no push"),
+        ([*GOOD[:9], "fence sc", "push"], "waits for the link"),
+        ([*GOOD[:9], "push and wait"], "waits for an answer"),
+        (GOOD[:9], "no push"),
+        ([*GOOD[:7], "clear", *GOOD[7:]], "between reading the words and clearing"),
+        ([*GOOD, "read", "clear"], "between reading the words and clearing"),
         (["arrive", *GOOD], "before any maximum"),
         (["max", "barrier", "push"], "no arrival counter"),
     ],

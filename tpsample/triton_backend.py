@@ -10,7 +10,6 @@ from tpsample.batch import SamplingBatch
 from tpsample.exchange.base import Exchange
 from tpsample.kernels.finish import finish_kernel
 from tpsample.kernels.lm_head import lm_head_kernel
-from tpsample.kernels.rows import row_noise_kernel
 from tpsample.kernels.tile_table import MAX_BLOCK_B, Tile, interpreter_tile, tile_for
 from tpsample.output import SampleOutput
 from tpsample.score import Head, RowNoise
@@ -24,8 +23,8 @@ ROW_BLOCK = 64
 class TritonBackend:
     """Best word per row over this rank's vocabulary rows. Twin: `tpsample.torch_backend`.
 
-    All buffers are made here. A step launches `row_noise_kernel`, one `lm_head_kernel` per part
-    and `finish_kernel`, or what the exchange has in its place.
+    All buffers are made here. A step launches one `lm_head_kernel` per part, then `finish_kernel`
+    or what the exchange has in its place: two launches, but for `chunks` of host-side exchanges.
 
     Args:
         weight: [V_local, D]; rows behind the shard are never seen.
@@ -62,27 +61,11 @@ class TritonBackend:
     def begin(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
     ) -> None:
-        """Make the row streams and clear this rank's words."""
-        num_rows = hidden_states.shape[0]
+        """Take the inputs of a step."""
         self._hidden_states, self._num_samples = hidden_states, num_samples
         self._batch, self._positions = batch, positions
         self._stored = self._logits.take(len(batch.host_stored))
-        words = self._exchange.words
-        row_noise_kernel[(triton.cdiv(num_rows * num_samples, ROW_BLOCK),)](
-            seed_ptr=batch.seed,
-            position_ptr=positions,
-            temperature_ptr=batch.temperature,
-            stream_ptr=self._streams,
-            stride_stream=self._streams.stride(0),
-            scale_ptr=self._scale,
-            words_ptr=words[:, self._exchange.own],
-            stride_words_c=words.stride(0),
-            num_rows=num_rows,
-            num_slots=num_rows * num_samples,
-            num_chunks=words.shape[0],
-            INTERPRET=INTERPRET,
-            BLOCK=ROW_BLOCK,
-        )
+        self._exchange.begin()
 
     def run(self, part: int, words: Tensor) -> None:
         """Leave the part's best words in `words` [num_samples · B], sample-major.
@@ -111,6 +94,9 @@ class TritonBackend:
             weight_ptr=self._weight,
             stride_weight_v=self._weight.stride(0),
             bias_ptr=self._weight if self._bias is None else self._bias,
+            seed_ptr=self._batch.seed,
+            position_ptr=self._positions,
+            temperature_ptr=self._batch.temperature,
             stream_ptr=self._streams,
             stride_stream=self._streams.stride(0),
             scale_ptr=self._scale,
@@ -150,7 +136,8 @@ class TritonBackend:
         return StoredRows.of(self._stored, self._batch, noise, first_id=self._shard.start)
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
-        """Write tokens and status of the winners of `words` [sources, num_samples · B]."""
+        """Write tokens and status of the winners of `words` [sources, num_samples · B], and zero
+        those."""
         num_rows = out.status.shape[0]
         finish_kernel[(triton.cdiv(num_rows, ROW_BLOCK),)](
             words_ptr=words,

@@ -101,6 +101,7 @@ class PeerExchange(Exchange):
             BLOCK_B=_BLOCK_B,
             num_warps=1,
         )
+        self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:
         return (self.ranks.world_size - 1) * 8 * rows * self.chunks

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from tpsample.kernels.epilogue import store_candidates
 from tpsample.kernels.peer import chunk_of_tile, push_last_arrival, tiles_of_chunk
+from tpsample.kernels.rows import store_row_noise
 
 
 @triton.jit
@@ -65,7 +66,9 @@ def product_tile(
         "rank",
         "world_size",
         "max_rows",
-    ]
+    ],
+    # Read and written one row at a time; a view of them must not compile another kernel.
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr", "words_ptr"],
 )
 def lm_head_kernel(
     # inputs
@@ -74,14 +77,18 @@ def lm_head_kernel(
     weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype
     stride_weight_v,
     bias_ptr,  # [V_local] or unused
-    stream_ptr,  # [4, ≥ num_samples · num_rows + BLOCK_B] int32, from row_noise_kernel
-    stride_stream,
-    scale_ptr,  # [≥ num_rows + BLOCK_B] fp32, log2 e / T
+    seed_ptr,  # [num_rows] int64
+    position_ptr,  # [num_rows] int64
+    temperature_ptr,  # [num_rows] fp32
     slot_ptr,  # [num_rows] int32, place among the stored rows or -1; for STORE_LOGITS
+    # scratch, see store_row_noise
+    stream_ptr,  # [4, ≥ num_samples · num_rows + BLOCK_B] int32
+    stride_stream,
+    scale_ptr,  # [≥ num_rows + BLOCK_B] fp32
     # outputs
     logits_ptr,  # [stored rows, V_local] fp32; for STORE_LOGITS
     stride_logits_b,
-    words_ptr,  # [num_samples · num_rows] int64, zeroed before; PUSH: [num_chunks, max_rows]
+    words_ptr,  # [num_samples · num_rows] int64, zero between steps; PUSH: [num_chunks, max_rows]
     # peers, for PUSH
     arrive_ptr,  # [num_chunks, max_rows] int32, zero between steps
     epoch_ptr,  # [1] int64
@@ -131,6 +138,20 @@ def lm_head_kernel(
 
     # A tile past the shard has no rows: it only counts as arrived.
     if (first_id < vocab_stop) & (vocab_start < vocab_stop):
+        store_row_noise(
+            seed_ptr,
+            position_ptr,
+            temperature_ptr,
+            stream_ptr,
+            stride_stream,
+            scale_ptr,
+            offs_b,
+            num_rows,
+            num_samples,
+            MANY_SAMPLES,
+            INTERPRET,
+        )
+
         # Inner loop. Rows past an edge read a row within it and are masked after.
         offs_v = first_id + tl.arange(0, BLOCK_V)
         row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
