@@ -18,7 +18,8 @@ from torch import Tensor
 from benchmarks.noise_kernel import BLOCK, noise_kernel
 from benchmarks.problem import Problem, make_sampler, make_weight
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
-from tpsample.kernels.tile_table import Tile, all_tiles
+from tpsample.kernels.tile import Tile
+from tpsample.kernels.tile_table import all_tiles
 
 MAX_ERROR = 1.1e-5
 """Of L in log2, for words up to E = 5.5; beyond, 1 - u runs out of bits and the mean counts."""

@@ -13,7 +13,7 @@ import triton
 
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
-from tpsample.kernels.tile_table import Tile
+from tpsample.kernels.tile import Tile
 from tpsample.triton_backend import ROW_BLOCK
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"

@@ -33,7 +33,8 @@ import triton
 from benchmarks.aot import GPUS, Binary, compile_all, programs_per_sm
 from benchmarks.sass import PIPES, matrix_instruction, pipe_counts, push_order_faults, spills
 from benchmarks.static_builds import DTYPES, GREEDY, LM_HEAD, ROW_NOISE, Subject, lm_head, subjects
-from tpsample.kernels.tile_table import Tile, all_tiles
+from tpsample.kernels.tile import Tile
+from tpsample.kernels.tile_table import all_tiles
 
 MAX_EPILOGUE = 30.0
 FLASHSAMPLING_EPILOGUE = 104.8

@@ -15,7 +15,7 @@ from tests.cases import Case, uneven_shards
 from tpsample import LMHeadSampler, PeerLost, Status, VocabShard, word
 from tpsample.exchange.peer_memory import VirtualWorld
 from tpsample.kernels.peer import chunk_of_tile, tiles_of_chunk
-from tpsample.kernels.tile_table import Tile
+from tpsample.kernels.tile import Tile
 from tpsample.score import Head
 from tpsample.torch_backend import TorchBackend
 

@@ -49,7 +49,8 @@ class Exchange:
         self._unfinished = False
 
     def kernel_arguments(self) -> dict[str, Any]:
-        """What `lm_head_kernel` needs to know of the exchange; here, that it pushes nothing."""
+        """What `lm_head_kernel` needs to know of the exchange, the same in every step; here, that
+        it pushes nothing."""
         return {
             "arrive_ptr": self.words,
             "epoch_ptr": self.words,
