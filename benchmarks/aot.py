@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from benchmarks.sass import opcodes
+from benchmarks.sass import main_loop, opcodes
 
 _TOOLS = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
 
@@ -76,6 +76,10 @@ class Binary:
     shared_bytes: int
     tensor_columns: int
     opcodes: tuple[str, ...]
+    loop: tuple[str, ...] = ()
+    """Those of the product's inner loop."""
+    num_warps: int = 0
+    """Of a program, with those that warp specialization adds; 0 is as many as asked for."""
 
 
 def jitted(kernel: str) -> Any:
@@ -121,6 +125,8 @@ def compile_build(build: Build) -> Binary:
         shared_bytes=compiled.metadata.shared,
         tensor_columns=getattr(compiled.metadata, "tmem_size", 0) or 0,
         opcodes=tuple(opcodes(sass)),
+        loop=tuple(main_loop(sass)),
+        num_warps=compiled.metadata.num_warps,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +13,8 @@ import triton
 
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
-from tpsample.kernels.tile import Tile
+from tpsample.kernels.tile import Gpu, Tile
+from tpsample.kernels.tile_table import MAX_BLOCK_B, rule
 from tpsample.triton_backend import ROW_BLOCK
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
@@ -47,6 +48,7 @@ _TYPES = {
     "logit_softcap": "fp32",
 }
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
+_DESCRIBED = ("hidden_ptr", "weight_ptr")
 
 # Compile-time arguments as in the common case; what a variant changes is passed over them.
 _CONSTANTS = {
@@ -57,6 +59,8 @@ _CONSTANTS = {
     "MANY_SAMPLES": False,
     "ROUNDS": 10,
     "INTERPRET": False,
+    "DESCRIPTORS": False,
+    "WARP_SPECIALIZE": False,
     "PUSH": False,
     "HIDDEN_SIZE": HIDDEN_SIZE,
     "BLOCK_W": 8,
@@ -70,6 +74,11 @@ _EVERYTHING = {
     "PUSH": True,
     "HIDDEN_SIZE": HIDDEN_SIZE + 8,
 }
+
+
+_SMALLEST, _MIDDLE, _LARGEST = (
+    rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, 64, MAX_BLOCK_B)
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,8 @@ class Subject:
                 "BLOCK_B": self.tile.block_b,
                 "BLOCK_D": self.tile.block_d,
                 "BLOCK_E": self.tile.block_e(constants["MANY_SAMPLES"]),
+                "DESCRIPTORS": self.tile.descriptors,
+                "WARP_SPECIALIZE": self.tile.warp_specialize,
             }
         function = jitted(kernel)
         compile_time = {function.arg_names[i] for i in function.constexprs}
@@ -113,6 +124,10 @@ class Subject:
         )
 
     def _type_of(self, argument: str) -> str:
+        if self.tile is not None and self.tile.descriptors and argument in _DESCRIBED:
+            assert self.dtype is not None
+            rows = self.tile.block_b if argument == "hidden_ptr" else self.tile.block_v
+            return f"tensordesc<{DTYPES[self.dtype]}[{rows}, {self.tile.block_d}]>"
         if argument in _WEIGHT_TYPED and self.dtype is not None:
             return f"*{DTYPES[self.dtype]}"
         if argument.endswith("_ptr"):
@@ -158,7 +173,9 @@ def package_kernels() -> set[str]:
 
 
 def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool) -> list[Subject]:
-    """Every tile plain; pushing to peers and with every feature at batch tile 64, or if `every`.
+    """Every tile plain. Pushing to peers at batch tile 64. With every feature, and from sm_90
+    through descriptors, there and with the smallest and the largest tile. Warp specialized at one.
+    Or, if `every`, all of these with every tile.
 
     fp16 differs from bf16 in the name of the instruction: one tile shows that.
     """
@@ -166,15 +183,23 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
     for tile, dtype in tiles:
         if dtype == torch.float16 and tile.block_b != 16 and not every:
             continue
-        at_64 = tile.block_b == 64 and dtype == torch.bfloat16
+        bf16 = dtype == torch.bfloat16
+        at_64 = tile.block_b == 64 and bf16
         counted = at_64 and arch == 90
         found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
         if every or at_64:
             found.append(Subject(LM_HEAD, "push", arch, dtype, tile, constants={"PUSH": True}))
+        if every or at_64 or (bf16 and tile in (_SMALLEST, _LARGEST)):
             found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, constants=_EVERYTHING))
         if counted:
             seven = {"ROUNDS": 7}
             found.append(Subject(LM_HEAD, "7 rounds", arch, dtype, tile, True, seven))
+        described = replace(tile, descriptors=True)
+        if arch >= 90 and bf16 and (every or at_64 or tile in (_SMALLEST, _LARGEST)):
+            found.append(Subject(LM_HEAD, "plain", arch, dtype, described))
+        if arch >= 100 and ((every and tile.block_b < 256) or at_64) and bf16:
+            specialized = replace(described, warp_specialize=True)
+            found.append(Subject(LM_HEAD, "plain", arch, dtype, specialized))
     return found
 
 

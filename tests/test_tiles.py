@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 
 import tpsample.triton_backend
+from benchmarks import tune
+from benchmarks.problem import WrongToken
+from benchmarks.shapes import TINY
 from tests.agreement import padding_is_never_seen, shards_agree, step, tile
 from tests.cases import Case
 from tests.ranks import run_ranks
@@ -19,6 +22,7 @@ from tpsample.kernels.measured_tiles import MeasuredTile
 from tpsample.kernels.tile import Gpu, Tile
 
 H200 = Gpu("NVIDIA H200", 90, 132)
+TILE = Tile(128, 64, 64, 4, 4)
 ENTRY = MeasuredTile(H200, 128256, 4096, 64, Tile(64, 64, 128, 4, 3, True), 290.5, 301.0)
 
 
@@ -155,3 +159,59 @@ def test_descriptors_under_the_peer_exchange(described_launches):
     for output in peer_step(world, samplers, case):
         assert torch.equal(output.token_ids, case.oracle().token_ids)
     assert described_launches == [True, False]
+
+
+def test_warp_specialization_gives_the_same_tokens():
+    """The interpreter knows no warps: what this shows is that the flag reaches the kernel."""
+    case = Case.make(300, 5)
+    specialized = dataclasses.replace(described(128, 8, 16), warp_specialize=True)
+    out = step(case, backend="triton", tile=specialized)
+    assert torch.equal(out.token_ids, case.oracle().token_ids)
+
+
+class TestTuner:
+    def test_writes_a_table_that_the_sampler_can_read(self, tmp_path, capsys, monkeypatch):
+        path = tmp_path / "tiles.json"
+        measured_tiles.save(path, [ENTRY])
+        monkeypatch.setattr(tune, "MIN_GAIN", 0.0)  # on a CPU nothing is faster for a reason
+        assert tune.main(["--tiny", "--output", str(path)]) == 0
+        new, old = measured_tiles.load(path)
+        assert old == ENTRY and new.gpu == Gpu() and new.us <= new.rule_us
+        assert new.shape[1:] == (TINY.vocab_size, TINY.hidden_size, 16)
+        assert "1000×64 batch 16" in capsys.readouterr().out
+
+    def test_a_wrong_token_stops_it(self, tmp_path, monkeypatch):
+        finish = LMHeadSampler.finish
+
+        def planted(self, out):
+            finish(self, out).token_ids[0] += 1
+            return out
+
+        monkeypatch.setattr(LMHeadSampler, "finish", planted)
+        with pytest.raises(WrongToken):
+            tune.main(["--tiny", "--output", str(tmp_path / "tiles.json")])
+        assert not (tmp_path / "tiles.json").exists()
+
+    def test_keeps_gains_only(self):
+        rule = dataclasses.replace(ENTRY, tile=TILE, us=300.0, rule_us=300.0)
+        for us, kept in ((290.0, True), (296.0, False), (300.0, False)):
+            best = dataclasses.replace(ENTRY, us=us, rule_us=300.0)
+            assert tune.merged([ENTRY], [(rule, best)]) == ([best] if kept else [])
+
+    def test_refuses_what_would_spoil_the_table(self, capsys):
+        for arguments, message in ([], "no GPU"), (["--tiny"], "another --output"):
+            with pytest.raises(SystemExit):
+                tune.main(arguments)
+            assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize("arch", [80, 90, 100])
+    @pytest.mark.parametrize("block_b", [16, 64, 256])
+    def test_candidates_of_a_gpu(self, arch, block_b):
+        gpu = Gpu("a GPU", arch, 132)
+        rule = tile_table.rule(block_b, 128256, torch.bfloat16, gpu)
+        tiles = tune.candidates(rule, gpu)
+        assert tiles[0] == rule and len(set(tiles)) == len(tiles)
+        assert {tile.block_b for tile in tiles} == {block_b}
+        assert any(tile.descriptors for tile in tiles) == (arch >= 90)
+        assert any(tile.warp_specialize for tile in tiles) == (arch >= 100 and block_b < 256)
+        assert all(tile.descriptors or not tile.warp_specialize for tile in tiles)

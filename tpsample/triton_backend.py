@@ -156,6 +156,7 @@ class TritonBackend:
             "ROUNDS": self._rounds,
             "INTERPRET": INTERPRET,
             "DESCRIPTORS": described,
+            "WARP_SPECIALIZE": described and tile.warp_specialize,
             "HIDDEN_SIZE": weight.shape[1],
             "BLOCK_V": tile.block_v,
             "BLOCK_B": tile.block_b,

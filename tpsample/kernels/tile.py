@@ -14,6 +14,8 @@ class Tile:
             aligned. Ahead of time that saves registers and address arithmetic in the inner loop
             (`benchmarks.static_report`), at the price of a descriptor made by the host in every
             eager step. Off in the rules until a GPU has shown a gain.
+        warp_specialize: loads, products and epilogue by warps of their own; with descriptors, from
+            sm_100. The same.
     """
 
     block_v: int
@@ -22,6 +24,7 @@ class Tile:
     num_warps: int
     num_stages: int
     descriptors: bool = False
+    warp_specialize: bool = False
 
     def block_e(self, many_samples: bool) -> int:
         """Batch columns that the epilogue works on at a time.

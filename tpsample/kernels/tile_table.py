@@ -48,12 +48,17 @@ def tile_for(
     num_rows: int, vocab_rows: int, hidden_size: int, dtype: torch.dtype, gpu: Gpu
 ) -> Tile:
     """The configuration for a batch of `num_rows` rows over `vocab_rows` of the vocabulary."""
+    measured = measured_tiles().get((gpu, vocab_rows, hidden_size, batch_tile(num_rows)))
+    if measured is None or dtype == torch.float32:
+        return rule(num_rows, vocab_rows, dtype, gpu)
+    return measured
+
+
+def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
+    """The configuration of a shape that was not measured."""
     if dtype == torch.float32:
         return _FP32
     block_b = batch_tile(num_rows)
-    measured = measured_tiles().get((gpu, vocab_rows, hidden_size, block_b))
-    if measured is not None:
-        return measured
     fills_twice = vocab_rows >= 2 * gpu.num_sms * _TILES[block_b].block_v
     return _TILES[block_b] if fills_twice else _SHORT_TILES[block_b]
 
