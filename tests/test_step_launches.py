@@ -1,5 +1,10 @@
 """What a step launches, and what it leaves behind: words are zero between steps."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -162,3 +167,17 @@ def test_positions_may_be_a_view_with_gaps():
     sampler = LMHeadSampler(case.weight)
     tokens = sampler(case.hidden_states, case.batch, spread).token_ids
     assert torch.equal(tokens, case.oracle().token_ids)
+
+
+def test_the_host_overhead_is_measured(tmp_path):
+    """In a process that compiles; how long it takes is not asserted."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.host_overhead", "--steps", "20", "--rows", "4"]
+    record = tmp_path / "host.json"
+    done = subprocess.run(
+        [*command, "--json", str(record)], env=env, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(record.read_text())
+    assert 0 < found["tpsample_us"] < found["tpsample_and_triton_us"]
+    assert f"{found['tpsample_us']:.1f} µs" in done.stdout
