@@ -35,7 +35,7 @@ _STEPS = 20
 
 
 def virtual_ranks(device: torch.device, dry_run: bool) -> dict[str, Any]:
-    """W = 1, 2, 4, 8 ranks in this process; on a GPU as graph replays over the wrap of the epoch."""
+    """W = 1, 2, 4, 8 in this process; on a GPU as graph replays over the wrap of the epoch."""
     vocab_size, hidden_size, rows = (1000, 64, 3) if dry_run else (128256, 4096, 64)
     replays, distinct = (3, 3) if dry_run else (2100, 16)
     weight = make_weight(vocab_size, hidden_size, device)
