@@ -107,7 +107,10 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[
 )
 def test_ranks_launch_two_kernels_and_their_exchange(exchange, chunks, kernels, operators):
     expected = [f"{name}_kernel" for name in kernels], operators
-    assert run_ranks(2, _on_a_rank, Case.make(301, 5), exchange, chunks, timeout_s=120) == [expected] * 2
+    assert (
+        run_ranks(2, _on_a_rank, Case.make(301, 5), exchange, chunks, timeout_s=120)
+        == [expected] * 2
+    )
 
 
 def test_the_count_sees_what_it_forbids():
