@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from benchmarks.sass import opcodes
+from benchmarks.sass import main_loop, opcodes
 
 _TOOLS = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
 
@@ -76,6 +76,10 @@ class Binary:
     shared_bytes: int
     tensor_columns: int
     opcodes: tuple[str, ...]
+    loop: tuple[str, ...] = ()
+    """Those of the product's inner loop."""
+    num_warps: int = 0
+    """Of a program, with those that warp specialization adds; 0 is as many as asked for."""
 
 
 def jitted(kernel: str) -> Any:
@@ -93,8 +97,11 @@ def compile_build(build: Build) -> Binary:
     }
     aligned = {
         (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(function.arg_names)
-        if signature[name].startswith("*") or name.startswith("stride_")
+        for index, (name, parameter) in enumerate(
+            zip(function.arg_names, function.params, strict=True)
+        )
+        if (signature[name].startswith("*") and not parameter.do_not_specialize_on_alignment)
+        or name.startswith("stride_")
     }
     compiled = triton.compile(
         ASTSource(fn=function, signature=signature, constexprs=build.constants, attrs=aligned),
@@ -118,6 +125,8 @@ def compile_build(build: Build) -> Binary:
         shared_bytes=compiled.metadata.shared,
         tensor_columns=getattr(compiled.metadata, "tmem_size", 0) or 0,
         opcodes=tuple(opcodes(sass)),
+        loop=tuple(main_loop(sass)),
+        num_warps=compiled.metadata.num_warps,
     )
 
 

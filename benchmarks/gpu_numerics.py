@@ -18,7 +18,8 @@ from torch import Tensor
 from benchmarks.noise_kernel import BLOCK, noise_kernel
 from benchmarks.problem import Problem, make_sampler, make_weight
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
-from tpsample.kernels.tile_table import Tile, all_tiles
+from tpsample.kernels.tile import Tile
+from tpsample.kernels.tile_table import all_tiles
 
 MAX_ERROR = 1.1e-5
 """Of L in log2, for words up to E = 5.5; beyond, 1 - u runs out of bits and the mean counts."""
@@ -197,24 +198,28 @@ def invariance(device: torch.device, dry_run: bool) -> dict[str, Any]:
 
 
 def tiles_to_try(dry_run: bool) -> list[Tile]:
-    """The table's bf16 tiles, and those with another depth of the inner loop."""
+    """The table's bf16 tiles, with another depth of the inner loop, and through descriptors."""
     if dry_run:
         return [Tile(block_v=256, block_b=4, block_d=64, num_warps=1, num_stages=1)]
     tiles = [tile for tile, dtype in all_tiles() if dtype == torch.bfloat16]
     other = [dataclasses.replace(tile, block_d=32 if tile.block_d > 32 else 64) for tile in tiles]
-    return [*tiles, *other]
+    described = [dataclasses.replace(tile, descriptors=True) for tile in tiles]
+    return [*tiles, *other, *described]
 
 
 def best_words(problem: Problem, tile: Tile | None = None) -> Tensor:
     """Each row's winning word, whose upper bits are the bits of its score."""
     sampler = make_sampler(problem.weight, problem.rows)
     if tile is not None:
-        _override_tile(sampler, tile)
-    problem.sampled_by(sampler).step()
-    return sampler.exchange.collect(problem.rows).amax(dim=0).clone()
+        override_tile(sampler, tile)
+    out = sampler.start(problem.hidden_states, problem.batch, problem.positions)
+    words = sampler.exchange.collect(problem.rows).amax(dim=0)
+    sampler.finish(out)
+    return words
 
 
-def _override_tile(sampler: LMHeadSampler, tile: Tile) -> None:
+def override_tile(sampler: LMHeadSampler, tile: Tile) -> None:
+    """Let the sampler take `tile` whatever the table says."""
     backend = sampler._local
     if not hasattr(backend, "_tile"):
         raise AttributeError("the backend takes no tile any more: this check has to change")

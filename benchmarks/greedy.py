@@ -1,13 +1,37 @@
 """A plain greedy LM-head kernel: what the cost of the epilogue is counted against.
 
 The same product, then what one writes first: mask every tile, one (value, index) reduction, store
-both. The published epilogue was counted against the same, so the two costs compare.
+both. The published epilogue was counted against the same, so the two costs compare. It makes the
+streams and scales of its rows too, whose cost goes with rows, not with logits: that is counted
+alone, as `row_noise_kernel`.
 """
 
 import triton
 import triton.language as tl
 
 from tpsample.kernels.lm_head import product_tile
+from tpsample.kernels.rows import store_row_noise
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def row_noise_kernel(
+    # inputs
+    seed_ptr,
+    position_ptr,
+    temperature_ptr,
+    # outputs
+    stream_ptr,
+    stride_stream,
+    scale_ptr,
+    # sizes
+    num_rows,
+    BLOCK_B: tl.constexpr,
+):
+    offs_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    store_row_noise(
+        seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr, offs_b,
+        num_rows, 1, False, False,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows", "vocab_start", "vocab_stop"])
@@ -17,7 +41,13 @@ def greedy_kernel(
     stride_hidden_b,
     weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype
     stride_weight_v,
+    seed_ptr,
+    position_ptr,
+    temperature_ptr,
     # outputs
+    stream_ptr,
+    stride_stream,
+    scale_ptr,
     value_ptr,  # [num_tiles, num_rows] fp32
     index_ptr,  # [num_tiles, num_rows] int32
     # sizes
@@ -36,6 +66,10 @@ def greedy_kernel(
     offs_b = tl.program_id(0) % num_batch_tiles * BLOCK_B + tl.arange(0, BLOCK_B)
     row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
     row_b = tl.minimum(offs_b, num_rows - 1)
+    store_row_noise(
+        seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr, offs_b,
+        num_rows, 1, False, False,
+    )  # fmt: skip
 
     logits_tile = product_tile(
         hidden_ptr,

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 PIPES = ("alu", "imad", "fp", "mufu", "convert", "memory", "other")
 
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
+_LABEL = re.compile(r"^\s*(\.L_x_\d+):")
+_BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
 _MATRIX = re.compile(r"(HMMA|HGMMA|UTC[A-Z]*MMA)(\.|$)")
 _PIPE_OF = {
     "alu": "IADD IADD3 LOP LOP3 PLOP3 SHF LEA ISETP SEL IMNMX VIMNMX VIMNMX3 VIADD VIADDMNMX "
@@ -34,6 +36,33 @@ def opcodes(sass: str) -> list[str]:
     ['REDG.E.MAX.S64.STRONG.SYS']
     """
     return [op for op in _INSTRUCTION.findall(sass) if op != "NOP"]
+
+
+def main_loop(sass: str) -> list[str]:
+    """Instructions of the innermost loop with matrix instructions; [] if there is none.
+
+    The loop of the product: a label up to the last branch back to it.
+
+    >>> main_loop(".L_x_1:\\n /*0010*/ HMMA.16816 R0 ;\\n /*0020*/ BRA `(.L_x_1) ;\\n")
+    ['HMMA.16816', 'BRA']
+    """
+    ops: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[list[str]] = []
+    for line in sass.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(ops)
+            continue
+        ops += opcodes(line)
+        target = _BRANCH.search(line)
+        if target and target[1] in labels:
+            loops.append(ops[labels[target[1]] :])
+    return min((loop for loop in loops if matrix_instruction(loop) != "-"), key=len, default=[])
+
+
+def matrix_instructions(ops: Sequence[str]) -> int:
+    """How many matrix instructions there are."""
+    return sum(_MATRIX.match(op) is not None for op in ops)
 
 
 def pipe_counts(ops: Sequence[str]) -> Counter[str]:
@@ -61,6 +90,8 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
     - Every arrival counter (an atomic add of GPU scope) has a CTA barrier between it and the
       maxima published before: without it the thread that counts can be ahead of other warps'
       maxima, and the last program misses candidates.
+    - Words are cleared behind a CTA barrier after they are read: several threads may hold copies of
+      a word, and one that clears it early would take it from the others.
     """
     faults = []
     if not any(_is(op, "RED", "MAX.S64", "SYS") for op in ops):
@@ -68,12 +99,16 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
     faults += [f"push that waits for an answer: {op}" for op in ops if _is(op, "ATOM", "SYS")]
     faults += [f"waits for the link to drain: {op}" for op in ops if _is(op, "MEMBAR", "SYS")]
 
-    arrivals, published, barrier = 0, False, False
+    arrivals, published, barrier, reading = 0, False, False, False
     for op in ops:
         if _is(op, "RED", "MAX.S64", "GPU") or _is(op, "ATOM", "MAX.S64", "GPU"):
             published, barrier = True, False
         elif op.startswith("BAR."):
-            barrier = True
+            barrier, reading = True, False
+        elif _is(op, "LD", "64", "SYS"):
+            reading = True
+        elif reading and _is(op, "ST", "64"):
+            faults.append(f"no CTA barrier between reading the words and clearing them: {op}")
         elif _is(op, "RED", "ADD", "GPU") or _is(op, "ATOM", "ADD", "GPU"):
             arrivals += 1
             if not published:

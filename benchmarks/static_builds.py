@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -14,11 +14,13 @@ import triton
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
 from tpsample.control_launch import CONTROL_POINTERS, control_arguments
-from tpsample.kernels.tile_table import Tile, is_short
+from tpsample.kernels.tile import Gpu, Tile
+from tpsample.kernels.tile_table import MAX_BLOCK_B, is_short, rule
 from tpsample.triton_backend import ROW_BLOCK
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
 GREEDY = "benchmarks.greedy:greedy_kernel"
+ROW_NOISE = "benchmarks.greedy:row_noise_kernel"
 HIDDEN_SIZE = 4096
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -64,6 +66,7 @@ _TYPES = {
     "logit_softcap": "fp32",
 }
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
+_DESCRIBED = ("hidden_ptr", "weight_ptr")
 
 # Compile-time arguments as in the common case; what a variant changes is passed over them.
 _CONSTANTS = {
@@ -75,6 +78,8 @@ _CONSTANTS = {
     "MANY_SAMPLES": False,
     "ROUNDS": 10,
     "INTERPRET": False,
+    "DESCRIPTORS": False,
+    "WARP_SPECIALIZE": False,
     "PUSH": False,
     "HIDDEN_SIZE": HIDDEN_SIZE,
     "BLOCK_W": 8,
@@ -105,6 +110,11 @@ _FEATURES: dict[str, dict[str, Any]] = {
 _NO_EDITS = {"BIASES": False, "PENALTIES": False, "DRAFTS": False}
 # A control that is off is passed as None: a kernel that used it then would not compile.
 _CONTROL_SWITCHES = ("MASKS", "BIASES", "PENALTIES", "DRAFTS")
+
+
+_SMALLEST, _MIDDLE, _LARGEST = (
+    rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, 64, MAX_BLOCK_B)
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,8 @@ class Subject:
                     constants["MASKS"],
                     constants["BIASES"] or constants["PENALTIES"],
                 ),
+                "DESCRIPTORS": self.tile.descriptors,
+                "WARP_SPECIALIZE": self.tile.warp_specialize,
             }
         function = jitted(kernel)
         compile_time = {function.arg_names[i] for i in function.constexprs}
@@ -154,6 +166,10 @@ class Subject:
         )
 
     def _type_of(self, argument: str) -> str:
+        if self.tile is not None and self.tile.descriptors and argument in _DESCRIBED:
+            assert self.dtype is not None
+            rows = self.tile.block_b if argument == "hidden_ptr" else self.tile.block_v
+            return f"tensordesc<{DTYPES[self.dtype]}[{rows}, {self.tile.block_d}]>"
         if argument in _WEIGHT_TYPED and self.dtype is not None:
             return f"*{DTYPES[self.dtype]}"
         if argument.endswith("_ptr"):
@@ -163,7 +179,7 @@ class Subject:
 
 # Kernels that do not touch the weight: their constants and warps, as their launches have them.
 _SMALL = {
-    "tpsample.kernels.rows:row_noise_kernel": ({"BLOCK": ROW_BLOCK}, 4),
+    ROW_NOISE: ({"BLOCK_B": 64}, 4),
     "tpsample.kernels.finish:finish_kernel": ({"BLOCK": ROW_BLOCK}, 4),
     "tpsample.kernels.token_mask:token_mask_kernel": (
         {
@@ -210,7 +226,9 @@ def package_kernels() -> set[str]:
 
 
 def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool) -> list[Subject]:
-    """Every tile plain; pushing to peers and with every feature at batch tile 64, or if `every`.
+    """Every tile plain. Pushing to peers at batch tile 64. With every feature, and from sm_90
+    through descriptors, there and with the smallest and the largest tile. Warp specialized at one.
+    Or, if `every`, all of these with every tile.
 
     fp16 differs from bf16 in the name of the instruction: one tile shows that.
     """
@@ -218,17 +236,25 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
     for tile, dtype in tiles:
         if dtype == torch.float16 and tile.block_b != 16 and not every:
             continue
-        at_64 = tile.block_b == 64 and dtype == torch.bfloat16
+        bf16 = dtype == torch.bfloat16
+        at_64 = tile.block_b == 64 and bf16
         counted = at_64 and arch == 90
         found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
         if every or at_64:
             found.append(Subject(LM_HEAD, "push", arch, dtype, tile, constants={"PUSH": True}))
+        if every or at_64 or (bf16 and tile in (_SMALLEST, _LARGEST)):
             constants = _EVERYTHING if is_short(tile) else _EVERYTHING | _NO_EDITS
             found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, constants=constants))
         if counted:
             for name, constants in _FEATURES.items():
                 if is_short(tile) or not {"BIASES", "PENALTIES"} & set(constants):
                     found.append(Subject(LM_HEAD, name, arch, dtype, tile, True, constants))
+        described = replace(tile, descriptors=True)
+        if arch >= 90 and bf16 and (every or at_64 or tile in (_SMALLEST, _LARGEST)):
+            found.append(Subject(LM_HEAD, "plain", arch, dtype, described))
+        if arch >= 100 and ((every and tile.block_b < 256) or at_64) and bf16:
+            specialized = replace(described, warp_specialize=True)
+            found.append(Subject(LM_HEAD, "plain", arch, dtype, specialized))
     return found
 
 

@@ -11,6 +11,7 @@ GPU; `--all` also every variant of every entry. Exits with 1 if a requirement fa
 - at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
   greedy one (`benchmarks.greedy`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
+- tiles with descriptors load through them (UTMALDG) and in no other way;
 - kernels that write to peers keep the memory order of `benchmarks.sass.push_order_faults`.
 
 Instructions are counted in SASS, both sides of a branch: they compare kernels and predict no
@@ -32,9 +33,17 @@ import torch
 import triton
 
 from benchmarks.aot import GPUS, Binary, compile_all, programs_per_sm
-from benchmarks.sass import PIPES, matrix_instruction, pipe_counts, push_order_faults, spills
-from benchmarks.static_builds import DTYPES, GREEDY, LM_HEAD, Subject, lm_head, subjects
-from tpsample.kernels.tile_table import Tile, all_tiles
+from benchmarks.sass import (
+    PIPES,
+    matrix_instruction,
+    matrix_instructions,
+    pipe_counts,
+    push_order_faults,
+    spills,
+)
+from benchmarks.static_builds import DTYPES, GREEDY, LM_HEAD, ROW_NOISE, Subject, lm_head, subjects
+from tpsample.kernels.tile import Tile
+from tpsample.kernels.tile_table import all_tiles
 
 MAX_EPILOGUE = 30.0
 FLASHSAMPLING_EPILOGUE = 104.8
@@ -48,6 +57,8 @@ class Row:
 
     Attributes:
         weight_bytes_in_flight: per SM with the pipeline full, every stage but the one multiplied.
+        instructions: of the whole kernel, each counted once.
+        loop_per_product: of the inner loop, per matrix instruction in it.
         epilogue: instructions per logit over the greedy kernel, in all and by pipe.
         faults: requirements that fail.
     """
@@ -63,6 +74,8 @@ class Row:
     matrix: str
     shared_bytes: int
     programs_per_sm: int
+    instructions: int
+    loop_per_product: float | None = None
     weight_bytes_in_flight: int | None = None
     epilogue: float | None = None
     epilogue_by_pipe: dict[str, float] = field(default_factory=dict)
@@ -86,7 +99,8 @@ def report(
 def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     """The row of a compiled subject, with its faults."""
     gpu, tile = GPUS[subject.arch], subject.tile
-    num_warps = tile.num_warps if tile else subject.num_warps
+    num_warps = binary.num_warps or (tile.num_warps if tile else subject.num_warps)
+    products = matrix_instructions(binary.loop)
     row = Row(
         kernel=subject.kernel.split(":")[1],
         variant=subject.variant,
@@ -99,6 +113,8 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         matrix=matrix_instruction(binary.opcodes),
         shared_bytes=binary.shared_bytes,
         programs_per_sm=programs_per_sm(binary, num_warps, gpu),
+        instructions=len(binary.opcodes),
+        loop_per_product=len(binary.loop) / products if products else None,
     )
     if row.spills or row.stack_bytes:
         row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
@@ -109,6 +125,9 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     row.weight_bytes_in_flight = row.programs_per_sm * (tile.num_stages - 1) * stage_bytes
     if subject.dtype != torch.float32 and row.matrix != gpu.matrix_instruction:
         row.faults.append(f"expected {gpu.matrix_instruction} on {gpu.name}, got {row.matrix}")
+    loads = {op.split(".")[0] for op in binary.opcodes if op.startswith(("UTMALDG", "LDGSTS"))}
+    if tile.descriptors and loads != {"UTMALDG"}:
+        row.faults.append(f"expected loads by descriptor (UTMALDG), got {sorted(loads)}")
     if subject.constants.get("PUSH"):
         row.faults += push_order_faults(binary.opcodes)
     if subject.epilogue and greedy is not None:
@@ -129,14 +148,15 @@ def held_to_limit(row: Row, tile: Tile) -> bool:
 
 
 def tile_text(tile: Tile) -> str:
-    """128×64×64/8w/3s: vocabulary × batch × hidden, warps, stages."""
+    """128×64×64/8w/3s: vocabulary × batch × hidden, warps, stages; tma, ws: how it loads."""
     blocks = f"{tile.block_v}×{tile.block_b}×{tile.block_d}"
-    return f"{blocks}/{tile.num_warps}w/{tile.num_stages}s"
+    flags = "/tma" * tile.descriptors + "/ws" * tile.warp_specialize
+    return f"{blocks}/{tile.num_warps}w/{tile.num_stages}s{flags}"
 
 
 HEADERS = [
     "kernel", "variant", "sm", "dtype", "V×B×D tile", "regs", "stack", "spills", "matrix", "shared",
-    "/SM", "in flight", "+instr", *PIPES,
+    "/SM", "in flight", "loop", "+instr", *PIPES,
 ]  # fmt: skip
 
 
@@ -157,6 +177,7 @@ def cells(row: Row) -> list[str]:
         f"{row.shared_bytes / 1024:.0f}K",
         str(row.programs_per_sm),
         "" if flight is None else f"{flight / 1024:.0f}K",
+        "" if row.loop_per_product is None else f"{row.loop_per_product:.0f}",
         "" if epilogue is None else f"{epilogue:.1f}",
         *pipes,
     ]
@@ -165,7 +186,10 @@ def cells(row: Row) -> list[str]:
 def print_table(rows: list[Row]) -> None:
     """With rich if it is installed, else in plain columns."""
     lines = [cells(row) for row in rows]
-    title = "Compiled kernels; +instr: SASS per logit over a greedy epilogue, then by pipe"
+    title = (
+        "Compiled kernels; loop: SASS of the inner loop per matrix instruction; "
+        "+instr: SASS per logit over a greedy epilogue, then by pipe"
+    )
     try:
         from rich.console import Console
         from rich.table import Table
@@ -184,13 +208,15 @@ def print_table(rows: list[Row]) -> None:
 
 
 def print_verdict(rows: list[Row]) -> None:
-    """The cost of the epilogue beside the published one, then every fault."""
+    """The cost of the epilogue beside the published one and that of the rows, then every fault."""
     for row in rows:
         if row.arch == 90 and row.kernel == LM_HEAD.split(":")[1] and row.epilogue is not None:
             print(
                 f"epilogue on sm_90, {row.dtype}, tile {row.tile}, {row.variant}: "
                 f"{row.epilogue:.1f} instructions per logit over greedy"
             )
+        if row.arch == 90 and row.kernel == ROW_NOISE.split(":")[1]:
+            print(f"streams and scales of 64 rows: {row.instructions} instructions per program")
     print(
         f"published rival at batch tile 64: {FLASHSAMPLING_EPILOGUE} (arXiv 2603.15854, our count)"
     )

@@ -82,11 +82,15 @@ def measure(
     return {name: Timing(tuple(times[name]), prepared[name][1]) for name in candidates}
 
 
-def _prepare(step: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], bool]:
-    """`step` warmed up and, if it can be, captured; and whether it was."""
+def captured(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """A call that replays `step` from a CUDA graph, captured after a warm-up; on a CPU the step.
+
+    Raises:
+        RuntimeError, AssertionError: it cannot be captured.
+    """
     if device.type != "cuda":
         step()
-        return step, False
+        return step
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -99,12 +103,19 @@ def _prepare(step: Callable[[], object], device: torch.device) -> tuple[Callable
         # thread_local: the watchdog thread of NCCL queries events meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()
-    except (RuntimeError, AssertionError):
+    finally:
         torch.cuda.synchronize()
-        return step, False
     graph.replay()
     torch.cuda.synchronize()
-    return graph.replay, True
+    return graph.replay
+
+
+def _prepare(step: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], bool]:
+    """`step` warmed up and, if it can be, captured; and whether it was."""
+    try:
+        return captured(step, device), device.type == "cuda"
+    except (RuntimeError, AssertionError):
+        return step, False
 
 
 def _once_on_gpu(

@@ -16,7 +16,7 @@ from tests.distribution import chi_squared_p
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.ranks import Ranks
-from tpsample.kernels.tile_table import Tile
+from tpsample.kernels.tile import Tile
 from tpsample.score import Head
 from tpsample.torch_backend import TorchBackend
 from tpsample.triton_backend import TritonBackend

@@ -15,36 +15,35 @@ from tpsample.exchange.ranks import Ranks
 from tpsample.kernels.epilogue import best_word, pack
 from tpsample.kernels.finish import decode, finish_kernel
 from tpsample.kernels.noise import noise_tile
-from tpsample.kernels.rows import row_noise_kernel
+from tpsample.kernels.rows import store_row_noise
 from tpsample.score import Head, RowNoise
 from tpsample.triton_backend import TritonBackend
 
 INF, NAN = math.inf, math.nan
 
 
-def test_row_kernel_makes_streams_and_scales():
-    """Streams, scales and cleared words of the oracle; what lies behind them stays."""
+@triton.jit
+def row_probe(
+    seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr, num_rows,
+    num_samples, B: tl.constexpr,
+):  # fmt: skip
+    store_row_noise(
+        seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr,
+        tl.program_id(0) * B + tl.arange(0, B), num_rows, num_samples, True, True,
+    )  # fmt: skip
+
+
+def test_rows_get_the_streams_and_scales_of_the_oracle():
+    """And what lies behind them stays."""
     case = Case.make(37, 6)
     samples, slots, canary = 3, 18, 0x5A5A5A5A
     streams = torch.full((4, slots + 4), canary, dtype=torch.int32)
     scale = torch.full((slots + 4,), -77.0)
-    words = torch.full((2, slots + 4), canary, dtype=torch.int64)
     batch = case.batch
-    row_noise_kernel[(3,)](
-        seed_ptr=batch.seed,
-        position_ptr=case.positions,
-        temperature_ptr=batch.temperature,
-        stream_ptr=streams,
-        stride_stream=streams.stride(0),
-        scale_ptr=scale,
-        words_ptr=words,
-        stride_words_c=words.stride(0),
-        num_rows=6,
-        num_slots=slots,
-        num_chunks=2,
-        INTERPRET=True,
-        BLOCK=8,
-    )
+    row_probe[(2,)](
+        batch.seed, case.positions, batch.temperature, streams, streams.stride(0), scale, 6,
+        samples, B=4,
+    )  # fmt: skip
     rows = RowNoise.of(batch, case.positions, samples, 10)
     for word_index in range(3):
         expected = torch.cat([stream[word_index][:, 0] for stream in rows.streams])
@@ -54,18 +53,18 @@ def test_row_kernel_makes_streams_and_scales():
     gain = torch.where(rows.random[:, 0], -1.0, 0.0).repeat(samples)
     assert torch.equal(streams[3, :slots].contiguous().view(torch.float32), gain)
     assert torch.equal(scale[:6], rows.scale[:, 0])
-    assert (words[:, :slots] == 0).all()
-    assert (streams[:, slots:] == canary).all() and (words[:, slots:] == canary).all()
-    assert (scale[6:] == -77.0).all()
+    assert (streams[:, slots:] == canary).all() and (scale[6:] == -77.0).all()
 
 
-def test_finish_kernel_writes_its_rows_alone():
+def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():
     words = word.pack(torch.randn(3, 10), torch.arange(30).view(3, 10))
     words[:, 4] = 0
+    memory = torch.cat([words, torch.full((3, 2), -77)], dim=1)
     tokens, status = torch.full((14,), -77), torch.full((9,), -77, dtype=torch.int32)
     finish_kernel[(1,)](
-        words, words.stride(0), tokens, status, num_rows=5, num_samples=2, num_sources=3, BLOCK=8
+        memory, memory.stride(0), tokens, status, num_rows=5, num_samples=2, num_sources=3, BLOCK=8
     )
+    assert (memory[:, :10] == 0).all() and (memory[:, 10:] == -77).all()
     expected, expected_status = word.decode(words.amax(dim=0).view(2, 5))
     assert tokens[:10].tolist() == expected.T.flatten().tolist()
     assert status[:5].tolist() == expected_status.amax(dim=0).tolist()

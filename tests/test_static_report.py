@@ -1,5 +1,6 @@
 """The kernels compiled ahead of time, and whether the report can say no."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -8,7 +9,15 @@ import sys
 import pytest
 
 from benchmarks.aot import GPUS, Binary, programs_per_sm
-from benchmarks.sass import matrix_instruction, opcodes, pipe_counts, push_order_faults, spills
+from benchmarks.sass import (
+    main_loop,
+    matrix_instruction,
+    matrix_instructions,
+    opcodes,
+    pipe_counts,
+    push_order_faults,
+    spills,
+)
 from benchmarks.static_builds import lm_head
 from benchmarks.static_report import MAX_EPILOGUE, judge
 from tpsample.kernels.tile_table import all_tiles
@@ -35,7 +44,9 @@ def test_every_kernel_meets_the_requirements(tmp_path, capsys):
     assert [fault for row in rows for fault in row["faults"]] == []
     assert status == 0
     compiled = {(row["arch"], row["tile"]) for row in rows if row["tile"]}
-    assert len(compiled) == 3 * len({tile for tile, _ in all_tiles()})
+    plain = {entry for entry in compiled if "tma" not in entry[1]}
+    assert len(plain) == 3 * len({tile for tile, _ in all_tiles()})
+    assert {arch for arch, tile in compiled - plain} == {90, 100}
     assert {row["dtype"] for row in rows} >= {"bf16", "fp16", "fp32"}
     assert any(row["epilogue"] is not None for row in rows)
 
@@ -124,6 +135,45 @@ SASS = """
 """
 
 
+LOOPS = """
+.L_x_1:
+        /*0000*/                   LDG.E R1, [R2] ;
+.L_x_2:
+        /*0010*/                   UTMALDG.2D [UR8], [UR4] ;
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0040*/              @!P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*0050*/                   FADD R1, R1, R1 ;
+        /*0060*/               @P1 BRA `(.L_x_3) ;
+        /*0070*/               @P1 BRA `(.L_x_1) ;
+        /*0080*/               @P1 BRA `(.L_x_4) ;
+.L_x_4:
+"""
+
+
+def test_the_loop_of_the_product_is_the_innermost_with_matrix_instructions():
+    loop = main_loop(LOOPS)
+    assert [op.split(".")[0] for op in loop] == ["UTMALDG", "HGMMA", "HGMMA", "BRA"]
+    assert matrix_instructions(loop) == 2
+    assert main_loop(SASS) == []
+
+
+@pytest.mark.parametrize(
+    ("load", "fault"), [("UTMALDG.2D", None), ("LDGSTS.E.BYPASS.128", "got ['LDGSTS']")]
+)
+def test_a_tile_with_descriptors_must_load_through_them(load, fault):
+    described = dataclasses.replace(TILE_64, descriptors=True)
+    compiled = binary(load, "HGMMA.64x64x16.F32.BF16")
+    faults = judge(lm_head(90, described, DTYPE), compiled, None).faults
+    assert faults == [] if fault is None else fault in faults[0]
+
+
+def test_warps_of_warp_specialization_count_for_occupancy():
+    compiled = Binary(64, 0, 0, 0, ("HGMMA.64x64x16",), num_warps=16)
+    assert judge(lm_head(90, TILE_64, DTYPE), compiled, None).programs_per_sm == 2
+
+
 def test_reading_sass():
     ops = opcodes(SASS)
     assert ops[:2] == ["LDC", "BRA"] and len(ops) == 8
@@ -142,6 +192,7 @@ def push_sass(*names: str) -> list[str]:
         "fence gpu": "MEMBAR.ALL.GPU",
         "arrive": "ATOMG.E.ADD.STRONG.GPU PT, R6, desc[UR6][R4.64], R7",
         "read": "LDG.E.64.STRONG.SYS R2, desc[UR6][R2.64]",
+        "clear": "STG.E.64 desc[UR6][R2.64], RZ",
         "push": "REDG.E.MAX.S64.STRONG.SYS desc[UR6][R8.64], R2",
         "push and wait": "ATOMG.E.MAX.S64.STRONG.SYS PT, R6, desc[UR6][R8.64], R2",
         "push sm_80": "RED.E.MAX.S64.STRONG.SYS [R6.64], R2",
@@ -152,12 +203,13 @@ def push_sass(*names: str) -> list[str]:
     return opcodes(text)
 
 
-GOOD = ["max", "barrier", "fence gpu", "arrive", "barrier", "read", "push", "push"]
+GOOD = ["max", "barrier", "fence gpu", "arrive", "barrier"]
+GOOD += ["read", "read", "barrier", "clear", "push", "push"]
 
 
 @pytest.mark.parametrize(
     "names",
-    [GOOD, [*GOOD[:6], "push sm_80"], ["max", "max", *GOOD[1:]]],
+    [GOOD, [*GOOD[:9], "push sm_80"], ["max", "max", *GOOD[1:]]],
     ids=["sm_90", "sm_80", "several maxima"],
 )
 def test_the_right_memory_order_passes(names):
@@ -171,9 +223,11 @@ def test_the_right_memory_order_passes(names):
         (["barrier", "max", "arrive", "push"], "no CTA barrier"),
         ([*GOOD, "max", "arrive"], "no CTA barrier"),
         ([*GOOD, "fence sys"], "waits for the link"),
-        ([*GOOD[:6], "fence sc", "push"], "waits for the link"),
-        ([*GOOD[:6], "push and wait"], "waits for an answer"),
-        (GOOD[:6], "no push"),
+        ([*GOOD[:9], "fence sc", "push"], "waits for the link"),
+        ([*GOOD[:9], "push and wait"], "waits for an answer"),
+        (GOOD[:9], "no push"),
+        ([*GOOD[:7], "clear", *GOOD[7:]], "between reading the words and clearing"),
+        ([*GOOD, "read", "clear"], "between reading the words and clearing"),
         (["arrive", *GOOD], "before any maximum"),
         (["max", "barrier", "push"], "no arrival counter"),
     ],

@@ -12,7 +12,7 @@ from tests.ranks import run_ranks
 from tpsample import LMHeadSampler, SampleOutput, SamplingParams, VocabShard
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.ranks import Ranks
-from tpsample.kernels.tile_table import Tile
+from tpsample.kernels.tile import Tile
 from tpsample.score import Head
 from tpsample.triton_backend import TritonBackend
 

@@ -12,6 +12,7 @@ import torch
 from tpsample.checks import SamplerArguments, resolve_shards
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
+from tpsample.kernels import tile_table
 from tpsample.noise import LAYOUT
 from tpsample.seeds import SeedSource
 from tpsample.vocab_shard import VocabShard
@@ -29,6 +30,7 @@ _MUST_MATCH = [
     "chunks",
     "philox_rounds",
     "backend",
+    "tile_table",
     "device",
 ]
 
@@ -134,6 +136,7 @@ def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
         "chunks": arguments.chunks,
         "philox_rounds": arguments.philox_rounds,
         "backend": backend,
+        "tile_table": tile_table.fingerprint() if backend == "triton" else None,
         "device": weight.device.type,
         "reach": reach(backend, weight.device),
         "seed_root": SeedSource().root,

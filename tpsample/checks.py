@@ -203,7 +203,7 @@ def check_num_samples(num_samples: int | None) -> int:
 def positions_tensor(
     positions: Tensor | int, rows: int, device: torch.device, out: Tensor | None = None
 ) -> Tensor:
-    """int64 [rows] from a tensor or one int for all rows; `out` is reused for the int."""
+    """int64 [rows], contiguous, from a tensor or one int for all rows, which goes into `out`."""
     if isinstance(positions, int) and not isinstance(positions, bool):
         if not 0 <= positions < 2**63:
             raise ValueError(f"positions: expected 0 <= position < 2^63, got {positions}")
@@ -220,7 +220,7 @@ def positions_tensor(
             f"positions: expected an int or an int64 tensor [{rows}] on {device}, "
             f"got {_describe(positions)}"
         )
-    return positions
+    return positions.contiguous()
 
 
 def _check_weight(weight: Tensor) -> None:

@@ -52,10 +52,7 @@ def control_arguments(controls: StepControls | None) -> dict[str, Any]:
     """What `lm_head_kernel` takes of a step's controls; None, which compiles to nothing, for what
     is off."""
     if controls is None:
-        return dict.fromkeys(CONTROL_POINTERS) | {
-            "state_width": 0, "max_drafts": 0,
-            "MASKS": False, "BIASES": False, "PENALTIES": False, "DRAFTS": False,
-        }  # fmt: skip
+        return _OFF
     rows, state, tables = controls.rows, controls.state, controls.rows.tables
     return {
         "state_slot_ptr": rows.slots,
@@ -87,3 +84,12 @@ CONTROL_POINTERS = (
     "draft_ptr",
     "num_drafts_ptr",
 )
+
+_OFF: dict[str, Any] = dict.fromkeys(CONTROL_POINTERS) | {
+    "state_width": 0,
+    "max_drafts": 0,
+    "MASKS": False,
+    "BIASES": False,
+    "PENALTIES": False,
+    "DRAFTS": False,
+}

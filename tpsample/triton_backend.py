@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
 from tpsample.batch import SamplingBatch
 from tpsample.control_launch import control_arguments, make_mask
+from tpsample.descriptors import describe, fits_descriptor
 from tpsample.exchange.base import Exchange
 from tpsample.kernels.finish import finish_kernel
 from tpsample.kernels.lm_head import lm_head_kernel
-from tpsample.kernels.rows import row_noise_kernel
-from tpsample.kernels.tile_table import MAX_BLOCK_B, Tile, interpreter_tile, tile_for
+from tpsample.kernels.tile import Gpu, Tile
+from tpsample.kernels.tile_table import MAX_BLOCK_B, interpreter_tile, tile_for
 from tpsample.output import SampleOutput
 from tpsample.score import Head, RowNoise
 from tpsample.stored_rows import LogitsBuffer, StoredRows
@@ -22,11 +26,19 @@ INTERPRET: bool = triton.knobs.runtime.interpret
 ROW_BLOCK = 64
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """What of a launch does not change from step to step."""
+
+    grid: tuple[int]
+    arguments: dict[str, Any]
+
+
 class TritonBackend:
     """Best word per row over this rank's vocabulary rows. Twin: `tpsample.torch_backend`.
 
-    All buffers are made here. A step launches `row_noise_kernel`, one `lm_head_kernel` per part
-    and `finish_kernel`, or what the exchange has in its place.
+    All buffers are made here. A step launches one `lm_head_kernel` per part, then `finish_kernel`
+    or what the exchange has in its place: two launches, but for `chunks` of host-side exchanges.
 
     Args:
         weight: [V_local, D]; rows behind the shard are never seen.
@@ -51,44 +63,26 @@ class TritonBackend:
         self._weight, self._bias, self._shard, self._head = weight, bias, shard, head
         self._rounds, self._exchange, self._tile = rounds, exchange, tile
         self._logits = LogitsBuffer(len(shard), weight.device)
-        slots, device = exchange.max_rows, weight.device
-        self._num_sms = 0
-        if device.type == "cuda":
-            self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self._gpu = Gpu.of(weight.device)
+        self._describable = len(shard) > 0 and fits_descriptor(weight)
         # A batch tile may reach past the last row, by less than its own size.
-        padded = slots + MAX_BLOCK_B
-        self._streams = torch.zeros(4, padded, dtype=torch.int32, device=device)
-        self._scale = torch.ones(padded, dtype=torch.float32, device=device)
+        padded = exchange.max_rows + MAX_BLOCK_B
+        self._streams = torch.zeros(4, padded, dtype=torch.int32, device=weight.device)
+        self._scale = torch.ones(padded, dtype=torch.float32, device=weight.device)
+        self._launches: dict[tuple[Any, ...], _Launch | None] = {}
 
     def begin(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
     ) -> None:
-        """Make the row streams and clear this rank's words; without samples there are none."""
-        num_rows = hidden_states.shape[0]
+        """Take the inputs of a step; without samples it only stores logits."""
         self._hidden_states, self._num_samples = hidden_states, num_samples
         self._batch, self._positions = batch, positions
-        self._stored = self._logits.take(len(batch.host_stored))
+        if batch.stored is not None:
+            self._stored = self._logits.take(len(batch.host_stored))
         self._controls = None
         if batch.controls is not None:
             self._controls = batch.controls.step(self._shard, make_mask)
-        if num_samples == 0:
-            return
-        words = self._exchange.words
-        row_noise_kernel[(triton.cdiv(num_rows * num_samples, ROW_BLOCK),)](
-            seed_ptr=batch.seed,
-            position_ptr=positions,
-            temperature_ptr=batch.temperature,
-            stream_ptr=self._streams,
-            stride_stream=self._streams.stride(0),
-            scale_ptr=self._scale,
-            words_ptr=words[:, self._exchange.own],
-            stride_words_c=words.stride(0),
-            num_rows=num_rows,
-            num_slots=num_rows * num_samples,
-            num_chunks=words.shape[0],
-            INTERPRET=INTERPRET,
-            BLOCK=ROW_BLOCK,
-        )
+        self._exchange.begin()
 
     def run(self, part: int, words: Tensor) -> None:
         """Leave the part's best words in `words` [num_samples · B], sample-major.
@@ -96,64 +90,99 @@ class TritonBackend:
         A part is a chunk; or all chunks at once, `words` being those of the first, if the
         exchange works in the kernel.
         """
-        num_rows, hidden_size = self._hidden_states.shape
+        hidden_states, batch = self._hidden_states, self._batch
+        num_rows, stores = hidden_states.shape[0], batch.stored is not None
         controls = control_arguments(self._controls)
         edits = controls["BIASES"] or controls["PENALTIES"]
-        tile = self._tile or (
-            interpreter_tile(num_rows, hidden_size)
-            if INTERPRET
-            else tile_for(
-                num_rows, len(self._shard), self._num_sms, self._weight.dtype, edits=edits
-            )
+        tile = self._tile_of(num_rows, edits)
+        described = tile.descriptors and self._describable and fits_descriptor(hidden_states)
+        block_e = tile.block_e(self._num_samples != 1, controls["MASKS"], edits)
+        key = (part, num_rows, self._num_samples, stores, tile, described, block_e)
+        if key not in self._launches:
+            self._launches[key] = self._prepare(*key)
+        launch = self._launches[key]
+        if launch is None:
+            return
+        lm_head_kernel[launch.grid](
+            hidden_ptr=describe(hidden_states, tile.block_b, tile) if described else hidden_states,
+            stride_hidden_b=hidden_states.stride(0),
+            seed_ptr=batch.seed,
+            position_ptr=self._positions,
+            temperature_ptr=batch.temperature,
+            slot_ptr=batch.stored_slot if stores else self._streams,
+            logits_ptr=self._stored if stores else self._scale,
+            stride_logits_b=self._stored.stride(0) if stores else 0,
+            words_ptr=words,
+            **controls,
+            **launch.arguments,
         )
+
+    def _tile_of(self, num_rows: int, edits: bool) -> Tile:
+        """What the table says, or what overrides it."""
+        if self._tile is not None:
+            return self._tile
+        hidden_size, dtype = self._weight.shape[1], self._weight.dtype
+        if INTERPRET:
+            return interpreter_tile(num_rows, hidden_size)
+        return tile_for(num_rows, len(self._shard), hidden_size, dtype, self._gpu, edits)
+
+    def _prepare(
+        self,
+        part: int,
+        num_rows: int,
+        num_samples: int,
+        stores: bool,
+        tile: Tile,
+        described: bool,
+        block_e: int,
+    ) -> _Launch | None:
+        """Grid and arguments that stay the same from step to step; None if the part is empty."""
         start, stop = self._shard.start, self._shard.stop
-        num_tiles = triton.cdiv(stop - start // 4 * 4, tile.block_v) if stop > start else 0
+        num_tiles = -(-(stop - start // 4 * 4) // tile.block_v) if stop > start else 0
         if self._exchange.in_kernel:
             num_tiles = max(num_tiles, self._exchange.chunks)
         parts = self._exchange.parts
         first, last = (num_tiles * p // parts for p in (part, part + 1))
         if first == last:
-            return
-        stores = self._batch.stored is not None
-        lm_head_kernel[((last - first) * triton.cdiv(num_rows, tile.block_b),)](
-            hidden_ptr=self._hidden_states,
-            stride_hidden_b=self._hidden_states.stride(0),
-            weight_ptr=self._weight,
-            stride_weight_v=self._weight.stride(0),
-            bias_ptr=self._weight if self._bias is None else self._bias,
-            stream_ptr=self._streams,
-            stride_stream=self._streams.stride(0),
-            scale_ptr=self._scale,
-            slot_ptr=self._batch.stored_slot if stores else self._streams,
-            logits_ptr=self._stored if stores else self._scale,
-            stride_logits_b=self._stored.stride(0),
-            **controls,
-            words_ptr=words,
-            num_rows=num_rows,
-            num_samples=self._num_samples,
-            vocab_start=start,
-            vocab_stop=stop,
-            first_tile=first,
-            num_tiles=num_tiles,
-            logit_scale=float(self._head.logit_scale),
-            logit_softcap=float(self._head.logit_softcap or 1.0),
-            HAS_SCALE=self._head.logit_scale != 1.0,
-            HAS_SOFTCAP=self._head.logit_softcap is not None,
-            HAS_BIAS=self._bias is not None,
-            STORE_LOGITS=stores,
-            MANY_SAMPLES=self._num_samples != 1,
-            ROUNDS=self._rounds,
-            INTERPRET=INTERPRET,
-            HIDDEN_SIZE=hidden_size,
-            BLOCK_V=tile.block_v,
-            BLOCK_B=tile.block_b,
-            BLOCK_D=tile.block_d,
-            BLOCK_E=tile.block_e(self._num_samples != 1, controls["MASKS"], edits),
+            return None
+        weight = self._weight
+        arguments = {
+            "weight_ptr": describe(weight[: stop - start], tile.block_v, tile)
+            if described
+            else weight,
+            "stride_weight_v": weight.stride(0),
+            "bias_ptr": weight if self._bias is None else self._bias,
+            "stream_ptr": self._streams,
+            "stride_stream": self._streams.stride(0),
+            "scale_ptr": self._scale,
+            "num_rows": num_rows,
+            "num_samples": num_samples,
+            "vocab_start": start,
+            "vocab_stop": stop,
+            "first_tile": first,
+            "num_tiles": num_tiles,
+            "logit_scale": float(self._head.logit_scale),
+            "logit_softcap": float(self._head.logit_softcap or 1.0),
+            "HAS_SCALE": self._head.logit_scale != 1.0,
+            "HAS_SOFTCAP": self._head.logit_softcap is not None,
+            "HAS_BIAS": self._bias is not None,
+            "STORE_LOGITS": stores,
+            "MANY_SAMPLES": num_samples != 1,
+            "ROUNDS": self._rounds,
+            "INTERPRET": INTERPRET,
+            "DESCRIPTORS": described,
+            "WARP_SPECIALIZE": described and tile.warp_specialize,
+            "HIDDEN_SIZE": weight.shape[1],
+            "BLOCK_V": tile.block_v,
+            "BLOCK_B": tile.block_b,
+            "BLOCK_D": tile.block_d,
+            "BLOCK_E": block_e,
             **self._exchange.kernel_arguments(),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            enable_fp_fusion=False,
-        )
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+            "enable_fp_fusion": False,
+        }
+        return _Launch(((last - first) * -(-num_rows // tile.block_b),), arguments)
 
     def stored_rows(self) -> StoredRows:
         """The logits of `batch.stored`, after the last `run` of a step."""
@@ -167,9 +196,10 @@ class TritonBackend:
         )
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
-        """Write tokens and status of the winners of `words` [sources, num_samples · B]."""
+        """Write tokens and status of the winners of `words` [sources, num_samples · B], and zero
+        those."""
         num_rows = out.status.shape[0]
-        finish_kernel[(triton.cdiv(num_rows, ROW_BLOCK),)](
+        finish_kernel[(-(-num_rows // ROW_BLOCK),)](
             words_ptr=words,
             stride_words_s=words.stride(0),
             token_ptr=out.token_ids,

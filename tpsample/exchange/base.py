@@ -16,9 +16,13 @@ from tpsample.output import SampleOutput
 class Exchange:
     """Moves candidate words between ranks; this base class is the exchange of one rank.
 
-    A step is: the local step writes this rank's words of every part of its vocabulary into
-    `own_words(part)`, `publish(part)` after each, `finish` at the end. All ranks make these
+    A step is: `begin`; the local step writes this rank's words of every part of its vocabulary
+    into `own_words(part)`, `publish(part)` after each; `finish` at the end. All ranks make these
     calls in the same order with the same number of rows. Buffers are allocated here, once.
+
+    Words are zero between steps: the kernel that reads them last clears them, so that no step has
+    to. Of a step that was begun and never finished some may be left; the next `begin` clears those.
+    A captured graph does not call `begin`: after such a step `reset` comes before its replay.
 
     Attributes:
         name: as in the `exchange` argument of `LMHeadSampler`; "none" for one rank.
@@ -42,9 +46,11 @@ class Exchange:
         self.own = 0
         self.integers = IntegerExchange(ranks)
         self.words = torch.zeros(chunks, sources, max_rows, dtype=torch.int64, device=device)
+        self._unfinished = False
 
     def kernel_arguments(self) -> dict[str, Any]:
-        """What `lm_head_kernel` needs to know of the exchange; here, that it pushes nothing."""
+        """What `lm_head_kernel` needs to know of the exchange, the same in every step; here, that
+        it pushes nothing."""
         return {
             "arrive_ptr": self.words,
             "epoch_ptr": self.words,
@@ -56,6 +62,12 @@ class Exchange:
             "PUSH": False,
             "BLOCK_W": 1,
         }
+
+    def begin(self) -> None:
+        """Make sure that the words are zero."""
+        if self._unfinished:
+            self.words.zero_()
+        self._unfinished = True
 
     def own_words(self, chunk: int) -> Tensor:
         """int64 [max_rows], where the local step leaves the words of a chunk."""
@@ -70,8 +82,10 @@ class Exchange:
         return self.words.flatten(0, 1)[:, :rows]
 
     def finish(self, out: SampleOutput, decode: Callable[[Tensor, SampleOutput], None]) -> None:
-        """Write the step's tokens and status; `decode` does it from the words of all sources."""
+        """Write the step's tokens and status; `decode` does it from the words of all sources, and
+        clears them."""
         decode(self.collect(out.token_ids.numel()), out)
+        self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:
         """Bytes of words this rank hands to its peers per step."""
@@ -83,6 +97,7 @@ class Exchange:
     def reset(self) -> None:
         """Forget every word in flight. Collective."""
         self.words.zero_()
+        self._unfinished = False
 
     def close(self) -> None:
         """Release what the exchange holds. Collective."""

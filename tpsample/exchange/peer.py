@@ -65,6 +65,11 @@ class PeerExchange(Exchange):
             raise RuntimeError("exchange: closed; build a new LMHeadSampler")
         return self._memory
 
+    def begin(self) -> None:
+        """Refuse a closed exchange before anything is launched."""
+        _ = self.memory
+        super().begin()
+
     def kernel_arguments(self) -> dict[str, Any]:
         return {
             "arrive_ptr": self._arrive,
@@ -82,7 +87,7 @@ class PeerExchange(Exchange):
         """Wait on the device for every rank's words; the kernel that waits decodes them too."""
         num_rows = out.status.shape[0]
         num_slots = self.chunks * self.ranks.world_size
-        peer_finish_kernel[(triton.cdiv(num_rows, _BLOCK_B),)](
+        peer_finish_kernel[(-(-num_rows // _BLOCK_B),)](
             inboxes_ptr=self.memory.addresses,
             epoch_ptr=self._epoch,
             done_ptr=self._done,
@@ -101,6 +106,7 @@ class PeerExchange(Exchange):
             BLOCK_B=_BLOCK_B,
             num_warps=1,
         )
+        self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:
         return (self.ranks.world_size - 1) * 8 * rows * self.chunks

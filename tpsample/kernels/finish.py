@@ -25,7 +25,7 @@ def decode(best):
 @triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
 def finish_kernel(
     # inputs
-    words_ptr,  # [num_sources, …] int64
+    words_ptr,  # [num_sources, …] int64; zero afterwards, for the next step
     stride_words_s,
     # outputs
     token_ptr,  # [num_rows, num_samples] int64
@@ -44,6 +44,11 @@ def finish_kernel(
         for source in range(num_sources):
             words = words_ptr + source * stride_words_s + sample * num_rows + offs_b
             best = tl.maximum(best, tl.load(words, mask=mask_b, other=0))
+        # Several threads may have read a word that one of them clears.
+        tl.debug_barrier()
+        for source in range(num_sources):
+            words = words_ptr + source * stride_words_s + sample * num_rows + offs_b
+            tl.store(words, tl.zeros((BLOCK,), tl.int64), mask=mask_b)
         token_id, status = decode(best)
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)

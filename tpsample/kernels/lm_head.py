@@ -10,6 +10,7 @@ import triton.language as tl
 
 from tpsample.kernels.epilogue import store_candidates
 from tpsample.kernels.peer import chunk_of_tile, push_last_arrival, tiles_of_chunk
+from tpsample.kernels.rows import store_row_noise
 
 
 @triton.jit
@@ -53,6 +54,39 @@ def product_tile(
     return product.to(tl.float32)
 
 
+@triton.jit
+def described_product_tile(
+    hidden_desc,
+    weight_desc,
+    first_row_v,
+    first_row_b,
+    HIDDEN_SIZE: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """`product_tile` with tensor descriptors (TMA): one thread asks for a whole tile.
+
+    Same products in the same order. Rows and columns past an edge are zero; they may be negative,
+    in a tile that begins before its shard. WARP_SPECIALIZE gives loads and products warps of their
+    own, from sm_100; on sm_90 Triton 3.7 leaves this loop as it is.
+    """
+    ACCUMULATOR: tl.constexpr = tl.float64 if INTERPRET else tl.float32
+    product = tl.zeros((BLOCK_V, BLOCK_B), ACCUMULATOR)
+    for d in tl.range(0, HIDDEN_SIZE, BLOCK_D, warp_specialize=WARP_SPECIALIZE):
+        weight_tile = weight_desc.load([first_row_v, d])
+        hidden_tile = hidden_desc.load([first_row_b, d]).T
+        if INTERPRET:
+            weight_tile = weight_tile.to(tl.float32).to(tl.float64)
+            hidden_tile = hidden_tile.to(tl.float32).to(tl.float64)
+        product = tl.dot(
+            weight_tile, hidden_tile, product, input_precision="ieee", out_dtype=ACCUMULATOR
+        )
+    return product.to(tl.float32)
+
+
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -66,23 +100,29 @@ def product_tile(
         "world_size",
         "max_rows",
         "max_drafts",
-    ]
+    ],
+    # Read and written one row at a time; a view of them must not compile another kernel.
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr", "words_ptr"],
 )
 def lm_head_kernel(
     # inputs
-    hidden_ptr,  # [num_rows, HIDDEN_SIZE]
+    hidden_ptr,  # [num_rows, HIDDEN_SIZE]; DESCRIPTORS: its tensor descriptor
     stride_hidden_b,
-    weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype
+    weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype; DESCRIPTORS: its tensor descriptor
     stride_weight_v,
     bias_ptr,  # [V_local] or unused
-    stream_ptr,  # [4, ≥ num_samples · num_rows + BLOCK_B] int32, from row_noise_kernel
-    stride_stream,
-    scale_ptr,  # [≥ num_rows + BLOCK_B] fp32, log2 e / T
+    seed_ptr,  # [num_rows] int64
+    position_ptr,  # [num_rows] int64
+    temperature_ptr,  # [num_rows] fp32
     slot_ptr,  # [num_rows] int32, place among the stored rows or -1; for STORE_LOGITS
+    # scratch, see store_row_noise
+    stream_ptr,  # [4, ≥ num_samples · num_rows + BLOCK_B] int32
+    stride_stream,
+    scale_ptr,  # [≥ num_rows + BLOCK_B] fp32
     # outputs
     logits_ptr,  # [stored rows, V_local] fp32; for STORE_LOGITS
     stride_logits_b,
-    words_ptr,  # [num_samples · num_rows] int64, zeroed before; PUSH: [num_chunks, max_rows]
+    words_ptr,  # [num_samples · num_rows] int64, zero between steps; PUSH: [num_chunks, max_rows]
     # request controls of the rows, see `kernels.controls`
     state_slot_ptr,  # [num_rows] int64
     wants_ptr,  # [slots] int32
@@ -127,6 +167,8 @@ def lm_head_kernel(
     MANY_SAMPLES: tl.constexpr,
     ROUNDS: tl.constexpr,
     INTERPRET: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,  # load tiles through tensor descriptors
+    WARP_SPECIALIZE: tl.constexpr,  # with DESCRIPTORS
     PUSH: tl.constexpr,  # the last program of a chunk writes its words to every rank's inbox
     # blocks
     HIDDEN_SIZE: tl.constexpr,
@@ -148,23 +190,50 @@ def lm_head_kernel(
 
     # A tile past the shard has no rows: it only counts as arrived.
     if (first_id < vocab_stop) & (vocab_start < vocab_stop):
-        # Inner loop. Rows past an edge read a row within it and are masked after.
-        offs_v = first_id + tl.arange(0, BLOCK_V)
-        row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
-        row_b = tl.minimum(offs_b, num_rows - 1)
-        product = product_tile(
-            hidden_ptr,
-            stride_hidden_b,
-            weight_ptr,
-            stride_weight_v,
-            row_v,
-            row_b,
-            HIDDEN_SIZE,
-            BLOCK_V,
-            BLOCK_B,
-            BLOCK_D,
+        store_row_noise(
+            seed_ptr,
+            position_ptr,
+            temperature_ptr,
+            stream_ptr,
+            stride_stream,
+            scale_ptr,
+            offs_b,
+            num_rows,
+            num_samples,
+            MANY_SAMPLES,
             INTERPRET,
         )
+
+        if DESCRIPTORS:
+            product = described_product_tile(
+                hidden_ptr,
+                weight_ptr,
+                first_id - vocab_start,
+                pid_b * BLOCK_B,
+                HIDDEN_SIZE,
+                BLOCK_V,
+                BLOCK_B,
+                BLOCK_D,
+                WARP_SPECIALIZE,
+                INTERPRET,
+            )
+        else:
+            # Rows past an edge read a row within it and are masked after.
+            offs_v = first_id + tl.arange(0, BLOCK_V)
+            row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
+            product = product_tile(
+                hidden_ptr,
+                stride_hidden_b,
+                weight_ptr,
+                stride_weight_v,
+                row_v,
+                tl.minimum(offs_b, num_rows - 1),
+                HIDDEN_SIZE,
+                BLOCK_V,
+                BLOCK_B,
+                BLOCK_D,
+                INTERPRET,
+            )
 
         controls = (
             state_slot_ptr, wants_ptr, penalty_ptr, touched_ptr, history_ptr, token_bias_ptr,

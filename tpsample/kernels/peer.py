@@ -62,7 +62,10 @@ def push_last_arrival(
 ):
     """Count this program as arrived; the last one pushes the chunk's words of its rows.
 
-    The barrier puts the maxima of all warps before the arrival, which releases them; the last
+    It clears them for the next step, behind a barrier: several threads may have read a word that
+    one of them clears.
+
+    The first barrier puts the maxima of all warps before the arrival, which releases them; the last
     arrival acquires those of all programs. Nothing is fenced behind the pushes: a fence there
     would wait for the links to drain.
     """
@@ -79,6 +82,8 @@ def push_last_arrival(
         for sample in range(num_samples if MANY_SAMPLES else 1):
             offs_word = sample * num_rows + offs_b
             words = tl.load(words_ptr + offs_word, mask=mask_b, other=0, volatile=True)
+            tl.debug_barrier()
+            tl.store(words_ptr + offs_word, tl.zeros_like(words), mask=mask_b)
             tl.atomic_max(
                 slots + offs_word[None, :],
                 (words | (epoch << EPOCH_SHIFT))[None, :],

@@ -1,4 +1,4 @@
-"""Before the matmul: row streams and scales of the step, candidate words cleared."""
+"""What every row needs before its logits are scored: its stream and its scale."""
 
 import triton
 import triton.language as tl
@@ -16,56 +16,45 @@ def low_high(x):
     return (x & 0xFFFFFFFF).to(tl.uint32), ((x >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_slots", "num_chunks"])
-def row_noise_kernel(
-    # inputs
+@triton.jit
+def store_row_noise(
     seed_ptr,  # [num_rows] int64
     position_ptr,  # [num_rows] int64
     temperature_ptr,  # [num_rows] fp32
-    # outputs
-    stream_ptr,  # [4, ≥ num_slots] int32: three stream words, gain as fp32; slot = sample, row
+    stream_ptr,  # out: [4, …] int32: three stream words, gain as fp32; slot = sample, row
     stride_stream,
-    scale_ptr,  # [num_rows] fp32
-    words_ptr,  # [num_chunks, …] int64, zeroed in the first num_slots
-    stride_words_c,
-    # sizes
+    scale_ptr,  # out: [num_rows] fp32, log2 e / T
+    offs_b,
     num_rows,
-    num_slots,
-    num_chunks,
+    num_samples,
+    MANY_SAMPLES: tl.constexpr,
     INTERPRET: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    offs_slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs_slot < num_slots
-    row = offs_slot % num_rows
-    sample = offs_slot // num_rows
+    """Streams and scales of this program's rows, in memory for its epilogue to load.
 
-    seed_low, seed_high = low_high(tl.load(seed_ptr + row, mask=mask, other=0))
-    position_low, position_high = low_high(tl.load(position_ptr + row, mask=mask, other=0))
-    domain = tl.full((BLOCK,), DOMAIN_TOKEN, tl.uint32)
-    r0, r1, r2, _ = philox4x32(
-        position_low,
-        position_high,
-        sample.to(tl.uint32),
-        domain,
-        seed_low,
-        seed_high,
-        10,
-        INTERPRET,
-    )
-
-    temperature = tl.load(temperature_ptr + row, mask=mask, other=1.0)
+    Every program of a batch tile makes them for itself, at one Philox call per row, which saves a
+    launch before the matmul. All write the same values, and a program reads back its own behind
+    the barrier. Kept in registers they would be alive during the product and make it spill.
+    """
+    mask_b = offs_b < num_rows
+    temperature = tl.load(temperature_ptr + offs_b, mask=mask_b, other=1.0)
     random = temperature >= GREEDY_BELOW
     safe = tl.where(random, temperature, 1.0).to(tl.float64)
-    scale = tl.where(random, (tl.full((BLOCK,), LOG2_E, tl.float64) / safe).to(tl.float32), 1.0)
+    log2_e = tl.full(offs_b.shape, LOG2_E, tl.float64)
+    tl.store(scale_ptr + offs_b, tl.where(random, (log2_e / safe).to(tl.float32), 1.0), mask=mask_b)
 
-    gain = tl.where(random, -1.0, 0.0)
-    stream = stream_ptr + offs_slot
-    tl.store(stream, r0.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + stride_stream, r1.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + 2 * stride_stream, r2.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(stream + 3 * stride_stream, gain.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(scale_ptr + offs_slot, scale, mask=offs_slot < num_rows)
-    for chunk in range(num_chunks):
-        words = words_ptr + chunk * stride_words_c.to(tl.int64) + offs_slot
-        tl.store(words, tl.zeros((BLOCK,), tl.int64), mask=mask)
+    gain = tl.where(random, -1.0, 0.0).to(tl.int32, bitcast=True)
+    seed_low, seed_high = low_high(tl.load(seed_ptr + offs_b, mask=mask_b, other=0))
+    position_low, position_high = low_high(tl.load(position_ptr + offs_b, mask=mask_b, other=0))
+    domain = tl.full(offs_b.shape, DOMAIN_TOKEN, tl.uint32)
+    for sample in range(num_samples if MANY_SAMPLES else 1):
+        number = (tl.zeros_like(offs_b) + sample).to(tl.uint32)
+        r0, r1, r2, _ = philox4x32(
+            position_low, position_high, number, domain, seed_low, seed_high, 10, INTERPRET
+        )
+        stream = stream_ptr + sample * num_rows + offs_b
+        tl.store(stream, r0.to(tl.int32, bitcast=True), mask=mask_b)
+        tl.store(stream + stride_stream, r1.to(tl.int32, bitcast=True), mask=mask_b)
+        tl.store(stream + 2 * stride_stream, r2.to(tl.int32, bitcast=True), mask=mask_b)
+        tl.store(stream + 3 * stride_stream, gain, mask=mask_b)
+    tl.debug_barrier()

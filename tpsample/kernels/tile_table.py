@@ -1,36 +1,18 @@
 """Block sizes of the LM-head kernel, and why.
 
-The choice can change the speed and nothing else: every entry gives the same tokens.
+The choice can change the speed and nothing else: every entry gives the same tokens. A shape that
+was measured on this GPU takes what was fastest there (`measured_tiles`); any other takes a rule.
+The rules are argued from static counts and limits: nothing here has been measured yet.
 """
 
-from dataclasses import dataclass
+import hashlib
+from functools import cache
+from pathlib import Path
 
 import torch
 
-
-@dataclass(frozen=True)
-class Tile:
-    """One launch configuration of `lm_head_kernel`."""
-
-    block_v: int
-    block_b: int
-    block_d: int
-    num_warps: int
-    num_stages: int
-
-    def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
-        """Batch columns that the epilogue works on at a time.
-
-        Ahead of time for sm_80, sm_90 and sm_100 no entry of the table spills with 32; with all
-        columns at once 64 accumulators per thread often spill and 128 always. 64 in one go save 3
-        instructions per logit, but not with a loop over samples, which keeps the logits alive.
-        Penalties and biases (`edits`) load per element, by 64-bit addresses: 16 columns; so do
-        masks, which only a loop over samples on top makes too much.
-        """
-        if edits or (masks and many_samples):
-            return min(self.block_b, 16)
-        return min(self.block_b, 32 if many_samples or self.block_b > 64 else 64)
-
+from tpsample.kernels.measured_tiles import FILE, measured_tiles
+from tpsample.kernels.tile import Gpu, Tile
 
 MAX_BLOCK_B = 256
 
@@ -61,18 +43,39 @@ _FP32 = Tile(block_v=64, block_b=16, block_d=32, num_warps=4, num_stages=2)
 _INTERPRETER_BLOCK_V = 1024
 
 
+@cache
 def tile_for(
-    num_rows: int, vocab_rows: int, num_sms: int, dtype: torch.dtype, *, edits: bool = False
+    num_rows: int,
+    vocab_rows: int,
+    hidden_size: int,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    edits: bool = False,
 ) -> Tile:
     """The configuration for a batch of `num_rows` rows over `vocab_rows` of the vocabulary.
 
     Penalties and biases (`edits`) need registers that only the short tiles leave.
     """
+    if edits and dtype != torch.float32:
+        return _SHORT_TILES[batch_tile(num_rows)]
+    measured = measured_tiles().get((gpu, vocab_rows, hidden_size, batch_tile(num_rows)))
+    if measured is None or dtype == torch.float32:
+        return rule(num_rows, vocab_rows, dtype, gpu)
+    return measured
+
+
+def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
+    """The configuration of a shape that was not measured."""
     if dtype == torch.float32:
         return _FP32
-    block_b = min(MAX_BLOCK_B, max(16, next_power_of_2(num_rows)))
-    fills_twice = vocab_rows >= 2 * num_sms * _TILES[block_b].block_v
-    return _TILES[block_b] if fills_twice and not edits else _SHORT_TILES[block_b]
+    block_b = batch_tile(num_rows)
+    fills_twice = vocab_rows >= 2 * gpu.num_sms * _TILES[block_b].block_v
+    return _TILES[block_b] if fills_twice else _SHORT_TILES[block_b]
+
+
+def batch_tile(num_rows: int) -> int:
+    """Rows of one batch tile: all of the batch, padded, up to MAX_BLOCK_B."""
+    return min(MAX_BLOCK_B, max(16, next_power_of_2(num_rows)))
 
 
 def interpreter_tile(num_rows: int, hidden_size: int) -> Tile:
@@ -96,6 +99,11 @@ def all_tiles() -> list[tuple[Tile, torch.dtype]]:
 def is_short(tile: Tile) -> bool:
     """Whether batches with penalties or biases use the tile."""
     return tile in (*_SHORT_TILES.values(), _FP32)
+
+
+def fingerprint() -> str:
+    """Short hash of the rules and of the measured tiles: what ranks compare when they are built."""
+    return hashlib.sha256(Path(__file__).read_bytes() + FILE.read_bytes()).hexdigest()[:16]
 
 
 def next_power_of_2(n: int) -> int:

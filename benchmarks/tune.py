@@ -1,0 +1,161 @@
+"""Which tile is fastest for each shape on this GPU? Writes the table that the sampler reads.
+
+    python -m benchmarks.tune                            all shapes, offline; about an hour
+    python -m benchmarks.tune --shapes 151936x4096 --batches 64 --world-sizes 1,8
+    python -m benchmarks.tune --tiny --output FILE       a few seconds on any CPU
+
+Every candidate's tokens are compared with the oracle before it is timed, among the others and in
+the same run. A candidate enters the table if it beats the rule's tile by more than 2 %, which is
+about the spread of a GPU's clock. Entries of other GPUs and shapes stay as they are. Nothing is
+tuned while serving; ranks whose tables differ refuse to be built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_numerics import override_tile
+from benchmarks.harness import Run
+from benchmarks.problem import Candidate, Problem, make_sampler
+from benchmarks.shapes import SHAPES, Shape, shape_named
+from benchmarks.static_report import tile_text
+from tpsample import VocabShard
+from tpsample.distributed import Job
+from tpsample.kernels import measured_tiles, tile_table
+from tpsample.kernels.measured_tiles import MeasuredTile
+from tpsample.kernels.tile import Gpu, Tile
+
+WORLD_SIZES = (1, 2, 4, 8)
+BATCHES = (16, 32, 64, 128, 256)
+MIN_GAIN = 1.02
+
+
+def candidates(rule: Tile, gpu: Gpu) -> list[Tile]:
+    """Tiles worth timing beside the rule's, which comes first; one that does not fit is left out.
+
+    Bits of a logit do not depend on any of this, as long as the matrix instruction is the same:
+    block_v >= 64, 4 or 8 warps.
+    """
+    if not gpu.arch:  # the interpreter
+        return [rule, dataclasses.replace(rule, block_v=rule.block_v // 2)]
+    shapes = [
+        dataclasses.replace(rule, block_v=v, block_d=d, num_stages=stages)
+        for v, d, stages in ((64, 64, 5), (64, 128, 3), (128, 64, 4), (128, 128, 2))
+    ]
+    loads = [(False, False)]
+    loads += [(True, False)] * (gpu.arch >= 90)
+    # With 256 rows warp specialization spills as soon as a feature is on.
+    loads += [(True, True)] * (gpu.arch >= 100 and rule.block_b < 256)
+    tried = [
+        dataclasses.replace(tile, num_stages=stages, descriptors=tma, warp_specialize=ws)
+        for tile in [rule, *shapes]
+        for stages in (tile.num_stages, tile.num_stages - 1)
+        for tma, ws in loads
+        if stages >= 2
+    ]
+    return list(dict.fromkeys([rule, *tried]))
+
+
+def tune(run: Run, world_sizes: tuple[int, ...]) -> Iterator[tuple[MeasuredTile, MeasuredTile]]:
+    """(the rule's tile, the fastest tile) of each shape, shard and batch."""
+    gpu = Gpu.of(run.device)
+    for shape in run.shapes:
+        weight = run.weight(shape)
+        for world_size in world_sizes:
+            shard = weight[: len(VocabShard.even(shape.vocab_size, 0, world_size))]
+            for batch in run.batches:
+                yield _fastest(run, Problem.make(shard, batch), gpu)
+
+
+def _fastest(run: Run, problem: Problem, gpu: Gpu) -> tuple[MeasuredTile, MeasuredTile]:
+    vocab_rows, hidden_size = problem.weight.shape
+    rule = tile_table.rule(problem.rows, vocab_rows, problem.weight.dtype, gpu)
+    if not gpu.arch:
+        rule = tile_table.interpreter_tile(problem.rows, hidden_size)
+    steps: dict[Tile, Candidate] = {}
+    for tile in candidates(rule, gpu):
+        sampler = make_sampler(problem.weight, problem.rows)
+        override_tile(sampler, tile)
+        candidate = problem.sampled_by(sampler)
+        try:
+            candidate.step()
+            torch.cuda.synchronize() if gpu.arch else None
+        except Exception as error:  # too much shared memory, or a compiler that gives up
+            if tile == rule:
+                raise
+            run.note(f"{tile_text(tile)}: left out, {error}")
+            continue
+        steps[tile] = candidate
+    names = {tile_text(tile): tile for tile in steps}
+    times = run.time_checked({tile_text(tile): steps[tile] for tile in steps}, {})
+    measured = {names[name]: timing.median_us for name, timing in times.items()}
+    best = min(measured, key=lambda tile: measured[tile])
+    batch = tile_table.batch_tile(problem.rows)
+    found = [
+        MeasuredTile(gpu, vocab_rows, hidden_size, batch, tile, measured[tile], measured[rule])
+        for tile in (rule, best)
+    ]
+    return found[0], found[1]
+
+
+def merged(
+    old: list[MeasuredTile], found: list[tuple[MeasuredTile, MeasuredTile]]
+) -> list[MeasuredTile]:
+    """The old entries, those of shapes just measured replaced; only gains are kept."""
+    table = {entry.shape: entry for entry in old}
+    for _, best in found:
+        table.pop(best.shape, None)
+        if best.rule_us > MIN_GAIN * best.us:
+            table[best.shape] = best
+    return list(table.values())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print every shape's result, and write the table after each."""
+    parser = argparse.ArgumentParser(prog="tune", description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", help="such as 128256x8192,151936x4096; default all")
+    parser.add_argument("--batches", help="such as 16,64; default one of every batch tile")
+    parser.add_argument("--world-sizes", default=",".join(map(str, WORLD_SIZES)))
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--tiny", action="store_true", help="a tiny shape, on any machine")
+    parser.add_argument("--output", type=Path, default=measured_tiles.FILE)
+    options = parser.parse_args(arguments)
+    shapes: tuple[Shape, ...] = SHAPES
+    if options.shapes:
+        shapes = tuple(shape_named(name) for name in options.shapes.split(","))
+    batches = tuple(map(int, options.batches.split(","))) if options.batches else BATCHES
+    world_sizes = tuple(map(int, options.world_sizes.split(",")))
+    if not torch.cuda.is_available() and not options.tiny:
+        parser.error("no GPU here: the real sizes need one; try --tiny")
+    if options.tiny and options.output == measured_tiles.FILE:
+        parser.error("--tiny measures nothing worth keeping: give it another --output")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    job = Job(device=device)
+    if options.tiny:
+        run, world_sizes = Run.small(job, batches=(3,), repeats=1), world_sizes[:1]
+    else:
+        run = Run(job, shapes=shapes, batches=batches, repeats=options.repeats)
+
+    old = measured_tiles.load(options.output) if options.output.exists() else []
+    found = []
+    for rule, best in tune(run, world_sizes):
+        found.append((rule, best))
+        print(
+            f"{best.vocab_rows}×{best.hidden_size} batch {best.batch}: {tile_text(best.tile)} "
+            f"{best.us:.1f} µs, rule {tile_text(rule.tile)} {best.rule_us:.1f} µs",
+            flush=True,
+        )
+        measured_tiles.save(options.output, merged(old, found))
+    for note in run.notes:
+        print(note)
+    print(options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

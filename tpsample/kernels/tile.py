@@ -1,0 +1,61 @@
+"""What a tile is, and the GPU it is chosen for."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One launch configuration of `lm_head_kernel`.
+
+    Attributes:
+        descriptors: load through tensor descriptors (TMA, from sm_90) where rows are 16-byte
+            aligned. Ahead of time that saves registers and address arithmetic in the inner loop
+            (`benchmarks.static_report`), at the price of a descriptor made by the host in every
+            eager step. Off in the rules until a GPU has shown a gain.
+        warp_specialize: loads, products and epilogue by warps of their own; with descriptors, from
+            sm_100. The same.
+    """
+
+    block_v: int
+    block_b: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+    descriptors: bool = False
+    warp_specialize: bool = False
+
+    def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
+        """Batch columns that the epilogue works on at a time.
+
+        Ahead of time for sm_80, sm_90 and sm_100 no entry of the table spills with 32; with all
+        columns at once 64 accumulators per thread often spill and 128 always. 64 in one go save 3
+        instructions per logit, but not with a loop over samples, which keeps the logits alive.
+        Penalties and biases (`edits`) load per element, by 64-bit addresses: 16 columns; so do
+        masks, which only a loop over samples on top makes too much.
+        """
+        if edits or (masks and many_samples):
+            return min(self.block_b, 16)
+        return min(self.block_b, 32 if many_samples or self.block_b > 64 else 64)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What of a GPU the choice depends on; all 0 is no GPU.
+
+    Attributes:
+        name: as torch has it.
+        arch: 90 for compute capability 9.0.
+    """
+
+    name: str = ""
+    arch: int = 0
+    num_sms: int = 0
+
+    @staticmethod
+    def of(device: torch.device) -> "Gpu":
+        if device.type != "cuda":
+            return Gpu()
+        of = torch.cuda.get_device_properties(device)
+        return Gpu(of.name, 10 * of.major + of.minor, of.multi_processor_count)
