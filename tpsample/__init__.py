@@ -2,7 +2,7 @@
 
 from tpsample import noise, reference
 from tpsample.batch import SamplingBatch
-from tpsample.errors import PeerLost, RankMismatch, UnsupportedParameter
+from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.sampler import LMHeadSampler, sample
@@ -12,6 +12,7 @@ from tpsample.word import Status
 __version__ = "0.1.0"
 
 __all__ = [
+    "Desync",
     "LMHeadSampler",
     "Logprobs",
     "PeerLost",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+import tpsample
 from tpsample.batch import SeedSource
 from tpsample.checks import SamplerArguments, resolve_shards
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
 from tpsample.noise import LAYOUT
 from tpsample.vocab_shard import VocabShard
+
+log = logging.getLogger(__name__)
 
 _MUST_MATCH = [
     "layout",
@@ -30,6 +36,8 @@ _MUST_MATCH = [
     "philox_rounds",
     "backend",
     "device",
+    "desync_every",
+    "tpsample",
 ]
 
 
@@ -82,6 +90,8 @@ def agree(group: object, **given: Any) -> Agreement:
         error = error or wrong
     records = gather_or_raise(ranks, record, error)
     require_equal(records, _MUST_MATCH)
+    if any(record["versions"] != records[0]["versions"] for record in records):
+        log.warning("versions differ between ranks: %s", [r["versions"] for r in records])
     vocab_size, shards = resolve_shards(
         arguments.vocab_size,
         [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records],
@@ -96,6 +106,14 @@ def agree(group: object, **given: Any) -> Agreement:
         exchange=choose_exchange(arguments.exchange, ranks, [r["reach"] for r in records]),
         seed_root=records[0]["seed_root"],
     )
+
+
+def _versions() -> dict[str, str]:
+    """Of what computes: tokens are the same if they differ, their near-ties might not be."""
+    found = {"torch": str(torch.__version__)}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["triton"] = importlib.metadata.version("triton")
+    return found
 
 
 def _backend(backend: str, device: torch.device) -> str:
@@ -134,6 +152,9 @@ def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
         "chunks": arguments.chunks,
         "philox_rounds": arguments.philox_rounds,
         "backend": backend,
+        "desync_every": arguments.desync_every,
+        "tpsample": tpsample.__version__,
+        "versions": _versions(),
         "device": weight.device.type,
         "reach": reach(backend, weight.device),
         "seed_root": SeedSource().root,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,11 +14,14 @@ from tpsample import compiled
 from tpsample.agreement import agree
 from tpsample.batch import SamplingBatch, SeedSource
 from tpsample.checks import check_num_samples, check_out, check_step, positions_tensor
+from tpsample.desync import DesyncDetector
+from tpsample.errors import Desync, PeerLost
 from tpsample.exchange import make_exchange
 from tpsample.exchange.ranks import Ranks
 from tpsample.output import SampleOutput
 from tpsample.params import SamplingParams
 from tpsample.score import Head
+from tpsample.step_agreement import Checked, StepAgreement
 from tpsample.stored_plan import finish_stored_rows
 from tpsample.torch_backend import TorchBackend
 from tpsample.vocab_shard import VocabShard
@@ -62,6 +66,8 @@ class LMHeadSampler:
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
             PyTorch, tile by tile) or "auto"; must match.
+        desync_every: `compare` the ranks by themselves after this many steps, which waits for the
+            GPU once in as many; 0 is off; must match.
 
     Raises:
         TypeError, ValueError: a wrong argument, on one rank.
@@ -83,6 +89,7 @@ class LMHeadSampler:
         chunks: int = 1,
         philox_rounds: int = 10,
         backend: str = "auto",
+        desync_every: int = 0,
     ) -> None:
         agreed = agree(
             group,
@@ -96,6 +103,7 @@ class LMHeadSampler:
             chunks=chunks,
             philox_rounds=philox_rounds,
             backend=backend,
+            desync_every=desync_every,
         )
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         self.max_rows, self.weight = max_rows, lm_head_weight
@@ -105,6 +113,10 @@ class LMHeadSampler:
         self.exchange = make_exchange(agreed.exchange, agreed.ranks, max_rows, chunks, device)
         local = (lm_head_weight, self.shard, bias, agreed.arguments.head)
         self._local = self._make_backend(*local, rounds=philox_rounds)
+        self._agreement = StepAgreement(self.exchange)
+        if desync_every:
+            self.exchange.integers.require_group("desync_every")
+        self._desync = DesyncDetector(desync_every, self.exchange.integers, device)
         self._handle = compiled.register(self)
 
     def _make_backend(
@@ -146,6 +158,11 @@ class LMHeadSampler:
             TypeError, ValueError: before anything is sent.
             UnsupportedParameter: (a ValueError) filters or logprobs between ranks without a
                 process group.
+            RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
+                rank: here on CPUs, by `check` on GPUs and with `peer` (`tpsample.step_agreement`).
+            Desync: with `desync_every`, on every rank, after this step.
+            PeerLost: on CPUs, a rank did not answer within the timeout of the process group. On
+                GPUs and with `peer` the status says so, and `check` names the rank.
         """
         if torch.compiler.is_compiling():
             return compiled.call(self._handle, hidden_states, batch, positions, num_samples, out)
@@ -167,6 +184,41 @@ class LMHeadSampler:
         Every start is followed by its `finish`. Several ranks in one process need the halves
         apart; see `VirtualWorld`.
         """
+        checked, error = None, None
+        try:
+            checked = self._checked(hidden_states, batch, positions, num_samples, out)
+        except Exception as wrong:  # of whatever kind: the other ranks must hear of it
+            error = wrong
+        self._agreement.settle(checked, error)
+        assert checked is not None
+        batch, positions, samples = checked.batch, checked.positions, checked.num_samples
+        rows = batch.rows
+        with self._left_on_error():
+            if batch.unseeded:
+                batch.draw_seeds(self._seeds)
+            if out is None:
+                out = SampleOutput.empty(batch.seed, num_samples)
+            out.seeds, out.logprobs = batch.seed, None
+            self._batch, self._step_positions = batch, positions
+            if rows == 0:
+                return out
+
+            self._local.begin(hidden_states, batch, positions, samples)
+            words = rows * samples
+            for part in range(self.exchange.parts):
+                self._local.run(part, self.exchange.own_words(part)[:words])
+                self.exchange.publish(part, words)
+        return out
+
+    def _checked(
+        self,
+        hidden_states: Tensor,
+        batch: SamplingBatch,
+        positions: Tensor | int,
+        num_samples: int | None,
+        out: SampleOutput | None,
+    ) -> Checked:
+        """What the step will work on."""
         samples = check_num_samples(num_samples)
         check_step(
             hidden_states,
@@ -181,36 +233,62 @@ class LMHeadSampler:
             check_out(out, rows, num_samples, self.weight.device)
         batch = batch.for_rows(rows)
         if batch.stored is not None:
-            self.exchange.integers.require_group()
+            self.exchange.integers.require_group("top_k, top_p, min_p, logprobs")
         positions = positions_tensor(positions, rows, self.weight.device, self._positions)
-        if batch.unseeded:
-            batch.draw_seeds(self._seeds)
-        if out is None:
-            out = SampleOutput.empty(batch.seed, num_samples)
-        out.seeds, out.logprobs = batch.seed, None
-        self._batch = batch
-        if rows == 0:
-            return out
+        return Checked(batch, positions, samples)
 
-        self._local.begin(hidden_states, batch, positions, samples)
-        words = rows * samples
-        for part in range(self.exchange.parts):
-            self._local.run(part, self.exchange.own_words(part)[:words])
-            self.exchange.publish(part, words)
-        return out
+    @contextmanager
+    def _left_on_error(self) -> Iterator[None]:
+        """A rank that cannot go on tells its peers why; they are waiting for it."""
+        try:
+            yield
+        except (PeerLost, Desync):
+            raise
+        except Exception as error:
+            self._agreement.leave(f"{type(error).__name__}: {error}", refused=False)
+            raise
 
     def finish(self, out: SampleOutput) -> SampleOutput:
         """Second half of a call: fills in what `start` returned, and returns it."""
         if out.status.shape[0] > 0:
-            self.exchange.finish(out, self._local.decode)
-            if self._batch.stored is not None:
-                rows = self._local.stored_rows()
-                finish_stored_rows(rows, self._batch, self.exchange.integers, out)
+            with self._left_on_error():
+                self.exchange.finish(out, self._local.decode)
+                if self._batch.stored is not None:
+                    rows = self._local.stored_rows()
+                    finish_stored_rows(rows, self._batch, self.exchange.integers, out)
+                self._desync.add(self._step_positions, out)
         return out
 
     def check(self) -> None:
-        """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""
+        """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
+
+        Raises:
+            PeerLost: naming the ranks that did not.
+            RankMismatch: a rank refused its step; the error it raised.
+        """
         self.exchange.check()
+
+    def compare(self) -> None:
+        """Whether all ranks sampled the same since they last compared; see `tpsample.desync`.
+
+        Collective. Without `desync_every` the last step alone is looked at. Waits for the GPU.
+
+        Raises:
+            Desync: naming the ranks that differ from most.
+            UnsupportedParameter: several ranks without a process group.
+        """
+        self.exchange.integers.require_group("compare, desync_every")
+        self._desync.compare()
+
+    def reset(self) -> None:
+        """Recover from a lost step, once every rank is back. Collective; no step may be running.
+
+        Raises:
+            PeerLost: a rank did not come within the timeout of the process group.
+        """
+        self.exchange.reset()
+        self._agreement.reset()
+        self._desync.reset()
 
     def close(self) -> None:
         """Release the exchange. Collective."""

@@ -16,7 +16,8 @@ from tpsample.exchange.ranks import Ranks
 class IntegerExchange:
     """Gather and sum over the ranks of a process group, or over one rank.
 
-    Collective: all ranks call with equal shapes in the same order.
+    Collective: all ranks call with equal shapes in the same order. On CPUs `PeerLost` is raised if
+    one does not, within the timeout of the process group.
 
     Attributes:
         bytes_sent: bytes this rank has handed to its peers so far. A gather sends the tensor to
@@ -27,33 +28,28 @@ class IntegerExchange:
         self._ranks = ranks
         self.bytes_sent = 0
 
-    def require_group(self) -> None:
-        """Check that these ranks can exchange integers.
+    def require_group(self, needed_by: str) -> None:
+        """Check that these ranks can exchange integers, as `needed_by` must.
 
         Raises:
             UnsupportedParameter: several ranks without a process group.
         """
         if self._ranks.world_size > 1 and self._ranks.group is None:
             raise UnsupportedParameter(
-                "top_k, top_p, min_p, logprobs: these ranks have no process group to exchange "
-                "integers with; pass group=, or leave these parameters off"
+                f"{needed_by}: these ranks have no process group to exchange integers with; pass "
+                "group=, or leave it off"
             )
 
     def gather(self, own: Tensor) -> Tensor:
         """Every rank's int64 [...], in rank order: [W, ...]."""
-        if self._ranks.world_size == 1:
-            return own.unsqueeze(0)
-        own = own.contiguous()
-        received = own.new_empty((self._ranks.world_size, *own.shape))
-        dist.all_gather(list(received.unbind()), own, group=self._ranks.group)
         self.bytes_sent += (self._ranks.world_size - 1) * own.nbytes
-        return received
+        return self._ranks.all_gather(own)
 
     def sum(self, own: Tensor) -> Tensor:
         """The sum of every rank's int64 [...]."""
         if self._ranks.world_size == 1:
             return own
         total = own.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, dist.ReduceOp.SUM, group=self._ranks.group)
+        self._ranks.all_reduce(total, dist.ReduceOp.SUM)
         self.bytes_sent += 2 * (self._ranks.world_size - 1) * own.nbytes // self._ranks.world_size
         return total

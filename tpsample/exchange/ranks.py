@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tpsample.errors import RankMismatch
+from tpsample.exchange.roll_call import RollCall
 
 _RECORD_BYTES = 4096
 
@@ -19,24 +23,43 @@ class Ranks:
     Attributes:
         rank, world_size: position in, size of, the group.
         group: the torch process group, or None.
+        roll: who is still there; None without a group.
     """
 
     rank = 0
     world_size = 1
     group: dist.ProcessGroup | None = None
+    roll: RollCall | None = None
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's record, in rank order."""
         return [record]
 
+    def all_gather(self, own: Tensor) -> Tensor:
+        """Every rank's tensor, in rank order: [W, ...]. Needs a group if W > 1."""
+        return own.unsqueeze(0)
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Reduce in place. Needs a group if W > 1."""
+
+    def renew(self) -> None:
+        """Begin anew after a failure. Collective."""
+
 
 class ProcessRanks(Ranks):
-    """The ranks of a torch process group, one process each."""
+    """The ranks of a torch process group, one process each.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    Every wait is bounded by the timeout of the group, and one that fails raises `PeerLost`.
+    """
+
+    group: dist.ProcessGroup
+    roll: RollCall
+
+    def __init__(self, group: dist.ProcessGroup, roll: RollCall | None = None) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
+        self.roll = roll or RollCall(group, self.rank, self.world_size)
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """All-gather one JSON text per rank, as bytes in a tensor of fixed size."""
@@ -47,9 +70,67 @@ class ProcessRanks(Ranks):
         if dist.get_backend(self.group) == dist.Backend.NCCL:
             device = torch.device("cuda", torch.cuda.current_device())
         mine = torch.tensor(list(text.ljust(_RECORD_BYTES)), dtype=torch.uint8, device=device)
-        received = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(received, mine, group=self.group)
-        return [json.loads(bytes(tensor.tolist())) for tensor in received]
+        return [json.loads(bytes(tensor.tolist())) for tensor in self.all_gather(mine)]
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        """Every rank's tensor, in rank order: [W, ...]."""
+        own = own.contiguous()
+        received = own.new_empty((self.world_size, *own.shape))
+        parts = list(received.unbind())
+        with self.roll.called_on_error():
+            work = dist.all_gather(parts, own, group=self.group, async_op=True)
+        self.wait(work, own)
+        return received
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Reduce in place."""
+        self.wait(self.start_all_reduce(tensor, op), tensor)
+
+    def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
+        """Begin to reduce in place; `wait` ends it."""
+        with self.roll.called_on_error():
+            return dist.all_reduce(tensor, op, group=self.group, async_op=True)
+
+    def wait(self, work: dist.Work | None, tensor: Tensor, *, sliced: bool = True) -> None:
+        """Wait for work on a tensor: the host if it is on the CPU, else the GPU's stream.
+
+        Raises:
+            PeerLost: see `RollCall.wait`.
+        """
+        if tensor.device.type == "cpu":
+            self.roll.wait(work, sliced=sliced)
+        elif work is not None:
+            work.wait()
+
+    def renew(self) -> None:
+        """Take a new gloo group in place of one that a failed collective has closed. Collective.
+
+        Raises:
+            PeerLost: a rank did not come within the timeout of the group.
+        """
+        self.roll.begin_anew(group_timeout(self.group).total_seconds())
+        if dist.get_backend(self.group) == dist.Backend.NCCL:
+            return
+        # The old one stays: torch names groups by counting, and would use its name again.
+        self.group = subgroup(self.group, range(self.world_size))
+
+
+def group_timeout(group: dist.ProcessGroup) -> timedelta:
+    """How long a collective of a group waits for its peers."""
+    device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
+    timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
+    return timeout
+
+
+def subgroup(group: dist.ProcessGroup, ranks: Iterable[int]) -> dist.ProcessGroup:
+    """A new group of some ranks of a group, with its backend and timeout. Collective over them."""
+    members = [dist.get_global_rank(group, rank) for rank in ranks]
+    return dist.new_group(
+        members,
+        timeout=group_timeout(group),
+        backend=dist.get_backend(group),
+        use_local_synchronization=True,
+    )
 
 
 def ranks_of(group: object) -> Ranks:
