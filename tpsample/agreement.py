@@ -117,7 +117,7 @@ def _versions() -> dict[str, str]:
 
 
 def _backend(backend: str, device: torch.device) -> str:
-    """What "auto" stands for on this device."""
+    """The backend for the argument, checked."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         raise ValueError(
@@ -125,13 +125,19 @@ def _backend(backend: str, device: torch.device) -> str:
             f"cuda:{torch.cuda.current_device()}; call torch.cuda.set_device first"
         )
     if backend == "auto":
-        return "triton" if device.type == "cuda" or interpreted else "torch"
+        return default_backend(device)
     if backend == "triton" and device.type != "cuda" and not interpreted:
         raise ValueError(
             f'backend: "triton" needs a GPU, lm_head_weight is on {device}; use backend="torch", '
             "or set TRITON_INTERPRET=1 before Python starts"
         )
     return backend
+
+
+def default_backend(device: torch.device) -> str:
+    """What backend="auto" stands for on a device."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return "triton" if device.type == "cuda" or interpreted else "torch"
 
 
 def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:

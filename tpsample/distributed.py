@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
+from tpsample.exchange.ranks import ranks_of
+
 log = logging.getLogger(__name__)
 
 # Each launcher's rank, world size, local rank, local world size. srun sets the STEP variables; a
@@ -60,11 +62,8 @@ class Job(Place):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value (anything that pickles), in rank order. Collective."""
-        values = [value] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(values, value)
-        return values
+        """Every rank's value, in rank order; anything that JSON can carry. Collective."""
+        return [record["value"] for record in ranks_of(None).gather({"value": value})]
 
 
 @contextmanager

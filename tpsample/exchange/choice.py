@@ -68,6 +68,22 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
     return name
 
 
+def explain_auto(ranks: Ranks, reports: list[dict[str, Any]]) -> str:
+    """Why "auto" is what `choose_exchange` says it is, for people."""
+    if ranks.world_size == 1:
+        return "one rank has nobody to exchange with"
+    if reports[0]["device"][0] == "cpu":
+        return "the ranks are CPUs"
+    obstacles = [f"rank {r}: {rep['obstacle']}" for r, rep in enumerate(reports) if rep["obstacle"]]
+    if obstacles:
+        return obstacles[0]
+    if len({report["host"] for report in reports}) > 1:
+        return 'the ranks are on several hosts; exchange="two_level" uses the links inside each'
+    if not _all_linked(reports):
+        return "NVLink does not connect all pairs of GPUs, or torch cannot tell"
+    return "NVLink connects all pairs of GPUs"
+
+
 def _all_linked(reports: list[dict[str, Any]]) -> bool:
     return all(
         a["host"] == b["host"] and b["device"][1] in a["linked"]

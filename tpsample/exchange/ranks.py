@@ -14,8 +14,6 @@ from torch import Tensor
 from tpsample.errors import RankMismatch
 from tpsample.exchange.roll_call import RollCall
 
-_RECORD_BYTES = 4096
-
 
 class Ranks:
     """One rank alone; base of the other kinds.
@@ -62,15 +60,14 @@ class ProcessRanks(Ranks):
         self.roll = roll or RollCall(group, self.rank, self.world_size)
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """All-gather one JSON text per rank, as bytes in a tensor of fixed size."""
-        text = json.dumps(record).encode()
-        if len(text) > _RECORD_BYTES:
-            text = json.dumps({"error": record.get("error", "record too long")[:1000]}).encode()
+        """All-gather one JSON text per rank: lengths, then bytes padded to the longest."""
         device = torch.device("cpu")
         if dist.get_backend(self.group) == dist.Backend.NCCL:
             device = torch.device("cuda", torch.cuda.current_device())
-        mine = torch.tensor(list(text.ljust(_RECORD_BYTES)), dtype=torch.uint8, device=device)
-        return [json.loads(bytes(tensor.tolist())) for tensor in self.all_gather(mine)]
+        text = json.dumps(record).encode()
+        lengths = self.all_gather(torch.tensor([len(text)], device=device)).flatten().tolist()
+        padded = torch.tensor(list(text.ljust(max(lengths))), dtype=torch.uint8, device=device)
+        return [json.loads(bytes(tensor.tolist())) for tensor in self.all_gather(padded)]
 
     def all_gather(self, own: Tensor) -> Tensor:
         """Every rank's tensor, in rank order: [W, ...]."""
