@@ -48,6 +48,7 @@ class Agreement:
     Attributes:
         shards: every rank's, in rank order.
         exchange: a name that `make_exchange` knows.
+        hosts: name of every rank's host.
         seed_root: random number that rank 0 drew, from which unseeded rows get their seeds.
     """
 
@@ -57,6 +58,7 @@ class Agreement:
     vocab_size: int
     shards: list[VocabShard]
     exchange: str
+    hosts: list[str]
     seed_root: int
 
     @property
@@ -104,6 +106,7 @@ def agree(group: object, **given: Any) -> Agreement:
         vocab_size=vocab_size,
         shards=shards,
         exchange=choose_exchange(arguments.exchange, ranks, [r["reach"] for r in records]),
+        hosts=[record["reach"]["host"] for record in records],
         seed_root=records[0]["seed_root"],
     )
 

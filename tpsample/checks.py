@@ -18,7 +18,7 @@ from tpsample.vocab_shard import VocabShard
 from tpsample.word import MAX_VOCAB_SIZE
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-EXCHANGES = ("auto", "collective", "p2p", "peer")
+EXCHANGES = ("auto", "collective", "p2p", "peer", "two_level")
 BACKENDS = ("auto", "triton", "torch")
 MAX_CHUNKS = 64
 

@@ -59,8 +59,9 @@ class LMHeadSampler:
         bias: [V_local], added to the logits after the soft-cap.
         logit_scale, logit_softcap: see the formula; must match.
         max_rows: most rows × samples of a step; sizes the buffers; must match.
-        exchange: "collective", "p2p", "peer" (the kernel writes to the other GPUs) or "auto":
-            "peer" if NVLink connects all pairs, else "collective"; must match.
+        exchange: "collective", "p2p", "peer" (the kernel writes to the other GPUs), "two_level"
+            (inside each host, then between hosts) or "auto": "peer" if NVLink connects all pairs
+            and its memory can be set up, else "collective"; must match.
         chunks: parts of the vocabulary whose words travel while the next part is computed, 1 to
             64; must match.
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
@@ -110,7 +111,15 @@ class LMHeadSampler:
         device = lm_head_weight.device
         self._seeds = SeedSource(agreed.seed_root)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.exchange = make_exchange(agreed.exchange, agreed.ranks, max_rows, chunks, device)
+        self.exchange = make_exchange(
+            agreed.exchange,
+            agreed.ranks,
+            max_rows,
+            chunks,
+            device,
+            hosts=agreed.hosts,
+            fall_back=exchange == "auto",
+        )
         local = (lm_head_weight, self.shard, bias, agreed.arguments.head)
         self._local = self._make_backend(*local, rounds=philox_rounds)
         self._agreement = StepAgreement(self.exchange)

@@ -47,7 +47,8 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Keep what is this likely beside the top.")] = 0.0,
     exchange: Annotated[
-        Literal["auto", "collective", "p2p", "peer"], typer.Option(help="How words travel.")
+        Literal["auto", "collective", "p2p", "peer", "two_level"],
+        typer.Option(help="How words travel."),
     ] = "auto",
     chunks: Annotated[
         int, typer.Option(min=1, help="Parts of the vocabulary, sent while the next computes.")
