@@ -9,9 +9,11 @@ import itertools
 import os
 import signal
 import time
+import types
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import tpsample.exchange.peer
@@ -20,6 +22,8 @@ from tests.cases import Case
 from tests.ranks import run_ranks
 from tests.test_peer import assert_all_equal
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
+from tpsample.exchange.peer_memory import SymmetricMemory
+from tpsample.exchange.ranks import ranks_of
 from tpsample.exchange.roll_call import GRACE_S
 
 PHASES = ("construction", "mid-step", "between steps")
@@ -208,3 +212,56 @@ def _fail_in_a_step(case: Case, exchange: str) -> str:
 def test_a_rank_that_fails_inside_a_step_says_why(exchange):
     text = run_ranks(2, _fail_in_a_step, Case.make(60, 3), exchange, group_timeout_s=3)[0]
     assert "rank 1" in text and "MemoryError: planted" in text
+
+
+def _wait_for_a_gpu() -> tuple[str, str]:
+    """What `check` does on GPUs, with a stand-in for the event that never comes."""
+    ranks = ranks_of(None)
+    if ranks.rank == 1:
+        ranks.roll.say("rank 1: planted", refused=False)
+        time.sleep(1.5 + GRACE_S)
+        ranks.roll.say("rank 1: wrong", refused=True)
+        dist.barrier()
+        return "", ""
+    ranks.roll.wait_until(lambda: True, 0)
+    with pytest.raises(PeerLost) as lost:
+        ranks.roll.wait_until(lambda: False, 0.5)
+    time.sleep(2)
+    with pytest.raises(RankMismatch) as refused:
+        ranks.roll.wait_until(lambda: False, 60)
+    dist.barrier()
+    return str(lost.value), str(refused.value)
+
+
+def test_the_wait_for_a_gpu_ends_and_says_why():
+    lost, refused = run_ranks(2, _wait_for_a_gpu)[0]
+    assert "rank 1 did not answer" in lost and "planted" in lost
+    assert refused == "rank 1: wrong"
+
+
+def _no_symmetric_memory(fails: str) -> str:
+    """torch symmetric memory with a stand-in for the allocator, failing on rank 1."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    def step(name: str, value: Any) -> Any:
+        if name == fails and dist.get_rank() == 1:
+            raise RuntimeError(f"{name} planted")
+        return value
+
+    handle = types.SimpleNamespace(buffer_ptrs=[8, 16])
+    symm_mem.empty = lambda *shape, **_: step("empty", torch.ones(4, dtype=torch.int64))
+    symm_mem.rendezvous = lambda *_: step("rendezvous", handle)
+    torch.cuda.synchronize = lambda *_: None
+    ranks, cpu = ranks_of(None), torch.device("cpu")
+    if not fails:
+        memory = SymmetricMemory(ranks, (4,), cpu)
+        return f"{memory.addresses.tolist()} {memory.own.tolist()}"
+    with pytest.raises(RankMismatch) as error:
+        SymmetricMemory(ranks, (4,), cpu)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("fails", ["", "empty", "rendezvous"])
+def test_symmetric_memory_that_fails_on_one_rank_fails_on_all(fails):
+    expected = f"rank 1: {fails} planted" if fails else "[8, 16] [0, 0, 0, 0]"
+    assert run_ranks(2, _no_symmetric_memory, fails) == [expected] * 2

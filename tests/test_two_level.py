@@ -147,7 +147,7 @@ def _no_shared_memory() -> tuple[list[str], str]:
         def refuse(*_):
             raise RuntimeError("planted")
 
-        SharedFiles._map = staticmethod(refuse)
+        SharedFiles._map = refuse
     arguments = ("peer", ranks, 4, 1, torch.device("cpu"))
     assert type(make_exchange(*arguments, fall_back=True)) is CollectiveExchange
     with pytest.raises(RankMismatch) as error:

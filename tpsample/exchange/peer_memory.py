@@ -152,13 +152,14 @@ class SharedFiles(PeerMemory):
     """A file in shared memory per rank, mapped by every rank and unlinked at once."""
 
     _FOLDER = "/dev/shm"
+    _PREFIX = "tpsample-"
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...]) -> None:
         self._ranks = ranks
         path = ""
         error: Exception | None = None
         try:
-            descriptor, path = tempfile.mkstemp(prefix="tpsample-", dir=self._FOLDER)
+            descriptor, path = tempfile.mkstemp(prefix=self._PREFIX, dir=self._FOLDER)
             os.ftruncate(descriptor, 8 * math.prod(shape))
             os.close(descriptor)
         except OSError as wrong:
@@ -177,8 +178,12 @@ class SharedFiles(PeerMemory):
         addresses = [tensor.data_ptr() for tensor in self._mapped]
         self.addresses = torch.tensor(addresses, dtype=torch.int64)
 
-    @staticmethod
-    def _map(path: str, shape: tuple[int, ...]) -> Tensor:
+    @classmethod
+    def _map(cls, path: str, shape: tuple[int, ...]) -> Tensor:
+        if os.path.dirname(path) != cls._FOLDER or not os.path.basename(path).startswith(
+            cls._PREFIX
+        ):
+            raise RuntimeError(f"a peer named {path!r}, which is no file of this exchange")
         flat = torch.from_file(path, shared=True, size=math.prod(shape), dtype=torch.int64)
         return flat.view(shape)
 
