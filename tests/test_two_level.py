@@ -18,6 +18,7 @@ from tpsample import (
     RankMismatch,
     SamplingBatch,
     SamplingParams,
+    Status,
     reference,
 )
 from tpsample.exchange import CollectiveExchange, make_exchange
@@ -54,7 +55,7 @@ def test_every_column_has_a_rank_of_every_host_and_every_rank_a_column(hosts):
         assert levels(hosts, rank)[0] == [r for r, other in enumerate(hosts) if other == host]
 
 
-def _sampler(case: Case, hosts: str, **arguments) -> LMHeadSampler:
+def _sampler(case: Case, hosts: str, backend: str = "torch", **arguments) -> LMHeadSampler:
     rank = dist.get_rank()
     shard = uneven_shards(case.vocab_size, len(hosts))[rank]
     tpsample.exchange.choice.socket.gethostname = lambda: hosts[rank]
@@ -63,7 +64,7 @@ def _sampler(case: Case, hosts: str, **arguments) -> LMHeadSampler:
         vocab_size=case.vocab_size,
         shard=shard,
         exchange="two_level",
-        backend="torch",
+        backend=backend,
         **arguments,
     )
 
@@ -160,3 +161,47 @@ def test_auto_takes_collective_on_all_ranks_together_if_peer_cannot_be_set_up():
     assert first == second
     assert first[1] == "rank 1: planted"
     assert first[0] == ['exchange: "peer" cannot be set up, using "collective": rank 1: planted']
+
+
+def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
+    """`peer` inside the hosts: tokens, filters, then rank 3 stays away from a step."""
+    sampler = _sampler(case, hosts, backend="triton", chunks=2)
+    sampler.exchange.timeout_s = 0.25
+    kind = type(sampler.exchange).__name__
+    tokens = [sampler(case.hidden_states, case.batch, case.positions).token_ids.tolist()]
+    several = sampler(case.hidden_states, case.batch, case.positions, num_samples=2)
+    tokens.append(several.token_ids.tolist())
+    batch = SamplingBatch.from_params(FILTERED, vocab_size=case.vocab_size)
+    filtered = sampler(case.hidden_states, batch, case.positions).token_ids.tolist()
+    sampler.check()
+    lost = ""
+    if dist.get_rank() == 3:
+        # It takes part between the hosts, but its kernel pushes nothing inside its own.
+        sampler._local.run = lambda *_: None
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    assert (out.token_ids == -1).all() and (out.status == Status.PEER_LOST).all()
+    with pytest.raises(PeerLost) as error:
+        sampler.check()
+    lost = f"{error.value.ranks}"
+    if dist.get_rank() == 3:
+        del sampler._local.run
+    sampler.reset()
+    tokens.append(sampler(case.hidden_states, case.batch, case.positions).token_ids.tolist())
+    sampler.check()
+    return tokens, filtered, kind, lost
+
+
+@pytest.mark.timeout(200)
+def test_peer_inside_the_hosts():
+    case = Case.make(60, 6)
+    results = run_ranks(4, _peer_inside, case, "aabb", timeout_s=150)
+    assert results == [results[0]] * 4
+    tokens, filtered, kind, lost = results[0]
+    assert kind == "TwoLevelPeerExchange"
+    plain = case.oracle().token_ids.tolist()
+    assert tokens == [plain, case.oracle(num_samples=2).token_ids.tolist(), plain]
+    batch = SamplingBatch.from_params(FILTERED, vocab_size=60)
+    logits = reference.logits(case.hidden_states, case.weight)
+    assert filtered == reference.sample(logits, batch, case.positions).token_ids.tolist()
+    # Rank 3 itself is lost to both ranks of its host, and the other host hears of it.
+    assert lost == "(3,)"

@@ -122,7 +122,7 @@ class LMHeadSampler:
         )
         local = (lm_head_weight, self.shard, bias, agreed.arguments.head)
         self._local = self._make_backend(*local, rounds=philox_rounds)
-        self._agreement = StepAgreement(self.exchange)
+        self._agreement = StepAgreement(agreed.ranks, self.exchange)
         if desync_every:
             self.exchange.integers.require_group("desync_every")
         self._desync = DesyncDetector(desync_every, self.exchange.integers, device)

@@ -25,7 +25,7 @@ from torch import Tensor
 from tpsample.batch import SamplingBatch
 from tpsample.errors import RankMismatch
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.ranks import gather_or_raise
+from tpsample.exchange.ranks import Ranks, gather_or_raise
 
 _RECORD = ("arguments", "hidden_states rows", "num_samples", "batch", "seeds", "positions")
 
@@ -54,18 +54,19 @@ class StepAgreement:
     """Compares the steps of a sampler's ranks.
 
     Args:
+        ranks: of the sampler.
         exchange: what the words travel by; decides how ranks compare.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, ranks: Ranks, exchange: Exchange) -> None:
+        self._ranks, self._exchange = ranks, exchange
         self.reset()
 
     def reset(self) -> None:
         """Forget what was left and count steps from 0 again; on all ranks."""
         self._left: str | None = None
         if self._exchange.compares_steps:
-            roll = self._exchange.ranks.roll
+            roll = self._ranks.roll
             assert roll is not None
             roll.step = -1
 
@@ -79,7 +80,7 @@ class StepAgreement:
             RankMismatch: with several ranks; the same text on each.
             Exception: `error`, on a rank alone or without a process group.
         """
-        ranks = self._exchange.ranks
+        ranks = self._ranks
         if self._left is not None:
             raise RankMismatch(f"{self._left}; call reset() on every rank first")
         if not self._exchange.compares_steps:
@@ -105,7 +106,7 @@ class StepAgreement:
 
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may wait, that this rank is not in the step with them."""
-        roll = self._exchange.ranks.roll
+        roll = self._ranks.roll
         if roll is not None:
             roll.say(text, refused=refused)
             self._left = text

@@ -40,6 +40,10 @@ def make_exchange(
     """
     if name == "two_level":
         return TwoLevelExchange(ranks, max_rows, chunks, device, hosts=hosts)
+    if name == "two_level_peer":
+        from tpsample.exchange.two_level_peer import TwoLevelPeerExchange  # needs Triton
+
+        return TwoLevelPeerExchange(ranks, max_rows, chunks, device, hosts=hosts)
     if name == "peer":
         from tpsample.exchange.peer import PeerExchange  # needs Triton
 

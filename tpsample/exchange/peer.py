@@ -56,6 +56,7 @@ class PeerExchange(Exchange):
         self._epoch = torch.ones(1, dtype=torch.int64, device=device)
         self._done = torch.zeros(1, dtype=torch.int32, device=device)
         self._lost = torch.zeros(1, dtype=torch.int64, device=device)
+        self._winners = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._memory: PeerMemory | None = peer_memory(
             ranks, (2, chunks, ranks.world_size, max_rows), device
         )
@@ -88,6 +89,7 @@ class PeerExchange(Exchange):
             epoch_ptr=self._epoch,
             done_ptr=self._done,
             lost_ptr=self._lost,
+            words_ptr=self._winners,
             token_ptr=out.token_ids,
             status_ptr=out.status,
             num_rows=num_rows,
@@ -127,7 +129,12 @@ class PeerExchange(Exchange):
 
     def reset(self) -> None:
         super().reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Clear what a step leaves. Collective."""
         self.memory.barrier()
+        self.words.zero_()
         for tensor in (self.memory.own, self._arrive, self._done, self._lost):
             tensor.zero_()
         self._epoch.fill_(1)
