@@ -1,4 +1,4 @@
-"""Two levels for several nodes: words are reduced inside each node, then between the nodes.
+"""Two levels for several hosts: words are reduced inside each host, then between the hosts.
 
     host a   ranks 0 1 2      inside   {0 1 2} {3 4}
     host b   ranks 3 4        between  {0 2 3} {1 4}: columns, by place on the host modulo the
@@ -21,7 +21,9 @@ from tpsample.exchange.ranks import ProcessRanks, Ranks, subgroup
 
 
 class TwoLevelExchange(CollectiveExchange):
-    """An all-reduce inside the node per chunk, while the next is computed; one between nodes.
+    """An all-reduce inside the host per chunk, while the next is computed; one between hosts.
+
+    Where kernels can write to the peers of their host, `TwoLevelPeerExchange` takes its place.
 
     Integers of filtered rows go over the whole group.
 

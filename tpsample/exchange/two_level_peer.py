@@ -42,6 +42,7 @@ class TwoLevelPeerExchange(PeerExchange):
         hosts: Sequence[str],
     ) -> None:
         inside, self._column = levels(hosts, ranks.rank)
+        assert isinstance(ranks, ProcessRanks)
         self._whole = ranks
         super().__init__(
             ProcessRanks(subgroup(ranks.group, inside), ranks.roll), max_rows, chunks, device
@@ -85,7 +86,7 @@ class TwoLevelPeerExchange(PeerExchange):
         ]
         if not lost:
             return
-        said = self._whole.roll.said() if self._whole.roll is not None else {}
+        said = self._whole.roll.said()
         reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())
         raise PeerLost(
             f"exchange: {names(sorted(lost))} did not answer in time{reasons}; tokens are -1 from "
@@ -95,10 +96,7 @@ class TwoLevelPeerExchange(PeerExchange):
 
     def reset(self) -> None:
         self._whole.renew()
-        for ranks, members in (
-            (self.ranks, self._inside[self._host]),
-            (self.between, self._column),
-        ):
-            ranks.group = subgroup(self._whole.group, members)
+        self.ranks.group = subgroup(self._whole.group, self._inside[self._host])
+        self.between.group = subgroup(self._whole.group, self._column)
         self._forget()
         self._lost_of_host.zero_()
