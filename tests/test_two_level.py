@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import tpsample.agreement
 import tpsample.exchange.choice
 import tpsample.exchange.peer
 from tests.cases import Case, uneven_shards
@@ -84,9 +85,9 @@ def _sample(case: Case, filtered: list, hosts: str) -> tuple[list, list, list, i
     return rows, out.token_ids.tolist(), probs.token_ids.tolist(), sampler.exchange.bytes_sent(6)
 
 
-@pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+@pytest.mark.parametrize("hosts", ["2x2", "2x4", "uneven", "one host"])
 def test_tokens_filters_and_logprobs_are_the_oracles(hosts):
-    case, filtered = Case.make(300, 6), FILTERED
+    case, filtered, hosts = Case.make(300, 6), FILTERED, HOSTS[hosts]
     results = run_ranks(len(hosts), _sample, case, filtered, hosts)
     batch = SamplingBatch.from_params(filtered, vocab_size=300)
     expected = case.oracle().token_ids.tolist()
@@ -205,3 +206,18 @@ def test_peer_inside_the_hosts():
     assert filtered == reference.sample(logits, batch, case.positions).token_ids.tolist()
     # Rank 3 itself is lost to both ranks of its host, and the other host hears of it.
     assert lost == "(3,)"
+
+
+def _old_torch() -> list[str]:
+    warnings = _Warnings()
+    logging.getLogger("tpsample").addHandler(warnings)
+    if dist.get_rank() == 1:
+        tpsample.agreement._versions = lambda: {"torch": "1.0"}
+    LMHeadSampler(torch.zeros(3, 2), backend="torch")
+    return warnings.lines
+
+
+def test_versions_that_differ_are_a_warning_on_every_rank():
+    first, second = run_ranks(2, _old_torch)
+    assert first == second
+    assert "versions differ between ranks" in first[0] and "1.0" in first[0]

@@ -79,7 +79,7 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
     Raises:
         LaunchError: the launcher's variables are not enough, or there are more ranks than GPUs.
     """
-    place, store = _find()
+    place, store = _find(timedelta(seconds=timeout_s))
     device = _device(place)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // place.local_world_size))
@@ -124,7 +124,7 @@ def _number(env: Mapping[str, str], name: str, source: str) -> int:
     return int(number[0])
 
 
-def _find() -> tuple[Place, Store | None]:
+def _find(timeout: timedelta) -> tuple[Place, Store | None]:
     """This process's place, and a store where MPI made one."""
     place = from_environment(os.environ)
     if place.source not in ("Open MPI", "MPICH") or place.world_size == 1:
@@ -143,11 +143,11 @@ def _find() -> tuple[Place, Store | None]:
     place = Place(world.rank, world.size, node.rank, node.size, "mpi4py")
     if place.rank == 0:
         host = _host(place)
-        store = TCPStore(host, 0, place.world_size, True, wait_for_workers=False)
+        store = TCPStore(host, 0, place.world_size, True, timeout, wait_for_workers=False)
         world.bcast((host, store.port))
     else:
         host, port = world.bcast(None)
-        store = TCPStore(host, port, place.world_size, False)
+        store = TCPStore(host, port, place.world_size, False, timeout)
     return place, store
 
 

@@ -73,6 +73,7 @@ class LMHeadSampler:
     Raises:
         TypeError, ValueError: a wrong argument, on one rank.
         RankMismatch: (a ValueError) a wrong argument on some of several ranks, on every rank.
+        PeerLost: a rank did not come within the timeout of the process group.
     """
 
     def __init__(

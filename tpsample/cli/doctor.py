@@ -75,6 +75,8 @@ def _examine(job: Job, seconds: float) -> bool:
     tried = [chosen] if job.world_size == 1 else ["collective", "p2p"]
     if job.world_size > 1 and not any(report["obstacle"] for report in reaches):
         tried.append("peer")
+    if len({report["host"] for report in reaches}) > 1:
+        tried.append("two_level")
     for name in tried:
         line, right = _self_check(job, name, backend, seconds)
         shown.verdict(line, right)
