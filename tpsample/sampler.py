@@ -243,7 +243,7 @@ class LMHeadSampler:
             check_out(out, rows, num_samples, self.weight.device)
         batch = batch.for_rows(rows)
         if batch.stored is not None:
-            self.exchange.integers.require_group("top_k, top_p, min_p, logprobs")
+            self.exchange.integers.require_group()
         positions = positions_tensor(positions, rows, self.weight.device, self._positions)
         return Checked(batch, positions, samples)
 

@@ -95,7 +95,7 @@ class StepAgreement:
         assert ranks.roll is not None and ranks.roll.step is not None
         ranks.roll.step += 1
         own = [0] * len(_RECORD) if checked is None else checked.record()
-        records = ranks.all_gather(torch.tensor(own)).tolist()
+        records = ranks.gather_tensor(torch.tensor(own)).tolist()
         if not all(right for right, *_ in records):
             gather_or_raise(ranks, {}, error)
         for place, name in enumerate(_RECORD):

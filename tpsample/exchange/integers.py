@@ -28,7 +28,7 @@ class IntegerExchange:
         self._ranks = ranks
         self.bytes_sent = 0
 
-    def require_group(self, needed_by: str) -> None:
+    def require_group(self, needed_by: str = "top_k, top_p, min_p, logprobs") -> None:
         """Check that these ranks can exchange integers, as `needed_by` must.
 
         Raises:
@@ -43,7 +43,7 @@ class IntegerExchange:
     def gather(self, own: Tensor) -> Tensor:
         """Every rank's int64 [...], in rank order: [W, ...]."""
         self.bytes_sent += (self._ranks.world_size - 1) * own.nbytes
-        return self._ranks.all_gather(own)
+        return self._ranks.gather_tensor(own)
 
     def sum(self, own: Tensor) -> Tensor:
         """The sum of every rank's int64 [...]."""

@@ -33,7 +33,7 @@ class Ranks:
         """Every rank's record, in rank order."""
         return [record]
 
-    def all_gather(self, own: Tensor) -> Tensor:
+    def gather_tensor(self, own: Tensor) -> Tensor:
         """Every rank's tensor, in rank order: [W, ...]. Needs a group if W > 1."""
         return own.unsqueeze(0)
 
@@ -65,11 +65,11 @@ class ProcessRanks(Ranks):
         if dist.get_backend(self.group) == dist.Backend.NCCL:
             device = torch.device("cuda", torch.cuda.current_device())
         text = json.dumps(record).encode()
-        lengths = self.all_gather(torch.tensor([len(text)], device=device)).flatten().tolist()
+        lengths = self.gather_tensor(torch.tensor([len(text)], device=device)).flatten().tolist()
         padded = torch.tensor(list(text.ljust(max(lengths))), dtype=torch.uint8, device=device)
-        return [json.loads(bytes(tensor.tolist())) for tensor in self.all_gather(padded)]
+        return [json.loads(bytes(tensor.tolist())) for tensor in self.gather_tensor(padded)]
 
-    def all_gather(self, own: Tensor) -> Tensor:
+    def gather_tensor(self, own: Tensor) -> Tensor:
         """Every rank's tensor, in rank order: [W, ...]."""
         own = own.contiguous()
         received = own.new_empty((self.world_size, *own.shape))
