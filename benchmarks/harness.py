@@ -96,8 +96,11 @@ class Run:
     ) -> dict[str, Timing]:
         """Interleaved times; of several ranks the slowest, repeat by repeat."""
         mine = measure(steps, self.device, repeats=self.repeats, align=align)
-        ranks = self.job.gather(mine)
-        return {name: Timing.slowest([rank[name] for rank in ranks]) for name in steps}
+        ranks = self.job.gather({name: [t.times_us, t.graph] for name, t in mine.items()})
+        return {
+            name: Timing.slowest([Timing(tuple(rank[name][0]), rank[name][1]) for rank in ranks])
+            for name in steps
+        }
 
     def check(self, problem: Problem, token_ids: Tensor, logits: Tensor | None = None) -> None:
         """The gate; raises `WrongToken`."""

@@ -11,10 +11,14 @@ if [[ ${1-} == --dry-run ]]; then
 fi
 if (($# == 0)); then set -- generate; fi
 
-if [[ -z ${NPROC-} ]]; then
-    gpus=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)
-    NPROC=$((gpus == 1 ? 1 : 2))
-fi
+gpus=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)
+NPROC=${NPROC:-$((gpus == 1 ? 1 : 2))}
+
+# Say why nothing is started.
+fail() {
+    echo "${0##*/}: $1" >&2
+    exit 1
+}
 
 # Show a command, then become it.
 start() {

@@ -9,8 +9,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if ! version=$(mpirun --version 2>&1); then
-    echo "mpi.sh: mpirun does not run; install tpsample[mpi] or an MPI of your own" >&2
-    exit 1
+    fail "mpirun does not run; install tpsample[mpi] or an MPI of your own"
 fi
 options=(-np "$NPROC")
 if [[ $version == *"Open MPI"* ]]; then

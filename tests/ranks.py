@@ -30,14 +30,20 @@ class RankFailed(AssertionError):
 
 
 def run_ranks(
-    world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 60
+    world_size: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 60,
+    group_timeout_s: float | None = None,
+    victim: int | None = None,
 ) -> list[Any]:
     """fn(*args) on every rank of a gloo group; the results in rank order.
 
     Args:
         fn: a module-level function; it finds its rank through torch.distributed.
         args, results: anything pickle can carry, tensors too.
-        timeout_s: for the whole call, and for every collective.
+        timeout_s: for the whole call, and for every collective unless group_timeout_s says else.
+        victim: a rank that must be killed; its result is None.
 
     Raises:
         RankFailed: a rank raised, died or was not done in time.
@@ -52,19 +58,21 @@ def run_ranks(
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_rank_main,
-                    args=(rank, world_size, store, timeout_s, sender, fn, args),
+                    args=(rank, world_size, store, group_timeout_s or timeout_s, sender, fn, args),
                     daemon=True,
                 )
                 process.start()
                 sender.close()
                 processes.append(process)
                 receivers.append(receiver)
-            outcomes = _receive(receivers, timeout_s)
+            outcomes = _receive(receivers, timeout_s, victim)
         finally:
             for process in processes:
                 process.kill()
             for process in processes:
                 process.join()
+    if victim is not None:
+        outcomes[victim] = (None if victim not in outcomes else "was not killed", None)
     failed = {rank: error for rank, (error, _) in outcomes.items() if error}
     for rank in range(world_size):
         if rank not in outcomes:
@@ -74,7 +82,9 @@ def run_ranks(
     return [outcomes[rank][1] for rank in range(world_size)]
 
 
-def _receive(receivers: list[Connection], timeout_s: float) -> dict[int, tuple[str | None, Any]]:
+def _receive(
+    receivers: list[Connection], timeout_s: float, victim: int | None
+) -> dict[int, tuple[str | None, Any]]:
     """(error, result) of the ranks that reported, in the order in which they did."""
     waiting = dict(zip(receivers, range(len(receivers)), strict=True))
     outcomes: dict[int, tuple[str | None, Any]] = {}
@@ -85,6 +95,8 @@ def _receive(receivers: list[Connection], timeout_s: float) -> dict[int, tuple[s
             try:
                 outcomes[rank] = pickle.loads(receiver.recv_bytes())  # type: ignore[union-attr]
             except EOFError:
+                if rank == victim:
+                    continue
                 outcomes[rank] = ("the process died", None)
             if outcomes[rank][0]:
                 deadline = min(deadline, time.monotonic() + _AFTER_FIRST_ERROR_S)

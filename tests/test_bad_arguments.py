@@ -11,6 +11,7 @@ from tpsample import (
     SampleOutput,
     SamplingBatch,
     SamplingParams,
+    Status,
     VocabShard,
     sample,
 )
@@ -39,6 +40,7 @@ WRONG = {
     "chunks": [0, 65, 1.0],
     "philox_rounds": [0, 8, "10"],
     "backend": ["cuda", None],
+    "desync_every": [-1, 1.0, None],
 }
 # Valid by themselves, but not what the other ranks pass.
 DIFFERENT = {
@@ -53,6 +55,7 @@ DIFFERENT = {
     "chunks": 2,
     "philox_rounds": 7,
     "backend": "triton",
+    "desync_every": 3,
 }
 
 
@@ -128,30 +131,130 @@ def _step(**changes) -> None:
     sampler(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("hidden_states", torch.zeros(D)),
-        ("hidden_states", torch.zeros(2, D + 1)),
-        ("hidden_states", torch.zeros(2, D).bfloat16()),
-        ("hidden_states", torch.zeros(D, 2).T),
-        ("hidden_states", None),
-        ("batch", [SamplingParams()] * 2),
-        ("batch", SamplingBatch.from_params([SamplingParams()] * 3, vocab_size=V)),
-        ("batch", SamplingBatch.from_params([SamplingParams()] * 2, vocab_size=V + 1)),
-        ("positions", torch.zeros(3, dtype=torch.int64)),
-        ("positions", torch.zeros(2, dtype=torch.int32)),
-        ("positions", -1),
-        ("positions", 1.0),
-        ("num_samples", 0),
-        ("num_samples", True),
-        ("out", SampleOutput.empty(torch.zeros(1, dtype=torch.int64), None)),
-        ("out", SampleOutput.empty(torch.zeros(2, dtype=torch.int64), 1)),
+def _batch(count: int = 2, vocab_size: int = V, **params) -> SamplingBatch:
+    return SamplingBatch.from_params(
+        [SamplingParams(**{"seed": 1, **params})] * count, vocab_size=vocab_size
+    )
+
+
+# Per argument of a step: values that are wrong whatever the other ranks pass.
+WRONG_STEP = {
+    "hidden_states": [
+        torch.zeros(D),
+        torch.zeros(2, D + 1),
+        torch.zeros(2, D).bfloat16(),
+        torch.zeros(D, 2).T,
+        torch.zeros(5, D),
+        None,
     ],
+    "batch": [[SamplingParams()] * 2, _batch(3), _batch(2, V + 1), None],
+    "positions": [
+        torch.zeros(3, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.int32),
+        -1,
+        1.0,
+        None,
+    ],
+    "num_samples": [0, True, 3, "2"],
+    "out": [
+        SampleOutput.empty(torch.zeros(1, dtype=torch.int64), None),
+        SampleOutput.empty(torch.zeros(2, dtype=torch.int64), 1),
+        "out",
+    ],
+}
+# Valid by themselves, but not what the other ranks pass.
+DIFFERENT_STEP = {
+    "hidden_states": {"hidden_states": torch.zeros(1, D), "batch": _batch(1), "positions": 0},
+    "batch": {"batch": _batch(top_k=3)},
+    "num_samples": {"num_samples": 2},
+    "positions": {"positions": 1},
+    "seeds": {"batch": _batch(seed=2)},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in WRONG_STEP for value in WRONG_STEP[name]]
 )
 def test_step_arguments(name, value):
-    with pytest.raises((TypeError, ValueError), match=name):
+    told = "max_rows=4" if isinstance(value, int) and value == 3 else f"{name}|max_rows=4"
+    with pytest.raises((TypeError, ValueError), match=told):
         _step(**{name: value})
+
+
+def _steps(exchange: str, cases: list[dict]) -> list[tuple[str, str]]:
+    """Each case on rank 1 alone, every time followed by a step that is right on both."""
+    rank, results = dist.get_rank(), []
+    sampler = LMHeadSampler(
+        torch.ones(5, D),
+        max_rows=4,
+        exchange=exchange,
+        backend="triton" if exchange == "peer" else "torch",
+    )
+    if exchange == "peer":
+        sampler.exchange.timeout_s = 0.2
+    right = {"hidden_states": torch.zeros(2, D), "batch": _batch(), "positions": 0}
+    expected = sampler(**right).token_ids.tolist()
+    for case in cases:
+        try:
+            sampler(**{**right, **(case if rank == 1 else {})})
+            sampler.check()
+            results.append(("nothing raised", ""))
+        except Exception as error:
+            results.append((type(error).__name__, str(error)))
+        if exchange == "peer" and rank == 1:  # its words would meet rank 0's of another step
+            with pytest.raises(RankMismatch, match=r"call reset\(\)"):
+                sampler(**right)
+        elif exchange == "peer":
+            assert sampler(**right).status.tolist() == [Status.PEER_LOST] * 2
+        if exchange == "peer":
+            sampler.reset()
+        assert sampler(**right).token_ids.tolist() == expected
+    return results
+
+
+@pytest.mark.parametrize("exchange", ["collective", "p2p", "peer"])
+def test_a_step_wrong_on_one_rank_raises_the_same_on_every_rank(exchange):
+    cases = [{name: value} for name in WRONG_STEP for value in WRONG_STEP[name]]
+    if exchange == "peer":
+        cases = [{name: WRONG_STEP[name][0]} for name in WRONG_STEP]
+    first, second = run_ranks(2, _steps, exchange, cases, timeout_s=100)
+    for case, one, two in zip(cases, first, second, strict=True):
+        assert one == two and one[0] == "RankMismatch", f"{case}: {one}, {two}"
+        assert one[1].startswith("rank 1: ") and (
+            next(iter(case)) in one[1] or "max_rows" in one[1]
+        )
+
+
+@pytest.mark.parametrize("exchange", ["collective", "p2p"])
+def test_steps_that_differ_raise_naming_each_value(exchange):
+    first, second = run_ranks(2, _steps, exchange, list(DIFFERENT_STEP.values()))
+    for name, one, two in zip(DIFFERENT_STEP, first, second, strict=True):
+        assert one == two and one[0] == "RankMismatch", f"{name}: {one}, {two}"
+        assert one[1].startswith(name) and "rank 0: " in one[1] and "rank 1: " in one[1]
+
+
+def _skip_a_step() -> str:
+    """Rank 1 leaves step 1 out: the others' step 1 meets its step 2."""
+    sampler = LMHeadSampler(torch.ones(5, D), exchange="collective", backend="torch")
+    right = {"hidden_states": torch.zeros(2, D), "batch": _batch()}
+    sampler(**right, positions=0)
+    with pytest.raises(RankMismatch) as error:
+        sampler(**right, positions=1 + dist.get_rank())
+    sampler(**right, positions=2)  # all raised, so all can go on
+    return str(error.value)
+
+
+def test_a_rank_that_skips_a_step_is_noticed():
+    first, second = run_ranks(2, _skip_a_step)
+    assert first == second
+    assert first.startswith("positions: ") and "skipped a step" in first
+
+
+def test_every_argument_of_a_step_is_covered():
+    import inspect
+
+    names = set(inspect.signature(LMHeadSampler.__call__).parameters) - {"self"}
+    assert set(WRONG_STEP) == names
 
 
 def test_too_many_rows_and_samples():

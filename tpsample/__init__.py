@@ -2,10 +2,11 @@
 
 from tpsample import noise, reference
 from tpsample.batch import SamplingBatch
-from tpsample.errors import PeerLost, RankMismatch, UnsupportedParameter
+from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
+from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.params import SamplingParams
-from tpsample.sampler import LMHeadSampler, sample
+from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import VerifyOutput, sample_draft, verify
 from tpsample.trace import TopKTrace
 from tpsample.vocab_shard import VocabShard
@@ -14,6 +15,7 @@ from tpsample.word import Status
 __version__ = "0.1.0"
 
 __all__ = [
+    "Desync",
     "KeptSets",
     "LMHeadSampler",
     "Logprobs",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+import tpsample
 from tpsample.checks import SamplerArguments, resolve_shards
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
@@ -16,6 +20,8 @@ from tpsample.kernels import tile_table
 from tpsample.noise import LAYOUT
 from tpsample.seeds import SeedSource
 from tpsample.vocab_shard import VocabShard
+
+log = logging.getLogger(__name__)
 
 _MUST_MATCH = [
     "layout",
@@ -32,6 +38,8 @@ _MUST_MATCH = [
     "backend",
     "tile_table",
     "device",
+    "desync_every",
+    "tpsample",
 ]
 
 
@@ -42,6 +50,7 @@ class Agreement:
     Attributes:
         shards: every rank's, in rank order.
         exchange: a name that `make_exchange` knows.
+        hosts: name of every rank's host.
         seed_root: random number that rank 0 drew, from which unseeded rows get their seeds.
     """
 
@@ -51,6 +60,7 @@ class Agreement:
     vocab_size: int
     shards: list[VocabShard]
     exchange: str
+    hosts: list[str]
     seed_root: int
 
     @property
@@ -84,6 +94,8 @@ def agree(group: object, **given: Any) -> Agreement:
         error = error or wrong
     records = gather_or_raise(ranks, record, error)
     require_equal(records, _MUST_MATCH)
+    if any(record["versions"] != records[0]["versions"] for record in records):
+        log.warning("versions differ between ranks: %s", [r["versions"] for r in records])
     vocab_size, shards = resolve_shards(
         arguments.vocab_size,
         [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records],
@@ -96,12 +108,21 @@ def agree(group: object, **given: Any) -> Agreement:
         vocab_size=vocab_size,
         shards=shards,
         exchange=choose_exchange(arguments.exchange, ranks, [r["reach"] for r in records]),
+        hosts=[record["reach"]["host"] for record in records],
         seed_root=records[0]["seed_root"],
     )
 
 
+def _versions() -> dict[str, str]:
+    """Of what computes: tokens are the same if they differ, their near-ties might not be."""
+    found = {"torch": str(torch.__version__)}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["triton"] = importlib.metadata.version("triton")
+    return found
+
+
 def _backend(backend: str, device: torch.device) -> str:
-    """What "auto" stands for on this device."""
+    """The backend for the argument, checked."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         raise ValueError(
@@ -109,13 +130,19 @@ def _backend(backend: str, device: torch.device) -> str:
             f"cuda:{torch.cuda.current_device()}; call torch.cuda.set_device first"
         )
     if backend == "auto":
-        return "triton" if device.type == "cuda" or interpreted else "torch"
+        return default_backend(device)
     if backend == "triton" and device.type != "cuda" and not interpreted:
         raise ValueError(
             f'backend: "triton" needs a GPU, lm_head_weight is on {device}; use backend="torch", '
             "or set TRITON_INTERPRET=1 before Python starts"
         )
     return backend
+
+
+def default_backend(device: torch.device) -> str:
+    """What backend="auto" stands for on a device."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return "triton" if device.type == "cuda" or interpreted else "torch"
 
 
 def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
@@ -137,6 +164,9 @@ def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
         "philox_rounds": arguments.philox_rounds,
         "backend": backend,
         "tile_table": tile_table.fingerprint() if backend == "triton" else None,
+        "desync_every": arguments.desync_every,
+        "tpsample": tpsample.__version__,
+        "versions": _versions(),
         "device": weight.device.type,
         "reach": reach(backend, weight.device),
         "seed_root": SeedSource().root,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,10 +29,9 @@ from tpsample.vocab_shard import VocabShard
 class SamplingBatch:
     """Rows of sampling parameters on the device, read by the kernels at run time.
 
-    Writing into the tensors between steps is allowed; a captured CUDA graph reads the new values
-    at replay. Rows may join, leave, move and change (`add`, `drop`, `permute`, `update`): the
-    tensors keep their place in memory, and a row's state stays in its slot. Every rank makes the
-    same changes in the same order.
+    The tensors may be written between steps; a captured CUDA graph reads them at replay. Rows may
+    join, leave, move and change: tensors keep their place in memory, a row's state its slot. Every
+    rank makes the same changes in the same order.
 
     With penalties, bad_words or min_tokens tell it after each step: ``append(out.token_ids)``.
 
@@ -42,9 +42,8 @@ class SamplingBatch:
             knows, so that such a batch takes the plain plan.
         logprobs: what rows ask for logprobs; None if none does.
         controls: penalties and constraints of the rows; None if there are none.
-        stored, host_stored: int64 [R] and a list: rows whose logits a step keeps on their ranks,
-            the filtered ones, then those that ask for logprobs and have no filter. None, and
-            empty, if there are none.
+        stored, host_stored: int64 [R] and a list: rows whose logits a step keeps on their ranks;
+            None, and empty, if there are none. See `stored_order`.
         stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
         vocab_size: V, what ids were checked against.
         max_rows: most rows it can hold.
@@ -56,6 +55,7 @@ class SamplingBatch:
     kept_cap: int | None = None
     fixed_rounds = False
     asking: AskingRows | None = None
+    _params_digest: int | None = None
     filters: RowFilters | None = None
     logprobs: LogprobRows | None = None
     stored: Tensor | None = None
@@ -63,8 +63,7 @@ class SamplingBatch:
 
     def __init__(self, temperature: Tensor, seed: Tensor, *, vocab_size: int) -> None:
         """Rows with a temperature and a seed alone, over the caller's tensors."""
-        self.temperature = self._temperature = temperature
-        self.seed = self._seed = seed
+        self.temperature, self.seed = self._temperature, self._seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self.host_stored: list[int] = []
         self._slots = torch.arange(self.max_rows, device=seed.device)
@@ -96,25 +95,22 @@ class SamplingBatch:
         Args:
             params: one request per row, or one for all rows of whatever batch it meets.
             vocab_size: V; must match across ranks.
-            device: where the tensors live; the hidden states' device. Default: the CPU.
+            device: of the hidden states. Default: the CPU.
             prompt_token_ids, output_token_ids: tokens so far per row, what penalties, bad_words and
                 min_tokens refer to. Default: none so far.
             max_rows: room for rows to `add`. Default: the rows given.
             kept_cap: report which tokens the filters of each filtered row left
                 (`SampleOutput.kept`), up to this many per row; None reports none.
-            fixed_rounds: draw every filtered row by the way that takes the same number of
-                exchanges whatever the logits, so that a step never waits for the device. The
-                tokens are the same. A step that is being captured in a CUDA graph does so anyway.
+            fixed_rounds: draw filtered rows in a fixed number of exchanges, so that a step never
+                waits for the device; the same tokens. A step that is being captured does so anyway.
 
-        Returns:
-            A batch whose rows with ``seed=None`` are given a seed by the first sampler that
-            meets them: all ranks derive it from one random number drawn on one rank.
+        Rows with ``seed=None`` are given a seed by the first sampler that meets them: all ranks
+        derive it from one random number drawn on one rank.
 
         Raises:
             TypeError: params is not a SamplingParams or a sequence of them.
-            UnsupportedParameter: kept_cap with fixed_rounds: how many tokens to send, the host
-                has to read.
-            ValueError: a token id >= V, or token lists that do not match the rows, or kept_cap < 1.
+            UnsupportedParameter: kept_cap, which the host counts, with fixed_rounds.
+            ValueError: a token id >= V, token lists that do not match the rows, or kept_cap < 1.
         """
         single = params if isinstance(params, SamplingParams) else None
         requests: list[Any] = [params] if single is not None else list(params)  # type: ignore[arg-type]
@@ -206,11 +202,7 @@ class SamplingBatch:
         prompt_token_ids: Sequence[int] | None = None,
         output_token_ids: Sequence[int] | None = None,
     ) -> None:
-        """Replace the request of a row.
-
-        Args:
-            prompt_token_ids, output_token_ids: tokens so far; needed if the request refers to them,
-                since a batch does not keep them.
+        """Replace the request of a row, with the tokens so far if it refers to them.
 
         Raises:
             TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
@@ -229,11 +221,8 @@ class SamplingBatch:
         self._changed(self.rows)
 
     def prepare(self, shard: VocabShard) -> None:
-        """Make the state of a shard, which otherwise the first step of its sampler does.
-
-        For a shard whose sampler comes only after tokens have been appended, and before a step is
-        captured in a CUDA graph.
-        """
+        """Make the state of a shard, as the first step of its sampler otherwise does: for a sampler
+        that comes after tokens have been appended."""
         if self._tables is not None:
             self._tables.state(shard)
 
@@ -255,9 +244,8 @@ class SamplingBatch:
     def grammar_bitmask(self) -> Tensor | None:
         """int32 [B, ceil(V / 32)]: bit v % 32 of word v // 32 allows id v. None: no grammar.
 
-        The layout of grammar engines; a row without a grammar has every bit set (-1). Kept by
-        reference: write the next step's bits into it, or assign another. Each rank reads its own
-        shard's part.
+        The layout of grammar engines; all bits (-1) for a row without. Kept by reference: write the
+        next step's bits into it, or assign another. Each rank reads its own shard's part.
         """
         return self._grammar_bitmask
 
@@ -272,8 +260,7 @@ class SamplingBatch:
     def forced_token_ids(self) -> Tensor | None:
         """int64 [B]: the only id a row may draw in the next steps, -1 for any. None: no row's.
 
-        Stands above every other mask. Kept by reference; values outside [-1, V) leave no id, and
-        the row gets status EMPTY.
+        Stands above every other mask. Kept by reference; values from V on leave no id (EMPTY).
         """
         return self._forced
 
@@ -288,14 +275,22 @@ class SamplingBatch:
         """Whether a row still waits for its seed."""
         return bool(self._unseeded)
 
+    @property
+    def params_digest(self) -> int:
+        """32 bits of all rows' requests but their seeds, for ranks to compare."""
+        if self._params_digest is None:
+            fields = [vars(params) | {"seed": None} for params in self._params]
+            self._params_digest = zlib.crc32(repr(fields).encode())
+        return self._params_digest
+
     def draw_seeds(self, source: SeedSource) -> None:
-        """Give every row that came without a seed the next one of `source`."""
+        """Give every row without a seed the next one of `source`."""
         for row in sorted(self._unseeded):
             self.seed[row] = source.next()
         self._unseeded = set()
 
     def with_drafts(self, draft_token_ids: Tensor) -> SamplingBatch:
-        """B · (K + 1) rows for K drafts per row: row b · (K + 1) + i is row b after i drafts.
+        """B · (K + 1) rows: row b · (K + 1) + i is row b after i of its K drafts.
 
         Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 behind a row's
         last, as output; the state itself does not change. Valid until the batch changes or is asked
@@ -308,24 +303,23 @@ class SamplingBatch:
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
         times = draft_token_ids.shape[1] + 1
-        drafted = self._drafted.get(times)
-        if drafted is None:
-            drafted = SamplingBatch(
-                self.temperature.repeat_interleave(times),
-                self.seed.repeat_interleave(times),
-                vocab_size=self.vocab_size,
-            )
-            drafted._params = [params for params in self._params for _ in range(times)]
-            drafted._changed(self.rows * times)
-            drafted.fixed_rounds = self.fixed_rounds
-            self._drafted[times] = drafted
+        if times not in self._drafted:
+            self._drafted[times] = self._repeated(times)
+        drafted = self._drafted[times]
         drafted.temperature.copy_(self.temperature.repeat_interleave(times))
         drafted.seed.copy_(self.seed.repeat_interleave(times))
         if self.controls is not None:
-            drafted.controls = self.controls.with_drafts(
-                draft_token_ids, self._grammar_bitmask, self._forced
-            )
+            masks = self._grammar_bitmask, self._forced
+            drafted.controls = self.controls.with_drafts(draft_token_ids, *masks)
         return drafted
+
+    def _repeated(self, times: int) -> SamplingBatch:
+        seed = self.seed.repeat_interleave(times)
+        batch = SamplingBatch(seed.to(torch.float32), seed, vocab_size=self.vocab_size)
+        batch._params = [params for params in self._params for _ in range(times)]
+        batch._changed(len(seed))
+        batch.fixed_rounds = self.fixed_rounds
+        return batch
 
     def _append_rows(
         self,
@@ -382,6 +376,7 @@ class SamplingBatch:
     def _changed(self, rows: int) -> None:
         """What follows from the rows' requests."""
         self._drafted.clear()
+        self._params_digest = None
         self._resize(rows)
         self.filters = RowFilters.of(self._params, self.vocab_size, self.device)
         self.logprobs = LogprobRows.of(self._params, self.vocab_size, self.device)

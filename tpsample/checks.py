@@ -18,7 +18,7 @@ from tpsample.vocab_shard import VocabShard
 from tpsample.word import MAX_VOCAB_SIZE
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-EXCHANGES = ("auto", "collective", "p2p", "peer")
+EXCHANGES = ("auto", "collective", "p2p", "peer", "two_level")
 BACKENDS = ("auto", "triton", "torch")
 MAX_CHUNKS = 64
 
@@ -37,6 +37,7 @@ class SamplerArguments:
     chunks: int
     philox_rounds: int
     backend: str
+    desync_every: int
 
     def __post_init__(self) -> None:
         _check_weight(self.weight)
@@ -52,6 +53,7 @@ class SamplerArguments:
         _check_choice("exchange", self.exchange, EXCHANGES)
         _check_choice("backend", self.backend, BACKENDS)
         check_rounds(self.philox_rounds)
+        _check_int("desync_every", self.desync_every, 0, 2**31 - 1)
 
 
 def resolve_shards(
@@ -179,6 +181,8 @@ def _check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
 
 def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: torch.device) -> None:
     """Whether a step may write into `out`."""
+    if not isinstance(out, SampleOutput):
+        raise TypeError(f"out: expected a SampleOutput, got {type(out).__name__}")
     shape = (rows,) if num_samples is None else (rows, num_samples)
     for name, tensor, wanted, dtype in (
         ("token_ids", out.token_ids, shape, torch.int64),

@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
+from tpsample.exchange.ranks import ranks_of
+
 log = logging.getLogger(__name__)
 
 # Each launcher's rank, world size, local rank, local world size. srun sets the STEP variables; a
@@ -60,11 +62,8 @@ class Job(Place):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value (anything that pickles), in rank order. Collective."""
-        values = [value] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(values, value)
-        return values
+        """Every rank's value, in rank order; anything that JSON can carry. Collective."""
+        return [record["value"] for record in ranks_of(None).gather({"value": value})]
 
 
 @contextmanager
@@ -80,7 +79,7 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
     Raises:
         LaunchError: the launcher's variables are not enough, or there are more ranks than GPUs.
     """
-    place, store = _find()
+    place, store = _find(timedelta(seconds=timeout_s))
     device = _device(place)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // place.local_world_size))
@@ -125,7 +124,7 @@ def _number(env: Mapping[str, str], name: str, source: str) -> int:
     return int(number[0])
 
 
-def _find() -> tuple[Place, Store | None]:
+def _find(timeout: timedelta) -> tuple[Place, Store | None]:
     """This process's place, and a store where MPI made one."""
     place = from_environment(os.environ)
     if place.source not in ("Open MPI", "MPICH") or place.world_size == 1:
@@ -144,11 +143,11 @@ def _find() -> tuple[Place, Store | None]:
     place = Place(world.rank, world.size, node.rank, node.size, "mpi4py")
     if place.rank == 0:
         host = _host(place)
-        store = TCPStore(host, 0, place.world_size, True, wait_for_workers=False)
+        store = TCPStore(host, 0, place.world_size, True, timeout, wait_for_workers=False)
         world.bcast((host, store.port))
     else:
         host, port = world.bcast(None)
-        store = TCPStore(host, port, place.world_size, False)
+        store = TCPStore(host, port, place.world_size, False, timeout)
     return place, store
 
 

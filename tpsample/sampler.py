@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,14 +20,16 @@ from tpsample.checks import (
     check_step,
     positions_tensor,
 )
+from tpsample.desync import DesyncDetector
+from tpsample.errors import Desync, PeerLost
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.ranks import Ranks
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.params import SamplingParams
 from tpsample.prompt_logprobs import find_prompt_logprobs
 from tpsample.score import Head
 from tpsample.seeds import SeedSource
+from tpsample.step_agreement import Checked, CheckedCall, StepAgreement
 from tpsample.stored_plan import finish_stored_rows
 from tpsample.stored_rows import StoredRows
 from tpsample.torch_backend import TorchBackend
@@ -34,6 +37,8 @@ from tpsample.vocab_shard import VocabShard
 
 if TYPE_CHECKING:
     from tpsample.triton_backend import TritonBackend
+
+C = TypeVar("C", Checked, CheckedCall)
 
 
 class LMHeadSampler:
@@ -65,17 +70,21 @@ class LMHeadSampler:
         bias: [V_local], added to the logits after the soft-cap.
         logit_scale, logit_softcap: see the formula; must match.
         max_rows: most rows × samples of a step; sizes the buffers; must match.
-        exchange: "collective", "p2p", "peer" (the kernel writes to the other GPUs) or "auto":
-            "peer" if NVLink connects all pairs, else "collective"; must match.
+        exchange: "collective", "p2p", "peer" (the kernel writes to the other GPUs), "two_level"
+            (inside each host, then between hosts) or "auto": "peer" if NVLink connects all pairs
+            and its memory can be set up, else "collective"; must match.
         chunks: parts of the vocabulary whose words travel while the next part is computed, 1 to
             64; must match.
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
             PyTorch, tile by tile) or "auto"; must match.
+        desync_every: `compare` the ranks by themselves after this many steps, which waits for the
+            GPU once in as many; 0 is off; must match.
 
     Raises:
         TypeError, ValueError: a wrong argument, on one rank.
         RankMismatch: (a ValueError) a wrong argument on some of several ranks, on every rank.
+        PeerLost: a rank did not come within the timeout of the process group.
     """
 
     def __init__(
@@ -93,6 +102,7 @@ class LMHeadSampler:
         chunks: int = 1,
         philox_rounds: int = 10,
         backend: str = "auto",
+        desync_every: int = 0,
     ) -> None:
         agreed = agree(
             group,
@@ -106,6 +116,7 @@ class LMHeadSampler:
             chunks=chunks,
             philox_rounds=philox_rounds,
             backend=backend,
+            desync_every=desync_every,
         )
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         self.max_rows, self.weight = max_rows, lm_head_weight
@@ -113,10 +124,22 @@ class LMHeadSampler:
         device = lm_head_weight.device
         self.seeds = SeedSource(agreed.seed_root)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.exchange = make_exchange(agreed.exchange, agreed.ranks, max_rows, chunks, device)
+        self.exchange = make_exchange(
+            agreed.exchange,
+            agreed.ranks,
+            max_rows,
+            chunks,
+            device,
+            hosts=agreed.hosts,
+            fall_back=exchange == "auto",
+        )
         self._bias, self._head, self._rounds = bias, agreed.arguments.head, philox_rounds
         self._local = self._make_backend(self.exchange)
         self._prompt: TorchBackend | TritonBackend | None = None
+        self._agreement = StepAgreement(agreed.ranks, self.exchange)
+        if desync_every:
+            self.exchange.integers.require_group("desync_every")
+        self._desync = DesyncDetector(desync_every, self.exchange.integers, device)
         self._handle = compiled.register(self)
 
     def _make_backend(self, exchange: Exchange) -> TorchBackend | TritonBackend:
@@ -156,6 +179,11 @@ class LMHeadSampler:
             TypeError, ValueError: before anything is sent.
             UnsupportedParameter: (a ValueError) filters or logprobs between ranks without a
                 process group.
+            RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
+                rank: here on CPUs, by `check` on GPUs and with `peer` (`tpsample.step_agreement`).
+            Desync: with `desync_every`, on every rank, after this step.
+            PeerLost: on CPUs, a rank did not answer within the timeout of the process group. On
+                GPUs and with `peer` the status says so, and `check` names the rank.
         """
         if torch.compiler.is_compiling():
             return compiled.call(self._handle, hidden_states, batch, positions, num_samples, out)
@@ -177,6 +205,37 @@ class LMHeadSampler:
         Every start is followed by its `finish`. Several ranks in one process need the halves
         apart; see `VirtualWorld`.
         """
+        checked = self.settled(
+            lambda: self._checked(hidden_states, batch, positions, num_samples, out)
+        )
+        batch, positions, samples = checked.batch, checked.positions, checked.num_samples
+        rows = batch.rows
+        with self._left_on_error():
+            if batch.unseeded:
+                batch.draw_seeds(self.seeds)
+            if out is None:
+                out = SampleOutput.empty(batch.seed, num_samples)
+            out.seeds, out.logprobs, out.kept = batch.seed, None, None
+            self._batch, self._step_positions = batch, positions
+            if rows == 0:
+                return out
+
+            self._local.begin(hidden_states, batch, positions, samples)
+            words = rows * samples
+            for part in range(self.exchange.parts):
+                self._local.run(part, self.exchange.own_words(part)[:words])
+                self.exchange.publish(part, words)
+        return out
+
+    def _checked(
+        self,
+        hidden_states: Tensor,
+        batch: SamplingBatch,
+        positions: Tensor | int,
+        num_samples: int | None,
+        out: SampleOutput | None,
+    ) -> Checked:
+        """What the step will work on."""
         samples = check_num_samples(num_samples)
         check_step(
             hidden_states,
@@ -193,29 +252,42 @@ class LMHeadSampler:
         if batch.stored is not None:
             self.exchange.integers.require_group()
         positions = positions_tensor(positions, rows, self.weight.device, self._positions)
-        if batch.unseeded:
-            batch.draw_seeds(self.seeds)
-        if out is None:
-            out = SampleOutput.empty(batch.seed, num_samples)
-        out.seeds, out.logprobs, out.kept = batch.seed, None, None
-        self._batch = batch
-        if rows == 0:
-            return out
+        return Checked(batch, positions, samples)
 
-        self._local.begin(hidden_states, batch, positions, samples)
-        words = rows * samples
-        for part in range(self.exchange.parts):
-            self._local.run(part, self.exchange.own_words(part)[:words])
-            self.exchange.publish(part, words)
-        return out
+    def settled(self, check: Callable[[], C]) -> C:
+        """What `check` returns, if it raises on no rank and all return the like.
+
+        Collective where ranks meet on the host; see `tpsample.step_agreement`.
+        """
+        checked, error = None, None
+        try:
+            checked = check()
+        except Exception as wrong:  # of whatever kind: the other ranks must hear of it
+            error = wrong
+        self._agreement.settle(checked, error)
+        assert checked is not None
+        return checked
+
+    @contextmanager
+    def _left_on_error(self) -> Iterator[None]:
+        """A rank that cannot go on tells its peers why; they are waiting for it."""
+        try:
+            yield
+        except (PeerLost, Desync):
+            raise
+        except Exception as error:
+            self._agreement.leave(f"{type(error).__name__}: {error}", refused=False)
+            raise
 
     def finish(self, out: SampleOutput) -> SampleOutput:
         """Second half of a call: fills in what `start` returned, and returns it."""
         if out.status.shape[0] > 0:
-            self.exchange.finish(out, self._local.decode)
-            if self._batch.stored is not None:
-                rows = self._local.stored_rows()
-                finish_stored_rows(rows, self._batch, self.exchange.integers, out)
+            with self._left_on_error():
+                self.exchange.finish(out, self._local.decode)
+                if self._batch.stored is not None:
+                    rows = self._local.stored_rows()
+                    finish_stored_rows(rows, self._batch, self.exchange.integers, out)
+                self._desync.add(self._step_positions, out)
         return out
 
     def prompt_logprobs(
@@ -240,8 +312,7 @@ class LMHeadSampler:
             ValueError: before anything is sent.
             UnsupportedParameter: (a ValueError) several ranks without a process group.
         """
-        check_prompt(hidden_states, token_ids, top, weight=self.weight, vocab_size=self.vocab_size)
-        self.exchange.integers.require_group()
+        self.settled(lambda: self._checked_prompt(hidden_states, token_ids, top))
         if self._prompt is None:
             alone = Exchange(Ranks(), self.max_rows, 1, self.weight.device)
             self._prompt = self._make_backend(alone)
@@ -255,6 +326,11 @@ class LMHeadSampler:
             integers=self.exchange.integers,
         )
 
+    def _checked_prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> CheckedCall:
+        check_prompt(hidden_states, token_ids, top, weight=self.weight, vocab_size=self.vocab_size)
+        self.exchange.integers.require_group("prompt_logprobs")
+        return CheckedCall("prompt_logprobs", token_ids, top)
+
     def local_logits(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor | int
     ) -> tuple[StoredRows, Tensor]:
@@ -267,49 +343,36 @@ class LMHeadSampler:
         return self._local.stored_rows(), out.status
 
     def check(self) -> None:
-        """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""
+        """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
+
+        Raises:
+            PeerLost: naming the ranks that did not.
+            RankMismatch: a rank refused its step; the error it raised.
+        """
         self.exchange.check()
+
+    def compare(self) -> None:
+        """Whether all ranks sampled the same since they last compared; see `tpsample.desync`.
+
+        Collective. Without `desync_every` the last step alone is looked at. Waits for the GPU.
+
+        Raises:
+            Desync: naming the ranks that differ from most.
+            UnsupportedParameter: several ranks without a process group.
+        """
+        self.exchange.integers.require_group("compare, desync_every")
+        self._desync.compare()
+
+    def reset(self) -> None:
+        """Recover from a lost step, once every rank is back. Collective; no step may be running.
+
+        Raises:
+            PeerLost: a rank did not come within the timeout of the process group.
+        """
+        self.exchange.reset()
+        self._agreement.reset()
+        self._desync.reset()
 
     def close(self) -> None:
         """Release the exchange. Collective."""
         self.exchange.close()
-
-
-def sample(
-    hidden_states: Tensor,
-    lm_head_weight: Tensor,
-    params: SamplingParams | Sequence[SamplingParams],
-    *,
-    positions: Tensor | int,
-    group: dist.ProcessGroup | None = None,
-    num_samples: int | None = None,
-    vocab_size: int | None = None,
-    shard: VocabShard | None = None,
-    bias: Tensor | None = None,
-    logit_scale: float = 1.0,
-    logit_softcap: float | None = None,
-) -> SampleOutput:
-    """One step for a script: builds an `LMHeadSampler`, samples, closes it.
-
-    Arguments and errors as for `LMHeadSampler` and its call; `params` is one request for all rows
-    or a list of B. Rows with ``seed=None`` get a seed drawn on one rank; the output's `seeds`
-    says which.
-    """
-    rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
-    sampler = LMHeadSampler(
-        lm_head_weight,
-        vocab_size=vocab_size,
-        shard=shard,
-        group=group,
-        bias=bias,
-        logit_scale=logit_scale,
-        logit_softcap=logit_softcap,
-        max_rows=max(1, rows * check_num_samples(num_samples)),
-    )
-    batch = SamplingBatch.from_params(
-        params, vocab_size=sampler.vocab_size, device=lm_head_weight.device
-    )
-    try:
-        return sampler(hidden_states, batch, positions, num_samples=num_samples)
-    finally:
-        sampler.close()

@@ -29,6 +29,8 @@ TOKEN_MASK = MAX_VOCAB_SIZE - 1
 KEY_NAN = 0xFFFFFFFF
 KEY_MINUS_INF = 0x007FFFFF
 NO_TOKEN = -1
+LOST = 2**63 - 1
+"""Above every word: a rank is lost, whatever the others found."""
 
 
 class Status(IntEnum):

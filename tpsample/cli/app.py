@@ -8,12 +8,15 @@ import typer
 
 import tpsample
 from tpsample.cli import bench
+from tpsample.cli.doctor import doctor
 from tpsample.cli.generate import generate
+from tpsample.cli.verify import verify
 
 app = typer.Typer(
     name="tpsample", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
-app.command()(generate)
+for command in (generate, doctor, verify):
+    app.command()(command)
 bench.register(app)
 
 

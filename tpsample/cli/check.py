@@ -119,6 +119,7 @@ def check(
         batch.append(step.token_ids)
 
     emitted = [step.token_ids.tolist() for step in steps]
-    answers = job.gather((found, zlib.crc32(repr(emitted).encode())))
-    same = Verdict(same_on_every_rank=len({checksum for _, checksum in answers}) == 1)
-    return sum((verdict for verdict, _ in answers), same)
+    counts = [found.compared, found.differ, found.near_ties]
+    answers = job.gather([*counts, zlib.crc32(repr(emitted).encode())])
+    same = Verdict(same_on_every_rank=len({answer[-1] for answer in answers}) == 1)
+    return sum((Verdict(*answer[:-1]) for answer in answers), same)

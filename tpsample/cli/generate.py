@@ -75,7 +75,8 @@ def generate(
     num_drafts: Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")] = 4,
     draft_layers: Annotated[int, typer.Option(help="Layers that early-exit runs.")] = 8,
     exchange: Annotated[
-        Literal["auto", "collective", "p2p", "peer"], typer.Option(help="How words travel.")
+        Literal["auto", "collective", "p2p", "peer", "two_level"],
+        typer.Option(help="How words travel."),
     ] = "auto",
     chunks: Annotated[
         int, typer.Option(min=1, help="Parts of the vocabulary, sent while the next computes.")

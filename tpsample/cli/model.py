@@ -122,14 +122,14 @@ def _bundled(job: Job) -> Path:
     path = error = None
     if job.local_rank == 0:
         try:
-            path = _converted()
+            path = str(_converted())
         except Exception as wrong:  # told to the other ranks, which would wait for the folder
             error = f"{type(wrong).__name__}: {wrong}"
     answers = job.gather((machine, path, error))
     for rank, (_, _, error) in enumerate(answers):
         if error is not None:
             raise ValueError(f"model: rank {rank} cannot convert {BUNDLED}: {error}")
-    return next(path for host, path, _ in answers if host == machine and path is not None)
+    return Path(next(path for host, path, _ in answers if host == machine and path is not None))
 
 
 def _converted() -> Path:

@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import torch
 
+from tpsample.errors import RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.collective import CollectiveExchange
 from tpsample.exchange.p2p import P2PExchange
 from tpsample.exchange.ranks import Ranks
+from tpsample.exchange.two_level import TwoLevelExchange
+
+log = logging.getLogger(__name__)
 
 _BY_NAME = {exchange.name: exchange for exchange in (Exchange, CollectiveExchange, P2PExchange)}
 
 
 def make_exchange(
-    name: str, ranks: Ranks, max_rows: int, chunks: int, device: torch.device
+    name: str,
+    ranks: Ranks,
+    max_rows: int,
+    chunks: int,
+    device: torch.device,
+    *,
+    hosts: Sequence[str] = (),
+    fall_back: bool = False,
 ) -> Exchange:
-    """The exchange called `name`, a name that `choose_exchange` returned. Collective."""
+    """The exchange called `name`, a name that `choose_exchange` returned. Collective.
+
+    Args:
+        hosts: name of the host of each rank; for "two_level".
+        fall_back: take "collective", and say so, if the memory of "peer" cannot be set up.
+
+    Raises:
+        RankMismatch: it cannot be set up; on every rank alike.
+    """
+    if name == "two_level":
+        return TwoLevelExchange(ranks, max_rows, chunks, device, hosts=hosts)
+    if name == "two_level_peer":
+        from tpsample.exchange.two_level_peer import TwoLevelPeerExchange  # needs Triton
+
+        return TwoLevelPeerExchange(ranks, max_rows, chunks, device, hosts=hosts)
     if name == "peer":
         from tpsample.exchange.peer import PeerExchange  # needs Triton
 
-        return PeerExchange(ranks, max_rows, chunks, device)
+        try:
+            return PeerExchange(ranks, max_rows, chunks, device)
+        except RankMismatch as error:
+            if not fall_back:
+                raise
+            log.warning('exchange: "peer" cannot be set up, using "collective": %s', error)
+            name = "collective"
     return _BY_NAME[name](ranks, max_rows, chunks, device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.ranks import Ranks
+from tpsample.exchange.ranks import ProcessRanks, Ranks, group_timeout
 from tpsample.output import SampleOutput
 
 
@@ -91,11 +91,31 @@ class Exchange:
         """Bytes of words this rank hands to its peers per step."""
         return 0
 
+    @property
+    def compares_steps(self) -> bool:
+        """Whether ranks compare a step's arguments before it: where the host waits anyway."""
+        return self.ranks.world_size > 1 and self.words.device.type == "cpu"
+
     def check(self) -> None:
-        """Raise `PeerLost` if a rank failed to answer in an earlier step. Waits for the GPU."""
+        """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
+
+        Raises:
+            PeerLost: naming the ranks.
+            RankMismatch: one of them refused the step; the error it raised.
+        """
+        if self.words.device.type == "cuda" and isinstance(self.ranks, ProcessRanks):
+            reached = torch.cuda.Event()
+            reached.record()
+            timeout_s = group_timeout(self.ranks.group).total_seconds()
+            self.ranks.roll.wait_until(reached.query, timeout_s)
 
     def reset(self) -> None:
-        """Forget every word in flight. Collective."""
+        """Forget every word in flight and every lost rank. Collective; no step may be running.
+
+        Raises:
+            PeerLost: a rank did not come.
+        """
+        self.ranks.renew()
         self.words.zero_()
         self._unfinished = False
 

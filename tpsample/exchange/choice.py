@@ -40,7 +40,7 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
     """The exchange for the argument `name`: "none" for one rank, and what "auto" stands for.
 
     "auto" is "peer" where the ranks have a GPU each and NVLink connects all pairs, "collective"
-    otherwise.
+    otherwise. "two_level" is "two_level_peer" where `peer` could serve on every host by itself.
 
     Args:
         reports: what `reach` returned on each rank.
@@ -56,6 +56,8 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
         return "peer" if not obstacles and _all_linked(reports) else "collective"
     if virtual and name not in ("auto", "peer"):
         raise ValueError(f'exchange: several ranks in one process have "peer" alone, got "{name}"')
+    if name == "two_level" and not obstacles and _all_linked_inside(reports):
+        return "two_level_peer"
     if name in ("auto", "peer"):
         if len({report["host"] for report in reports}) > 1 and reports[0]["device"][0] == "cpu":
             obstacles = ["the ranks are CPUs of several hosts"]
@@ -66,6 +68,30 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
             )
         return "peer"
     return name
+
+
+def explain_auto(ranks: Ranks, reports: list[dict[str, Any]]) -> str:
+    """Why "auto" is what `choose_exchange` says it is, for people."""
+    if ranks.world_size == 1:
+        return "one rank has nobody to exchange with"
+    if reports[0]["device"][0] == "cpu":
+        return "the ranks are CPUs"
+    obstacles = [f"rank {r}: {rep['obstacle']}" for r, rep in enumerate(reports) if rep["obstacle"]]
+    if obstacles:
+        return obstacles[0]
+    if len({report["host"] for report in reports}) > 1:
+        return 'the ranks are on several hosts; exchange="two_level" uses the links inside each'
+    if not _all_linked(reports):
+        return "NVLink does not connect all pairs of GPUs, or torch cannot tell"
+    return "NVLink connects all pairs of GPUs"
+
+
+def _all_linked_inside(reports: list[dict[str, Any]]) -> bool:
+    """Whether on every host all pairs are linked, or are CPUs that share memory."""
+    if reports[0]["device"][0] == "cpu":
+        return True
+    hosts = {report["host"] for report in reports}
+    return all(_all_linked([r for r in reports if r["host"] == host]) for host in hosts)
 
 
 def _all_linked(reports: list[dict[str, Any]]) -> bool:

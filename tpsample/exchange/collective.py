@@ -7,28 +7,32 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.ranks import Ranks
+from tpsample.exchange.ranks import ProcessRanks, Ranks
 
 
 class CollectiveExchange(Exchange):
     """The words of each chunk are reduced in place while the next chunk is computed."""
 
     name = "collective"
+    ranks: ProcessRanks
 
     def __init__(self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device) -> None:
         super().__init__(ranks, max_rows, chunks, device)
-        self._works: list[dist.Work] = []
+        self._works: list[dist.Work | None] = []
 
     def publish(self, chunk: int, rows: int) -> None:
         words = self.words[chunk, 0, :rows]
-        work = dist.all_reduce(words, dist.ReduceOp.MAX, group=self.ranks.group, async_op=True)
-        self._works.append(work)
+        self._works.append(self.ranks.start_all_reduce(words, dist.ReduceOp.MAX))
 
     def collect(self, rows: int) -> Tensor:
         works, self._works = self._works, []
         for work in works:
-            work.wait()
+            self.ranks.wait(work, self.words)
         return super().collect(rows)
+
+    def reset(self) -> None:
+        self._works = []
+        super().reset()
 
     def bytes_sent(self, rows: int) -> int:
         """A ring all-reduce sends 2 (W - 1) / W of the words; the collective may differ."""

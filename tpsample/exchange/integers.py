@@ -14,7 +14,8 @@ from tpsample.exchange.ranks import Ranks
 class IntegerExchange:
     """Gather and sum over ranks, counting bytes.
 
-    Collective: all ranks call with equal shapes in the same order.
+    Collective: all ranks call with equal shapes in the same order. On CPUs `PeerLost` is raised if
+    one does not, within the timeout of the process group.
 
     Attributes:
         bytes_sent: bytes this rank has handed to its peers so far. A gather sends the tensor to
@@ -25,17 +26,16 @@ class IntegerExchange:
         self._ranks = ranks
         self.bytes_sent = 0
 
-    def require_group(self) -> None:
-        """Check that these ranks can exchange integers.
+    def require_group(self, needed_by: str = "top_k, top_p, min_p, logprobs") -> None:
+        """Check that these ranks can exchange integers, as `needed_by` must.
 
         Raises:
             UnsupportedParameter: several ranks without a process group.
         """
         if not self._ranks.can_exchange_tensors:
             raise UnsupportedParameter(
-                "top_k, top_p, min_p, logprobs, verification by ratio: these ranks have no process "
-                "group to exchange integers with; pass group=, leave these off, or let virtual "
-                "ranks call through VirtualWorld.step or .run"
+                f"{needed_by}: these ranks have no process group to exchange integers with; pass "
+                "group=, leave it off, or let virtual ranks call through VirtualWorld.step or .run"
             )
 
     def gather(self, own: Tensor) -> Tensor:

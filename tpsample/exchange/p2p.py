@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.ranks import Ranks
+from tpsample.exchange.ranks import ProcessRanks, Ranks
 
 
 class P2PExchange(Exchange):
     """Every rank sends its words of every chunk to every other rank."""
 
     name = "p2p"
+    ranks: ProcessRanks
 
     def __init__(self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device) -> None:
         super().__init__(ranks, max_rows, chunks, device, sources=ranks.world_size)
@@ -42,13 +43,18 @@ class P2PExchange(Exchange):
             dist.P2POp(dist.isend, words[self.own], global_rank, group, tag=chunk)
             for _, global_rank in self._peers
         ]
-        self._works += dist.batch_isend_irecv(receives + sends)
+        with self.ranks.roll.called_on_error():
+            self._works += dist.batch_isend_irecv(receives + sends)
 
     def collect(self, rows: int) -> Tensor:
         works, self._works = self._works, []
         for work in works:
-            work.wait()
+            self.ranks.wait(work, self.words, sliced=False)
         return super().collect(rows)
+
+    def reset(self) -> None:
+        self._works = []
+        super().reset()
 
     def bytes_sent(self, rows: int) -> int:
         return len(self._peers) * 8 * rows * self.chunks

@@ -16,6 +16,7 @@ from tpsample.errors import PeerLost
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.peer_memory import PeerMemory, peer_memory
 from tpsample.exchange.ranks import Ranks
+from tpsample.exchange.roll_call import names
 from tpsample.kernels.peer import peer_finish_kernel
 from tpsample.output import SampleOutput
 
@@ -55,6 +56,7 @@ class PeerExchange(Exchange):
         self._epoch = torch.ones(1, dtype=torch.int64, device=device)
         self._done = torch.zeros(1, dtype=torch.int32, device=device)
         self._lost = torch.zeros(1, dtype=torch.int64, device=device)
+        self._winners = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._memory: PeerMemory | None = peer_memory(
             ranks, (2, chunks, ranks.world_size, max_rows), device
         )
@@ -92,6 +94,7 @@ class PeerExchange(Exchange):
             epoch_ptr=self._epoch,
             done_ptr=self._done,
             lost_ptr=self._lost,
+            words_ptr=self._winners,
             token_ptr=out.token_ids,
             status_ptr=out.status,
             num_rows=num_rows,
@@ -111,20 +114,33 @@ class PeerExchange(Exchange):
     def bytes_sent(self, rows: int) -> int:
         return (self.ranks.world_size - 1) * 8 * rows * self.chunks
 
+    @property
+    def compares_steps(self) -> bool:
+        """Never: its ranks meet on the device."""
+        return False
+
     def check(self) -> None:
         lost = int(self._lost)
-        if lost:
-            ranks = [rank for rank in range(self.ranks.world_size) if lost >> rank & 1]
-            raise PeerLost(
-                f"exchange: rank {', '.join(map(str, ranks))} did not answer rank "
-                f"{self.ranks.rank} within {self.timeout_s} s; tokens are -1 from that step on, "
-                "until every rank calls reset() of its exchange"
-            )
+        if not lost:
+            return
+        ranks = [rank for rank in range(self.ranks.world_size) if lost >> rank & 1]
+        said = self.ranks.roll.said() if self.ranks.roll is not None else {}
+        reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())
+        raise PeerLost(
+            f"exchange: {names(ranks)} did not answer rank {self.ranks.rank} within "
+            f"{self.timeout_s} s{reasons}; tokens are -1 from that step on, until every rank calls "
+            "reset()",
+            ranks,
+        )
 
     def reset(self) -> None:
-        """Forget every word in flight and every lost rank. Collective; no step may be running."""
-        self.memory.barrier()
         super().reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Clear what a step leaves. Collective."""
+        self.memory.barrier()
+        self.words.zero_()
         for tensor in (self.memory.own, self._arrive, self._done, self._lost):
             tensor.zero_()
         self._epoch.fill_(1)

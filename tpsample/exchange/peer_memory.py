@@ -36,7 +36,8 @@ T = TypeVar("T")
 class PeerMemory:
     """One zeroed int64 tensor per rank, which every rank can write.
 
-    Building it is collective and ends when every rank's tensor is zero and reachable.
+    Building it is collective and ends when every rank's tensor is zero and reachable, or with a
+    RankMismatch on every rank.
 
     Attributes:
         own: this rank's tensor.
@@ -184,20 +185,25 @@ class SharedFiles(PeerMemory):
     """A file in shared memory per rank, mapped by every rank and unlinked at once."""
 
     _FOLDER = "/dev/shm"
+    _PREFIX = "tpsample-"
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...]) -> None:
         self._ranks = ranks
-        path, error = "", None
+        path = ""
+        error: Exception | None = None
         try:
-            descriptor, path = tempfile.mkstemp(prefix="tpsample-", dir=self._FOLDER)
+            descriptor, path = tempfile.mkstemp(prefix=self._PREFIX, dir=self._FOLDER)
             os.ftruncate(descriptor, 8 * math.prod(shape))
             os.close(descriptor)
         except OSError as wrong:
             error = wrong
         try:
             paths = [record["path"] for record in gather_or_raise(ranks, {"path": path}, error)]
-            self._mapped = [self._map(path, shape) for path in paths]
-            self.barrier()
+            try:
+                self._mapped = [self._map(path, shape) for path in paths]
+            except RuntimeError as wrong:
+                error = wrong
+            gather_or_raise(ranks, {}, error)
         finally:
             if path:
                 os.unlink(path)
@@ -205,8 +211,12 @@ class SharedFiles(PeerMemory):
         addresses = [tensor.data_ptr() for tensor in self._mapped]
         self.addresses = torch.tensor(addresses, dtype=torch.int64)
 
-    @staticmethod
-    def _map(path: str, shape: tuple[int, ...]) -> Tensor:
+    @classmethod
+    def _map(cls, path: str, shape: tuple[int, ...]) -> Tensor:
+        if os.path.dirname(path) != cls._FOLDER or not os.path.basename(path).startswith(
+            cls._PREFIX
+        ):
+            raise RuntimeError(f"a peer named {path!r}, which is no file of this exchange")
         flat = torch.from_file(path, shared=True, size=math.prod(shape), dtype=torch.int64)
         return flat.view(shape)
 
@@ -226,13 +236,23 @@ class SymmetricMemory(PeerMemory):
 
         assert ranks.group is not None
         self._ranks, self._device = ranks, device
-        self.own = symm_mem.empty(shape, dtype=torch.int64, device=device)
-        self._handle = symm_mem.rendezvous(self.own, ranks.group)
-        self.own.zero_()
-        offset = getattr(self._handle, "offset", 0)  # torch 2.11 has none; whole tensors start at 0
-        addresses = [address + offset for address in self._handle.buffer_ptrs]
-        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
-        self.barrier()
+        error: Exception | None = None
+        try:
+            self.own = symm_mem.empty(shape, dtype=torch.int64, device=device)
+        except Exception as wrong:  # of whatever kind: its peers must not wait in the rendezvous
+            error = wrong
+        gather_or_raise(ranks, {}, error)
+        try:
+            self._handle = symm_mem.rendezvous(self.own, ranks.group)
+            self.own.zero_()
+            # torch 2.11 has no offset; whole tensors start at 0.
+            offset = getattr(self._handle, "offset", 0)
+            addresses = [address + offset for address in self._handle.buffer_ptrs]
+            self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
+            torch.cuda.synchronize(device)
+        except Exception as wrong:
+            error = wrong
+        gather_or_raise(ranks, {}, error)
 
     def barrier(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.errors import RankMismatch
-
-_RECORD_BYTES = 4096
+from tpsample.exchange.roll_call import RollCall
 
 
 class Ranks:
@@ -20,11 +21,13 @@ class Ranks:
     Attributes:
         rank, world_size: position in, size of, the group.
         group: the torch process group, or None.
+        roll: who is still there; None without a group.
     """
 
     rank = 0
     world_size = 1
     group: dist.ProcessGroup | None = None
+    roll: RollCall | None = None
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's record, in rank order."""
@@ -32,7 +35,7 @@ class Ranks:
 
     @property
     def can_exchange_tensors(self) -> bool:
-        """Whether the two below may be called."""
+        """Whether the three below may be called."""
         return self.world_size == 1
 
     def gather_tensor(self, own: Tensor) -> Tensor:
@@ -43,41 +46,106 @@ class Ranks:
         """The sum of every rank's tensor. Collective."""
         return own
 
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Reduce in place. Collective."""
+
+    def renew(self) -> None:
+        """Begin anew after a failure. Collective."""
+
 
 class ProcessRanks(Ranks):
-    """The ranks of a torch process group, one process each."""
+    """The ranks of a torch process group, one process each.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    Every wait is bounded by the timeout of the group, and one that fails raises `PeerLost`.
+    """
+
+    group: dist.ProcessGroup
+    roll: RollCall
+
+    def __init__(self, group: dist.ProcessGroup, roll: RollCall | None = None) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
+        self.roll = roll or RollCall(group, self.rank, self.world_size)
 
     @property
     def can_exchange_tensors(self) -> bool:
         return True
 
-    def gather_tensor(self, own: Tensor) -> Tensor:
-        received = own.new_empty((self.world_size, *own.shape))
-        dist.all_gather(list(received.unbind()), own.contiguous(), group=self.group)
-        return received
-
     def sum_tensor(self, own: Tensor) -> Tensor:
         total = own.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, dist.ReduceOp.SUM, group=self.group)
+        self.all_reduce(total, dist.ReduceOp.SUM)
         return total
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """All-gather one JSON text per rank, as bytes in a tensor of fixed size."""
-        text = json.dumps(record).encode()
-        if len(text) > _RECORD_BYTES:
-            text = json.dumps({"error": record.get("error", "record too long")[:1000]}).encode()
+        """All-gather one JSON text per rank: lengths, then bytes padded to the longest."""
         device = torch.device("cpu")
         if dist.get_backend(self.group) == dist.Backend.NCCL:
             device = torch.device("cuda", torch.cuda.current_device())
-        mine = torch.tensor(list(text.ljust(_RECORD_BYTES)), dtype=torch.uint8, device=device)
-        received = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(received, mine, group=self.group)
-        return [json.loads(bytes(tensor.tolist())) for tensor in received]
+        text = json.dumps(record).encode()
+        lengths = self.gather_tensor(torch.tensor([len(text)], device=device)).flatten().tolist()
+        padded = torch.tensor(list(text.ljust(max(lengths))), dtype=torch.uint8, device=device)
+        return [json.loads(bytes(tensor.tolist())) for tensor in self.gather_tensor(padded)]
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        """Every rank's tensor, in rank order: [W, ...]."""
+        own = own.contiguous()
+        received = own.new_empty((self.world_size, *own.shape))
+        parts = list(received.unbind())
+        with self.roll.called_on_error():
+            work = dist.all_gather(parts, own, group=self.group, async_op=True)
+        self.wait(work, own)
+        return received
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Reduce in place."""
+        self.wait(self.start_all_reduce(tensor, op), tensor)
+
+    def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
+        """Begin to reduce in place; `wait` ends it."""
+        with self.roll.called_on_error():
+            return dist.all_reduce(tensor, op, group=self.group, async_op=True)
+
+    def wait(self, work: dist.Work | None, tensor: Tensor, *, sliced: bool = True) -> None:
+        """Wait for work on a tensor: the host if it is on the CPU, else the GPU's stream.
+
+        Raises:
+            PeerLost: see `RollCall.wait`.
+        """
+        if tensor.device.type == "cpu":
+            self.roll.wait(work, sliced=sliced)
+        elif work is not None:
+            work.wait()
+
+    def renew(self) -> None:
+        """Take a new gloo group in place of one that a failed collective has closed. Collective.
+
+        Raises:
+            PeerLost: a rank did not come within the timeout of the group.
+        """
+        self.roll.begin_anew(group_timeout(self.group).total_seconds())
+        if dist.get_backend(self.group) == dist.Backend.NCCL:
+            return
+        # The old one stays: torch names groups by counting, and would use its name again.
+        self.group = subgroup(self.group, range(self.world_size))
+
+
+def group_timeout(group: dist.ProcessGroup) -> timedelta:
+    """How long a collective of a group waits for its peers."""
+    device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
+    timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
+    return timeout
+
+
+def subgroup(group: dist.ProcessGroup, ranks: Iterable[int]) -> dist.ProcessGroup:
+    """A new group of some ranks of a group, with its backend and timeout. Collective over them."""
+    members = [dist.get_global_rank(group, rank) for rank in ranks]
+    return dist.new_group(
+        members,
+        timeout=group_timeout(group),
+        backend=dist.get_backend(group),
+        use_local_synchronization=True,
+    )
 
 
 def ranks_of(group: object) -> Ranks:

@@ -18,6 +18,8 @@ from tpsample.kernels.finish import decode
 
 EPOCH_SHIFT = tl.constexpr(word.EPOCH_SHIFT)
 EPOCH_MAX = tl.constexpr(word.EPOCH_MAX)
+EPOCH_ONE = tl.constexpr(1 << word.EPOCH_SHIFT)
+WORD_LOST = tl.constexpr(word.LOST)
 STATUS_PEER_LOST = tl.constexpr(int(word.Status.PEER_LOST))
 
 
@@ -141,6 +143,7 @@ def peer_finish_kernel(
     done_ptr,  # [1] int32, zero between steps
     lost_ptr,  # [1] int64, bit r: rank r did not arrive in time
     # outputs
+    words_ptr,  # [num_samples, num_rows] int64, the winners without epoch; LOST if a rank is
     token_ptr,  # [num_rows, num_samples] int64
     status_ptr,  # [num_rows] int32
     # sizes
@@ -194,6 +197,8 @@ def peer_finish_kernel(
                 sem="relaxed",
                 scope="gpu",
             )
+        winner = tl.where(lost > 0, WORD_LOST, best & (EPOCH_ONE - 1))
+        tl.store(words_ptr + sample * num_rows + offs_b, winner, mask=mask_b)
         token_id, status = decode(best)
         token_id = tl.where(lost > 0, -1, token_id)
         status = tl.where(lost > 0, STATUS_PEER_LOST, status)

@@ -15,6 +15,7 @@ from tpsample.sampler import LMHeadSampler
 from tpsample.score import RowNoise, score_tile
 from tpsample.speculative.checks import METHODS
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
+from tpsample.step_agreement import CheckedCall
 
 
 def sample_draft(
@@ -47,14 +48,23 @@ def sample_draft(
     Raises:
         ValueError: a wrong method or shape.
     """
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    if draft_logits.ndim != 2 or draft_logits.shape[1] != len(sampler.shard):
-        raise ValueError(
-            f"draft_logits: expected [B, {len(sampler.shard)}], the columns of {sampler.shard}, "
-            f"got {list(draft_logits.shape)}"
-        )
-    sampler.exchange.integers.require_group()
+
+    def check() -> CheckedCall:
+        if method not in METHODS:
+            raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+        shard = sampler.shard
+        if draft_logits.ndim != 2 or draft_logits.shape[1] != len(shard):
+            raise ValueError(
+                f"draft_logits: expected [B, {len(shard)}], the columns of {shard}, "
+                f"got {list(draft_logits.shape)}"
+            )
+        sampler.exchange.integers.require_group("sample_draft")
+        rows = draft_logits.shape[0]
+        batch.for_rows(rows)
+        at = positions_tensor(positions, rows, draft_logits.device)
+        return CheckedCall(f"sample_draft {method}", at, index)
+
+    sampler.settled(check)
     rows = draft_logits.shape[0]
     batch = batch.for_rows(rows)
     if batch.unseeded:

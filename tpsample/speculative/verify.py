@@ -13,6 +13,7 @@ from tpsample.speculative.checks import check_verify
 from tpsample.speculative.coupled import verify_coupled
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.ratio import verify_by_ratio
+from tpsample.step_agreement import CheckedCall
 
 
 def verify(
@@ -61,7 +62,16 @@ def verify(
         UnsupportedParameter: (a ValueError) "rejection" or "block", filters or logprobs between
             ranks without a process group.
     """
-    check_verify(sampler, hidden_states, draft_token_ids, method, draft)
+
+    def check() -> CheckedCall:
+        check_verify(sampler, hidden_states, draft_token_ids, method, draft)
+        rows = draft_token_ids.shape[0]
+        batch.for_rows(rows)
+        positions_tensor(positions, rows, hidden_states.device)
+        name = f"verify {method} {'certain' if draft is None else 'by logits'}"
+        return CheckedCall(name, draft_token_ids, draft_token_ids.shape[1])
+
+    sampler.settled(check)
     rows = draft_token_ids.shape[0]
     batch = batch.for_rows(rows)
     if batch.unseeded:

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# tpsample on the ranks of several machines, started by torchrun: the same command on each of them.
+#
+#   FIRST=node-1 NNODES=2 launch/nodes.sh [--dry-run] [command and options of tpsample]
+#
+# FIRST   name or address of one of the machines, the same everywhere; with a port, or 29400
+# NNODES  machines
+# NPROC   ranks on this machine; default 2, or 1 where there is one GPU
+# ADDR    address of this machine; where its own name does not resolve
+# JOB     name that jobs at the same time on the same FIRST must not share; default tpsample
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+[[ -n ${FIRST-} ]] || fail "FIRST is not set: name one of the machines, the same on all of them"
+[[ ${NNODES-} =~ ^[1-9][0-9]*$ ]] || fail "NNODES is '${NNODES-}': expected the number of machines"
+[[ $FIRST == *:* ]] || FIRST=$FIRST:29400
+
+address=()
+if [[ -n ${ADDR-} ]]; then address=(--local-addr "$ADDR"); fi
+
+start torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC" --rdzv-backend c10d \
+    --rdzv-id "${JOB-tpsample}" --rdzv-endpoint "$FIRST" "${address[@]}" -m tpsample.cli "$@"

@@ -1,0 +1,66 @@
+"""Nothing that a peer or a file sends is unpickled, evaluated or given to a shell."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import tpsample
+from tpsample.exchange.peer_memory import SharedFiles
+
+SOURCES = sorted(Path(tpsample.__file__).parent.rglob("*.py"))
+MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "subprocess", "runpy"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+CALLS = {
+    *("system", "popen"),
+    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+}
+
+
+def forbidden(source: str) -> list[str]:
+    """What a source uses that runs or unpickles what it is given."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.partition(".")[0] in MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module] * ((node.module or "").partition(".")[0] in MODULES)
+        elif isinstance(node, ast.Call):
+            name, builtin = getattr(node.func, "attr", ""), getattr(node.func, "id", "")
+            owner = getattr(getattr(node.func, "value", None), "id", "")
+            if builtin in BUILTINS | CALLS or name in CALLS or (owner, name) == ("torch", "load"):
+                found.append(name or builtin)
+            found += [k.arg for k in node.keywords if k.arg in ("shell", "trust_remote_code")]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_source_runs_what_it_is_given(path):
+    assert forbidden(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("import pickle", "from pickle import loads", "eval(x)", "os.system(x)", "torch.load(x)"),
+        *("dist.all_gather_object(a, b)", "run(x, shell=True)", "f(trust_remote_code=True)"),
+    ],
+)
+def test_the_search_finds_what_it_should(source):
+    assert forbidden(source)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "/dev/shm/other", "/dev/shm/../etc/tpsample-x", ""]
+)
+def test_a_peer_cannot_name_another_file(path):
+    with pytest.raises(RuntimeError, match="no file of this exchange"):
+        SharedFiles._map(path, (1,))
+
+
+def test_shared_files_map_what_they_should(tmp_path, monkeypatch):
+    monkeypatch.setattr(SharedFiles, "_FOLDER", str(tmp_path))
+    (tmp_path / "tpsample-x").write_bytes((7).to_bytes(8, "little"))
+    assert torch.equal(SharedFiles._map(str(tmp_path / "tpsample-x"), (1,)), torch.tensor([7]))

@@ -1,0 +1,212 @@
+"""`tpsample doctor`: what this job has, which exchange it will use and why, and does it work?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import socket
+import time
+from typing import Annotated, Any
+
+import torch
+import typer
+
+import tpsample
+from tpsample import reference
+from tpsample.agreement import default_backend
+from tpsample.batch import SamplingBatch
+from tpsample.cli import report
+from tpsample.cli.check import NEAR_TIE, compare
+from tpsample.distributed import Job, LaunchError, join
+from tpsample.exchange.choice import choose_exchange, explain_auto, reach
+from tpsample.exchange.ranks import ranks_of
+from tpsample.params import SamplingParams
+from tpsample.sampler import LMHeadSampler
+from tpsample.vocab_shard import VocabShard
+
+_VOCAB_SIZE, _HIDDEN_SIZE, _ROWS = 1003, 32, 4
+_PACKAGES = {
+    "typer": "cli",
+    "rich": "cli",
+    "transformers": "hf",
+    "safetensors": "hf",
+    "mpi4py": "mpi",
+    "matplotlib": "bench",
+}
+
+
+def doctor(
+    seconds: Annotated[float, typer.Option(min=0, max=60, help="Of sampling, per exchange.")] = 2,
+) -> None:
+    """Show GPUs, links, versions and the exchange that "auto" chooses, and sample on all ranks.
+
+    Alone, under torchrun or under mpirun. Each exchange that can work here samples for a while, and
+    every token is compared with the oracle's. Exit status 1 if a rank is missing or a token is
+    wrong.
+    """
+    try:
+        with join(timeout_s=10) as job:
+            ok = _examine(job, seconds)
+    except (LaunchError, tpsample.PeerLost, ValueError, RuntimeError) as wrong:
+        report.error(str(wrong))
+        raise typer.Exit(1) from wrong
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _examine(job: Job, seconds: float) -> bool:
+    shown = report.Report(job.rank)
+    backend = default_backend(job.device)
+    ranks = ranks_of(None)
+    records = ranks.gather({**_about(job), "reach": reach(backend, job.device)})
+    reaches = [record["reach"] for record in records]
+    chosen = choose_exchange("auto", ranks, reaches)
+
+    shown.table([("job", f"{job.world_size} ranks, started by {job.source}"), *_machines(records)])
+    shown.table(
+        [
+            *_versions(records),
+            ("backend", f"{backend} on {job.device.type}"),
+            ("exchange auto", f"{chosen}: {explain_auto(ranks, reaches)}"),
+        ]
+    )
+    ok = True
+    tried = [chosen] if job.world_size == 1 else ["collective", "p2p"]
+    if job.world_size > 1 and not any(report["obstacle"] for report in reaches):
+        tried.append("peer")
+    if len({report["host"] for report in reaches}) > 1:
+        tried.append("two_level")
+    for name in tried:
+        line, right = _self_check(job, name, backend, seconds)
+        shown.verdict(line, right)
+        ok &= right
+    for hint in _hints(job, records):
+        shown.verdict(f"hint: {hint}", True)
+    return ok
+
+
+def _about(job: Job) -> dict[str, Any]:
+    """What a rank tells of itself, as JSON values."""
+    gpu = None
+    if job.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(job.device)
+        gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    versions = {"tpsample": tpsample.__version__, "torch": str(torch.__version__)}
+    for package in ("triton", *_PACKAGES):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "missing"
+    if torch.cuda.is_available():
+        versions["CUDA"] = str(torch.version.cuda)
+        versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "device": str(job.device),
+        "gpu": gpu,
+        "versions": versions,
+    }
+
+
+def _machines(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """A line per rank: host, device, and the ranks that NVLink connects with it."""
+    lines = []
+    for rank, record in enumerate(records):
+        linked = [
+            other
+            for other, theirs in enumerate(records)
+            if other != rank
+            and theirs["host"] == record["host"]
+            and theirs["reach"]["device"][1] in record["reach"]["linked"]
+        ]
+        what = record["gpu"] or "CPU"
+        links = ""
+        if record["gpu"]:
+            links = f", NVLink to ranks {linked}" if linked else ", no NVLink to another rank"
+        lines.append((f"rank {rank}", f"{record['host']} {record['device']}: {what}{links}"))
+    return lines
+
+
+def _versions(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """A line per package; every rank's version where they differ."""
+    first = {"Python": records[0]["python"], **records[0]["versions"]}
+    lines = []
+    for name, version in first.items():
+        all_of = [r["python"] if name == "Python" else r["versions"].get(name) for r in records]
+        same = len(set(all_of)) == 1
+        lines.append((name, version if same else f"DIFFERS BETWEEN RANKS: {all_of}"))
+    return lines
+
+
+def _self_check(job: Job, exchange: str, backend: str, seconds: float) -> tuple[str, bool]:
+    """Sample for a while by one exchange; a line to show and whether every token was right."""
+    generator = torch.Generator().manual_seed(7)
+    dtype = torch.float32 if job.device.type == "cpu" else torch.bfloat16
+    weight = torch.randn(_VOCAB_SIZE, _HIDDEN_SIZE, generator=generator).to(job.device, dtype)
+    hidden_states = torch.randn(_ROWS, _HIDDEN_SIZE, generator=generator).to(job.device, dtype)
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(seed=1),
+        SamplingParams(temperature=0.7, seed=2),
+        SamplingParams(top_k=20, top_p=0.9, seed=3),
+    ]
+    shard = VocabShard.even(_VOCAB_SIZE, job.rank, job.world_size)
+    name = "auto" if exchange == "none" else exchange
+    sampler = LMHeadSampler(
+        weight[shard.start : shard.stop],
+        vocab_size=_VOCAB_SIZE,
+        shard=shard,
+        max_rows=_ROWS,
+        exchange=name,
+        backend=backend,
+    )
+    batch = SamplingBatch.from_params(params, vocab_size=_VOCAB_SIZE, device=job.device)
+    logits = reference.logits(hidden_states, weight)
+    wrong = tokens = steps = 0
+    slowest, began = 0.0, time.perf_counter()
+    while True:
+        start = time.perf_counter()
+        out = sampler(hidden_states, batch, steps)
+        sampler.check()
+        slowest = max(slowest, time.perf_counter() - start) if steps else 0.0
+        oracle = reference.sample(logits, batch, steps).token_ids
+        scores = reference.scores(logits, batch, steps)
+        near_tie = 0.0 if job.device.type == "cpu" else NEAR_TIE
+        found = compare(out.token_ids, out.token_ids, oracle, scores, near_tie=near_tie)
+        wrong += found.differ
+        tokens, steps = tokens + _ROWS, steps + 1
+        # All ranks stop in the same step: when the first of them says so.
+        stop = torch.tensor([int(time.perf_counter() - began > seconds)], device=job.device)
+        if sampler.exchange.integers.sum(stop).item():
+            break
+    sampler.compare()
+    sampler.close()
+    verdict = "ok" if not wrong else f"{wrong} TOKENS DIFFER FROM THE ORACLE"
+    return (
+        f"self-check {exchange}: {verdict}; {steps} steps, {tokens} tokens, slowest step "
+        f"{slowest * 1e3:.1f} ms",
+        not wrong,
+    )
+
+
+def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
+    """What is missing, and the way to it."""
+    hints = []
+    missing: dict[str, list[str]] = {}
+    for package, extra in _PACKAGES.items():
+        if records[0]["versions"][package] == "missing":
+            missing.setdefault(extra, []).append(package)
+    for extra, packages in missing.items():
+        hints.append(f"{', '.join(packages)} missing: pip install 'tpsample[{extra}]'")
+    if records[0]["versions"]["triton"] == "missing":
+        hints.append("triton missing: GPUs and the interpreter need it: pip install triton")
+    if job.device.type == "cpu":
+        hints.append(
+            "no GPU is visible: everything runs on the CPU; if there is one, see nvidia-smi, "
+            "CUDA_VISIBLE_DEVICES and whether torch was built for CUDA"
+        )
+    if job.world_size == 1:
+        hints.append("one rank: several are started by torchrun or mpirun, see launch/README.md")
+    return hints

@@ -1,0 +1,54 @@
+"""`tpsample verify`: sample recorded steps again and confirm or refute their tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tpsample.record import RowVerdict, verify_record
+from tpsample.word import Status
+
+
+def verify(
+    records: Annotated[list[Path], typer.Argument(help="Files of tpsample.record.write_record.")],
+) -> None:
+    """Sample every row of recorded steps again, by the definition of the correct token.
+
+    Each file brings the hidden states, the head or the name of its model, the requests, seeds and
+    positions. Exit status 0 if every token is confirmed, 1 if one is refuted, 2 if a file cannot
+    be read or repeated. Nothing a file brings is run.
+    """
+    refuted = unusable = 0
+    for path in records:
+        try:
+            verdicts = verify_record(path)
+        except ModuleNotFoundError as missing:
+            typer.echo(f"{path}: {missing}: pip install 'tpsample[cli,hf]'", err=True)
+            unusable += 1
+            continue
+        except ValueError as error:
+            typer.echo(f"{path}: {error}", err=True)
+            unusable += 1
+            continue
+        for row, verdict in enumerate(verdicts):
+            typer.echo(f"{path}: row {row}: {_line(verdict)}")
+        refuted += sum(not verdict.confirmed for verdict in verdicts)
+    if refuted or unusable:
+        raise typer.Exit(2 if unusable else 1)
+
+
+def _line(verdict: RowVerdict) -> str:
+    recorded, expected = (_shown(*side) for side in (verdict.recorded, verdict.expected))
+    if verdict.recorded == verdict.expected:
+        return f"confirmed: {recorded}"
+    if verdict.near_tie:
+        return f"confirmed: {recorded}, a near tie with {expected} ({verdict.gap:.1e} below)"
+    return f"REFUTED: recorded {recorded}, expected {expected}"
+
+
+def _shown(token_ids: list[int], status: int) -> str:
+    known = status in list(Status)
+    name = "" if status == Status.OK else f" ({Status(status).name if known else status})"
+    return f"token {' '.join(map(str, token_ids))}{name}"

@@ -1,0 +1,202 @@
+"""Who is still there: asked through the store of the process group once an exchange has failed.
+
+A collective that fails says neither who is missing nor, on some of its ranks, that it failed at
+all: of a ring only the neighbours of a dead process notice. So whoever notices writes it down, a
+rank that waits looks there now and then, and all that write within GRACE_S are alive. Nothing is
+read or written while all goes well.
+
+    <prefix>/called        an exchange has failed
+    <prefix>/here/<rank>   the step in which this rank gave up
+    <prefix>/said/<rank>   why this rank left a step by itself
+    <prefix>/anew/<rank>   this rank is ready to begin anew, under the next prefix
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from tpsample.errors import PeerLost, RankMismatch
+
+GRACE_S = 2.0
+"""How long survivors wait for one another after a failure, beyond the timeout."""
+_SLICE = timedelta(seconds=0.25)
+_MAX_TEXT = 1000
+
+_built: dict[str, int] = {}
+
+
+class RollCall:
+    """The ranks of one sampler; built in the same order on all of them.
+
+    Attributes:
+        step: number of the step this rank is in; None if nobody counts.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
+        number = _built[group.group_name] = _built.get(group.group_name, 0) + 1
+        store = dist.distributed_c10d._get_process_group_store(group)
+        self._store = dist.PrefixStore(f"tpsample/{number}", store)
+        self._rank, self._world_size = rank, world_size
+        self._generation = 0
+        self.step: int | None = None
+
+    def wait(self, work: dist.Work | None, *, sliced: bool = True) -> None:
+        """Wait on the host for a collective; what `work.wait()` does where a GPU waits.
+
+        Args:
+            sliced: look for failed peers in between. Not for send and receive, which notice a
+                dead peer by themselves and do not survive a timeout.
+
+        Raises:
+            PeerLost: it failed here or elsewhere; the timeout is that of the process group.
+        """
+        while work is not None:
+            try:
+                work.wait(_SLICE) if sliced else work.wait()
+                return
+            except RuntimeError as error:
+                # The wait has its own words; those of the collective's timeout are different.
+                only_slice = sliced and str(error).startswith("Operation timed out")
+                if not only_slice or self._has(self._key("called")):
+                    raise self.lost() from error
+
+    def wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
+        """Wait on the host for a GPU, whose waiting has no end of its own.
+
+        Raises:
+            PeerLost: not done in time.
+            RankMismatch: a rank refused the step.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            self.said()
+            if time.monotonic() > deadline:
+                raise self.lost()
+            time.sleep(0.002)
+
+    @contextmanager
+    def called_on_error(self) -> Iterator[None]:
+        """Around what starts a collective: one that cannot start has lost a peer."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.lost() from error
+
+    def say(self, text: str, *, refused: bool) -> None:
+        """Leave word why this rank leaves a step; `refused` if its arguments are wrong."""
+        said = json.dumps({"text": text[:_MAX_TEXT], "refused": refused})
+        self._set(self._key("said", self._rank), said)
+
+    def said(self) -> dict[int, str]:
+        """Why ranks left a step.
+
+        Raises:
+            RankMismatch: some had wrong arguments; the error they raised themselves.
+        """
+        texts, refusals = {}, []
+        for rank in range(self._world_size):
+            said = self._get(self._key("said", rank))
+            if said is not None:
+                answer = json.loads(said)
+                texts[rank] = str(answer["text"])
+                if answer["refused"] is True:
+                    refusals.append(texts[rank])
+        if refusals:
+            raise RankMismatch("; ".join(refusals))
+        return texts
+
+    def lost(self) -> PeerLost:
+        """Call the roll, and the error that says who is missing; equal on all that answer.
+
+        Raises:
+            RankMismatch: nobody is lost, a rank refused the step; see `said`.
+        """
+        self._set(self._key("here", self._rank), json.dumps(self.step))
+        if not self._set(self._key("called"), ""):
+            return PeerLost(
+                "exchange: failed, and the store of the process group does not answer either: the "
+                "process that holds it, usually rank 0, is lost; restart the job",
+                (0,),
+                self.step,
+            )
+        keys = [self._key("here", rank) for rank in range(self._world_size)]
+        deadline = time.monotonic() + GRACE_S
+        while not (everybody := all(map(self._has, keys))) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if not everybody:
+            time.sleep(0.1)  # who came last saw the others, and they see it
+        answers = [self._get(key) for key in keys]
+        missing = [rank for rank, answer in enumerate(answers) if answer is None]
+        steps = [step for answer in answers if answer and (step := json.loads(answer)) is not None]
+        first = min(steps) if steps else None
+
+        reasons = "".join(f"; rank {rank}: {text}" for rank, text in self.said().items())
+        when = "" if first is None else f" in step {first}"
+        after = "" if first is None else f"; tokens from step {first} on are not on every rank"
+        who = f"{names(missing)} did not answer{when}"
+        if not missing:
+            who = f"some rank was too late{when}, but all are there now"
+        return PeerLost(
+            f"exchange: {who}{reasons}{after}. If all ranks live, call reset() on each; else "
+            "restart the job without the lost ones",
+            missing,
+            first,
+        )
+
+    def begin_anew(self, timeout_s: float) -> None:
+        """Wait for all ranks, then forget who was missing. Collective.
+
+        The wait is long enough for ranks whose step began when another rank came here.
+
+        Raises:
+            PeerLost: naming the ranks that did not come in time.
+        """
+        keys = [self._key("anew", rank) for rank in range(self._world_size)]
+        self._set(keys[self._rank], "")
+        limit_s = 2 * (timeout_s + GRACE_S)
+        deadline = time.monotonic() + limit_s
+        while not all(map(self._has, keys)):
+            if time.monotonic() > deadline:
+                missing = [rank for rank, key in enumerate(keys) if not self._has(key)]
+                raise PeerLost(
+                    f"reset: {names(missing)} did not come within {limit_s:g} s; "
+                    "restart the job without the lost ones",
+                    missing,
+                )
+            time.sleep(0.02)
+        self._generation += 1
+
+    def _key(self, name: str, rank: int | None = None) -> str:
+        return f"{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
+
+    # A store that is gone answers nothing, and has no word of anybody.
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self._store.check([key]))
+        except RuntimeError:
+            return False
+
+    def _get(self, key: str) -> str | None:
+        try:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        except RuntimeError:
+            return None
+
+    def _set(self, key: str, value: str) -> bool:
+        try:
+            self._store.set(key, value)
+        except RuntimeError:
+            return False
+        return True
+
+
+def names(ranks: list[int]) -> str:
+    """rank 1; ranks 1, 3."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

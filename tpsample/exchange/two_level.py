@@ -1,0 +1,94 @@
+"""Two levels for several hosts: words are reduced inside each host, then between the hosts.
+
+    host a   ranks 0 1 2      inside   {0 1 2} {3 4}
+    host b   ranks 3 4        between  {0 2 3} {1 4}: columns, by place on the host modulo the
+                                       smallest host, so that each has a rank of every host
+
+Exact because max is associative and idempotent: after the first reduction all ranks of a host hold
+the same words, so it does not matter which of them, or how many, take part in the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.exchange.collective import CollectiveExchange
+from tpsample.exchange.ranks import ProcessRanks, Ranks, subgroup
+
+
+class TwoLevelExchange(CollectiveExchange):
+    """An all-reduce inside the host per chunk, while the next is computed; one between hosts.
+
+    Where kernels can write to the peers of their host, `TwoLevelPeerExchange` takes its place.
+
+    Integers of filtered rows go over the whole group.
+
+    Args:
+        hosts: name of the host of each rank, in rank order.
+    """
+
+    name = "two_level"
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        max_rows: int,
+        chunks: int,
+        device: torch.device,
+        *,
+        hosts: Sequence[str],
+    ) -> None:
+        super().__init__(ranks, max_rows, chunks, device)
+        self._best = torch.zeros_like(self.words[0, 0])
+        self.inside_ranks, self.between_ranks = levels(hosts, ranks.rank)
+        self._split()
+
+    def _split(self) -> None:
+        whole, roll = self.ranks.group, self.ranks.roll
+        self.inside = ProcessRanks(subgroup(whole, self.inside_ranks), roll)
+        self.between = ProcessRanks(subgroup(whole, self.between_ranks), roll)
+
+    def publish(self, chunk: int, rows: int) -> None:
+        words = self.words[chunk, 0, :rows]
+        self._works.append(self.inside.start_all_reduce(words, dist.ReduceOp.MAX))
+
+    def collect(self, rows: int) -> Tensor:
+        words = super().collect(rows)
+        if self.chunks > 1:
+            torch.amax(words, dim=0, out=self._best[:rows])
+            words[0].copy_(self._best[:rows])
+        self.between.all_reduce(words[0], dist.ReduceOp.MAX)
+        return words
+
+    def bytes_sent(self, rows: int) -> int:
+        """Of two ring all-reduces, inside and between."""
+        inside, between = self.inside.world_size, self.between.world_size
+        return (
+            16
+            * rows
+            * (self.chunks * (inside - 1) * between + (between - 1) * inside)
+            // (inside * between)
+        )
+
+    def reset(self) -> None:
+        super().reset()
+        self._split()
+
+
+def levels(hosts: Sequence[str], rank: int) -> tuple[list[int], list[int]]:
+    """The ranks that share a rank's host, and those of its column; both ascending, itself included.
+
+    >>> levels(["a", "a", "a", "b", "b"], 4)
+    ([3, 4], [1, 4])
+    """
+    by_host: dict[str, list[int]] = {}
+    for other, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(other)
+    columns = min(map(len, by_host.values()))
+    inside = by_host[hosts[rank]]
+    column = inside.index(rank) % columns
+    return inside, sorted(r for host in by_host.values() for r in host[column::columns])

@@ -1,0 +1,55 @@
+"""sample: one step for a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.batch import SamplingBatch
+from tpsample.checks import check_num_samples
+from tpsample.output import SampleOutput
+from tpsample.params import SamplingParams
+from tpsample.sampler import LMHeadSampler
+from tpsample.vocab_shard import VocabShard
+
+
+def sample(
+    hidden_states: Tensor,
+    lm_head_weight: Tensor,
+    params: SamplingParams | Sequence[SamplingParams],
+    *,
+    positions: Tensor | int,
+    group: dist.ProcessGroup | None = None,
+    num_samples: int | None = None,
+    vocab_size: int | None = None,
+    shard: VocabShard | None = None,
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+) -> SampleOutput:
+    """One step for a script: builds an `LMHeadSampler`, samples, closes it.
+
+    Arguments and errors as for `LMHeadSampler` and its call; `params` is one request for all rows
+    or a list of B. Rows with ``seed=None`` get a seed drawn on one rank; the output's `seeds`
+    says which.
+    """
+    rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
+    sampler = LMHeadSampler(
+        lm_head_weight,
+        vocab_size=vocab_size,
+        shard=shard,
+        group=group,
+        bias=bias,
+        logit_scale=logit_scale,
+        logit_softcap=logit_softcap,
+        max_rows=max(1, rows * check_num_samples(num_samples)),
+    )
+    batch = SamplingBatch.from_params(
+        params, vocab_size=sampler.vocab_size, device=lm_head_weight.device
+    )
+    try:
+        return sampler(hidden_states, batch, positions, num_samples=num_samples)
+    finally:
+        sampler.close()
