@@ -14,12 +14,16 @@ TEMPERATURES = (0.0, 0.5, 1.0, 2.0, 1.0, 0.0, 0.7, 1.3)
 
 @dataclass(frozen=True)
 class Case:
-    """One batch over one head, every row with its own temperature, seed and position."""
+    """One batch over one head, every row with its own temperature, seed and position.
+
+    `tokens` are each row's tokens so far: its prompt, and its output too.
+    """
 
     hidden_states: torch.Tensor
     weight: torch.Tensor
     params: list[SamplingParams]
     positions: torch.Tensor
+    tokens: list[list[int]] | None = None
 
     @staticmethod
     def make(vocab_size: int, rows: int, hidden_size: int = 16, dtype=torch.bfloat16) -> Case:
@@ -38,7 +42,12 @@ class Case:
 
     @property
     def batch(self) -> SamplingBatch:
-        return SamplingBatch.from_params(self.params, vocab_size=self.vocab_size)
+        return SamplingBatch.from_params(
+            self.params,
+            vocab_size=self.vocab_size,
+            prompt_token_ids=self.tokens,
+            output_token_ids=self.tokens,
+        )
 
     def rows(self, index: list[int]) -> Case:
         """The same rows in another order, or fewer of them."""

@@ -54,7 +54,11 @@ def problem(pick: random.Random, world_size: int, max_rows: int, *, plain: bool 
     positions = [
         pick.choice(POSITIONS) if pick.random() < 0.2 else pick.getrandbits(20) for _ in range(rows)
     ]
-    case = Case(hidden_states.to(dtype), weight.to(dtype), params, torch.tensor(positions))
+    # Few distinct ids, which the bad words below have too.
+    tokens = [
+        [pick.randrange(min(vocab_size, 4)) for _ in range(pick.randint(0, 6))] for _ in params
+    ]
+    case = Case(hidden_states.to(dtype), weight.to(dtype), params, torch.tensor(positions), tokens)
     _poison(pick, case.hidden_states, (float("nan"), float("inf"), -float("inf")))
     bias = None
     if not plain and pick.random() < 0.6:
@@ -80,20 +84,51 @@ def problem(pick: random.Random, world_size: int, max_rows: int, *, plain: bool 
 
 
 def request(pick: random.Random, vocab_size: int, plain: bool) -> SamplingParams:
-    """Random parameters: plain, greedy, or any filters together."""
+    """Random parameters: plain, greedy, or any filters together, with or without controls."""
     seed = pick.choice(SEEDS) if pick.random() < 0.1 else pick.getrandbits(64)
     temperature = pick.choice([0.0, 1e-6, 1e-5, 0.01, 0.5, 1.0, 1.0, 1.0, 2.0, 50.0])
+    own = {"temperature": temperature, "seed": seed}
+    if pick.random() < 0.4:
+        own |= controls(pick, vocab_size)
     if plain or pick.random() < 0.5:
-        return SamplingParams(temperature=temperature, seed=seed)
+        return SamplingParams(**own)
     return SamplingParams(
-        temperature=temperature,
-        seed=seed,
+        **own,
         top_k=pick.choice([0, -1, 1, 2, 20, 256, 300, vocab_size, vocab_size + 1]),
         top_p=pick.choice([1.0, 1e-9, 0.1, 0.5, 0.9, 0.999]),
         min_p=pick.choice([0.0, 0.0, 0.01, 0.5, 1.0]),
         ties=pick.choice(["exact", "keep"]),
         filter_order=pick.choice(["sequential", "joint"]),
     )
+
+
+def controls(pick: random.Random, vocab_size: int) -> dict[str, Any]:
+    """Random penalties, biases and masks that do not contradict each other."""
+
+    def ids(most: int) -> list[int]:
+        return [pick.randrange(vocab_size) for _ in range(pick.randint(1, most))]
+
+    found = {
+        "repetition_penalty": pick.choice([1.0, 0.5, 1.3, 10.0]),
+        "presence_penalty": pick.choice([0.0, -2.0, 1.5]),
+        "frequency_penalty": pick.choice([0.0, -0.3, 2.0]),
+        "logit_bias": {v: pick.uniform(-150, 150) for v in ids(5)},
+        "bad_words": [
+            [pick.randrange(min(vocab_size, 4)) for _ in range(pick.randint(2, 4))]
+            for _ in range(pick.randint(1, 9))
+        ],
+        "min_tokens": pick.choice([0, 1, 5]),
+        "repetition_scope": pick.choice(["all", "output"]),
+    }
+    if pick.random() < 0.5:
+        found["allowed_token_ids"] = ids(40)
+    else:
+        found["bad_words"] += [[v] for v in ids(3)]
+        found["stop_token_ids"] = ids(3)
+    kept = pick.sample(sorted(found), pick.randint(1, len(found)))
+    if "stop_token_ids" not in kept:
+        kept = [name for name in kept if name != "min_tokens"]
+    return {name: found[name] for name in kept}
 
 
 def _poison(pick: random.Random, tensor: Tensor, values: tuple[float, ...]) -> None:
