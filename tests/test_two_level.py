@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -221,3 +222,22 @@ def test_versions_that_differ_are_a_warning_on_every_rank():
     first, second = run_ranks(2, _old_torch)
     assert first == second
     assert "versions differ between ranks" in first[0] and "1.0" in first[0]
+
+
+def _threads_of_many_samplers(count: int) -> list[int]:
+    rank = dist.get_rank()
+    tpsample.exchange.choice.socket.gethostname = lambda: "ab"[rank % 2]
+    weight, threads = torch.randn(8, 4), []
+    batch = SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=32)
+    for _ in range(count):
+        sampler = LMHeadSampler(weight, exchange="two_level", backend="torch")
+        sampler(torch.randn(1, 4), batch, 0)
+        sampler.close()
+        threads.append(len(list(Path("/proc/self/task").iterdir())))
+    return threads
+
+
+def test_samplers_share_the_groups_of_their_levels():
+    """Each group has threads and sockets of its own, which torch does not give back."""
+    for threads in run_ranks(4, _threads_of_many_samplers, 6):
+        assert threads[-1] == threads[1]

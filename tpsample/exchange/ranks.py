@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -127,7 +128,7 @@ class ProcessRanks(Ranks):
         if dist.get_backend(self.group) == dist.Backend.NCCL:
             return
         # The old one stays: torch names groups by counting, and would use its name again.
-        self.group = subgroup(self.group, range(self.world_size))
+        self.group = subgroup(self.group, range(self.world_size), anew=True)
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:
@@ -137,15 +138,31 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta:
     return timeout
 
 
-def subgroup(group: dist.ProcessGroup, ranks: Iterable[int]) -> dist.ProcessGroup:
-    """A new group of some ranks of a group, with its backend and timeout. Collective over them."""
-    members = [dist.get_global_rank(group, rank) for rank in ranks]
-    return dist.new_group(
-        members,
-        timeout=group_timeout(group),
-        backend=dist.get_backend(group),
-        use_local_synchronization=True,
-    )
+# Samplers share them: a group has threads and sockets, and torch would give the name of one that
+# was destroyed, with what its store still holds, to the next.
+_subgroups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
+    WeakKeyDictionary()
+)
+
+
+def subgroup(
+    group: dist.ProcessGroup, ranks: Iterable[int], *, anew: bool = False
+) -> dist.ProcessGroup:
+    """A group of some ranks of a group, with its backend and timeout. Collective over them.
+
+    Args:
+        anew: make another, in place of one that a failed collective has closed.
+    """
+    members = tuple(dist.get_global_rank(group, rank) for rank in ranks)
+    known = _subgroups.setdefault(group, {})
+    if anew or members not in known:
+        known[members] = dist.new_group(
+            list(members),
+            timeout=group_timeout(group),
+            backend=dist.get_backend(group),
+            use_local_synchronization=True,
+        )
+    return known[members]
 
 
 def ranks_of(group: object) -> Ranks:

@@ -45,12 +45,12 @@ class TwoLevelExchange(CollectiveExchange):
         super().__init__(ranks, max_rows, chunks, device)
         self._best = torch.zeros_like(self.words[0, 0])
         self.inside_ranks, self.between_ranks = levels(hosts, ranks.rank)
-        self._split()
+        self._split(anew=False)
 
-    def _split(self) -> None:
+    def _split(self, *, anew: bool) -> None:
         whole, roll = self.ranks.group, self.ranks.roll
-        self.inside = ProcessRanks(subgroup(whole, self.inside_ranks), roll)
-        self.between = ProcessRanks(subgroup(whole, self.between_ranks), roll)
+        self.inside = ProcessRanks(subgroup(whole, self.inside_ranks, anew=anew), roll)
+        self.between = ProcessRanks(subgroup(whole, self.between_ranks, anew=anew), roll)
 
     def publish(self, chunk: int, rows: int) -> None:
         words = self.words[chunk, 0, :rows]
@@ -76,7 +76,7 @@ class TwoLevelExchange(CollectiveExchange):
 
     def reset(self) -> None:
         super().reset()
-        self._split()
+        self._split(anew=True)
 
 
 def levels(hosts: Sequence[str], rank: int) -> tuple[list[int], list[int]]:

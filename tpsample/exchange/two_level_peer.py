@@ -96,7 +96,7 @@ class TwoLevelPeerExchange(PeerExchange):
 
     def reset(self) -> None:
         self._whole.renew()
-        self.ranks.group = subgroup(self._whole.group, self._inside[self._host])
-        self.between.group = subgroup(self._whole.group, self._column)
+        self.ranks.group = subgroup(self._whole.group, self._inside[self._host], anew=True)
+        self.between.group = subgroup(self._whole.group, self._column, anew=True)
         self._forget()
         self._lost_of_host.zero_()
