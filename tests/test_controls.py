@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from tests.cases import uneven_shards
 from tests.controls import Conversation, bitmask_of, random_params
+from tests.memory import Largest
 from tests.ranks import run_ranks
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, reference
 from tpsample.seeds import SeedSource
@@ -207,6 +208,33 @@ def _generate(steps: int) -> tuple[list, list[str]]:
 def test_rows_join_leave_move_and_change_over_64_steps(world_size):
     for _, wrong in run_ranks(world_size, _generate, 64, timeout_s=120):
         assert not wrong, wrong[0]
+
+
+def _largest_tensor(vocab_size: int, rows: int) -> int:
+    """Elements of the largest tensor of building a batch, two steps and an append."""
+    shard = VocabShard.even(vocab_size, dist.get_rank(), dist.get_world_size())
+    rng = random.Random(5)
+    talks = [Conversation.random(rng, vocab_size) for _ in range(rows)]
+    for talk in talks:  # a list of ids is the request's, not state
+        talk.params = replace(talk.params, allowed_token_ids=[1, 2], bad_words=[[2, 1]])
+    weight = torch.zeros(len(shard), 2)
+    sampler = LMHeadSampler(weight, vocab_size=vocab_size, shard=shard, backend="torch")
+    with Largest() as largest:
+        batch = _batch(talks, vocab_size)
+        for _ in range(2):
+            out = sampler(torch.zeros(rows, 2), batch, 0)
+            batch.append(out.token_ids)
+    assert batch.controls.tables.has_penalties and batch.controls.tables.has_bias
+    return largest.elements
+
+
+def test_no_rank_has_a_tensor_over_the_vocabulary():
+    """[rows, V / 4] at most on 4 ranks, and on one rank [rows, V]: the count sees it."""
+    vocab_size, rows = 8192, 48
+    for elements in run_ranks(4, _largest_tensor, vocab_size, rows):
+        assert elements <= 1.1 * rows * vocab_size / 4
+    (alone,) = run_ranks(1, _largest_tensor, vocab_size, rows)
+    assert alone >= rows * vocab_size
 
 
 def test_a_bias_never_revives_a_masked_token():
