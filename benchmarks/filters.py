@@ -23,9 +23,9 @@ from benchmarks.shapes import Shape
 from tpsample import VocabShard, reference, word
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.peer_memory import VirtualRanks, VirtualWorld
-from tpsample.filters import BEST_SCORES, sample_filtered
 from tpsample.score import RowNoise
-from tpsample.stored_rows import StoredRows
+from tpsample.stored.filters import BEST_SCORES, sample_filtered
+from tpsample.stored.rows import StoredRows
 
 QUESTION = "What do filters cost beside a plain step, in time, in bytes and in candidates?"
 VIEWS = [

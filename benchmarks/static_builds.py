@@ -13,9 +13,9 @@ import triton
 
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
-from tpsample.control_launch import CONTROL_POINTERS, control_arguments
 from tpsample.kernels.tile import Gpu, Tile
 from tpsample.kernels.tile_table import MAX_BLOCK_B, is_short, rule
+from tpsample.request.control_launch import CONTROL_POINTERS, control_arguments
 from tpsample.triton_backend import ROW_BLOCK
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"

@@ -10,20 +10,13 @@ from tests.cases import uneven_shards
 from tests.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.memory import Largest
 from tests.ranks import run_ranks
-from tpsample import (
-    LMHeadSampler,
-    SamplingParams,
-    Status,
-    VocabShard,
-    filters,
-    stored_rows,
-    threshold,
-    word,
-)
+from tpsample import LMHeadSampler, SamplingParams, Status, VocabShard, word
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.ranks import ranks_of
-from tpsample.kept_set import Way, masses
 from tpsample.score import RowNoise
+from tpsample.stored import filters, threshold
+from tpsample.stored import rows as stored_rows
+from tpsample.stored.kept_set import Way, masses
 
 WORLD_SIZES = [1, 2, 3, 4, 8]
 KINDS = kinds_of_logits()

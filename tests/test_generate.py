@@ -14,14 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.commands import TORCHRUN, run_command
-from tpsample import (
-    LMHeadSampler,
-    SampleOutput,
-    SamplingBatch,
-    SamplingParams,
-    Status,
-    reference,
-)
+from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, Status, reference
 from tpsample.cli import generate as generate_command
 from tpsample.cli import model as model_module
 from tpsample.cli.app import app

@@ -11,11 +11,11 @@ from tests.filtered import Rows, V, grid, kinds_of_logits, masked
 from tpsample import SamplingBatch, SamplingParams, Status, reference, word
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.ranks import Ranks
-from tpsample.filters import sample_filtered
-from tpsample.kept_set import TOP_MASS, below_top, masses
 from tpsample.score import RowNoise
-from tpsample.stored_rows import StoredRows
-from tpsample.threshold import find_cut
+from tpsample.stored.filters import sample_filtered
+from tpsample.stored.kept_set import TOP_MASS, below_top, masses
+from tpsample.stored.rows import StoredRows
+from tpsample.stored.threshold import find_cut
 
 KINDS = kinds_of_logits()
 INF, NAN = math.inf, math.nan

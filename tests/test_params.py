@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tpsample import SamplingBatch, SamplingParams, reference
-from tpsample.seeds import SeedSource
+from tpsample.request.seeds import SeedSource
 
 OUT_OF_RANGE = {
     "temperature": [-0.1, float("nan"), float("inf"), "1", True],

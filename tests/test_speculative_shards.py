@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
 
 from tests.cases import uneven_shards
 from tests.filtered import V, kinds_of_logits
+from tests.memory import Largest
 from tests.ranks import run_ranks
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, verify
 from tpsample import reference as plain_reference
@@ -270,21 +270,6 @@ def test_special_rows(world_size):
         assert token_ids[4].tolist() == [-1, -1]
 
 
-class _Largest(TorchFunctionMode):
-    """The most elements of any tensor a call into torch returned."""
-
-    elements = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(leaf, torch.Tensor):
-                with torch._C.DisableTorchFunction():
-                    num_bytes = leaf.untyped_storage().nbytes()
-                    self.elements = max(self.elements, num_bytes // leaf.element_size())
-        return result
-
-
 def _memory_and_bytes(vocab_size: int, rows: int, request: dict) -> list[tuple[int, int]]:
     shard = _shard(vocab_size, even=True)
     generator = torch.Generator().manual_seed(3)
@@ -298,7 +283,7 @@ def _memory_and_bytes(vocab_size: int, rows: int, request: dict) -> list[tuple[i
     found = []
     for method in METHODS:
         sampler.exchange.integers.bytes_sent = 0
-        with _Largest() as largest:
+        with Largest() as largest:
             verify(
                 sampler, torch.ones(rows, K + 1, 1), drafts, batch, 3, method=method, draft=draft
             )
@@ -367,50 +352,3 @@ def test_logprobs_are_those_of_the_emitted_tokens(problem, method):
     assert torch.equal(found.isnan(), expected.values.isnan())
     assert found[(emitted >= 0) & shown.repeat_interleave(K + 1)].isfinite().any()
     torch.testing.assert_close(found, expected.values, rtol=0, atol=1e-6, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"method": "typical"}, "method: expected one of coupled, rejection, block"),
-        ({"draft_token_ids": torch.zeros(2, 2, dtype=torch.int32)}, "draft_token_ids: expected"),
-        ({"draft_token_ids": torch.zeros(2, 3, dtype=torch.int64)}, r"expected \[2, 4, 1\]"),
-        ({"hidden_states": torch.ones(2, 2, 1)}, r"hidden_states: expected \[2, 3, 1\]"),
-        ({"method": "coupled"}, "draft: method="),
-        ({"draft": torch.zeros(2, 2, 9)}, r"draft: expected the drafter's logits \[2, 2, 10\]"),
-        ({"positions": torch.zeros(6, dtype=torch.int64)}, "positions: expected"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    arguments = {
-        "hidden_states": torch.ones(2, 3, 1),
-        "draft_token_ids": torch.zeros(2, 2, dtype=torch.int64),
-        "batch": SamplingBatch.from_params(SamplingParams(), vocab_size=10),
-        "positions": 3,
-        "method": "block",
-        "draft": torch.zeros(2, 2, 10),
-    }
-    sampler = LMHeadSampler(torch.ones(10, 1), max_rows=6)
-    assert (verify(sampler, **arguments).token_ids[:, 0] >= 0).all()
-    with pytest.raises(ValueError, match=message):
-        verify(sampler, **arguments | change)
-    with pytest.raises(ValueError, match="2 rows × 3 positions exceed max_rows=5"):
-        verify(LMHeadSampler(torch.ones(10, 1), max_rows=5), **arguments)
-
-
-def test_ids_outside_the_vocabulary_end_the_drafts_and_no_drafts_are_a_step():
-    sampler = LMHeadSampler(torch.ones(10, 1), max_rows=16)
-    batch = SamplingBatch.from_params([SamplingParams(seed=s) for s in range(4)], vocab_size=10)
-    plain = sampler(torch.ones(4, 1), batch, 3).token_ids
-    for method in ("coupled", *METHODS):
-        drafts = torch.tensor([[10, 1], [2**40, 1], [-7, 1], [-1, 1]])
-        out = verify(sampler, torch.ones(4, 3, 1), drafts, batch, 3, method=method)
-        assert (out.num_accepted == 0).all()
-        none = verify(sampler, torch.ones(4, 1, 1), drafts[:, :0], batch, 3, method=method)
-        assert torch.equal(none.token_ids[:, 0], out.token_ids[:, 0])
-        assert method != "coupled" or torch.equal(none.token_ids[:, 0], plain)
-        empty = verify(
-            sampler, torch.ones(0, 3, 1), drafts[:0],
-            SamplingBatch.from_params([], vocab_size=10), 3, method=method,
-        )  # fmt: skip
-        assert empty.token_ids.shape == (0, 3)

@@ -1,11 +1,11 @@
 """Sample next tokens where the logits are computed. See `LMHeadSampler`."""
 
 from tpsample import noise, reference
-from tpsample.batch import SamplingBatch
 from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
-from tpsample.params import SamplingParams
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import VerifyOutput, sample_draft, verify
 from tpsample.trace import TopKTrace

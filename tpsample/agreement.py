@@ -18,7 +18,7 @@ from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
 from tpsample.kernels import tile_table
 from tpsample.noise import LAYOUT
-from tpsample.seeds import SeedSource
+from tpsample.request.seeds import SeedSource
 from tpsample.vocab_shard import VocabShard
 
 log = logging.getLogger(__name__)

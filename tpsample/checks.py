@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.errors import RankMismatch
 from tpsample.noise import check_rounds
 from tpsample.output import SampleOutput
+from tpsample.request.batch import SamplingBatch
 from tpsample.score import Head
 from tpsample.vocab_shard import VocabShard
 from tpsample.word import MAX_VOCAB_SIZE

@@ -13,9 +13,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.errors import UnsupportedParameter
 from tpsample.output import SampleOutput
+from tpsample.request.batch import SamplingBatch
 
 if TYPE_CHECKING:
     from tpsample.sampler import LMHeadSampler

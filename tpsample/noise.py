@@ -28,7 +28,7 @@ LAYOUT = "tps-philox-v1"
 
 DOMAIN_TOKEN = 0x7470536D
 """Counter word of token noise. Another use of the generator takes another domain word: seeds in
-`tpsample.batch`, verification in `tpsample.speculative.streams`."""
+`tpsample.request.batch`, verification in `tpsample.speculative.streams`."""
 
 ELEMENT_KEY = (0x1BD11BDA, 0xA9FC1A22)
 U_SCALE = 2.0**-32 * (1.0 - 2.0**-24)

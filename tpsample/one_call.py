@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.checks import check_num_samples
 from tpsample.output import SampleOutput
-from tpsample.params import SamplingParams
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 from tpsample.vocab_shard import VocabShard
 

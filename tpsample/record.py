@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
-from tpsample.batch import SamplingBatch
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
-from tpsample.params import SamplingParams
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
 from tpsample.score import Head
 
 VERSION = 1

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tpsample import compiled
 from tpsample.agreement import agree
-from tpsample.batch import SamplingBatch
 from tpsample.checks import (
     check_num_samples,
     check_out,
@@ -26,12 +25,13 @@ from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.ranks import Ranks
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.prompt_logprobs import find_prompt_logprobs
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.seeds import SeedSource
 from tpsample.score import Head
-from tpsample.seeds import SeedSource
 from tpsample.step_agreement import Checked, CheckedCall, StepAgreement
-from tpsample.stored_plan import finish_stored_rows
-from tpsample.stored_rows import StoredRows
+from tpsample.stored.plan import finish_stored_rows
+from tpsample.stored.prompt_logprobs import find_prompt_logprobs
+from tpsample.stored.rows import StoredRows
 from tpsample.torch_backend import TorchBackend
 from tpsample.vocab_shard import VocabShard
 
@@ -52,7 +52,7 @@ class LMHeadSampler:
     per row, the ranks exchange 8 bytes per row, and all return the same token. The token depends
     on nothing but the row: not on ranks, shards, tiles, other rows or exchange. Of rows with
     top_k, top_p, min_p or logprobs each rank stores its own part of the logits, and the ranks
-    exchange some integers more (`tpsample.filters`, `tpsample.logprobs`).
+    exchange some integers more (`tpsample.stored.filters`, `tpsample.stored.logprobs`).
 
     Building it is collective over `group`: ranks compare their arguments, and if one is wrong or
     they disagree every rank raises the same error.

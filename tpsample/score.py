@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.noise import row_stream, tile_noise, token_noise
-from tpsample.params import GREEDY_BELOW
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import GREEDY_BELOW
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.errors import RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.ranks import Ranks, gather_or_raise
+from tpsample.request.batch import SamplingBatch
 
 _RECORD = ("arguments", "hidden_states rows", "num_samples", "batch", "seeds", "positions")
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch
 from tpsample.output import SampleOutput
+from tpsample.request.batch import SamplingBatch
 from tpsample.score import Head, RowNoise, logits_tile, score_tile
-from tpsample.stored_rows import LogitsBuffer, StoredRows
+from tpsample.stored.rows import LogitsBuffer, StoredRows
 from tpsample.vocab_shard import VocabShard
 
 TILE_ELEMENTS = 2**18

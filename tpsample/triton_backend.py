@@ -9,8 +9,6 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
-from tpsample.control_launch import control_arguments, make_mask
 from tpsample.descriptors import describe, fits_descriptor
 from tpsample.exchange.base import Exchange
 from tpsample.kernels.finish import finish_kernel
@@ -18,8 +16,10 @@ from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.kernels.tile import Gpu, Tile
 from tpsample.kernels.tile_table import MAX_BLOCK_B, interpreter_tile, tile_for
 from tpsample.output import SampleOutput
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.control_launch import control_arguments, make_mask
 from tpsample.score import Head, RowNoise
-from tpsample.stored_rows import LogitsBuffer, StoredRows
+from tpsample.stored.rows import LogitsBuffer, StoredRows
 from tpsample.vocab_shard import VocabShard
 
 INTERPRET: bool = triton.knobs.runtime.interpret

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
-from tpsample.batch import SamplingBatch
 from tpsample.cli.decode import Step
 from tpsample.cli.model import Model
 from tpsample.distributed import Job
 from tpsample.exchange.ranks import Ranks
+from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
 NEAR_TIE = 4e-5

@@ -15,13 +15,13 @@ import typer
 import tpsample
 from tpsample import reference
 from tpsample.agreement import default_backend
-from tpsample.batch import SamplingBatch
 from tpsample.cli import report
 from tpsample.cli.check import NEAR_TIE, compare
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
 from tpsample.exchange.ranks import ranks_of
-from tpsample.params import SamplingParams
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 from tpsample.vocab_shard import VocabShard
 

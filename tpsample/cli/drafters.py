@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch
 from tpsample.cli.model import Model
+from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
 LONGEST_NGRAM = 4

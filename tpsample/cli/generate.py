@@ -10,7 +10,6 @@ import torch
 import typer
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.cli import report, requests
 from tpsample.cli import trace as trace_file
 from tpsample.cli.check import check
@@ -22,7 +21,8 @@ from tpsample.cli.speculate import Speculated, decode_with_drafts
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.errors import PeerLost
 from tpsample.output import SampleOutput
-from tpsample.params import SamplingParams
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 from tpsample.trace import TopKTrace
 from tpsample.vocab_shard import VocabShard

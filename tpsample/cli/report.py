@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from tpsample.params import SamplingParams
+from tpsample.request.params import SamplingParams
 
 
 class Report:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tpsample.params import SamplingParams
+from tpsample.request.params import SamplingParams
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
 _LATER = ("bad_words", "min_tokens", "stop_token_ids")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch
 from tpsample.cli.decode import Decoded, Step, pad_left
 from tpsample.cli.drafters import Decoding, Drafter
 from tpsample.cli.model import Model
+from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import VerifyOutput, verify
 from tpsample.word import Status

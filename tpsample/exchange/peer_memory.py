@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.exchange.ranks import Ranks, gather_or_raise
 from tpsample.exchange.rendezvous import Rendezvous
 from tpsample.output import SampleOutput
-from tpsample.seeds import SeedSource
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.seeds import SeedSource
 from tpsample.vocab_shard import VocabShard
 
 if TYPE_CHECKING:

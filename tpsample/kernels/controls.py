@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tpsample import controls, token_state
+from tpsample.request import controls, token_state
 
 PENALISED = tl.constexpr(controls.PENALISED)
 BIASED = tl.constexpr(controls.BIASED)

@@ -1,4 +1,4 @@
-"""The ids each row may draw in a step, as packed bits over a shard. Twin: `tpsample.token_mask`."""
+"""The ids each row may draw in a step, as packed bits over a shard. Twin: `request.token_mask`."""
 
 import triton
 import triton.language as tl

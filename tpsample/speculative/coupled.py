@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.output import Logprobs
+from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.output import VerifyOutput, leading, reached
 from tpsample.speculative.rows import position_of_rows

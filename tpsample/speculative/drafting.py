@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch
 from tpsample.checks import positions_tensor
 from tpsample.noise import DOMAIN_TOKEN
+from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.score import RowNoise, score_tile
 from tpsample.speculative.checks import METHODS

@@ -5,7 +5,7 @@
                        certain, all mass at the draft token; q = 0 where there is no draft
     residual           max(c · p_v - q_v, 0), c = 1 or a prefix's coefficient
 
-Masses are those of `tpsample.kept_set`, so what ranks sum and what follows from the sums depends
+Masses are those of `stored.kept_set`, so what ranks sum and what follows from the sums depends
 on no number of ranks, shards or tiles. The law of the masses is within V · 2^-41 of the softmax in
 total variation; a token less likely than 2^-41 of the likeliest has none. A greedy row, and one
 with a +inf logit, is certain of its first token.
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.kept_set import TOP_MASS, below_top, masses, order_words
-from tpsample.stored_rows import TILE_ELEMENTS, StoredRows
-from tpsample.threshold import find_cut
+from tpsample.request.batch import SamplingBatch
+from tpsample.stored.kept_set import TOP_MASS, below_top, masses, order_words
+from tpsample.stored.rows import TILE_ELEMENTS, StoredRows
+from tpsample.stored.threshold import find_cut
 from tpsample.word import Status
 
 _LOWEST_DRAWABLE = (word.KEY_MINUS_INF + 1) << word.TOKEN_BITS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
+from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.block import stop_block
 from tpsample.speculative.laws import Laws
@@ -16,7 +16,7 @@ from tpsample.speculative.recovery import recovered
 from tpsample.speculative.rejection import stop_tokenwise
 from tpsample.speculative.rows import position_of_rows, storing_every_row
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
-from tpsample.stored_plan import logprobs_of
+from tpsample.stored.plan import logprobs_of
 
 
 def verify_by_ratio(

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from tpsample import reference, word
-from tpsample.batch import SamplingBatch
 from tpsample.checks import positions_tensor
-from tpsample.kept_set import TOP_MASS, below_top, masses, order_words
 from tpsample.noise import tile_noise
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.seeds import SeedSource
 from tpsample.score import safe_temperature
-from tpsample.seeds import SeedSource
 from tpsample.speculative import block, laws, recovery, rejection
 from tpsample.speculative.output import VerifyOutput, emit, leading
 from tpsample.speculative.rows import position_of_rows
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
+from tpsample.stored.kept_set import TOP_MASS, below_top, masses, order_words
 from tpsample.word import Status
 
 

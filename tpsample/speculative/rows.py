@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
-from tpsample.logprob_rows import AskingRows
+from tpsample.request.batch import SamplingBatch
+from tpsample.stored.logprob_rows import AskingRows
 
 
 def storing_every_row(batch: SamplingBatch) -> SamplingBatch:

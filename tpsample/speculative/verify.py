@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch
 from tpsample.checks import positions_tensor
+from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.checks import check_verify
 from tpsample.speculative.coupled import verify_coupled

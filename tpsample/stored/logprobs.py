@@ -7,7 +7,7 @@
     entropy               ln(Z) - Σ q_v y_v / Z       of the same distribution, y = ln q
 
 Each rank finds its own best words, answers for the ids it owns, counts, and sums. The sums are the
-integer masses of `tpsample.kept_set`, so every rank and every number of ranks gives the same bits.
+integer masses of `kept_set`, so every rank and every number of ranks gives the same bits.
 An integer sum of V masses is off by at most V · 2^-41 of the top mass, hence a logprob by at most
 5e-7 at V = 2^20; the rest is float64.
 
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.kept_set import TOP_MASS, RowFilters, below_top
-from tpsample.logprob_rows import LogprobRows
 from tpsample.output import Logprobs
-from tpsample.stored_rows import StoredRows
-from tpsample.threshold import find_cut
+from tpsample.stored.kept_set import TOP_MASS, RowFilters, below_top
+from tpsample.stored.logprob_rows import LogprobRows
+from tpsample.stored.rows import StoredRows
+from tpsample.stored.threshold import find_cut
 
 
 def find_logprobs(

@@ -16,7 +16,7 @@ from torch import Tensor
 from tpsample.vocab_shard import VocabShard
 
 if TYPE_CHECKING:
-    from tpsample.controls import ControlRows
+    from tpsample.request.controls import ControlRows
 
 TOUCHED_BLOCK = 64
 """Ids per entry of `touched`; kernel tiles are powers of two."""

@@ -9,7 +9,7 @@
       -> bad_words                                        -inf at the end of a begun sequence
 
 Each fp32 operation is rounded once. Order and names are vLLM's. A masked id stays masked: no bias
-revives it. What is as wide as the vocabulary is kept per shard (`tpsample.token_state`), never as
+revives it. What is as wide as the vocabulary is kept per shard (`token_state`), never as
 [rows, V]; the rest is here, in small tables with a slot per row. Rows find their state by slot, so
 moving a row moves one number.
 """
@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tpsample.params import MAX_LOGIT_BIAS, SamplingParams
-from tpsample.token_mask import build_mask
-from tpsample.token_state import StepControls, TokenState
+from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
+from tpsample.request.token_mask import build_mask
+from tpsample.request.token_state import StepControls, TokenState
 from tpsample.vocab_shard import VocabShard
 from tpsample.word import NO_TOKEN
 

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch
 from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.filters import sample_filtered
-from tpsample.kept_tokens import find_kept_sets
-from tpsample.logprobs import find_logprobs
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.stored_rows import StoredRows
+from tpsample.request.batch import SamplingBatch
+from tpsample.stored.filters import sample_filtered
+from tpsample.stored.kept_tokens import find_kept_sets
+from tpsample.stored.logprobs import find_logprobs
+from tpsample.stored.rows import StoredRows
 
 
 def finish_stored_rows(

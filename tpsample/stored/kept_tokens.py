@@ -1,6 +1,6 @@
 """Which tokens could have been drawn: the kept sets of filtered rows, for replay in training.
 
-A kept set is a prefix of the total order, so once its last token is known (`tpsample.threshold`)
+A kept set is a prefix of the total order, so once its last token is known (`threshold`)
 each rank's part of it is the first words of its own order. Beside what finding it takes, a row
 costs every rank 8 (W - 1) bytes for the sizes and 8 (W - 1) · n bytes for the words, n being the
 most words of one rank in one row of the batch that fits. A row whose set is over the cap sends
@@ -13,10 +13,10 @@ import torch
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.kept_set import TOP_MASS, RowFilters, below_top
 from tpsample.output import KeptSets
-from tpsample.stored_rows import StoredRows
-from tpsample.threshold import find_cut
+from tpsample.stored.kept_set import TOP_MASS, RowFilters, below_top
+from tpsample.stored.rows import StoredRows
+from tpsample.stored.threshold import find_cut
 
 
 def find_kept_sets(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.batch_checks import (
+from tpsample.request.batch_checks import (
     check_appended,
     check_kept,
     check_per_row,
@@ -18,11 +18,11 @@ from tpsample.batch_checks import (
     require_list,
     token_lists,
 )
-from tpsample.controls import ControlRows, ControlTables, needs_controls
-from tpsample.kept_set import RowFilters
-from tpsample.logprob_rows import AskingRows, LogprobRows, stored_order
-from tpsample.params import SamplingParams
-from tpsample.seeds import SeedSource, signed64
+from tpsample.request.controls import ControlRows, ControlTables, needs_controls
+from tpsample.request.params import SamplingParams
+from tpsample.request.seeds import SeedSource, signed64
+from tpsample.stored.kept_set import RowFilters
+from tpsample.stored.logprob_rows import AskingRows, LogprobRows, stored_order
 from tpsample.vocab_shard import VocabShard
 
 

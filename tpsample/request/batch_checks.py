@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.errors import UnsupportedParameter
-from tpsample.params import SamplingParams
+from tpsample.request.params import SamplingParams
 
 
 def token_lists(

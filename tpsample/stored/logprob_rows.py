@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.kept_set import RowFilters
-from tpsample.params import SamplingParams
+from tpsample.request.params import SamplingParams
+from tpsample.stored.kept_set import RowFilters
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.batch import SamplingBatch
-from tpsample.kept_set import below_top, candidates, masses, order_words
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.token_state import StepControls
 from tpsample.score import RowNoise, safe_temperature, score_tile
-from tpsample.token_state import StepControls
+from tpsample.stored.kept_set import below_top, candidates, masses, order_words
 
 TILE_ELEMENTS = 2**18
 """Logits per pass of the arithmetic; its float64 temporaries then stay in a core's cache."""

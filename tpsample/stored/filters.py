@@ -13,7 +13,7 @@ top words    Each rank sends its first k tokens of the order; the first k of the
              of the vocabulary, with which every rank finishes alone. One exchange, for k <= 256:
              rows with top_k and sequential top_p, which renormalises over exactly these tokens,
              and the second round of rows with top_k alone.
-threshold    Radix search for the last kept token (`tpsample.threshold`), then the best score down
+threshold    Radix search for the last kept token (`threshold`), then the best score down
              to it. A fixed number of exchanges, whatever the logits: what no other way decides.
 
 Which rows a second round is for, the host reads from the device, the same on every rank because
@@ -32,10 +32,10 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.kept_set import RowFilters, Way, below_top, candidates, mass_limit, masses
 from tpsample.score import score_tokens
-from tpsample.stored_rows import StoredRows, keep_best
-from tpsample.threshold import find_cut, find_top_k_cut
+from tpsample.stored.kept_set import RowFilters, Way, below_top, candidates, mass_limit, masses
+from tpsample.stored.rows import StoredRows, keep_best
+from tpsample.stored.threshold import find_cut, find_top_k_cut
 
 BEST_SCORES = 8
 """Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from tpsample.controls import ControlRows
 from tpsample.kernels.token_mask import token_mask_kernel
-from tpsample.token_state import StepControls, TokenState
+from tpsample.request.controls import ControlRows
+from tpsample.request.token_state import StepControls, TokenState
 
 
 def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
-    """`tpsample.token_mask.build_mask` by the kernel, one program per row."""
+    """`tpsample.request.token_mask.build_mask` by the kernel, one program per row."""
     tables = rows.tables
     mask = state.mask_buffer(len(rows.slots))
     grammar, drafts = rows.grammar_bitmask, rows.drafts

@@ -2,7 +2,7 @@
 
     value[l] = x_l[t_l] - max x_l - ln(Σ e^(x_l - max x_l)),   t_l the token that came after l
 
-The local step stores the logits of a chunk and samples nothing; `tpsample.logprobs` does the rest,
+The local step stores the logits of a chunk and samples nothing; `logprobs` does the rest,
 as for a row of a step. A rank holds [chunk, V_local] logits at a time, never [L, V_local], and no
 rank holds [chunk, V].
 """
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tpsample.batch import SamplingBatch
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.logprobs import find_logprobs
 from tpsample.output import Logprobs
-from tpsample.params import SamplingParams
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
+from tpsample.stored.logprobs import find_logprobs
 from tpsample.torch_backend import TorchBackend
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.kept_set import RowFilters, mass_limit
-from tpsample.stored_rows import StoredRows
+from tpsample.stored.kept_set import RowFilters, mass_limit
+from tpsample.stored.rows import StoredRows
 
 DIGIT_BITS = 6
 DIGITS = 1 << DIGIT_BITS

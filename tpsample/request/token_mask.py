@@ -17,8 +17,8 @@ from torch import Tensor
 from tpsample.word import NO_TOKEN
 
 if TYPE_CHECKING:
-    from tpsample.controls import ControlRows
-    from tpsample.token_state import TokenState
+    from tpsample.request.controls import ControlRows
+    from tpsample.request.token_state import TokenState
 
 
 def build_mask(rows: ControlRows, state: TokenState) -> Tensor:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.params import SamplingParams
+from tpsample.request.params import SamplingParams
 
 TOP_MASS = 2**40
 """Mass of the most likely token."""
@@ -44,7 +44,7 @@ MAX_TOP_WORDS = 256
 
 
 class Way(Enum):
-    """How a filtered row finds its token on shards; see `tpsample.filters`."""
+    """How a filtered row finds its token on shards; see `tpsample.stored.filters`."""
 
     REJECTION = "rejection"
     REJECTION_IN_TOP_K = "rejection in top_k"

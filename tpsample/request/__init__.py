@@ -1,0 +1,1 @@
+"""What a request asks for, and a batch of requests as tensors."""
