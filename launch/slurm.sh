@@ -13,7 +13,7 @@ if [[ ! -e $folder/common.sh ]]; then folder=${SLURM_SUBMIT_DIR-.}/launch; fi
 # What Slurm allocated; typed GPUs come as h200:8, tasks as 8(x2).
 per_node=${SLURM_NTASKS_PER_NODE-${SLURM_GPUS_ON_NODE-${SLURM_GPUS_PER_NODE-1}}}
 per_node=${per_node##*:}
-NPROC=${NPROC-${per_node%%(*}}
+NPROC=${NPROC:-${per_node%%(*}}
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$folder/common.sh"
 
@@ -22,5 +22,5 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 [[ -n $first ]] || fail "scontrol does not tell the nodes of $SLURM_JOB_NODELIST"
 
 # --kill-on-bad-exit: a rank that fails ends the job instead of leaving the others waiting.
-start env MASTER_ADDR="$first" MASTER_PORT="${PORT-$((20000 + ${SLURM_JOB_ID-0} % 10000))}" \
+start env MASTER_ADDR="$first" MASTER_PORT="${PORT:-$((20000 + ${SLURM_JOB_ID-0} % 10000))}" \
     srun --ntasks-per-node "$NPROC" --kill-on-bad-exit=1 python -m tpsample.cli "$@"
