@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tpsample.exchange.peer
 import tpsample.triton_backend
+from tests import host_reads
 from tests.agreement import tile
 from tests.cases import Case, uneven_shards
 from tests.ranks import run_ranks
@@ -89,6 +90,7 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[
         case.weight[shard.start : shard.stop], shard=shard, exchange=exchange, chunks=chunks
     )
     sampler._local._tile = tile(16, 8, 16)  # tiles for every chunk
+    host_reads.compare_no_steps(sampler.exchange)
     launches = _second_step(sampler, case)
     dist.barrier()
     sampler.close()
