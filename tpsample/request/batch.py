@@ -221,8 +221,7 @@ class SamplingBatch:
         self._changed(self.rows)
 
     def prepare(self, shard: VocabShard) -> None:
-        """Make the state of a shard, as the first step of its sampler otherwise does: for a sampler
-        that comes after tokens have been appended."""
+        """Make the state of a shard, for a sampler that comes after tokens have been appended."""
         if self._tables is not None:
             self._tables.state(shard)
 
