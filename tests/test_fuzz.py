@@ -134,10 +134,13 @@ def test_random_rows_through_the_kernels():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_a_million_random_rows_on_ranks():
-    results = run_ranks(3, _fuzz, 1000, 1_000_000, 512, timeout_s=7000, group_timeout_s=300)
-    _require_none_wrong(results, "3 ranks")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_million_random_rows_on_ranks(tenth):
+    world_size = 2 + tenth % 3
+    arguments = (1000 + tenth, 100_000, 512)
+    results = run_ranks(world_size, _fuzz, *arguments, timeout_s=3500, group_timeout_s=300)
+    _require_none_wrong(results, f"tenth {tenth}, {world_size} ranks")
 
 
 @pytest.mark.long

@@ -48,7 +48,7 @@ def _lose_rank_1(case: Case) -> str:
     sampler = LMHeadSampler(case.weight[shard.start : shard.stop], exchange="peer")
     message = ""
     if rank != 1:
-        sampler.exchange.timeout_s = 0.5
+        sampler.exchange.timeout_s = 2.0
         output = sampler(case.hidden_states, case.batch, case.positions)
         assert (output.status == Status.PEER_LOST).all() and (output.token_ids == -1).all()
         with pytest.raises(PeerLost) as lost:
@@ -64,7 +64,7 @@ def _lose_rank_1(case: Case) -> str:
 def test_a_process_that_skips_a_step_is_named_and_reset_recovers():
     messages = run_ranks(3, _lose_rank_1, Case.make(60, 4))
     for rank in (0, 2):
-        assert f"rank 1 did not answer rank {rank}" in messages[rank]
+        assert "rank 1 did not answer in step 0" in messages[rank]
 
 
 def _peer_by_torch() -> str:

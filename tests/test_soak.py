@@ -21,9 +21,8 @@ from tpsample import LMHeadSampler
 from tpsample.word import EPOCH_MAX
 
 WORLD_SIZE = 2
-WARM_UP = 100
-MAX_GROWTH_MB = 32
-"""12000 steps of `collective` grew by 4.6 MB, most of it in the first 2000."""
+MAX_GROWTH_MB = 8
+"""In the second half; in the first, torch's flight recorder fills with 1 kB per collective."""
 
 
 def _resident_mb() -> float:
@@ -32,17 +31,20 @@ def _resident_mb() -> float:
 
 
 class Growth:
-    """Resident memory since the end of the warm-up."""
+    """Of the resident memory in the second half of the steps."""
 
-    def __init__(self) -> None:
-        self.first = 0.0
+    def __init__(self, num_steps: int) -> None:
+        self._half, self._at_half = num_steps // 2, 0.0
 
     def step(self, number: int) -> None:
-        if number == WARM_UP:
-            self.first = _resident_mb()
+        if number == self._half:
+            self._at_half = _resident_mb()
 
     def mb(self) -> float:
-        return _resident_mb() - self.first
+        """How much; raises if memory is not flat."""
+        growth = _resident_mb() - self._at_half
+        assert growth < MAX_GROWTH_MB
+        return growth
 
 
 def _virtual_soak(num_steps: int, first_epoch: int) -> str:
@@ -58,7 +60,7 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
     _, samplers = virtual(case, even_shards(24, WORLD_SIZE), chunks=2)
     for sampler in samplers:
         sampler.exchange._epoch.fill_(first_epoch)
-    pick, growth, ahead = random.Random(0), Growth(), 0
+    pick, growth, ahead = random.Random(0), Growth(num_steps), 0
     started, outputs = [0] * WORLD_SIZE, [None] * WORLD_SIZE
     for number in range(num_steps):
         kind = number % 3
@@ -78,8 +80,7 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
         sampler.check()
         assert (sampler.exchange.memory.own == 0).all()
     wraps = (first_epoch + num_steps) // EPOCH_MAX
-    assert growth.mb() < MAX_GROWTH_MB or num_steps <= WARM_UP
-    return f"peer: {num_steps} steps, {wraps} wraps, {ahead} ahead, {growth.mb():+.1f} MB"
+    return f"peer: {num_steps} steps, {wraps} wraps, {ahead} ahead, {growth.mb():+.1f} MB in half"
 
 
 def _start(sampler, steps, batches, kind):
@@ -100,7 +101,7 @@ def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
     )
     if exchange == "peer":
         sampler.exchange._epoch.fill_(EPOCH_MAX - num_steps // 2)
-    own, growth = random.Random(rank), Growth()
+    own, growth = random.Random(rank), Growth(num_steps)
     for number in range(num_steps):
         growth.step(number)
         if own.random() < 0.1:
@@ -108,8 +109,7 @@ def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
         out = sampler(case.hidden_states, batch, case.positions)
         assert out.token_ids.tolist() == expected, f"step {number}"
     sampler.check()
-    assert growth.mb() < MAX_GROWTH_MB or num_steps <= WARM_UP
-    return f"{exchange}: {num_steps} steps, {growth.mb():+.1f} MB"
+    return f"{exchange}: {num_steps} steps, {growth.mb():+.1f} MB in half"
 
 
 def test_virtual_ranks_out_of_step_through_the_wrap():

@@ -19,7 +19,7 @@ class PeerLost(RuntimeError):
     Attributes:
         ranks: who did not, in the numbering of the sampler's group; empty if that is unknown.
         step: first step whose tokens not every rank may have, counted from 0 since the sampler was
-            built or reset; None where steps are not counted (`peer`, GPUs, construction).
+            built or reset; None where steps are not counted (NCCL, construction).
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = (), step: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """A candidate (score, token id) packed into one int64, so that integer max is argmax.
 
-    bits 62…52  epoch (0 outside the `peer` exchange)
+    bits 62…52  epoch, 1 … 2046 (0 outside the `peer` exchange)
     bits 51…20  key(score), the order-preserving map of fp32 to unsigned 32 bits
     bits 19…0   2^20 - 1 - token id, so that of equal scores the lowest id wins
 
@@ -22,7 +22,7 @@ from torch import Tensor
 TOKEN_BITS = 20
 KEY_BITS = 32
 EPOCH_SHIFT = TOKEN_BITS + KEY_BITS
-EPOCH_MAX = 2**11 - 1
+EPOCH_MAX = 2**11 - 2
 MAX_VOCAB_SIZE = 2**TOKEN_BITS
 TOKEN_MASK = MAX_VOCAB_SIZE - 1
 
@@ -30,7 +30,7 @@ KEY_NAN = 0xFFFFFFFF
 KEY_MINUS_INF = 0x007FFFFF
 NO_TOKEN = -1
 LOST = 2**63 - 1
-"""Above every word: a rank is lost, whatever the others found."""
+"""Above every word of every epoch: a rank is lost, whatever the others found."""
 
 
 class Status(IntEnum):

@@ -54,6 +54,7 @@ class Exchange:
         return {
             "arrive_ptr": self.words,
             "epoch_ptr": self.words,
+            "lost_ptr": self.words,
             "inboxes_ptr": self.words,
             "num_chunks": self.chunks,
             "rank": self.ranks.rank,

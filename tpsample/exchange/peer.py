@@ -5,18 +5,17 @@ The protocol is in `tpsample.kernels.peer`, the memory in `tpsample.exchange.pee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from tpsample.errors import PeerLost
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.peer_memory import PeerMemory, peer_memory
 from tpsample.exchange.ranks import Ranks
-from tpsample.exchange.roll_call import names
+from tpsample.exchange.roll_call import DeviceLoss, raise_if_lost
 from tpsample.kernels.peer import peer_finish_kernel
 from tpsample.output import SampleOutput
 
@@ -25,8 +24,6 @@ MAX_WORLD_SIZE = 63
 """Lost ranks are bits of one int64."""
 
 _BLOCK_B, _MAX_BLOCK_S = 32, 16
-_POLLS_PER_S = 2_000
-"""About what the interpreter manages."""
 
 
 class PeerExchange(Exchange):
@@ -55,7 +52,7 @@ class PeerExchange(Exchange):
         self._arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
         self._epoch = torch.ones(1, dtype=torch.int64, device=device)
         self._done = torch.zeros(1, dtype=torch.int32, device=device)
-        self._lost = torch.zeros(1, dtype=torch.int64, device=device)
+        self._lost = torch.zeros(4, dtype=torch.int64, device=device)
         self._winners = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._memory: PeerMemory | None = peer_memory(
             ranks, (2, chunks, ranks.world_size, max_rows), device
@@ -76,6 +73,7 @@ class PeerExchange(Exchange):
         return {
             "arrive_ptr": self._arrive,
             "epoch_ptr": self._epoch,
+            "lost_ptr": self._lost,
             "inboxes_ptr": self.memory.addresses,
             "num_chunks": self.chunks,
             "rank": self.ranks.rank,
@@ -103,7 +101,7 @@ class PeerExchange(Exchange):
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
             max_rows=self.max_rows,
-            timeout=int(self.timeout_s * (_POLLS_PER_S if INTERPRET else 1e9)),
+            timeout=int(self.timeout_s * 1e9),
             INTERPRET=INTERPRET,
             BLOCK_S=min(_MAX_BLOCK_S, triton.next_power_of_2(num_slots)),
             BLOCK_B=_BLOCK_B,
@@ -120,18 +118,10 @@ class PeerExchange(Exchange):
         return False
 
     def check(self) -> None:
-        lost = int(self._lost)
-        if not lost:
-            return
-        ranks = [rank for rank in range(self.ranks.world_size) if lost >> rank & 1]
-        said = self.ranks.roll.said() if self.ranks.roll is not None else {}
-        reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())
-        raise PeerLost(
-            f"exchange: {names(ranks)} did not answer rank {self.ranks.rank} within "
-            f"{self.timeout_s} s{reasons}; tokens are -1 from that step on, until every rank calls "
-            "reset()",
-            ranks,
-        )
+        unheard, told, _, step = self._lost.tolist()
+        members = range(self.ranks.world_size)
+        seen = DeviceLoss(chosen(members, unheard), chosen(members, told), step)
+        raise_if_lost(seen, self.ranks.roll)
 
     def reset(self) -> None:
         super().reset()
@@ -150,3 +140,12 @@ class PeerExchange(Exchange):
         if self._memory is not None:
             self._memory.close()
         self._memory = None
+
+
+def chosen(members: Sequence[int], bits: int) -> tuple[int, ...]:
+    """The members whose bit is set.
+
+    >>> chosen([4, 5, 6], 0b101)
+    (4, 6)
+    """
+    return tuple(member for place, member in enumerate(members) if bits >> place & 1)

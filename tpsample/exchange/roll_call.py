@@ -6,7 +6,7 @@ rank that waits looks there now and then, and all that write within GRACE_S are 
 read or written while all goes well.
 
     <prefix>/called        an exchange has failed
-    <prefix>/here/<rank>   the step in which this rank gave up
+    <prefix>/here/<rank>   the step in which this rank gave up, and whom its device did not hear
     <prefix>/said/<rank>   why this rank left a step by itself
     <prefix>/anew/<rank>   this rank is ready to begin anew, under the next prefix
 """
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -29,6 +30,21 @@ _SLICE = timedelta(seconds=0.25)
 _MAX_TEXT = 1000
 
 _built: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class DeviceLoss:
+    """What a rank's device saw of lost ranks.
+
+    Attributes:
+        unheard: ranks that did not arrive in time.
+        told: ranks that arrived to say that they had lost one.
+        step: the first that this rank's own device lost; None if only others' did.
+    """
+
+    unheard: tuple[int, ...]
+    told: tuple[int, ...]
+    step: int | None
 
 
 class RollCall:
@@ -111,43 +127,44 @@ class RollCall:
             raise RankMismatch("; ".join(refusals))
         return texts
 
-    def lost(self) -> PeerLost:
+    def lost(self, seen: DeviceLoss | None = None) -> PeerLost:
         """Call the roll, and the error that says who is missing; equal on all that answer.
+
+        Args:
+            seen: where ranks meet on the device, what it saw; on the host, silence in this roll
+                call tells who is missing.
 
         Raises:
             RankMismatch: nobody is lost, a rank refused the step; see `said`.
         """
-        self._set(self._key("here", self._rank), json.dumps(self.step))
-        if not self._set(self._key("called"), ""):
+        step, unheard = (self.step, ()) if seen is None else (seen.step, seen.unheard)
+        self._set(self._key("here", self._rank), json.dumps({"step": step, "unheard": unheard}))
+        # Words tell the ranks that meet on the device; a call would stop them in what they finish.
+        if seen is None and not self._set(self._key("called"), ""):
             return PeerLost(
                 "exchange: failed, and the store of the process group does not answer either: the "
                 "process that holds it, usually rank 0, is lost; restart the job",
                 (0,),
-                self.step,
+                step,
             )
         keys = [self._key("here", rank) for rank in range(self._world_size)]
+        hoped = [key for rank, key in enumerate(keys) if rank not in unheard]
         deadline = time.monotonic() + GRACE_S
-        while not (everybody := all(map(self._has, keys))) and time.monotonic() < deadline:
+        while not (everybody := all(map(self._has, hoped))) and time.monotonic() < deadline:
             time.sleep(0.02)
         if not everybody:
             time.sleep(0.1)  # who came last saw the others, and they see it
-        answers = [self._get(key) for key in keys]
-        missing = [rank for rank, answer in enumerate(answers) if answer is None]
-        steps = [step for answer in answers if answer and (step := json.loads(answer)) is not None]
-        first = min(steps) if steps else None
-
-        reasons = "".join(f"; rank {rank}: {text}" for rank, text in self.said().items())
-        when = "" if first is None else f" in step {first}"
-        after = "" if first is None else f"; tokens from step {first} on are not on every rank"
-        who = f"{names(missing)} did not answer{when}"
-        if not missing:
-            who = f"some rank was too late{when}, but all are there now"
-        return PeerLost(
-            f"exchange: {who}{reasons}{after}. If all ranks live, call reset() on each; else "
-            "restart the job without the lost ones",
-            missing,
-            first,
-        )
+        texts = [self._get(key) for key in keys]
+        silent = [rank for rank, text in enumerate(texts) if text is None]
+        answers = [json.loads(text) for text in texts if text is not None]
+        steps = [answer["step"] for answer in answers if answer["step"] is not None]
+        first = min(steps, default=step)
+        if seen is None:
+            return _peer_lost(silent, (), first, self.said())
+        # Who is unheard but answers here was too late, or gave up before it sent.
+        late = sorted({*unheard, *(rank for answer in answers for rank in answer["unheard"])})
+        missing = [rank for rank in late if rank in silent]
+        return _peer_lost(missing, late or seen.told, first, self.said())
 
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
@@ -197,6 +214,37 @@ class RollCall:
         return True
 
 
-def names(ranks: list[int]) -> str:
+def raise_if_lost(seen: DeviceLoss, roll: RollCall | None) -> None:
+    """Raise if the device saw a loss; `roll` is None for ranks without a process group.
+
+    Raises:
+        PeerLost: naming who did not answer, as far as this rank and those that answer know.
+        RankMismatch: nobody is lost, a rank refused the step.
+    """
+    if seen.unheard or seen.told:
+        if roll is not None:
+            raise roll.lost(seen)
+        raise _peer_lost(seen.unheard, seen.told, seen.step, {})
+
+
+def _peer_lost(
+    missing: Sequence[int], late: Sequence[int], step: int | None, said: dict[int, str]
+) -> PeerLost:
+    when = "" if step is None else f" in step {step}"
+    after = "" if step is None else f"; tokens from step {step} on are not on every rank"
+    if missing:
+        who = f"{names(missing)} did not answer{when}"
+    else:
+        who = f"{names(late) if late else 'some rank'} gave up or was too late{when}, but answers"
+    reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())
+    return PeerLost(
+        f"exchange: {who}{reasons}{after}. If all ranks live, call reset() on each; else restart "
+        "the job without the lost ones",
+        missing or late,
+        step,
+    )
+
+
+def names(ranks: Sequence[int]) -> str:
     """rank 1; ranks 1, 3."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

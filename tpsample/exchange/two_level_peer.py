@@ -14,11 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample import word
-from tpsample.errors import PeerLost
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.peer import PeerExchange
+from tpsample.exchange.peer import PeerExchange, chosen
 from tpsample.exchange.ranks import ProcessRanks, Ranks, subgroup
-from tpsample.exchange.roll_call import names
+from tpsample.exchange.roll_call import DeviceLoss, raise_if_lost
 from tpsample.exchange.two_level import levels
 from tpsample.output import SampleOutput
 
@@ -52,18 +51,20 @@ class TwoLevelPeerExchange(PeerExchange):
         names_of_hosts = list(dict.fromkeys(hosts))
         self._inside = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
         self._host = names_of_hosts.index(hosts[ranks.rank])
-        self._reduced = torch.zeros(max_rows + len(self._inside), dtype=torch.int64, device=device)
-        self._lost_of_host = torch.zeros(len(self._inside), dtype=torch.int64, device=device)
+        self._lost_of_host = torch.zeros(len(self._inside), 2, dtype=torch.int64, device=device)
+        size = max_rows + self._lost_of_host.numel()
+        self._reduced = torch.zeros(size, dtype=torch.int64, device=device)
 
     def finish(self, out: SampleOutput, decode: Callable[[Tensor, SampleOutput], None]) -> None:
         super().finish(out, decode)
         rows = out.token_ids.numel()
-        reduced = self._reduced[: rows + len(self._inside)].zero_()
+        reduced = self._reduced[: rows + self._lost_of_host.numel()].zero_()
         reduced[:rows].copy_(self._winners[:rows])
-        reduced[rows + self._host].copy_(self._lost[0])
+        lost_of_host = reduced[rows:].view_as(self._lost_of_host)
+        lost_of_host[self._host].copy_(self._lost[:2])
         self.between.all_reduce(reduced, dist.ReduceOp.MAX)
 
-        self._lost_of_host |= reduced[rows:]
+        self._lost_of_host |= lost_of_host
         words = reduced[:rows].view(-1, out.status.shape[0])
         token_ids, status = word.decode(words)
         lost = words == word.LOST
@@ -74,25 +75,21 @@ class TwoLevelPeerExchange(PeerExchange):
 
     def bytes_sent(self, rows: int) -> int:
         between = self.between.world_size
-        words = rows + len(self._inside)
+        words = rows + 2 * len(self._inside)
         return super().bytes_sent(rows) + 2 * (between - 1) * 8 * words // between
 
     def check(self) -> None:
-        lost = [
-            members[place]
-            for members, bits in zip(self._inside, self._lost_of_host.tolist(), strict=True)
-            for place in range(len(members))
-            if bits >> place & 1
-        ]
-        if not lost:
-            return
-        said = self._whole.roll.said()
-        reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())
-        raise PeerLost(
-            f"exchange: {names(sorted(lost))} did not answer in time{reasons}; tokens are -1 from "
-            "that step on, until every rank calls reset()",
-            sorted(lost),
+        unheard, told = (
+            tuple(
+                rank
+                for members, bits in zip(self._inside, of_hosts, strict=True)
+                for rank in chosen(members, bits)
+            )
+            for of_hosts in self._lost_of_host.T.tolist()
         )
+        mine, from_mine, _, step = self._lost.tolist()
+        seen = DeviceLoss(unheard, told, step if mine or from_mine else None)
+        raise_if_lost(seen, self._whole.roll)
 
     def reset(self) -> None:
         self._whole.renew()

@@ -138,6 +138,7 @@ def lm_head_kernel(
     # peers, for PUSH
     arrive_ptr,  # [num_chunks, max_rows] int32, zero between steps
     epoch_ptr,  # [1] int64
+    lost_ptr,  # [4] int64, see `peer_finish_kernel`
     inboxes_ptr,  # [world_size] int64, addresses of every rank's inbox
     # sizes
     num_rows,
@@ -282,6 +283,7 @@ def lm_head_kernel(
             arrive_ptr + chunk * max_rows + pid_b,
             tiles_of_chunk(chunk, num_tiles, num_chunks),
             epoch_ptr,
+            lost_ptr,
             inboxes_ptr,
             chunk,
             offs_b,

@@ -6,9 +6,14 @@ arrive whole, and the reader waits for the epoch. Every slot is written once per
 source and cleared by its reader. Clearing is safe because of the two parities: a peer writes this
 parity again only two steps on, after our push of the step between, which follows our clearing.
 
+A rank that lost another sends LOST, which is above every word, from its next step on: a rank that
+had the words it missed learns one step later, without waiting for its own timeout.
+
 Inboxes are reached through addresses, a rank's own too: the interpreter may copy tensor arguments
 onto themselves after a launch, over a word that a peer has just written.
 """
+
+import time
 
 import triton
 import triton.language as tl
@@ -40,8 +45,8 @@ def tiles_of_chunk(chunk, num_tiles, num_chunks):
 
 @triton.jit
 def next_epoch(epoch):
-    """1 … 2047, then 2: parity alternates for ever."""
-    return tl.where(epoch == EPOCH_MAX, 2, epoch + 1)
+    """1 … 2046, then 1: parity alternates for ever."""
+    return tl.where(epoch == EPOCH_MAX, 1, epoch + 1)
 
 
 @triton.jit
@@ -50,6 +55,7 @@ def push_last_arrival(
     arrive_ptr,
     num_arrivals,
     epoch_ptr,
+    lost_ptr,
     inboxes_ptr,
     chunk,
     offs_b,
@@ -75,6 +81,7 @@ def push_last_arrival(
     if tl.atomic_add(arrive_ptr, 1, sem="acq_rel", scope="gpu") == num_arrivals - 1:
         tl.store(arrive_ptr, 0)
         epoch = tl.load(epoch_ptr)
+        lost = (tl.load(lost_ptr) | tl.load(lost_ptr + 1)) != 0
         offs_w = tl.arange(0, BLOCK_W)
         mask_w = offs_w < world_size
         mask_b = offs_b < num_rows
@@ -88,18 +95,26 @@ def push_last_arrival(
             tl.store(words_ptr + offs_word, tl.zeros_like(words), mask=mask_b)
             tl.atomic_max(
                 slots + offs_word[None, :],
-                (words | (epoch << EPOCH_SHIFT))[None, :],
+                tl.where(lost, WORD_LOST, words | (epoch << EPOCH_SHIFT))[None, :],
                 mask=mask_w[:, None] & mask_b[None, :],
                 sem="relaxed",
                 scope="sys",
             )
 
 
+def host_clock():
+    """The interpreter's timer: it calls plain Python."""
+    return time.monotonic_ns()
+
+
+host_clock.__triton_builtin__ = True  # for the compiler, which reads this name but never calls it
+
+
 @triton.jit
-def clock(polls, INTERPRET: tl.constexpr):
-    """Nanoseconds; in the interpreter, which has no timer, the number of polls."""
+def clock(INTERPRET: tl.constexpr):
+    """Nanoseconds."""
     if INTERPRET:
-        return polls
+        return tl.full((), host_clock(), tl.int64)
     else:
         return tl.extra.cuda.globaltimer()
 
@@ -108,21 +123,32 @@ def clock(polls, INTERPRET: tl.constexpr):
 def poll(slots, mask, epoch):
     """Words of the slots and which of them have not arrived."""
     words = tl.load(slots, mask=mask, other=0, volatile=True)
-    return words, mask & ((words >> EPOCH_SHIFT) != epoch)
+    return words, mask & ((words >> EPOCH_SHIFT) != epoch) & (words != WORD_LOST)
 
 
 @triton.jit
-def wait(slots, mask, epoch, deadline, polls, INTERPRET: tl.constexpr):
-    """Poll until every word is of this epoch or the deadline is over; polls counts up.
+def wait(slots, mask, epoch, deadline, INTERPRET: tl.constexpr):
+    """Poll until every word is of this epoch, or LOST, or the deadline is over.
 
     Threads read different times; the maximum over the tile makes them leave together. That needs
     one warp and a tile that fills it: at least 64 words.
     """
     words, missing = poll(slots, mask, epoch)
-    while tl.max((missing & (clock(polls, INTERPRET) < deadline)).to(tl.int32)) > 0:
+    while tl.max((missing & (clock(INTERPRET) < deadline)).to(tl.int32)) > 0:
         words, missing = poll(slots, mask, epoch)
-        polls += 1
-    return words, missing, polls
+    return words, missing
+
+
+@triton.jit
+def report(lost_ptr, of_slot, offs_s, world_size, BLOCK_S: tl.constexpr):
+    """Set the bits of the sources that have a true in their row of [BLOCK_S, BLOCK_B]."""
+    tl.atomic_or(
+        lost_ptr + tl.zeros((BLOCK_S,), tl.int32),
+        tl.full((BLOCK_S,), 1, tl.int64) << (offs_s % world_size),
+        mask=tl.max(of_slot.to(tl.int32), axis=1) > 0,
+        sem="relaxed",
+        scope="gpu",
+    )
 
 
 @triton.jit(
@@ -141,7 +167,8 @@ def peer_finish_kernel(
     inboxes_ptr,  # [world_size] int64, addresses of every rank's inbox
     epoch_ptr,  # [1] int64, advanced by the last program
     done_ptr,  # [1] int32, zero between steps
-    lost_ptr,  # [1] int64, bit r: rank r did not arrive in time
+    lost_ptr,  # [4] int64, bit r: rank r did not arrive in time; rank r sent LOST; steps until now;
+    # the step that was lost first
     # outputs
     words_ptr,  # [num_samples, num_rows] int64, the winners without epoch; LOST if a rank is
     token_ptr,  # [num_rows, num_samples] int64
@@ -153,7 +180,7 @@ def peer_finish_kernel(
     rank,
     world_size,
     max_rows,
-    timeout,  # int64, units of `clock`
+    timeout,  # int64, nanoseconds
     # flags
     INTERPRET: tl.constexpr,
     # blocks
@@ -169,9 +196,9 @@ def peer_finish_kernel(
     epoch = tl.load(epoch_ptr)
     inbox = tl.load(inboxes_ptr + rank).to(tl.pointer_type(tl.int64))
     inbox += (epoch & 1) * num_slots * max_rows
-    lost_before = tl.load(lost_ptr) != 0
-    polls = tl.zeros((), tl.int64)
-    deadline = clock(polls, INTERPRET) + tl.where(lost_before, 0, timeout)
+    lost_before = (tl.load(lost_ptr) | tl.load(lost_ptr + 1)) != 0
+    step = tl.load(lost_ptr + 2)
+    deadline = clock(INTERPRET) + tl.where(lost_before, 0, timeout)
 
     row_status = tl.zeros((BLOCK_B,), tl.int32)
     for sample in range(num_samples):
@@ -185,18 +212,16 @@ def peer_finish_kernel(
                 + (sample * num_rows + offs_b)[None, :]
             )
             mask = (offs_s < num_slots)[:, None] & mask_b[None, :]
-            words, missing, polls = wait(slots, mask, epoch, deadline, polls, INTERPRET)
+            words, missing = wait(slots, mask, epoch, deadline, INTERPRET)
             tl.store(slots, tl.zeros((BLOCK_S, BLOCK_B), tl.int64), mask=mask)
             best = tl.maximum(best, tl.max(words, axis=0))
-            lost = tl.maximum(lost, tl.max(missing.to(tl.int32), axis=0))
-            source_missing = tl.max(missing.to(tl.int32), axis=1) > 0
-            tl.atomic_or(
-                lost_ptr + tl.zeros((BLOCK_S,), tl.int32),
-                tl.full((BLOCK_S,), 1, tl.int64) << (offs_s % world_size),
-                mask=source_missing & ~lost_before,
-                sem="relaxed",
-                scope="gpu",
-            )
+            told = mask & (words == WORD_LOST)
+            lost = tl.maximum(lost, tl.max((missing | told).to(tl.int32), axis=0))
+            if not lost_before:
+                report(lost_ptr, missing, offs_s, world_size, BLOCK_S)
+                report(lost_ptr + 1, told, offs_s, world_size, BLOCK_S)
+        if (tl.max(lost, axis=0) > 0) & ~lost_before:
+            tl.store(lost_ptr + 3, step)
         winner = tl.where(lost > 0, WORD_LOST, best & (EPOCH_ONE - 1))
         tl.store(words_ptr + sample * num_rows + offs_b, winner, mask=mask_b)
         token_id, status = decode(best)
@@ -209,4 +234,5 @@ def peer_finish_kernel(
     # The next step may begin with another epoch once every program has used this one.
     if tl.atomic_add(done_ptr, 1, sem="relaxed", scope="gpu") == tl.num_programs(0) - 1:
         tl.store(done_ptr, 0)
+        tl.store(lost_ptr + 2, step + 1)
         tl.store(epoch_ptr, next_epoch(epoch))
