@@ -1,5 +1,7 @@
 """Model code under torch.compile samples as it does outside, without a graph break."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -45,6 +47,19 @@ def test_the_operator_keeps_its_promises():
     tensors = (case.hidden_states, batch.temperature, batch.seed, case.positions)
     for num_samples in (0, 2):
         torch.library.opcheck(torch.ops.tpsample.sample, (*tensors, num_samples, sampler._handle))
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_the_operator_keeps_no_tensor_of_the_step(backend):
+    """They may lie in a memory pool that torch.compile takes for its own again."""
+    case = Case.make(300, 4)
+    sampler = LMHeadSampler(case.weight, backend=backend)
+    given = [case.hidden_states, case.batch.temperature, case.batch.seed, case.positions]
+    given = [tensor.clone() for tensor in given]
+    results = torch.ops.tpsample.sample(*given, 0, sampler._handle)
+    alive = [weakref.ref(tensor) for tensor in (*given, *results)]
+    del given, results
+    assert [ref() for ref in alive] == [None] * len(alive)
 
 
 def test_two_samplers_do_not_share_a_number():

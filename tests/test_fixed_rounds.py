@@ -123,7 +123,7 @@ def test_a_plain_step_needs_no_flag():
 def test_a_captured_step_takes_fixed_rounds_by_itself(monkeypatch):
     rows = _rows()[0]
     sampler, batch = _sampler(rows), _batch(rows, False)
-    monkeypatch.setattr(stored_plan, "_capturing", lambda device: True)
+    monkeypatch.setattr(stored_plan, "capturing", lambda device: True)
     with host_reads.refused():
         out = sampler(rows.hidden_states, batch, rows.positions)
     assert torch.equal(out.token_ids, rows.oracle().token_ids)

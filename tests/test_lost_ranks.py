@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import tpsample.exchange.peer
+import tpsample.exchange.peer_memory as peer_memory
 import tpsample.sampler
 from tests.cases import Case
 from tests.ranks import run_ranks
@@ -260,29 +261,42 @@ def test_the_wait_for_a_gpu_ends_and_says_why():
     assert refused == "rank 1: wrong"
 
 
-def _no_symmetric_memory(fails: str) -> str:
-    """torch symmetric memory with a stand-in for the allocator, failing on rank 1."""
-    import torch.distributed._symmetric_memory as symm_mem
+def _symmetric_memory(fails: str) -> str:
+    """torch symmetric memory with files as a stand-in, failing on rank 1."""
+    ranks, cpu = ranks_of(None), torch.device("cpu")
+    files = peer_memory.SharedFiles(ranks, (2, 4))
 
     def step(name: str, value: Any) -> Any:
         if name == fails and dist.get_rank() == 1:
             raise RuntimeError(f"{name} planted")
         return value
 
-    handle = types.SimpleNamespace(buffer_ptrs=[8, 16])
-    symm_mem.empty = lambda *shape, **_: step("empty", torch.ones(4, dtype=torch.int64))
-    symm_mem.rendezvous = lambda *_: step("rendezvous", handle)
+    # A header of one word; the addresses of the handle are those of the headers.
+    mapped = files._mapped[::-1] if fails == "pairs" and ranks.rank == 1 else files._mapped
+    handle = types.SimpleNamespace(
+        buffer_ptrs=[tensor.data_ptr() - 8 for tensor in files._mapped],
+        get_buffer=lambda rank, *_: mapped[rank],
+    )
+    peer_memory._allocate = lambda *_: step("allocate", files.own)
+    peer_memory._rendezvous = lambda *_: step("rendezvous", handle)
     torch.cuda.synchronize = lambda *_: None
-    ranks, cpu = ranks_of(None), torch.device("cpu")
     if not fails:
-        memory = SymmetricMemory(ranks, (4,), cpu)
-        return f"{memory.addresses.tolist()} {memory.own.tolist()}"
+        memory = SymmetricMemory(ranks, (2, 4), cpu)
+        assert memory.addresses.tolist() == files.addresses.tolist()
+        return f"{memory.own.tolist()}"
     with pytest.raises(RankMismatch) as error:
-        SymmetricMemory(ranks, (4,), cpu)
+        SymmetricMemory(ranks, (2, 4), cpu)
     return str(error.value)
 
 
-@pytest.mark.parametrize("fails", ["", "empty", "rendezvous"])
+SYMMETRIC = {
+    "": "[[0, 0, 0, 0], [0, 0, 0, 0]]",
+    "allocate": "rank 1: allocate planted",
+    "rendezvous": "rank 1: rendezvous planted",
+    "pairs": "rank 1: symmetric memory of ranks [0, 1] is not theirs",
+}
+
+
+@pytest.mark.parametrize("fails", SYMMETRIC)
 def test_symmetric_memory_that_fails_on_one_rank_fails_on_all(fails):
-    expected = f"rank 1: {fails} planted" if fails else "[8, 16] [0, 0, 0, 0]"
-    assert run_ranks(2, _no_symmetric_memory, fails) == [expected] * 2
+    assert run_ranks(2, _symmetric_memory, fails) == [SYMMETRIC[fails]] * 2

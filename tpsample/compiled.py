@@ -2,7 +2,8 @@
 
 Inside a compiled function `LMHeadSampler.__call__` becomes a call of ``tpsample::sample``, which
 the compiler does not look into: no graph break with fullgraph=True, also with batches of changing
-size. It samples what the call outside samples.
+size. It samples what the call outside samples. Without `desync_every`, `compare` does not see such
+a step.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def _sample(
     sampler = _samplers[handle]
     batch = SamplingBatch(temperature, seed, vocab_size=sampler.vocab_size)
     out = sampler(hidden_states, batch, positions, num_samples=num_samples or None)
+    sampler.forget_step()  # its tensors may lie in the memory pool of the compiler's CUDA graphs
     return out.token_ids, out.status
 
 

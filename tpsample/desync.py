@@ -21,6 +21,7 @@ from torch import Tensor
 from tpsample.errors import Desync
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.output import SampleOutput
+from tpsample.step_buffer import capturing
 
 # The constants of SplitMix64 as signed 64-bit integers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -52,8 +53,13 @@ class DesyncDetector:
             return
         self._digest.copy_(mix(self._digest + step_digest(*self._last)))
         self._steps += 1
-        if self._steps >= self.every:
+        # While a CUDA graph is captured the host may not wait, and replays do not pass here.
+        if self._steps >= self.every and not capturing(self._digest.device):
             self.compare()
+
+    def forget_step(self) -> None:
+        """Let go of the tensors of the last step."""
+        self._last = None
 
     def compare(self) -> None:
         """Compare with the other ranks. Collective.

@@ -29,6 +29,7 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.seeds import SeedSource
 from tpsample.score import Head
 from tpsample.step_agreement import Checked, CheckedCall, StepAgreement
+from tpsample.step_buffer import capturing
 from tpsample.stored.plan import finish_stored_rows
 from tpsample.stored.prompt_logprobs import find_prompt_logprobs
 from tpsample.stored.rows import StoredRows
@@ -141,6 +142,8 @@ class LMHeadSampler:
             self.exchange.integers.require_group("desync_every")
         self._desync = DesyncDetector(desync_every, self.exchange.integers, device)
         self._handle = compiled.register(self)
+        # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
+        self._captured: list[object] = []
 
     def _make_backend(self, exchange: Exchange) -> TorchBackend | TritonBackend:
         part = (self.weight, self.shard, self._bias, self._head)
@@ -217,6 +220,8 @@ class LMHeadSampler:
                 out = SampleOutput.empty(batch.seed, num_samples)
             out.seeds, out.logprobs, out.kept = batch.seed, None, None
             self._batch, self._step_positions = batch, positions
+            if capturing(self.weight.device):
+                self._captured.append((vars(batch).copy(), positions))
             if rows == 0:
                 return out
 
@@ -289,6 +294,13 @@ class LMHeadSampler:
                     finish_stored_rows(rows, self._batch, self.exchange.integers, out)
                 self._desync.add(self._step_positions, out)
         return out
+
+    def forget_step(self) -> None:
+        """Let go of the tensors of the last step; `compare` cannot look at it any more."""
+        self._local.forget()
+        self._desync.forget_step()
+        for name in ("_batch", "_step_positions"):
+            vars(self).pop(name, None)
 
     def prompt_logprobs(
         self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0

@@ -9,7 +9,8 @@ from tpsample import word
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.score import Head, RowNoise, logits_tile, score_tile
-from tpsample.stored.rows import LogitsBuffer, StoredRows
+from tpsample.step_buffer import StepBuffer
+from tpsample.stored.rows import StoredRows
 from tpsample.vocab_shard import VocabShard
 
 TILE_ELEMENTS = 2**18
@@ -41,7 +42,7 @@ class TorchBackend:
     ) -> None:
         self._weight, self._bias, self._shard = weight, bias, shard
         self._head, self._rounds, self._chunks, self._block_v = head, rounds, chunks, block_v
-        self._logits = LogitsBuffer(len(shard), weight.device)
+        self._logits = StepBuffer(len(shard), torch.float32, weight.device)
 
     def begin(
         self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
@@ -52,6 +53,11 @@ class TorchBackend:
         self._batch = batch
         self._controls = batch.controls.step(self._shard) if batch.controls else None
         self._stored = self._logits.take(len(batch.host_stored))
+
+    def forget(self) -> None:
+        """Let go of the inputs of a step."""
+        for name in ("_hidden_states", "_rows", "_batch", "_controls"):
+            vars(self).pop(name, None)
 
     def run(self, chunk: int, words: Tensor) -> None:
         """Leave the chunk's best words in `words` [num_samples · B], sample-major."""

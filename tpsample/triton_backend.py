@@ -19,7 +19,8 @@ from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.control_launch import control_arguments, make_mask
 from tpsample.score import Head, RowNoise
-from tpsample.stored.rows import LogitsBuffer, StoredRows
+from tpsample.step_buffer import StepBuffer
+from tpsample.stored.rows import StoredRows
 from tpsample.vocab_shard import VocabShard
 
 INTERPRET: bool = triton.knobs.runtime.interpret
@@ -62,7 +63,7 @@ class TritonBackend:
     ) -> None:
         self._weight, self._bias, self._shard, self._head = weight, bias, shard, head
         self._rounds, self._exchange, self._tile = rounds, exchange, tile
-        self._logits = LogitsBuffer(len(shard), weight.device)
+        self._logits = StepBuffer(len(shard), torch.float32, weight.device)
         self._gpu = Gpu.of(weight.device)
         self._describable = len(shard) > 0 and fits_descriptor(weight)
         # A batch tile may reach past the last row, by less than its own size.
@@ -83,6 +84,11 @@ class TritonBackend:
         if batch.controls is not None:
             self._controls = batch.controls.step(self._shard, make_mask)
         self._exchange.begin()
+
+    def forget(self) -> None:
+        """Let go of the inputs of a step."""
+        for name in ("_hidden_states", "_positions", "_batch", "_controls"):
+            vars(self).pop(name, None)
 
     def run(self, part: int, words: Tensor) -> None:
         """Leave the part's best words in `words` [num_samples · B], sample-major.

@@ -48,7 +48,7 @@ class PeerExchange(Exchange):
             )
         super().__init__(ranks, max_rows, chunks, device)
         self.parts = 1
-        self.timeout_s = 30.0
+        self.timeout_s = 60.0
         self._arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
         self._epoch = torch.ones(1, dtype=torch.int64, device=device)
         self._done = torch.zeros(1, dtype=torch.int32, device=device)

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.ranks import Ranks, gather_or_raise
@@ -229,30 +232,38 @@ class SharedFiles(PeerMemory):
 
 
 class SymmetricMemory(PeerMemory):
-    """torch symmetric memory. All use of that interface, which torch calls alpha, is here."""
+    """torch symmetric memory. All use of that interface, which torch calls alpha, is here.
+
+    Not out of torch's pool: there ranks may be given back blocks of different earlier samplers,
+    whose rendezvous is remembered and would pair them. And every rank reads a number of its peers
+    through the addresses it got before it trusts them.
+    """
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> None:
-        import torch.distributed._symmetric_memory as symm_mem
-
         assert ranks.group is not None
         self._ranks, self._device = ranks, device
-        error: Exception | None = None
-        try:
-            self.own = symm_mem.empty(shape, dtype=torch.int64, device=device)
-        except Exception as wrong:  # of whatever kind: its peers must not wait in the rendezvous
-            error = wrong
-        gather_or_raise(ranks, {}, error)
-        try:
-            self._handle = symm_mem.rendezvous(self.own, ranks.group)
-            self.own.zero_()
-            # torch 2.11 has no offset; whole tensors start at 0.
-            offset = getattr(self._handle, "offset", 0)
+        number = secrets.randbits(62)
+        with _on_every_rank(ranks):
+            self.own = _allocate(shape, device)
+        with _on_every_rank(ranks):
+            self._handle = _rendezvous(self.own, ranks.group)
+            # The handle's addresses are of allocations; a tensor may begin behind a header.
+            offset = self.own.data_ptr() - self._handle.buffer_ptrs[ranks.rank]
             addresses = [address + offset for address in self._handle.buffer_ptrs]
             self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
+            self.own.fill_(number)
             torch.cuda.synchronize(device)
-        except Exception as wrong:
-            error = wrong
-        gather_or_raise(ranks, {}, error)
+        numbers = [record["number"] for record in ranks.gather({"number": number})]
+        with _on_every_rank(ranks):
+            found = [
+                int(self._handle.get_buffer(peer, shape, torch.int64).view(-1)[-1])
+                for peer in range(ranks.world_size)
+            ]
+            if found != numbers:
+                wrong = [peer for peer, n in enumerate(numbers) if found[peer] != n]
+                raise RuntimeError(f"symmetric memory of ranks {wrong} is not theirs")
+        self.own.zero_()
+        self.barrier()
 
     def barrier(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -262,3 +273,28 @@ class SymmetricMemory(PeerMemory):
         torch.cuda.synchronize(self._device)
         super().close()
         del self._handle
+
+
+@contextmanager
+def _on_every_rank(ranks: Ranks) -> Iterator[None]:
+    """Raise on every rank if the body does on one, of whatever kind: peers must not wait."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as wrong:
+        error = wrong
+    gather_or_raise(ranks, {}, error)
+
+
+def _allocate(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    stride = torch.empty(shape, device="meta").stride()
+    own: Tensor = _SymmetricMemory.empty_strided_p2p(shape, stride, torch.int64, device)
+    return own
+
+
+def _rendezvous(own: Tensor, group: dist.ProcessGroup) -> Any:
+    import torch.distributed._symmetric_memory as symm_mem
+
+    return symm_mem.rendezvous(own, group)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -156,13 +157,27 @@ def subgroup(
     members = tuple(dist.get_global_rank(group, rank) for rank in ranks)
     known = _subgroups.setdefault(group, {})
     if anew or members not in known:
-        known[members] = dist.new_group(
-            list(members),
-            timeout=group_timeout(group),
-            backend=dist.get_backend(group),
-            use_local_synchronization=True,
-        )
+        with _no_split():
+            known[members] = dist.new_group(
+                list(members),
+                timeout=group_timeout(group),
+                backend=dist.get_backend(group),
+                use_local_synchronization=True,
+            )
     return known[members]
+
+
+@contextmanager
+def _no_split() -> Iterator[None]:
+    """NCCL would split the communicator of a world bound to devices, for which it needs all of the
+    world's ranks; unbound, the group connects its own when it is first used."""
+    world = dist.group.WORLD
+    assert world is not None
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 def ranks_of(group: object) -> Ranks:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from tpsample.errors import PeerLost, RankMismatch
@@ -101,6 +102,8 @@ class RollCall:
         """Around what starts a collective: one that cannot start has lost a peer."""
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise self.lost() from error
 

@@ -14,7 +14,19 @@ def clear_bits(mask_row, token_ids, first_id, width, active):
     tl.atomic_and(mask_row + (column >> 5), ~bit, mask=mine, sem="relaxed", scope="cta")
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "stride_grammar_b",
+        "first_id",
+        "width",
+        "grammar_words",
+        "num_stop",
+        "num_bad",
+        "bad_length",
+        "num_recent",
+        "max_drafts",
+    ]
+)
 def token_mask_kernel(
     # inputs
     state_slot_ptr,  # [num_rows] int64
@@ -92,10 +104,10 @@ def token_mask_kernel(
             begun = last >= 0
             for j in range(1, bad_length):
                 wanted = tl.load(sequence + j, mask=n < num_bad, other=-1)
-                latest = tl.full((), -2, tl.int32)
-                if j - 1 < drafts:
-                    latest = tl.load(draft_ptr + row * max_drafts + drafts - j)
-                else:
-                    latest = tl.load(recent_ptr + slot * num_recent + j - 1 - drafts)
+                drawn = recent_ptr + slot * num_recent + j - 1 - drafts
+                latest = tl.load(drawn, mask=j > drafts, other=-2)
+                if DRAFTS:  # without, draft_ptr is None
+                    draft = draft_ptr + row * max_drafts + drafts - j
+                    latest = tl.load(draft, mask=j <= drafts, other=latest)
                 begun &= (wanted == -1) | (wanted == latest)
             clear_bits(mask_row, last, first_id, width, free & begun)

@@ -30,8 +30,8 @@ class SamplingBatch:
     """Rows of sampling parameters on the device, read by the kernels at run time.
 
     The tensors may be written between steps; a captured CUDA graph reads them at replay. Rows may
-    join, leave, move and change: tensors keep their place in memory, a row's state its slot. Every
-    rank makes the same changes in the same order.
+    join, leave, move and change: temperatures and seeds keep their place in memory, a row's state
+    its slot; with filters, logprobs or controls capture again. Every rank makes the same changes.
 
     With penalties, bad_words or min_tokens tell it after each step: ``append(out.token_ids)``.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tpsample.step_buffer import StepBuffer
 from tpsample.vocab_shard import VocabShard
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class TokenState:
         self.shard, self.first_id = shard, shard.start // 4 * 4
         blocks = -(-(shard.stop - self.first_id) // TOUCHED_BLOCK)
         self.width = max(1, blocks) * TOUCHED_BLOCK
-        self._slots, self._mask = slots, torch.empty(0, dtype=torch.int32, device=device)
+        self._slots, self._mask = slots, StepBuffer(self.width // 32, torch.int32, device)
         self.history = torch.zeros(1, 1, dtype=torch.int32, device=device)
         self.bias = torch.zeros(1, 1, dtype=torch.float32, device=device)
         self.allowed = torch.zeros(1, 1, dtype=torch.int32, device=device)
@@ -100,15 +101,12 @@ class TokenState:
 
     def mask_buffer(self, rows: int) -> Tensor:
         """Uninitialised int32 [rows, width / 32], used again by the next step."""
-        words = rows * (self.width // 32)
-        if self._mask.numel() < words:
-            self._mask = self._mask.new_empty(words)
-        return self._mask[:words].view(rows, -1)
+        return self._mask.take(rows)
 
     def nbytes(self) -> int:
         """Bytes of state on this rank."""
-        tensors = (self.history, self.bias, self.allowed, self.touched, self._mask)
-        return sum(tensor.nbytes for tensor in tensors)
+        kept = (self.history, self.bias, self.allowed, self.touched, self._mask)
+        return sum(memory.nbytes for memory in kept)
 
     def _columns(self, ids: Sequence[int]) -> Tensor:
         columns = torch.tensor(ids, dtype=torch.int64)

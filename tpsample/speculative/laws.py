@@ -23,7 +23,7 @@ from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.request.batch import SamplingBatch
 from tpsample.stored.kept_set import TOP_MASS, below_top, masses, order_words
-from tpsample.stored.rows import TILE_ELEMENTS, StoredRows
+from tpsample.stored.rows import StoredRows, tile_elements
 from tpsample.stored.threshold import find_cut
 from tpsample.word import Status
 
@@ -140,7 +140,7 @@ class Laws:
     def mass_tiles(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """(global id of the first column, P, Q), int64 [B, S, n] each, over the shard."""
         rows, positions, columns = self.target.shape
-        width = max(64, TILE_ELEMENTS // max(1, rows * positions))
+        width = max(64, tile_elements(self.target.device) // max(1, rows * positions))
         for start in range(0, columns, width):
             first_id, tile = self.first_id + start, slice(start, start + width)
             logits = self.target[:, :, tile]
@@ -199,7 +199,7 @@ def residual(coefficient: Tensor, p: Tensor, q: Tensor) -> Tensor:
 def _top_words(rows: StoredRows, draft: Tensor) -> Tensor:
     """int64 [B, K], the largest order word of the draft's logits on this rank; 0 if it has none."""
     best = draft.new_zeros(draft.shape[:2], dtype=torch.int64)
-    width = max(64, TILE_ELEMENTS // max(1, best.numel()))
+    width = max(64, tile_elements(draft.device) // max(1, best.numel()))
     for start in range(0, draft.shape[2], width):
         tile = draft[:, :, start : start + width].float()
         best = best.maximum(order_words(tile, rows.first_id + start).amax(dim=2))

@@ -10,6 +10,7 @@ from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
+from tpsample.step_buffer import capturing
 from tpsample.stored.filters import sample_filtered
 from tpsample.stored.kept_tokens import find_kept_sets
 from tpsample.stored.logprobs import find_logprobs
@@ -28,7 +29,7 @@ def finish_stored_rows(
     filters = batch.filters
     if filters is not None:
         filtered = rows.select(slice(0, len(filters)))
-        fixed_rounds = batch.fixed_rounds or _capturing(batch.device)
+        fixed_rounds = batch.fixed_rounds or capturing(batch.device)
         if fixed_rounds and batch.kept_cap is not None:
             raise UnsupportedParameter(
                 "kept_cap: not in a captured graph; capture a batch without it"
@@ -45,11 +46,6 @@ def finish_stored_rows(
             out.kept = find_kept_sets(filtered, filters, batch.kept_cap, integers)
     if batch.logprobs is not None:
         out.logprobs = logprobs_of(rows, batch, integers, out.token_ids)
-
-
-def _capturing(device: torch.device) -> bool:
-    """Whether this step is being captured, so that the host must not read the device."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def logprobs_of(

@@ -17,22 +17,11 @@ from tpsample.request.token_state import StepControls
 from tpsample.score import RowNoise, safe_temperature, score_tile
 from tpsample.stored.kept_set import below_top, candidates, masses, order_words
 
-TILE_ELEMENTS = 2**18
-"""Logits per pass of the arithmetic; its float64 temporaries then stay in a core's cache."""
 
-
-class LogitsBuffer:
-    """fp32 [rows, width] out of one allocation, which grows when it must and is used again."""
-
-    def __init__(self, width: int, device: torch.device) -> None:
-        self._width = width
-        self._flat = torch.empty(0, dtype=torch.float32, device=device)
-
-    def take(self, rows: int) -> Tensor:
-        """Uninitialised fp32 [rows, width]; what was taken before is given back."""
-        if self._flat.numel() < rows * self._width:
-            self._flat = self._flat.new_empty(rows * self._width)
-        return self._flat[: rows * self._width].view(rows, self._width)
+def tile_elements(device: torch.device) -> int:
+    """Logits per pass of the arithmetic: on a CPU its float64 temporaries then stay in a core's
+    cache, on a GPU few launches do much each."""
+    return 2**18 if device.type == "cpu" else 2**23
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ class StoredRows:
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
         """(global id of the first column, fp32 [F, n]) of each tile of the shard."""
-        width = max(64, TILE_ELEMENTS // max(1, self.logits.shape[0]))
+        width = max(64, tile_elements(self.logits.device) // max(1, self.logits.shape[0]))
         for start in range(0, self.logits.shape[1], width):
             yield self.first_id + start, self.logits[:, start : start + width]
 

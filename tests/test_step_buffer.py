@@ -1,0 +1,43 @@
+"""Memory that steps write anew: it grows, and what a captured graph may still write stays."""
+
+from __future__ import annotations
+
+import torch
+
+import tpsample.desync
+from tpsample.desync import DesyncDetector
+from tpsample.exchange.integers import IntegerExchange
+from tpsample.exchange.ranks import ranks_of
+from tpsample.output import SampleOutput
+from tpsample.step_buffer import StepBuffer
+
+
+def test_a_smaller_step_uses_the_same_memory_again():
+    buffer = StepBuffer(10, torch.float32, torch.device("cpu"))
+    first = buffer.take(4)
+    assert first.shape == (4, 10) and first.dtype == torch.float32
+    assert buffer.take(2).data_ptr() == first.data_ptr()
+    assert buffer.nbytes == 4 * 10 * 4
+
+
+def test_what_is_outgrown_stays_and_is_no_more_than_what_is_used():
+    buffer = StepBuffer(3, torch.int32, torch.device("cpu"))
+    places = {buffer.take(rows).data_ptr(): None for rows in range(1, 200)}
+    assert sorted(tensor.data_ptr() for tensor in [*buffer._outgrown, buffer._flat]) == sorted(
+        [*places, buffer._outgrown[0].data_ptr()]
+    )
+    assert len(places) == 9  # 1, 2, 4 … 256 rows
+    assert buffer.nbytes < 2 * buffer._flat.nbytes
+
+
+def test_a_step_that_is_captured_is_counted_and_not_compared(monkeypatch):
+    detector = DesyncDetector(1, IntegerExchange(ranks_of(None)), torch.device("cpu"))
+    out = SampleOutput.empty(torch.tensor([7]), None)
+    out.seeds = torch.tensor([7])
+    out.token_ids.fill_(3)
+    monkeypatch.setattr(tpsample.desync, "capturing", lambda device: True)
+    detector.add(torch.tensor([0]), out)
+    assert int(detector._digest) != 0
+    monkeypatch.setattr(tpsample.desync, "capturing", lambda device: False)
+    detector.add(torch.tensor([1]), out)  # compares, and begins anew
+    assert int(detector._digest) == 0

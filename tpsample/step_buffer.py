@@ -1,0 +1,37 @@
+"""Memory that every step writes anew, and what a captured CUDA graph asks of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class StepBuffer:
+    """[rows, width] out of one allocation, which grows when it must and is used again.
+
+    What it outgrew is kept, in all as much as it has now at most: a captured CUDA graph may still
+    write there.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._width = width
+        self._flat = torch.empty(0, dtype=dtype, device=device)
+        self._outgrown: list[Tensor] = []
+
+    def take(self, rows: int) -> Tensor:
+        """Uninitialised [rows, width]; what was taken before is given back."""
+        size = rows * self._width
+        if self._flat.numel() < size:
+            self._outgrown.append(self._flat)
+            self._flat = self._flat.new_empty(max(size, 2 * self._flat.numel()))
+        return self._flat[:size].view(rows, self._width)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use and kept."""
+        return sum(tensor.nbytes for tensor in [self._flat, *self._outgrown])
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether this step is being captured, so that the host must not read the device."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
