@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import tpsample
-from tpsample.checks import SamplerArguments, resolve_shards
+from tpsample.checks import SamplerArguments, check_current, resolve_shards
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
 from tpsample.kernels import tile_table
@@ -124,11 +124,7 @@ def _versions() -> dict[str, str]:
 def _backend(backend: str, device: torch.device) -> str:
     """The backend for the argument, checked."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        raise ValueError(
-            f"lm_head_weight: is on {device}, but the current device of this process is "
-            f"cuda:{torch.cuda.current_device()}; call torch.cuda.set_device first"
-        )
+    check_current(device)
     if backend == "auto":
         return default_backend(device)
     if backend == "triton" and device.type != "cuda" and not interpreted:

@@ -103,6 +103,15 @@ def resolve_shards(
     return vocab_size, given
 
 
+def check_current(device: torch.device) -> None:
+    """Kernels are launched on the current device of the process."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise ValueError(
+            f"lm_head_weight: is on {device}, but the current device of this process is "
+            f"cuda:{torch.cuda.current_device()}; call torch.cuda.set_device first"
+        )
+
+
 def check_step(
     hidden_states: Tensor,
     batch: SamplingBatch,
@@ -113,6 +122,7 @@ def check_step(
     max_rows: int,
 ) -> None:
     """What a step can check without reading the device."""
+    check_current(weight.device)
     _check_hidden_states(hidden_states, weight)
     if not isinstance(batch, SamplingBatch):
         raise TypeError(
