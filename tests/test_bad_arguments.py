@@ -15,6 +15,7 @@ from tpsample import (
     VocabShard,
     sample,
 )
+from tpsample.checks import check_current
 
 V, D = 10, 4
 
@@ -288,3 +289,10 @@ def test_a_wrong_request_is_refused_before_the_step():
 
 def test_rank_mismatch_is_a_value_error():
     assert issubclass(RankMismatch, ValueError)
+
+
+def test_a_step_needs_its_device_to_be_the_current_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    check_current(torch.device("cuda:0"))
+    with pytest.raises(ValueError, match="is on cuda:1, but the current device .* is cuda:0"):
+        check_current(torch.device("cuda:1"))
