@@ -294,5 +294,5 @@ def test_rank_mismatch_is_a_value_error():
 def test_a_step_needs_its_device_to_be_the_current_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     check_current(torch.device("cuda:0"))
-    with pytest.raises(ValueError, match="is on cuda:1, but the current device .* is cuda:0"):
+    with pytest.raises(ValueError, match=r"is on cuda:1, but the current device .* is cuda:0"):
         check_current(torch.device("cuda:1"))
