@@ -46,7 +46,10 @@ def notes(device: torch.device) -> list[str]:
     """What a reader has to know about the baselines of this run."""
     lines = [
         "Baselines multiply in bf16 with the vendor's library, store the logits and sample from "
-        "them without dividing by a temperature (T = 1)."
+        "them without dividing by a temperature (T = 1).",
+        f"{MULTINOMIAL} draws anew at every replay of its graph; nothing compares its ids.",
+        f"{GUMBEL} launches three tiny kernels beside its own, which zero the words and take the "
+        "ids from them; its time includes them.",
     ]
     if not importlib.util.find_spec("flashinfer"):
         lines.append("FlashInfer is not installed here, so its sampler was not measured.")

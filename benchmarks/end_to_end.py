@@ -65,7 +65,8 @@ def rows(run: Run) -> Iterator[Row]:
             if world_size > 1:
                 kinds["one rank"] = "one rank"
             one_rank_us = times["one rank"].median_us
-            for each in with_ratios([row(n, kind, times[n], **point) for n, kind in kinds.items()]):
+            measured = [row(n, kinds[n], times[n], **point) for n in kinds if n in times]
+            for each in with_ratios(measured):
                 each["tokens_per_s"] = batch / each["median_us"] * 1e6
                 ranks_used = 1 if each["candidate"] == "one rank" else world_size
                 each["efficiency"] = one_rank_us / (ranks_used * each["median_us"])

@@ -97,28 +97,20 @@ def _problem(run: Run, shape: Shape) -> Problem:
 
 
 def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
-    sampler = make_sampler(plain.weight, plain.rows)
-    problems = {name: plain.filtered(**changes) for name, changes in SETTINGS.items()}
-    candidates = {"plain": plain.sampled_by(sampler)}
-    others: dict[str, Callable[[], Tensor]] = {}
-    setting_of = {"plain": ""}
-    for name, problem in problems.items():
-        candidates[f"tpsample, {name}"] = problem.sampled_by(sampler)
-        for kind, step in _baselines(problem, **SETTINGS[name]).items():
-            others[f"{kind}, {name}"] = step
-        setting_of |= {each: name for each in (*candidates, *others) if each not in setting_of}
-    times = run.time_checked(candidates, others)
-
+    """One setting after the other, each in turn with the plain step."""
     point = {"shape": shape.name, "batch": plain.rows}
-    plain_us = times["plain"].median_us
-    yield row("plain", "plain", times["plain"], **point)
-    for name in SETTINGS:
-        kinds = {
-            each: "tpsample" if each in candidates else "baseline"
-            for each in times
-            if setting_of[each] == name
-        }
-        for each in with_ratios([row(n, kind, times[n], **point) for n, kind in kinds.items()]):
+    sampler = make_sampler(plain.weight, plain.rows)
+    for name, changes in SETTINGS.items():
+        problem, ours = plain.filtered(**changes), f"tpsample, {name}"
+        others = {f"{kind}, {name}": step for kind, step in _baselines(problem, **changes).items()}
+        candidates = {"plain": plain.sampled_by(sampler), ours: problem.sampled_by(sampler)}
+        times = run.time_checked(candidates, others)
+        plain_us = times["plain"].median_us
+        if name == next(iter(SETTINGS)):
+            yield row("plain", "plain", times["plain"], **point)
+        kinds = {ours: "tpsample", **dict.fromkeys(others, "baseline")}
+        measured = [row(n, kinds[n], times[n], **point) for n in kinds if n in times]
+        for each in with_ratios(measured):
             if each["kind"] == "tpsample":
                 each["over_plain"] = each["median_us"] / plain_us
             yield each

@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_check              under 9 minutes; what `make gpu` runs
     python -m benchmarks.gpu_check --dry-run    tiny, on a CPU, in the Triton interpreter
+    python -m benchmarks.gpu_check --sections tiles,processes      adds to the day's record
 
 Every section is a process of its own with its own time limit, so that whatever goes wrong in one
 leaves the others alone. What is known is written after each section. Needs torch, triton, numpy
@@ -11,75 +12,101 @@ and the standard library; plots also matplotlib.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from benchmarks.shapes import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL_SECONDS = 510.0
 DRY_RUN_SECONDS = 300.0
 
-# Section: seconds it may take. In order of importance within what is left of the total.
+# Section: seconds it may take. In order of importance within what is left of the total. The speeds
+# come early, since a benchmark compares its own ids with the oracle before it times them.
 SECTIONS = {
-    "environment": 40,
-    "noise": 60,
+    "environment": 90,
     "goldens": 50,
     "oracle": 60,
-    "invariance": 90,
-    "virtual_ranks": 90,
-    "processes": 90,
-    "single_gpu": 150,
+    "single_gpu": 170,
     "shard": 90,
+    "noise": 45,
+    "virtual_ranks": 60,
+    "invariance": 50,
+    "tiles": 70,
     "epilogue": 45,
     "exchange": 45,
+    "filters": 45,
+    "processes": 60,
 }
-BENCHMARKS = ("single_gpu", "shard", "epilogue", "exchange")
-_SPARE_SECONDS = 15.0
-"""A benchmark stops this long before its section is killed."""
+BENCHMARKS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
+    "single_gpu": (SHAPES[:2], (1, 16, 64, 128, 256)),
+    "shard": (SHAPES[:2], (1, 16, 64, 256)),
+    "epilogue": (SHAPES[:2], (1, 64, 256)),
+    "exchange": (SHAPES[:2], (1, 64, 256)),
+    "filters": (SHAPES[1:2], (1, 64)),
+}
+TILE_PROCESSES = 6
+_SPARE_SECONDS = 35.0
+"""A benchmark begins no point this close to its limit, or in the last third of a short one."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the sections; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU")
-    parser.add_argument("--sections", help="comma-separated; default all")
+    parser.add_argument("--sections", help="comma-separated, environment always; default all")
     parser.add_argument("--output", type=Path, help="folder of result folders")
     parser.add_argument("--section", help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=time.time() + 600, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    output = options.output or (
-        Path(tempfile.gettempdir()) / "tpsample-benchmarks"
-        if options.dry_run
-        else ROOT / "benchmarks" / "results"
-    )
+    default = ROOT / "benchmarks" / "results"
+    if options.dry_run:
+        default = Path(tempfile.gettempdir()) / "tpsample-benchmarks"
+    output = (options.output or default).resolve()  # sections start in another folder
     if options.section:
+        # Where it hangs, should it be killed.
+        faulthandler.dump_traceback_later(max(1.0, options.until - time.time() - 2))
         sys.argv[1:] = ["--dry-run"] * options.dry_run  # the command that results are to name
-        facts = run_section(options.section, options.dry_run, output, options.seconds)
+        facts = run_section(options.section, options.dry_run, output, options.until)
         print(json.dumps(facts))
         return 0
-    names = options.sections.split(",") if options.sections else list(SECTIONS)
-    if unknown := set(names) - set(SECTIONS):
+    chosen = set(options.sections.split(",") if options.sections else SECTIONS)
+    if unknown := chosen - set(SECTIONS):
         parser.error(f"--sections: expected any of {', '.join(SECTIONS)}, got {unknown}")
+    names = [name for name in SECTIONS if name in chosen | {"environment"}]
     return run_all(names, options.dry_run, output)
 
 
-def run_section(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str, Any]:
-    """What section `name` found; raises if something is wrong."""
+def run_section(name: str, dry_run: bool, output: Path, until: float) -> dict[str, Any]:
+    """What section `name` found; raises if something is wrong.
+
+    Args:
+        name: of `SECTIONS`, or one part of the tiles, such as "tiles:0/6".
+        until: the `time.time()` at which it will be killed.
+    """
     from benchmarks import gpu_numerics, gpu_ranks, machine
 
     if name in BENCHMARKS:
-        return _benchmark(name, dry_run, output, seconds)
+        return _benchmark(name, dry_run, output, until)
     device = gpu_numerics.device_of(dry_run)
     if name == "environment":
         return machine.describe(device)
+    if name.startswith("tiles"):
+        part, parts = map(int, (name.partition(":")[2] or "0/1").split("/"))
+        return gpu_numerics.tiles(device, dry_run, part, parts)
     sections = (
         gpu_numerics.noise,
         gpu_numerics.goldens,
@@ -91,26 +118,23 @@ def run_section(name: str, dry_run: bool, output: Path, seconds: float) -> dict[
     return {section.__name__: section for section in sections}[name](device, dry_run)
 
 
-def _benchmark(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str, Any]:
+def _benchmark(name: str, dry_run: bool, output: Path, until: float) -> dict[str, Any]:
     from benchmarks import gpu_numerics, machine
     from benchmarks.harness import Run, execute
     from benchmarks.report import RESULT, write_report
-    from benchmarks.shapes import SHAPES
     from tpsample.distributed import Job
 
     job = Job(device=gpu_numerics.device_of(dry_run))
     if dry_run:
         run = Run.small(job, batches=(2,), repeats=2)
-    elif name == "single_gpu":
-        run = Run(job, shapes=SHAPES[:2], batches=(1, 16, 64, 128, 256), repeats=30)
-    elif name == "shard":
-        run = Run(job, shapes=SHAPES[:2], batches=(1, 16, 64, 256), repeats=30)
     else:
-        run = Run(job, shapes=SHAPES[:2], batches=(1, 64, 256), repeats=30)
+        shapes, batches = BENCHMARKS[name]
+        run = Run(job, shapes=shapes, batches=batches, repeats=30)
     record = machine.describe(job.device)
     folder = output / f"{name}-{machine.slug(record)}-{record['date']}"
+    spare = min(_SPARE_SECONDS, SECTIONS[name] / 3)
     try:
-        result = execute(name, run, folder / RESULT, seconds=max(1.0, seconds - _SPARE_SECONDS))
+        result = execute(name, run, folder / RESULT, seconds=until - spare - time.time())
     finally:
         if (folder / RESULT).exists():
             write_report(folder)
@@ -118,46 +142,112 @@ def _benchmark(name: str, dry_run: bool, output: Path, seconds: float) -> dict[s
 
 
 def run_all(names: list[str], dry_run: bool, output: Path) -> int:
-    """Every section in a process of its own; the record is rewritten after each."""
+    """Every section in a process of its own; the record is brought up to date after each."""
     start = time.monotonic()
     total = DRY_RUN_SECONDS if dry_run else TOTAL_SECONDS
-    record: dict[str, Any] = {"dry_run": dry_run, "sections": {}}
     folder = output / ("gpu_check-dry-run" if dry_run else "gpu_check")
+    done: dict[str, Any] = {}
+    commit = None
     for name in names:
-        left = total - (time.monotonic() - start)
-        seconds = min(SECTIONS[name], left)
-        section = _in_a_process(name, dry_run, output, seconds)
-        if name == "environment" and section["status"] == "passed" and not dry_run:
-            folder = output / _folder_name(section["facts"])
-        record["sections"][name] = section
+        seconds = min(SECTIONS[name], total - (time.monotonic() - start))
+        section = _section(name, dry_run, output, seconds)
+        if name == "environment" and section["status"] == "passed":
+            commit = section["facts"]["commit"]
+            folder = folder if dry_run else output / _folder_name(section["facts"])
+        done[name] = section | {"commit": commit}
         print(f"{name:14} {section['status']:8} {section['seconds']:6.1f} s  {_summary(section)}")
         sys.stdout.flush()
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "check.json").write_text(json.dumps(record, indent=1) + "\n")
-        (folder / "README.md").write_text(_page(record))
+        _keep(done, dry_run, folder)
     print(folder)
-    return int(any(section["status"] != "passed" for section in record["sections"].values()))
+    return int(any(section["status"] != "passed" for section in done.values()))
+
+
+def _keep(done: dict[str, Any], dry_run: bool, folder: Path) -> None:
+    """Write the record and its page; sections of an earlier run stay until they are run again."""
+    path = folder / "check.json"
+    earlier = json.loads(path.read_text())["sections"] if path.exists() else {}
+    record = {"dry_run": dry_run, "sections": earlier | done}
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    (folder / "README.md").write_text(_page(record))
+
+
+def _section(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str, Any]:
+    """Run one section; its status, duration, and what it found or why it failed."""
+    if seconds < 5:
+        return {"status": "skipped", "seconds": 0.0, "error": "no time left"}
+    if name != "tiles":
+        return _in_a_process(name, dry_run, output, seconds)
+    # Every tile has to be compiled, and nothing is timed: several processes at once.
+    count = 2 if dry_run else TILE_PROCESSES
+    names = [f"tiles:{part}/{count}" for part in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        parts = list(pool.map(lambda each: _in_a_process(each, dry_run, output, seconds), names))
+    section = {
+        "status": "passed",
+        "seconds": max(part["seconds"] for part in parts),
+        "facts": {"tiles": [t for part in parts for t in part.get("facts", {}).get("tiles", [])]},
+    }
+    if failed := [part for part in parts if part["status"] != "passed"]:
+        section |= {
+            "status": "failed",
+            "error": "; ".join(part["error"] for part in failed),
+            "log": [line for part in failed for line in part["log"]],
+        }
+    return section
 
 
 def _in_a_process(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str, Any]:
-    """Run one section; its status, duration, and what it found or why it failed."""
-    start = time.monotonic()
-    if seconds < 5:
-        return {"status": "skipped", "seconds": 0.0, "error": "no time left"}
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--section", name]
-    command += ["--output", str(output), "--seconds", str(seconds)]
+    start = time.time()
+    command = [sys.executable, "-u", "-m", "benchmarks.gpu_check", "--section", name]
+    command += ["--output", str(output), "--until", str(start + seconds)]
     command += ["--dry-run"] if dry_run else []
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+    code, stdout, stderr = _ended(command, seconds)
+    section: dict[str, Any] = {"seconds": time.time() - start}
+    if code == 0:
+        return {"status": "passed", **section, "facts": json.loads(stdout.splitlines()[-1])}
+    lines = stderr.strip().splitlines() or [f"exit code {code}"]
+    error = f"not done in {seconds:.0f} s" if code is None else lines[-1]
+    log = [*stdout.splitlines(), *lines][-40:]
+    section |= {"status": "failed", "error": error, "log": log}
+    if name in BENCHMARKS:
+        section["facts"] = _left_behind(name, output, start, error)
+    return section
+
+
+def _ended(command: list[str], seconds: float) -> tuple[int | None, str, str]:
+    """Exit code, None at the limit, stdout and stderr; nothing it started is left running."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=out, stderr=err, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        return {"status": "failed", "seconds": seconds, "error": f"not done in {seconds:.0f} s"}
-    section: dict[str, Any] = {"seconds": time.monotonic() - start}
-    if done.returncode == 0:
-        return {"status": "passed", **section, "facts": json.loads(done.stdout.splitlines()[-1])}
-    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return {"status": "failed", **section, "error": lines[-1], "log": lines[-40:]}
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        return code, out.read().decode(errors="replace"), err.read().decode(errors="replace")
+
+
+def _left_behind(name: str, output: Path, since: float, error: str) -> dict[str, Any]:
+    """What a benchmark that failed had measured by then, with its page written."""
+    from benchmarks.report import RESULT, write_report
+    from benchmarks.results import Result
+
+    facts: dict[str, Any] = {}
+    for path in output.glob(f"{name}-*/{RESULT}"):
+        if path.stat().st_mtime >= since:
+            result = Result.load(path)
+            result.notes.append(f"The section failed: {error}")
+            result.save(path)
+            write_report(path.parent)
+            facts = {"rows": len(result.rows), "folder": path.parent.name}
+    return facts
 
 
 def _folder_name(facts: dict[str, Any]) -> str:
@@ -175,11 +265,14 @@ def _page(record: dict[str, Any]) -> str:
     lines = ["# gpu_check", ""]
     if record["dry_run"]:
         lines += ["**Dry run: tiny sizes on a CPU, the kernels in the Triton interpreter.**", ""]
-    lines += ["| section | status | seconds |", "| --- | --- | ---: |"]
+    lines += ["| section | status | seconds | commit |", "| --- | --- | ---: | --- |"]
     for name, section in record["sections"].items():
-        lines.append(f"| {name} | {section['status']} | {section['seconds']:.0f} |")
+        commit = (section["commit"] or "")[:10]
+        lines.append(f"| {name} | {section['status']} | {section['seconds']:.0f} | {commit} |")
     for name, section in record["sections"].items():
-        facts = section.get("facts") or {"error": section["error"]}
+        facts = section.get("facts", {})
+        if "error" in section:
+            facts = {"error": section["error"], **facts}
         lines += ["", f"## {name}", "", "| what | value |", "| --- | --- |"]
         for key, value in facts.items():
             text = str(value).replace("\n", "<br>").replace("|", "\\|")

@@ -1,7 +1,7 @@
 """Sections of `gpu_check` on numbers: noise, planted tails, the oracle, bitwise invariance.
 
 Each takes the device and whether this is a dry run on a CPU, returns what it found as JSON values
-and raises if something is wrong.
+and raises if something is wrong; those that try one thing after another raise once, naming all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import triton
 from torch import Tensor
 
 from benchmarks.noise_kernel import BLOCK, noise_kernel
-from benchmarks.problem import Problem, make_sampler, make_weight
+from benchmarks.problem import NearTies, Problem, make_sampler, make_weight
+from benchmarks.timing import one_line
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.kernels.tile import Tile
 from tpsample.kernels.tile_table import all_tiles
@@ -151,34 +152,33 @@ def oracle(device: torch.device, dry_run: bool) -> dict[str, Any]:
     weight = make_weight(vocab_size, hidden_size, device)
     problem = Problem.make(weight, rows, MIXED)
     sampler = make_sampler(weight, rows)
-    steps, near_ties = (1 if dry_run else 8), 0
+    steps, near_ties = (1 if dry_run else 8), NearTies()
     for step in range(steps):
         moved = dataclasses.replace(problem, positions=problem.positions + 1000 * step)
         near_ties += moved.sampled_by(sampler).check()
-    return {"vocab_size": vocab_size, "draws": steps * rows, "near_ties": near_ties}
+    return {
+        "vocab_size": vocab_size,
+        "draws": steps * rows,
+        "near_ties": near_ties.rows,
+        "largest_gap": near_ties.largest_gap,
+    }
 
 
 def invariance(device: torch.device, dry_run: bool) -> dict[str, Any]:
-    """Best scores bit by bit, and ids, whatever the batch, row order, tile or shard."""
-    vocab_size, hidden_size = (1000, 64) if dry_run else (128256, 4096)
+    """Best scores bit by bit, and ids, whatever the batch, row order or shard."""
     batches = (1, 2, 5) if dry_run else (1, 2, 16, 17, 64, 256)
-    rows = max(batches)
-    weight = make_weight(vocab_size, hidden_size, device)
-    problem = Problem.make(weight, rows, MIXED)
+    problem = _mixed_problem(device, dry_run)
+    rows, vocab_size = problem.rows, problem.vocab_size
     expected = best_words(problem)
+    wrong = []
     for batch in batches:
         for first in {0, rows - batch}:
             index = range(first, first + batch)
-            got = best_words(problem.take(index))
-            _require(torch.equal(got, expected[first : first + batch]), f"batch {batch} at {first}")
-    backwards = range(rows - 1, -1, -1)
-    reversed_words = best_words(problem.take(backwards))
-    _require(torch.equal(reversed_words, expected.flip(0)), "rows in reverse order")
-
-    tiles = tiles_to_try(dry_run)
-    for tile in tiles:
-        got = best_words(problem, tile)
-        _require(torch.equal(got, expected), f"{tile} changes a score")
+            if not torch.equal(best_words(problem.take(index)), expected[first : first + batch]):
+                wrong.append(f"batch {batch} at row {first}")
+    reversed_words = best_words(problem.take(range(rows - 1, -1, -1)))
+    if not torch.equal(reversed_words, expected.flip(0)):
+        wrong.append("rows in reverse order")
 
     # A greedy row's best score is its largest logit: the largest over the shards must be the same
     # bits. Odd bounds shift the tiles.
@@ -189,18 +189,43 @@ def invariance(device: torch.device, dry_run: bool) -> dict[str, Any]:
         shards = [VocabShard(*pair) for pair in itertools.pairwise(bounds)]
         best = torch.stack(
             [
-                best_words(dataclasses.replace(greedy, weight=weight[shard.start : shard.stop]))
+                best_words(
+                    dataclasses.replace(greedy, weight=problem.weight[shard.start : shard.stop])
+                )
                 for shard in shards
             ]
         )
-        _require(torch.equal(best.amax(dim=0) >> 20, whole), f"logits differ over {parts} shards")
-    return {"batches": list(batches), "tiles": [str(tile) for tile in tiles], "shards": [2, 3, 8]}
+        if not torch.equal(best.amax(dim=0) >> 20, whole):
+            wrong.append(f"{parts} shards")
+    _require(not wrong, f"logits or ids differ: {'; '.join(wrong)}")
+    return {"batches": list(batches), "shards": [2, 3, 8]}
+
+
+def tiles(device: torch.device, dry_run: bool, part: int, parts: int) -> dict[str, Any]:
+    """Best scores bit by bit, and ids, whatever the tile: every `parts`-th tile from `part` on."""
+    problem = _mixed_problem(device, dry_run)
+    expected = best_words(problem)
+    tried, wrong = tiles_to_try(dry_run)[part::parts], []
+    for tile in tried:
+        try:
+            if not torch.equal(best_words(problem, tile), expected):
+                wrong.append(f"{tile} changes a score")
+        except Exception as error:  # too much shared memory, or a compiler that gives up
+            wrong.append(f"{tile}: {one_line(error)}")
+    _require(not wrong, "; ".join(wrong))
+    return {"tiles": [str(tile) for tile in tried]}
+
+
+def _mixed_problem(device: torch.device, dry_run: bool) -> Problem:
+    vocab_size, hidden_size, rows = (1000, 64, 5) if dry_run else (128256, 4096, 256)
+    return Problem.make(make_weight(vocab_size, hidden_size, device), rows, MIXED)
 
 
 def tiles_to_try(dry_run: bool) -> list[Tile]:
     """The table's bf16 tiles, with another depth of the inner loop, and through descriptors."""
     if dry_run:
-        return [Tile(block_v=256, block_b=4, block_d=64, num_warps=1, num_stages=1)]
+        other = Tile(block_v=256, block_b=4, block_d=64, num_warps=1, num_stages=1)
+        return [other, dataclasses.replace(other, block_v=128)]
     tiles = [tile for tile, dtype in all_tiles() if dtype == torch.bfloat16]
     other = [dataclasses.replace(tile, block_d=32 if tile.block_d > 32 else 64) for tile in tiles]
     described = [dataclasses.replace(tile, descriptors=True) for tile in tiles]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine, results
-from benchmarks.problem import Candidate, Problem, WrongToken, make_weight
+from benchmarks.problem import Candidate, NearTies, Problem, WrongToken, make_weight
 from benchmarks.shapes import BATCHES, SHAPES, TINY, TINY_BATCHES, Shape
-from benchmarks.timing import Timing, measure
+from benchmarks.timing import Timing, measure, prepare
 from tpsample.distributed import Job
 
 NAMES = (
@@ -33,6 +33,14 @@ NAMES = (
 )
 
 Row = dict[str, Any]
+
+
+class OutOfTime(Exception):
+    """The deadline of a run has passed: no further point is measured."""
+
+
+class NotCaptured(RuntimeError):
+    """A step of tpsample was not captured in a CUDA graph: its times are the host's."""
 
 
 class Benchmark(Protocol):
@@ -51,8 +59,10 @@ class Run:
     Attributes:
         tiny: sizes for a CPU; a tiny run says nothing about speed.
         shard_result: JSON of a `shard` run, for the scaling model.
+        deadline: no point is begun after this `time.monotonic()`.
         notes, measured, inputs: go into the result as they are.
         checked_rows, near_ties: what the gate has seen.
+        uncaptured: steps of tpsample that were timed without a CUDA graph, and why.
     """
 
     job: Job = field(default_factory=Job)
@@ -61,11 +71,13 @@ class Run:
     repeats: int = 50
     tiny: bool = False
     shard_result: Path | None = None
+    deadline: float = float("inf")
     notes: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     inputs: list[dict[str, Any]] = field(default_factory=list)
     checked_rows: int = 0
-    near_ties: int = 0
+    near_ties: NearTies = field(default_factory=NearTies)
+    uncaptured: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def small(job: Job | None = None, **changes: Any) -> Run:
@@ -93,17 +105,46 @@ class Run:
         self,
         steps: Mapping[str, Callable[[], object]],
         align: Callable[[], object] | None = None,
+        own: Collection[str] = (),
     ) -> dict[str, Timing]:
-        """Interleaved times; of several ranks the slowest, repeat by repeat."""
-        mine = measure(steps, self.device, repeats=self.repeats, align=align)
-        ranks = self.job.gather({name: [t.times_us, t.graph] for name, t in mine.items()})
+        """Interleaved times; of several ranks the slowest, repeat by repeat.
+
+        A step that raises on a rank is noted and left out, and so is missing in what is returned.
+
+        Args:
+            own: names of tpsample's steps.
+
+        Raises:
+            RuntimeError: one of `own` raises.
+        """
+        prepared = {name: prepare(step, self.device) for name, step in steps.items()}
+        for failures in self.job.gather({n: p.why for n, p in prepared.items() if p.step is None}):
+            for name, why in failures.items():
+                if name in own:
+                    raise RuntimeError(f"{name}: {why}")
+                self.note(f"{name}: not measured, {why}")
+                prepared.pop(name, None)
+        mine = measure(prepared, self.device, repeats=self.repeats, align=align)
+        ranks = self.job.gather(
+            {name: [each.times_us, each.graph, prepared[name].why] for name, each in mine.items()}
+        )
+        for name, why in [(name, rank[name][2]) for rank in ranks for name in rank]:
+            if why is not None:
+                self.note(f"{name}: timed without a CUDA graph, {why}")
+                self.uncaptured |= {name: why} if name in own else {}
         return {
             name: Timing.slowest([Timing(tuple(rank[name][0]), rank[name][1]) for rank in ranks])
-            for name in steps
+            for name in mine
         }
 
     def check(self, problem: Problem, token_ids: Tensor, logits: Tensor | None = None) -> None:
-        """The gate; raises `WrongToken`."""
+        """The gate of ids that are timed next.
+
+        Raises:
+            WrongToken: they are not the oracle's.
+            OutOfTime: it is too late to time them.
+        """
+        self._still_in_time()
         self.near_ties += problem.check(token_ids, logits)
         self.checked_rows += problem.rows
 
@@ -117,18 +158,31 @@ class Run:
 
         Raises:
             WrongToken: a candidate's ids are not the oracle's, or a timed step's are others.
+            OutOfTime: it is too late to begin.
         """
+        self._still_in_time()
         gated = {}
         for name, candidate in candidates.items():
             self.near_ties += candidate.check()
             self.checked_rows += candidate.problem.rows
             gated[name] = candidate.token_ids.clone()
             candidate.token_ids.fill_(-1)
-        times = self.time({**{n: c.step for n, c in candidates.items()}, **others}, align)
+        steps = {name: candidate.step for name, candidate in candidates.items()}
+        times = self.time({**steps, **others}, align, own=candidates)
         for name, candidate in candidates.items():
             if not torch.equal(candidate.token_ids, gated[name]):
                 raise WrongToken(f"{name}: the timed steps gave other tokens than the checked one")
         return times
+
+    def require_graphs(self) -> None:
+        """Raises `NotCaptured`, naming the steps of tpsample that were timed without a graph."""
+        if self.uncaptured:
+            steps = "; ".join(f"{name}: {why}" for name, why in self.uncaptured.items())
+            raise NotCaptured(f"not captured in a CUDA graph: {steps}")
+
+    def _still_in_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
 
 
 def load(name: str) -> Benchmark:
@@ -150,13 +204,14 @@ def execute(
     Args:
         path: None writes nothing (ranks other than 0).
         on_row: called after each row.
-        seconds: no new row is started after this long; the result then says so.
+        seconds: no point is begun after this long; the result then says so.
 
     Raises:
         WrongToken: after the result was marked as aborted.
+        NotCaptured: after everything was measured.
     """
     benchmark = load(name)
-    start = time.monotonic()
+    run.deadline = time.monotonic() + seconds
     result = results.Result(
         benchmark=name,
         question=benchmark.QUESTION,
@@ -174,7 +229,11 @@ def execute(
     )
 
     def flush() -> None:
-        result.checks = {"rows_compared": run.checked_rows, "near_ties": run.near_ties}
+        result.checks = {
+            "rows_compared": run.checked_rows,
+            "near_ties": run.near_ties.rows,
+            "largest_gap": run.near_ties.largest_gap,
+        }
         if path is not None:
             result.save(path)
 
@@ -183,9 +242,10 @@ def execute(
             result.rows.append(row)
             flush()
             on_row(row)
-            if time.monotonic() - start > seconds:
-                run.note(f"Stopped after {seconds:.0f} s; what is missing was not measured.")
-                break
+        run.require_graphs()
+    except OutOfTime:
+        run.note(f"Stopped after {seconds:.0f} s; what is missing was not measured.")
+        run.require_graphs()
     except WrongToken as error:
         result.aborted = str(error)
         raise

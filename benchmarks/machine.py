@@ -21,12 +21,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
-    """Everything a reader needs to judge or repeat a measurement on `device`."""
+    """Everything a reader needs to judge or repeat a measurement on `device`.
+
+    Where the files came without their repository, TPSAMPLE_COMMIT names the commit.
+    """
     changes = _output("git", "-C", str(ROOT), "status", "--porcelain")
     record: dict[str, Any] = {
         "date": date.today().isoformat(),
         "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
-        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD")
+        or os.environ.get("TPSAMPLE_COMMIT"),
         "uncommitted_changes": None if changes is None else bool(changes),
         "hardware": "CPU",
         "world_size": world_size,

@@ -131,7 +131,7 @@ def _provenance(result: Result) -> list[str]:
     checks = result.checks
     lines = [
         f"- {checks['rows_compared']} rows of ids were compared with the oracle before timing; "
-        f"{checks['near_ties']} differed within a near tie, none otherwise."
+        f"{checks['near_ties']} differed within a near tie{_gap(checks)}, none otherwise."
         if not result.aborted
         else "- The comparison with the oracle failed.",
         "- Cells are median (first–third quartile) of "
@@ -142,6 +142,11 @@ def _provenance(result: Result) -> list[str]:
     table = [_line(["what", "value"]), _line(["---", "---"])]
     table += [_line([name, _short(value)]) for name, value in facts.items() if value is not None]
     return ["## Notes", "\n".join(lines), "## Machine", "\n".join(table)]
+
+
+def _gap(checks: dict[str, float]) -> str:
+    gap = checks.get("largest_gap", 0.0)  # older results do not have it
+    return f" (the oracle's two scores at most {gap:.2g} apart)" if gap else ""
 
 
 def _line(cells: Any) -> str:

@@ -44,13 +44,16 @@ class Result:
     notes: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     inputs: list[dict[str, Any]] = field(default_factory=list)
-    checks: dict[str, int] = field(default_factory=dict)
+    checks: dict[str, float] = field(default_factory=dict)
     aborted: str | None = None
     schema: int = SCHEMA
 
     def save(self, path: Path) -> None:
+        """Replace the file at once: a process killed here leaves the last one whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        part.replace(path)
 
     @staticmethod
     def load(path: Path) -> Result:

@@ -52,14 +52,16 @@ def rows(run: Run) -> Iterator[Row]:
                 [
                     row(name, kind, times[name], shape=shape.name, batch=batch)
                     for name, kind in kinds.items()
+                    if name in times
                 ],
                 times["limit"].median_us,
             )
 
 
 def fastest(times: dict[str, Timing], names: Iterable[str]) -> Timing:
-    """The fastest of the candidates `names`."""
-    return min((times[name] for name in names), key=lambda timing: timing.median_us)
+    """The fastest of the candidates `names` that were measured."""
+    measured = (times[name] for name in names if name in times)
+    return min(measured, key=lambda timing: timing.median_us)
 
 
 def measure_ceilings(run: Run) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import baselines
 from benchmarks.harness import Row, Run
-from benchmarks.problem import Candidate, Problem, WrongToken, make_sampler
+from benchmarks.problem import Candidate, NearTies, Problem, WrongToken, make_sampler
 from benchmarks.results import View, row
 from tpsample import SamplingBatch, reference, verify
 from tpsample.speculative import reference as definition
@@ -111,7 +111,7 @@ class Verification(Candidate):
         flat = token_ids.view(-1)
         return Verification(problem, step, flat, expected=expected.token_ids.view(-1))
 
-    def check(self) -> int:
+    def check(self) -> NearTies:
         """Take the step and compare with the definition."""
         self.token_ids.fill_(-2)
         self.step()
@@ -122,4 +122,4 @@ class Verification(Candidate):
                 f"verification, place {place}: got token {int(self.token_ids[place])}, "
                 f"the oracle says {int(self.expected[place])}"
             )
-        return 0
+        return NearTies()

@@ -1,7 +1,8 @@
 """Time several candidates in one process, in turn: A B C A B C …, since a GPU drifts.
 
 On a GPU each candidate is captured in a CUDA graph after a warm-up and its replay is timed with
-events, with a cold L2. On a CPU the wall clock is read around the call.
+events, with a cold L2; one that cannot be captured is timed as it is. On a CPU the wall clock is
+read around the call.
 """
 
 from __future__ import annotations
@@ -60,8 +61,23 @@ class Timing:
         return Timing(tuple(max(each) for each in times), all(rank.graph for rank in ranks))
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A step after its warm-up.
+
+    Attributes:
+        step: the replay of its CUDA graph, or the step itself; None if it raises.
+        graph: whether it is a replay.
+        why: what kept it from being captured or taken.
+    """
+
+    step: Callable[[], object] | None
+    graph: bool = False
+    why: str | None = None
+
+
 def measure(
-    candidates: Mapping[str, Callable[[], object]],
+    candidates: Mapping[str, Prepared],
     device: torch.device,
     *,
     repeats: int,
@@ -70,23 +86,23 @@ def measure(
     """Time every candidate `repeats` times, interleaved.
 
     Args:
-        candidates: calls that enqueue one step each and wait for nothing.
+        candidates: steps that can be taken, which wait for nothing.
         align: called before each step; with several ranks, something all of them take part in.
     """
-    prepared = {name: _prepare(step, device) for name, step in candidates.items()}
     once = _once_on_gpu(device, align) if device.type == "cuda" else _once_on_cpu(align)
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repeats):
-        for name, (step, _) in prepared.items():
-            times[name].append(once(step))
-    return {name: Timing(tuple(times[name]), prepared[name][1]) for name in candidates}
+        for name, candidate in candidates.items():
+            assert candidate.step is not None
+            times[name].append(once(candidate.step))
+    return {name: Timing(tuple(times[name]), each.graph) for name, each in candidates.items()}
 
 
 def captured(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """A call that replays `step` from a CUDA graph, captured after a warm-up; on a CPU the step.
 
     Raises:
-        RuntimeError, AssertionError: it cannot be captured.
+        Exception: it cannot be taken, compiled or captured; the current stream is the caller's.
     """
     if device.type != "cuda":
         step()
@@ -99,23 +115,40 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
+    here = torch.cuda.current_stream()
     try:
         # thread_local: the watchdog thread of NCCL queries events meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()
     finally:
+        torch.cuda.set_stream(here)  # a capture that fails can leave its own
         torch.cuda.synchronize()
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay
 
 
-def _prepare(step: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], bool]:
-    """`step` warmed up and, if it can be, captured; and whether it was."""
+def prepare(step: Callable[[], object], device: torch.device) -> Prepared:
+    """Warm `step` up and capture it, or else take it once as it is.
+
+    Whatever goes wrong is in `why`: a compiler that gives up or a broken package of one candidate
+    says nothing about the others.
+    """
     try:
-        return captured(step, device), device.type == "cuda"
-    except (RuntimeError, AssertionError):
-        return step, False
+        return Prepared(captured(step, device), device.type == "cuda")
+    except Exception as error:
+        why = one_line(error)
+    try:
+        step()
+        torch.cuda.synchronize() if device.type == "cuda" else None
+    except Exception as error:
+        return Prepared(None, why=one_line(error))
+    return Prepared(step, why=why)
+
+
+def one_line(error: Exception) -> str:
+    """The error for a note or a table."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _once_on_gpu(

@@ -2,28 +2,33 @@
 
     python -m benchmarks.tune                            all shapes, offline; about an hour
     python -m benchmarks.tune --shapes 151936x4096 --batches 64 --world-sizes 1,8
+    python -m benchmarks.tune --seconds 480              until then; what it has is in the table
     python -m benchmarks.tune --tiny --output FILE       a few seconds on any CPU
 
 Every candidate's tokens are compared with the oracle before it is timed, among the others and in
-the same run. A candidate enters the table if it beats the rule's tile by more than 2 %, which is
-about the spread of a GPU's clock. Entries of other GPUs and shapes stay as they are. Nothing is
-tuned while serving; ranks whose tables differ refuse to be built.
+the same run; a wrong one is left out and named, and the rule's own stops the run. A candidate
+enters the table if it beats the rule's tile by more than 2 %, which is about the spread of a GPU's
+clock. Entries of other GPUs and shapes stay as they are. Nothing is tuned while serving; ranks
+whose tables differ refuse to be built.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpu_numerics import override_tile
 from benchmarks.harness import Run
-from benchmarks.problem import Candidate, Problem, make_sampler
+from benchmarks.problem import Candidate, Problem, WrongToken, make_sampler
 from benchmarks.shapes import SHAPES, Shape, shape_named
 from benchmarks.static_report import tile_text
+from benchmarks.timing import one_line
 from tpsample import VocabShard
 from tpsample.distributed import Job
 from tpsample.kernels import measured_tiles, tile_table
@@ -77,23 +82,33 @@ def _fastest(run: Run, problem: Problem, gpu: Gpu) -> tuple[MeasuredTile, Measur
     rule = tile_table.rule(problem.rows, vocab_rows, problem.weight.dtype, gpu)
     if not gpu.arch:
         rule = tile_table.interpreter_tile(problem.rows, hidden_size)
+    point = f"{vocab_rows}×{hidden_size} batch {problem.rows}"
     steps: dict[Tile, Candidate] = {}
+    token_ids: dict[Tile, Tensor] = {}
     for tile in candidates(rule, gpu):
         sampler = make_sampler(problem.weight, problem.rows)
         override_tile(sampler, tile)
         candidate = problem.sampled_by(sampler)
         try:
-            candidate.step()
-            torch.cuda.synchronize() if gpu.arch else None
-        except Exception as error:  # too much shared memory, or a compiler that gives up
+            candidate.check()
+        except Exception as error:  # wrong, too much shared memory, or a compiler that gives up
             if tile == rule:
                 raise
-            run.note(f"{tile_text(tile)}: left out, {error}")
+            run.note(f"{point}, {tile_text(tile)}: left out, {one_line(error)}")
             continue
-        steps[tile] = candidate
+        steps[tile], token_ids[tile] = candidate, candidate.token_ids.clone()
+        candidate.token_ids.fill_(-1)
     names = {tile_text(tile): tile for tile in steps}
-    times = run.time_checked({tile_text(tile): steps[tile] for tile in steps}, {})
-    measured = {names[name]: timing.median_us for name, timing in times.items()}
+    times = run.time({n: steps[tile].step for n, tile in names.items()}, own=[tile_text(rule)])
+    run.require_graphs()
+    measured = {}
+    for tile, timing in ((names[name], timing) for name, timing in times.items()):
+        if torch.equal(steps[tile].token_ids, token_ids[tile]):
+            measured[tile] = timing.median_us
+        elif tile == rule:
+            raise WrongToken("the timed steps gave other tokens than the checked one")
+        else:
+            run.note(f"{point}, {tile_text(tile)}: left out, its timed steps gave other tokens")
     best = min(measured, key=lambda tile: measured[tile])
     batch = tile_table.batch_tile(problem.rows)
     found = [
@@ -122,6 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batches", help="such as 16,64; default one of every batch tile")
     parser.add_argument("--world-sizes", default=",".join(map(str, WORLD_SIZES)))
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--seconds", type=float, help="begin no shape or batch after this long")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, on any machine")
     parser.add_argument("--output", type=Path, default=measured_tiles.FILE)
     options = parser.parse_args(arguments)
@@ -141,6 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         run = Run(job, shapes=shapes, batches=batches, repeats=options.repeats)
 
+    start = time.monotonic()
     old = measured_tiles.load(options.output) if options.output.exists() else []
     found = []
     for rule, best in tune(run, world_sizes):
@@ -151,6 +168,9 @@ def main(arguments: list[str] | None = None) -> int:
             flush=True,
         )
         measured_tiles.save(options.output, merged(old, found))
+        if options.seconds is not None and time.monotonic() - start > options.seconds:
+            run.note(f"Stopped after {options.seconds:.0f} s; the other shapes keep their entries.")
+            break
     for note in run.notes:
         print(note)
     print(options.output)

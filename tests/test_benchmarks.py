@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,31 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from benchmarks import baselines, filters, gpu_check, harness, ranks, run, scaling_model
-from benchmarks.harness import NAMES, Run, execute
-from benchmarks.problem import Problem, WrongToken, make_sampler, make_weight
+from benchmarks import (
+    baselines,
+    filters,
+    gpu_check,
+    gpu_numerics,
+    harness,
+    machine,
+    ranks,
+    run,
+    scaling_model,
+)
+from benchmarks.harness import NAMES, NotCaptured, Run, execute
+from benchmarks.problem import (
+    NEAR_TIE,
+    NearTies,
+    Problem,
+    WrongToken,
+    make_sampler,
+    make_weight,
+    near_tie,
+)
 from benchmarks.report import PAGE, RESULT, write_report
 from benchmarks.results import Result, row, with_ratios
 from benchmarks.shapes import TINY
-from benchmarks.timing import Timing, measure
+from benchmarks.timing import Prepared, Timing, measure, prepare
 from tests.ranks import run_ranks
 from tpsample import LMHeadSampler
 from tpsample.distributed import Job
@@ -26,7 +46,7 @@ SAMPLING = [name for name in NAMES if name != "scaling_model"]
 
 
 # Run in processes of their own, and benchmarks that go the way of single_gpu.
-NOT_DRY = ("environment", "processes", "shard", "epilogue", "exchange")
+NOT_DRY = ("environment", "processes", "tiles", "shard", "epilogue", "exchange", "filters")
 
 
 def _small(job: Job | None = None) -> Run:
@@ -102,17 +122,56 @@ class TestEachBenchmark:
         assert result.aborted and not result.rows
         assert "Aborted" in write_report(tmp_path).read_text()
 
+    def test_a_deadline_leaves_whole_points(self):
+        run = Run.small(batches=(1, 2), repeats=1)
+
+        def past(row):
+            run.deadline = 0.0
+
+        result = execute("single_gpu", run, None, on_row=past)
+        assert {each["batch"] for each in result.rows} == {1}
+        assert {each["kind"] for each in result.rows} == {"tpsample", "baseline", "limit"}
+        assert any("not measured" in note for note in result.notes)
+
+    def test_a_broken_baseline_is_left_out_and_named(self, monkeypatch):
+        def broken(logits):
+            raise ImportError("no such symbol")
+
+        monkeypatch.setattr(baselines, "softmax_multinomial", broken)
+        result = execute("single_gpu", _small(), None)
+        names = [each["candidate"] for each in result.rows]
+        assert baselines.MULTINOMIAL not in names and baselines.GUMBEL in names
+        note = f"{baselines.MULTINOMIAL}: not measured, ImportError: no such symbol"
+        assert note in result.notes
+
+    def test_a_step_of_ours_without_a_graph_fails_after_it_is_measured(self, tmp_path, monkeypatch):
+        def without_graph(step, device):
+            return Prepared(step, why="RuntimeError: operation not permitted")
+
+        monkeypatch.setattr(harness, "prepare", without_graph)
+        with pytest.raises(NotCaptured, match="tpsample: RuntimeError: operation not permitted"):
+            execute("single_gpu", _small(), tmp_path / RESULT)
+        assert "tpsample" in [each["candidate"] for each in Result.load(tmp_path / RESULT).rows]
+        assert "tpsample: timed without a CUDA graph" in write_report(tmp_path).read_text()
+
 
 class TestGate:
     def test_refuses_any_difference_on_a_cpu(self):
         problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 3)
         right = problem.sampled_by(make_sampler(problem.weight, 3))
-        assert right.check() == 0
+        assert right.check() == NearTies()
         for wrong in (-1, TINY.vocab_size, int(right.token_ids[2]) ^ 1):
             token_ids = right.token_ids.clone()
             token_ids[2] = wrong
             with pytest.raises(WrongToken, match="row 2 of 3"):
                 problem.check(token_ids)
+
+    def test_a_near_tie_allows_for_the_sum_of_a_logit(self):
+        temperature = torch.tensor([0.0, 0.5, 1.0, 0.01])
+        assert torch.all(near_tie(temperature, 0) == NEAR_TIE)
+        logit = 6e-9 * 8192
+        scores = torch.tensor([1.0, 2.8854, 1.4427, 14.427]) * logit
+        torch.testing.assert_close(near_tie(temperature, 8192), NEAR_TIE + scores)
 
     def test_sees_ids_that_change_while_they_are_timed(self):
         problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 2)
@@ -143,7 +202,8 @@ class TestTiming:
     def test_takes_the_candidates_in_turn(self):
         order = []
         steps = {name: lambda name=name: order.append(name) for name in "ABC"}
-        times = measure(steps, CPU, repeats=2)
+        prepared = {name: prepare(step, CPU) for name, step in steps.items()}
+        times = measure(prepared, CPU, repeats=2)
         assert "".join(order) == "ABC" + "ABC" * 2
         assert [len(timing.times_us) for timing in times.values()] == [2, 2, 2]
 
@@ -241,12 +301,12 @@ class TestCommand:
 class TestGpuCheck:
     @pytest.mark.parametrize("section", [s for s in gpu_check.SECTIONS if s not in NOT_DRY])
     def test_sections_run_dry(self, section, tmp_path):
-        facts = gpu_check.run_section(section, True, tmp_path, 60.0)
+        facts = gpu_check.run_section(section, True, tmp_path, time.time() + 600)
         json.dumps(facts)
         assert facts
 
     def test_processes_start_and_report(self, tmp_path):
-        facts = gpu_check.run_section("processes", True, tmp_path, 60.0)
+        facts = gpu_check.run_section("processes", True, tmp_path, time.time() + 600)
         assert facts["gloo, collective"].startswith("worked")
 
     def test_a_failing_section_leaves_the_others_alone(self, tmp_path, monkeypatch):
@@ -257,3 +317,47 @@ class TestGpuCheck:
         assert sections["broken"]["status"] == "failed" and "broken" in sections["broken"]["error"]
         assert sections["environment"]["status"] == "passed"
         assert "| broken | failed |" in (folder / PAGE).read_text()
+
+    def test_another_run_adds_to_the_record(self, tmp_path):
+        folder = tmp_path / "gpu_check-dry-run"
+        assert gpu_check.run_all(["environment"], True, tmp_path) == 0
+        assert gpu_check.run_all(["tiles"], True, tmp_path) == 0
+        sections = json.loads((folder / "check.json").read_text())["sections"]
+        assert list(sections) == ["environment", "tiles"]
+        assert len(sections["tiles"]["facts"]["tiles"]) == 2
+        assert "| environment | passed |" in (folder / PAGE).read_text()
+
+    def test_every_wrong_tile_is_named(self, monkeypatch):
+        words = iter(torch.tensor([[1], [2], [3]]))
+        monkeypatch.setattr(gpu_numerics, "best_words", lambda problem, tile=None: next(words))
+        with pytest.raises(AssertionError, match=r"block_v=256.*block_v=128"):
+            gpu_numerics.tiles(CPU, True, 0, 1)
+
+    def test_a_process_at_its_limit_leaves_its_output_and_no_child(self):
+        code = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+child.wait()
+"""
+        ended, out, _ = gpu_check._ended([sys.executable, "-c", code], 3.0)
+        assert ended is None
+        for _ in range(100):  # whoever adopts it has to reap it
+            state = Path(f"/proc/{int(out)}/stat")
+            if not state.exists() or state.read_text().split()[2] == "Z":
+                return
+            time.sleep(0.05)
+        raise AssertionError("the child lives on")
+
+    def test_a_killed_benchmark_keeps_its_page(self, tmp_path):
+        since = time.time() - 1
+        execute("scaling_model", _small(), tmp_path / "scaling_model-cpu-today" / RESULT)
+        facts = gpu_check._left_behind("scaling_model", tmp_path, since, "not done in 45 s")
+        assert facts["rows"] > 0
+        page = (tmp_path / facts["folder"] / PAGE).read_text()
+        assert "The section failed: not done in 45 s" in page
+
+    def test_the_commit_of_files_without_their_repository(self, monkeypatch):
+        monkeypatch.setattr(machine, "_output", lambda *command: None)
+        monkeypatch.setenv("TPSAMPLE_COMMIT", "0123abc")
+        assert machine.describe(CPU)["commit"] == "0123abc"

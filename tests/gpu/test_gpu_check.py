@@ -11,7 +11,8 @@ import torch
 
 from benchmarks import gpu_check
 
-RIGHT_OR_WRONG = ("noise", "goldens", "oracle", "invariance", "virtual_ranks")
+TILES = [f"tiles:{part}/{gpu_check.TILE_PROCESSES}" for part in range(gpu_check.TILE_PROCESSES)]
+RIGHT_OR_WRONG = ("noise", "goldens", "oracle", "invariance", *TILES, "virtual_ranks")
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
