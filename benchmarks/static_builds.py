@@ -13,6 +13,7 @@ import triton
 
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
+from benchmarks.stored_builds import STORED, STORED_TYPES
 from tpsample.kernels.tile import Gpu, Tile
 from tpsample.kernels.tile_table import MAX_BLOCK_B, is_short, rule
 from tpsample.request.control_launch import CONTROL_POINTERS, control_arguments
@@ -64,6 +65,7 @@ _TYPES = {
     "timeout": "i64",
     "logit_scale": "fp32",
     "logit_softcap": "fp32",
+    **STORED_TYPES,
 }
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
 _DESCRIBED = ("hidden_ptr", "weight_ptr")
@@ -193,6 +195,7 @@ _SMALL = {
         4,
     ),
     "tpsample.kernels.peer:peer_finish_kernel": ({"BLOCK_S": 16, "BLOCK_B": 32}, 1),
+    **STORED,
 }
 
 

@@ -1,6 +1,7 @@
 """Launches every kernel as a step does, through Triton's own launch path, for a GPU that is absent.
 
-    python -m tests.jit_launches            # prints one line per launch: case, kernel
+    python -m tests.jit_launches            # prints one line per launch: case, kernel; and how many
+                                            # torch operators work on stored logits beside them
 
 A driver that only says "sm_90" lets Triton specialise the real arguments and compile them; nothing
 runs. It sees what compiling by a signature does not: a None where a branch still loads, an integer
@@ -15,17 +16,20 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.exchange.base import Exchange
+from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.peer import PeerExchange
 from tpsample.exchange.peer_memory import VirtualWorld
 from tpsample.exchange.ranks import Ranks
 from tpsample.kernels.tile import Gpu, Tile
 from tpsample.output import SampleOutput
 from tpsample.score import Head
+from tpsample.stored.plan import finish_stored_rows
 from tpsample.triton_backend import TritonBackend
 
 V, D, ROWS, MAX_ROWS = 1000, 64, 3, 16
@@ -34,7 +38,11 @@ TILE = Tile(64, 16, 64, num_warps=4, num_stages=2)
 
 PARAMS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "filters": {"top_k": 5},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.9},
+    "top_p in top_k": {"top_p": 0.9, "top_k": 300},
+    "top_k, top_p": {"top_k": 5, "top_p": 0.9},
+    "logprobs": {"logprobs": 3},
     "allowed ids": {"allowed_token_ids": [1, 2]},
     "bad words": {"bad_words": [[1, 2], [3]]},
     "min_tokens": {"min_tokens": 2, "stop_token_ids": [5]},
@@ -66,6 +74,17 @@ def only_compile() -> list[tuple[Any, str]]:
     return launches
 
 
+class Operators(TorchDispatchMode):
+    """Counts the operators that launch something on a GPU: not views, not empty tensors."""
+
+    count = 0
+    _FREE = ("view", "slice", "select", "unsqueeze", "transpose", "empty", "new_empty")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ not in self._FREE
+        return func(*args, **(kwargs or {}))
+
+
 def exchange(world_size: int) -> Exchange:
     if world_size == 1:
         return Exchange(Ranks(), MAX_ROWS, 1, CPU)
@@ -81,8 +100,12 @@ def step(
     head: Head | None = None,
     dtype: torch.dtype = torch.bfloat16,
     tile: Tile = TILE,
-) -> None:
-    """The launches of one step of rank 1, or of the only one."""
+) -> int:
+    """The launches of one step of rank 1, or of the only one.
+
+    Returns:
+        How many torch operators launch something beside them, after the logits were stored.
+    """
     words = exchange(world_size)
     shard = VocabShard.even(V, words.ranks.rank, world_size)
     weight = torch.empty(len(shard), D, dtype=dtype)
@@ -96,11 +119,18 @@ def step(
         backend.run(part, words.own_words(part)[: batch.rows * num_samples])
     out = SampleOutput.empty(batch.seed, None if num_samples == 1 else num_samples)
     words.finish(out, backend.decode)
+    if batch.stored is None:
+        return 0
+    with Operators() as operators:
+        finish_stored_rows(backend.stored_rows(), batch, IntegerExchange(words.ranks), out)
+    return operators.count
 
 
-def batch_of(**params: Any) -> SamplingBatch:
+def batch_of(*, fixed_rounds: bool = False, **params: Any) -> SamplingBatch:
     rows = [SamplingParams(seed=row, **params) for row in range(ROWS)]
-    return SamplingBatch.from_params(rows, vocab_size=V, output_token_ids=[[1]] * ROWS)
+    return SamplingBatch.from_params(
+        rows, vocab_size=V, output_token_ids=[[1]] * ROWS, fixed_rounds=fixed_rounds
+    )
 
 
 def masked(**masks: Tensor) -> SamplingBatch:
@@ -121,6 +151,8 @@ def cases() -> dict[str, Any]:
     grammar = torch.full((ROWS, -(-V // 32)), -1, dtype=torch.int32)
     forced = torch.full((ROWS,), -1, dtype=torch.int64)
     return found | {
+        "fixed rounds": lambda: step(batch_of(top_p=0.9, fixed_rounds=True)),
+        "filters, samples": lambda: step(batch_of(top_p=0.9), num_samples=2),
         "grammar": lambda: step(masked(grammar_bitmask=grammar)),
         "forced ids": lambda: step(masked(forced_token_ids=forced)),
         "all together": lambda: step(batch_of(**everything)),
@@ -134,12 +166,15 @@ def cases() -> dict[str, Any]:
 
 def main() -> None:
     launches = only_compile()
+    # What no kernel has written is then the same in each run: rows count as decided.
+    torch.use_deterministic_algorithms(True)
     for name, launch in cases().items():
         before = len(launches)
-        launch()
+        operators = launch()
         for kernel, function in launches[before:]:
             assert kernel.asm["cubin"]
             print(f"{name}: {function}")
+        print(f"{name}: {operators} torch operators")
 
 
 if __name__ == "__main__":

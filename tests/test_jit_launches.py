@@ -30,11 +30,42 @@ def launched() -> dict[str, list[str]]:
     return kernels
 
 
+MASKED = (
+    "allowed ids",
+    "bad words",
+    "min_tokens",
+    "grammar",
+    "forced ids",
+    "all together",
+    "drafts",
+)
+LEADING, FIRST_KEPT = ["group_best", "leading"], ["before", "first_kept", "settle"]
+FIRST_WORDS = ["group_first", "group_words"]
+TOP_WORDS = [*FIRST_WORDS, "top_words", "settle"]
+LOGPROBS = [*FIRST_WORDS, "mass", "count"]
+SEARCH = ["digit", "next_digit"] * 9
+STORED = {
+    "top_k": [*LEADING, *FIRST_KEPT],
+    "top_p": [*LEADING, *FIRST_KEPT],
+    "filters, samples": [*LEADING, *FIRST_KEPT],
+    "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],
+    "top_k, top_p": TOP_WORDS,
+    "logprobs": LOGPROBS,
+    "fixed rounds": ["group_first", *SEARCH, "mass", *SEARCH, "mass", "best_kept", "settle"],
+    "all together": [*TOP_WORDS, *LOGPROBS],
+    "drafts": [*TOP_WORDS, *LOGPROBS],
+}
+"""Launches over the stored logits, without their `_kernel`."""
+MOST_OPERATORS = {"top_k": 6, "top_p": 6, "filters, samples": 6, "top_k, top_p": 8}
+"""Torch operators beside them, of a batch whose rows all go the same way."""
+
+
 @pytest.mark.parametrize("name", cases())
 def test_a_step_compiles_as_it_is_launched(launched, name):
-    masks = ("allowed ids", "bad words", "min_tokens", "grammar", "forced ids")
-    finish = "peer_finish_kernel" if name.startswith("peer") else "finish_kernel"
-    expected = ["lm_head_kernel", finish]
-    if name in (*masks, "all together", "drafts"):
-        expected.insert(0, "token_mask_kernel")
-    assert launched[name] == expected
+    finish = "peer_finish" if name.startswith("peer") else "finish"
+    expected = ["token_mask"] * (name in MASKED) + ["lm_head", finish, *STORED.get(name, [])]
+    *kernels, operators = launched[name]
+    assert [kernel.removesuffix("_kernel") for kernel in kernels] == expected
+    most = MOST_OPERATORS.get(name)
+    if most is not None:
+        assert 0 < int(operators.split()[0]) <= most

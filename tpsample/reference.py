@@ -119,7 +119,7 @@ def sample(
     best = torch.stack(
         [
             word.pack(score_tile(processed, 0, rows, s), vocab).where(seen, 0).amax(dim=1)
-            for s in range(len(rows.streams))
+            for s in range(rows.num_samples)
         ],
         dim=1,
     )

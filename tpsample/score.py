@@ -12,7 +12,8 @@ vocabulary or the batch was cut.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,34 +38,54 @@ class Head:
 
 @dataclass(frozen=True)
 class RowNoise:
-    """Per-row constants of the score: everything that does not depend on the token.
+    """What of the score does not depend on the token; derived when first asked for.
 
     Attributes:
-        scale: fp32 [B, 1], log2 e / T, 1 for greedy rows.
-        random: bool [B, 1], False for greedy rows.
-        streams: one row stream per sample, int64 tensors [B, 1].
+        temperature: fp32 [B].
+        seed, positions: int64 [B].
+        num_samples: draws per row.
         rounds: Philox rounds of the element words.
     """
 
-    scale: Tensor
-    random: Tensor
-    streams: list[tuple[Tensor, ...]]
+    temperature: Tensor
+    seed: Tensor
+    positions: Tensor
+    num_samples: int
     rounds: int
 
     @staticmethod
     def of(batch: SamplingBatch, positions: Tensor, num_samples: int, rounds: int) -> RowNoise:
-        safe, random = safe_temperature(batch.temperature.unsqueeze(1))
-        scale = torch.where(random, (math.log2(math.e) / safe.double()).float(), 1.0)
-        streams: list[tuple[Tensor, ...]] = [
-            row_stream(batch.seed.unsqueeze(1), positions.unsqueeze(1), sample)
-            for sample in range(num_samples)
-        ]
-        return RowNoise(scale, random, streams, rounds)
+        return RowNoise(batch.temperature, batch.seed, positions, num_samples, rounds)
+
+    @cached_property
+    def random(self) -> Tensor:
+        """bool [B, 1], False for greedy rows."""
+        return safe_temperature(self.temperature.unsqueeze(1))[1]
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """fp32 [B, 1], log2 e / T, 1 for greedy rows."""
+        safe, random = safe_temperature(self.temperature.unsqueeze(1))
+        return torch.where(random, (math.log2(math.e) / safe.double()).float(), 1.0)
+
+    @cached_property
+    def streams(self) -> list[tuple[Tensor, ...]]:
+        """One row stream per sample, int64 tensors [B, 1]."""
+        seed, positions = self.seed.unsqueeze(1), self.positions.unsqueeze(1)
+        return [row_stream(seed, positions, sample) for sample in range(self.num_samples)]
 
     def select(self, rows: Tensor | list[int] | slice) -> RowNoise:
         """The constants of some of the rows."""
-        streams = [tuple(r[rows] for r in stream) for stream in self.streams]
-        return RowNoise(self.scale[rows], self.random[rows], streams, self.rounds)
+        chosen = replace(
+            self,
+            temperature=self.temperature[rows],
+            seed=self.seed[rows],
+            positions=self.positions[rows],
+        )
+        if "streams" in vars(self):  # about a hundred operators: not made again
+            streams = [tuple(r[rows] for r in stream) for stream in self.streams]
+            vars(chosen)["streams"] = streams
+        return chosen
 
 
 def safe_temperature(temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,14 +119,15 @@ def logits_tile(
 def score_tile(logits: Tensor, first_id: int, rows: RowNoise, sample: int) -> Tensor:
     """fp32 scores [B, n] of the logits of token ids first_id … first_id + n - 1."""
     noise = tile_noise(rows.streams[sample], first_id, logits.shape[1], rows.rounds)
-    return _score(logits, noise, rows)
+    return score(logits, noise, rows)
 
 
 def score_tokens(logits: Tensor, token_ids: Tensor, rows: RowNoise, sample: int) -> Tensor:
     """fp32 scores [B, n] of the logits of any token ids, int64 [B, n]."""
-    return _score(logits, token_noise(rows.streams[sample], token_ids, rows.rounds), rows)
+    return score(logits, token_noise(rows.streams[sample], token_ids, rows.rounds), rows)
 
 
-def _score(logits: Tensor, noise: Tensor, rows: RowNoise) -> Tensor:
+def score(logits: Tensor, noise: Tensor, rows: RowNoise) -> Tensor:
+    """fp32 scores [B, n] of logits [B, n] with L = `noise` [B, n]."""
     product = logits.double() * rows.scale.double()
     return torch.where(rows.random, product - noise.double(), product).float()

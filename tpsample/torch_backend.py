@@ -61,7 +61,7 @@ class TorchBackend:
 
     def run(self, chunk: int, words: Tensor) -> None:
         """Leave the chunk's best words in `words` [num_samples · B], sample-major."""
-        num_samples = len(self._rows.streams)
+        num_samples = self._rows.num_samples
         best = words.view(num_samples, self._hidden_states.shape[0]).zero_()
         num_rows = len(self._shard)
         first, last = (num_rows * c // self._chunks for c in (chunk, chunk + 1))

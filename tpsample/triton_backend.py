@@ -20,7 +20,7 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.control_launch import control_arguments, make_mask
 from tpsample.score import Head, RowNoise
 from tpsample.step_buffer import StepBuffer
-from tpsample.stored.rows import StoredRows
+from tpsample.stored.triton_rows import TritonStoredRows
 from tpsample.vocab_shard import VocabShard
 
 INTERPRET: bool = triton.knobs.runtime.interpret
@@ -190,10 +190,10 @@ class TritonBackend:
         }
         return _Launch(((last - first) * -(-num_rows // tile.block_b),), arguments)
 
-    def stored_rows(self) -> StoredRows:
+    def stored_rows(self) -> TritonStoredRows:
         """The logits of `batch.stored`, after the last `run` of a step."""
         noise = RowNoise.of(self._batch, self._positions, self._num_samples, self._rounds)
-        return StoredRows.of(
+        return TritonStoredRows.of(
             self._stored,
             self._batch,
             noise,

@@ -88,18 +88,28 @@ def _nan_max(a, b):
 
 
 @triton.jit
+def max_or_nan(values, axis: tl.constexpr, INTERPRET: tl.constexpr):
+    """The maximum along an axis; NaN if there is one.
+
+    The interpreter runs a custom reduction element by element, so there NaN is looked for
+    separately.
+    """
+    if INTERPRET:
+        is_nan = tl.max((values != values).to(tl.int32), axis=axis) > 0
+        best = tl.where(is_nan, float("nan"), tl.max(values, axis=axis))
+    else:
+        best = tl.reduce(values, axis, _nan_max)
+    return best
+
+
+@triton.jit
 def best_word(score_tile, offs_v, INTERPRET: tl.constexpr):
     """Word of the best candidate of each column, ties to the lowest id; a NaN wins its column.
 
     Two passes (maximum, then lowest id that has it) cost 3 instructions per logit less than one
-    reduction over (score, id) pairs. The interpreter runs a custom reduction element by element,
-    so there NaN is looked for separately.
+    reduction over (score, id) pairs.
     """
-    if INTERPRET:
-        is_nan = tl.max((score_tile != score_tile).to(tl.int32), axis=0) > 0
-        best = tl.where(is_nan, float("nan"), tl.max(score_tile, axis=0))
-    else:
-        best = tl.reduce(score_tile, 0, _nan_max)
+    best = max_or_nan(score_tile, 0, INTERPRET)
     holds_best = score_tile == best[None, :]
     token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)
     # After a reduction every thread holds several columns that others hold too. Gathering them in

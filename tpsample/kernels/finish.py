@@ -1,4 +1,4 @@
-"""Words of all sources → token and status."""
+"""Words → token and status: of all sources, and of the rows that a filter has drawn anew."""
 
 import triton
 import triton.language as tl
@@ -8,6 +8,7 @@ from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK
 
 KEY_MINUS_INF = tl.constexpr(word.KEY_MINUS_INF)
 STATUS_NAN = tl.constexpr(int(word.Status.NAN))
+STATUS_PEER_LOST = tl.constexpr(int(word.Status.PEER_LOST))
 STATUS_EMPTY = tl.constexpr(int(word.Status.EMPTY))
 
 
@@ -53,3 +54,28 @@ def finish_kernel(
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)
     tl.store(status_ptr + offs_b, row_status, mask=mask_b)
+
+
+@triton.jit(do_not_specialize=["num_samples"])
+def settle_kernel(
+    # inputs
+    words_ptr,  # [F, num_samples] int64
+    row_ptr,  # [F] int64, their places in the batch
+    # outputs
+    token_ptr,  # [num_rows, num_samples] int64
+    status_ptr,  # [num_rows] int32; a lost row stays lost
+    # sizes
+    num_samples,
+):
+    """Twin: `StoredRows.settle`. Grid: (F,)."""
+    filtered = tl.program_id(0)
+    row = tl.load(row_ptr + filtered)
+    lost = tl.load(status_ptr + row) == STATUS_PEER_LOST
+    row_status = tl.full((), 0, tl.int32)
+    for sample in range(num_samples):
+        token_id, status = decode(tl.load(words_ptr + filtered * num_samples + sample))
+        tl.store(token_ptr + row * num_samples + sample, tl.where(lost, -1, token_id))
+        row_status = tl.maximum(row_status, status)
+    # Every thread has read the status that one of them replaces.
+    tl.debug_barrier()
+    tl.store(status_ptr + row, tl.where(lost, STATUS_PEER_LOST, row_status))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from tpsample import word
 from tpsample.checks import positions_tensor
-from tpsample.noise import DOMAIN_TOKEN
+from tpsample.noise import DOMAIN_TOKEN, tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.score import RowNoise, score_tile
+from tpsample.score import RowNoise, score
 from tpsample.speculative.checks import METHODS
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
 from tpsample.step_agreement import CheckedCall
@@ -75,12 +73,12 @@ def sample_draft(
     else:
         domain = DOMAIN_DRAFT
     streams = stream(batch.seed.unsqueeze(1), positions.unsqueeze(1), index, domain)
-    no_samples = RowNoise.of(batch, positions, 0, sampler.philox_rounds)
-    noise = replace(no_samples, streams=[streams])
     best = positions.new_zeros(rows)
     if draft_logits.shape[1]:
         first_id = sampler.shard.start
-        scores = score_tile(draft_logits.float(), first_id, noise, 0)
+        row_noise = RowNoise.of(batch, positions, 1, sampler.philox_rounds)
+        noise = tile_noise(streams, first_id, draft_logits.shape[1], sampler.philox_rounds)
+        scores = score(draft_logits.float(), noise, row_noise)
         ids = torch.arange(first_id, sampler.shard.stop, device=positions.device)
         best = word.pack(scores, ids).amax(dim=1)
     token_ids, _ = word.decode(sampler.exchange.integers.gather(best).amax(dim=0))

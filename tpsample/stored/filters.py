@@ -32,9 +32,8 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.score import score_tokens
-from tpsample.stored.kept_set import RowFilters, Way, below_top, candidates, mass_limit, masses
-from tpsample.stored.rows import StoredRows, keep_best
+from tpsample.stored.kept_set import RowFilters, Way
+from tpsample.stored.rows import StoredRows, or_nan
 from tpsample.stored.threshold import find_cut, find_top_k_cut
 
 BEST_SCORES = 8
@@ -59,7 +58,7 @@ def sample_filtered(
     """
     if fixed_rounds:
         return _by_threshold(rows, filters, integers)
-    words = rows.logits.new_zeros(len(filters), len(rows.noise.streams), dtype=torch.int64)
+    words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
     todo = filters.by_way(filters.first_way)
 
     for way in (Way.REJECTION, Way.REJECTION_IN_TOP_K):
@@ -67,14 +66,23 @@ def sample_filtered(
             continue
         part, part_filters = rows.select(index), filters.select(index)
         in_top_k = way is Way.REJECTION_IN_TOP_K
-        words[index], decided = _by_rejection(part, part_filters, integers, in_top_k=in_top_k)
+        found, decided = _by_rejection(part, part_filters, integers, in_top_k=in_top_k)
+        words = _put(words, index, found)
         for row, done in zip(index, decided.tolist(), strict=True):
             if not done:
                 todo[filters.second_way[row]].append(row)
-    if index := todo[Way.TOP_WORDS]:
-        words[index] = _by_top_words(rows.select(index), filters.select(index), integers)
-    if index := todo[Way.THRESHOLD]:
-        words[index] = _by_threshold(rows.select(index), filters.select(index), integers)
+    for way, sample in ((Way.TOP_WORDS, _by_top_words), (Way.THRESHOLD, _by_threshold)):
+        if index := todo[way]:
+            found = sample(rows.select(index), filters.select(index), integers)
+            words = _put(words, index, found)
+    return words
+
+
+def _put(words: Tensor, index: list[int], found: Tensor) -> Tensor:
+    """`words` with those of some rows; without a copy from the host if these are all."""
+    if len(index) == len(words):
+        return found
+    words[index] = found
     return words
 
 
@@ -86,51 +94,21 @@ def _by_rejection(
     Args:
         in_top_k: top_p is of the mass of what top_k leaves, not of what min_p leaves.
     """
-    samples = len(rows.noise.streams)
-    scores, orders = rows.best_scores(BEST_SCORES)
-    own = torch.cat([rows.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
-    every = integers.gather(own)
-    top_word = every[:, :, 0].amax(dim=0)
-    best = every[:, :, 1:].unflatten(2, (2, samples, BEST_SCORES))  # [W, F, 2, S, 8]
-    scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · 8] each
-    scores, orders = keep_best(scores, orders, BEST_SCORES)
-
-    top = word.value_of(top_word)
-    cut = find_top_k_cut(rows, filters, top, integers) if in_top_k else torch.zeros_like(top_word)
-    marks = orders.flatten(1)
-    # ties="keep": only greater logits count against k.
-    ranked = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
-    sums = integers.sum(rows.before(marks, ranked, top, filters.log_min_p, cut))
-    mass, count, total = sums.split([marks.shape[1], marks.shape[1], 1], dim=1)
-
-    below = below_top(word.value_of(marks), top.unsqueeze(1), rows.temperature.unsqueeze(1))
-    member = candidates(marks, below, filters.log_min_p.unsqueeze(1))
-    member &= count < filters.top_k.unsqueeze(1)
-    member &= mass < mass_limit(total, filters.top_p.unsqueeze(1))
-    words = (scores * member.unflatten(1, (samples, BEST_SCORES))).amax(dim=2)
-    return _or_nan(words, top_word), (words > 0).all(dim=1) | ~_is_number(top_word)
+    every = integers.gather(rows.leading(BEST_SCORES))
+    cut = None
+    if in_top_k:
+        top = word.value_of(every[:, :, 0].amax(dim=0))
+        cut = find_top_k_cut(rows, filters, top, integers)
+    sums = integers.sum(rows.before(every, filters, BEST_SCORES, cut))
+    return rows.first_kept(every, sums, filters, BEST_SCORES)
 
 
 def _by_top_words(rows: StoredRows, filters: RowFilters, integers: IntegerExchange) -> Tensor:
     """Words [F, num_samples] from the first k tokens of the order."""
     count = max(filters.host_top_k)
     every = integers.gather(rows.first_words(count))  # [W, F, count]
-    words = every.transpose(0, 1).flatten(1).topk(count, dim=1).values
-    logits = word.value_of(words)
-
-    below = below_top(logits, logits[:, :1], rows.temperature.unsqueeze(1))
-    kept = candidates(words, below, filters.log_min_p.unsqueeze(1))
-    kept &= torch.arange(count, device=words.device) < filters.top_k.unsqueeze(1)
-    mass = masses(below) * kept
-    total = mass.sum(dim=1, keepdim=True)
-    kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
-
-    ids = word.token_of(words)
-    best = [
-        (word.pack(score_tokens(logits, ids, rows.noise, sample), ids) * kept).amax(dim=1)
-        for sample in range(len(rows.noise.streams))
-    ]
-    return _or_nan(torch.stack(best, dim=1), words[:, 0])
+    first = every.transpose(0, 1).flatten(1).topk(count, dim=1).values
+    return rows.best_of_first(first, filters)
 
 
 def _by_threshold(rows: StoredRows, filters: RowFilters, integers: IntegerExchange) -> Tensor:
@@ -138,16 +116,4 @@ def _by_threshold(rows: StoredRows, filters: RowFilters, integers: IntegerExchan
     top_word = integers.gather(rows.first_words(1)).amax(dim=0).squeeze(1)
     cut = find_cut(rows, filters, word.value_of(top_word), integers)
     best = integers.gather(rows.best_kept(cut.word)).amax(dim=0)
-    return _or_nan(best, top_word)
-
-
-def _is_number(top_word: Tensor) -> Tensor:
-    """Whether the row's first order word is of a logit that can be drawn."""
-    key = word.key_of(top_word)
-    return (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
-
-
-def _or_nan(words: Tensor, top_word: Tensor) -> Tensor:
-    """`words` [F, S]; a NaN's word in rows whose first order word is a NaN."""
-    nan = word.key_of(top_word) == word.KEY_NAN
-    return torch.where(nan.unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
+    return or_nan(best, top_word)

@@ -35,7 +35,7 @@ TOP_MASS = 2**40
 """Mass of the most likely token."""
 
 _LOG2_E = math.log2(math.e)
-_POWER_OF_2 = [math.log(2) ** n / math.factorial(n) for n in range(14)]
+POWER_OF_2 = [math.log(2) ** n / math.factorial(n) for n in range(14)]
 """Taylor series of 2^f; on |f| <= 1/2 its remainder is below 2^-57."""
 
 
@@ -111,7 +111,9 @@ class RowFilters:
         return self.rows.shape[0]
 
     def select(self, index: list[int]) -> RowFilters:
-        """Some of the filtered rows."""
+        """Some of the filtered rows. Nothing is copied if all are named."""
+        if index == list(range(len(self))):
+            return self
         return RowFilters(
             rows=self.rows[index],
             top_k=self.top_k[index],
@@ -175,8 +177,8 @@ def masses(below: Tensor) -> Tensor:
     exponent = (below * _LOG2_E).clamp_(min=-64.0)
     whole = exponent.round()
     fraction = exponent.sub_(whole)
-    power = torch.full_like(fraction, _POWER_OF_2[-1])
-    for coefficient in _POWER_OF_2[-2::-1]:
+    power = torch.full_like(fraction, POWER_OF_2[-1])
+    for coefficient in POWER_OF_2[-2::-1]:
         power.mul_(fraction).add_(coefficient)
     # 2^(40 + whole) from its exponent bits, so the scaling is exact.
     scale = whole.to(torch.int64).add_(1023 + 40).bitwise_left_shift_(52).view(torch.float64)

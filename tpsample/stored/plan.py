@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from tpsample import word
 from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.output import Logprobs, SampleOutput
@@ -35,13 +33,7 @@ def finish_stored_rows(
                 "kept_cap: not in a captured graph; capture a batch without it"
             )
         words = sample_filtered(filtered, filters, integers, fixed_rounds=fixed_rounds)
-        lost = out.status[filters.rows] == word.Status.PEER_LOST
-        token_ids, status = word.decode(words)
-        token_ids = torch.where(lost.unsqueeze(1), word.NO_TOKEN, token_ids)
-        out.token_ids[filters.rows] = token_ids.view(len(filters), *out.token_ids.shape[1:])
-        out.status[filters.rows] = torch.where(
-            lost, int(word.Status.PEER_LOST), status.amax(dim=1)
-        ).to(torch.int32)
+        filtered.settle(words, filters.rows, out)
         if batch.kept_cap is not None:
             out.kept = find_kept_sets(filtered, filters, batch.kept_cap, integers)
     if batch.logprobs is not None:

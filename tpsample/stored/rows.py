@@ -1,21 +1,38 @@
 """The fp32 logits of some rows over this rank's shard, and what one pass over them gives.
 
-Only these rows are stored, [F, V_local]; they never travel.
+Only these rows are stored, [F, V_local]; they never travel. Here in plain PyTorch, the definition
+of the passes; `tpsample.stored.triton_rows` has the same as kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tpsample import word
+from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.token_state import StepControls
-from tpsample.score import RowNoise, safe_temperature, score_tile
-from tpsample.stored.kept_set import below_top, candidates, masses, order_words
+from tpsample.score import RowNoise, safe_temperature, score_tile, score_tokens
+from tpsample.stored.candidates import Candidates, StoredCandidates
+from tpsample.stored.kept_set import (
+    RowFilters,
+    below_top,
+    candidates,
+    mass_limit,
+    masses,
+    order_words,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+GROUP = 64
+"""Neighbouring ids whose largest logit is looked at before they are."""
 
 
 def tile_elements(device: torch.device) -> int:
@@ -44,15 +61,16 @@ class StoredRows:
     temperature: Tensor
     noise: RowNoise
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         raw: Tensor,
         batch: SamplingBatch,
         noise: RowNoise,
         *,
         first_id: int = 0,
         controls: StepControls | None = None,
-    ) -> StoredRows:
+    ) -> Self:
         """The stored rows of a batch.
 
         Args:
@@ -60,10 +78,10 @@ class StoredRows:
             noise, controls: of all rows of the batch.
         """
         assert batch.stored is not None
-        temperature, _ = safe_temperature(batch.temperature[batch.stored])
-        rows = StoredRows(
-            raw, raw, first_id, batch.vocab_size, temperature, noise.select(batch.stored)
-        )
+        every = batch.host_stored == list(range(batch.rows))
+        stored = slice(None) if every else batch.stored
+        temperature, _ = safe_temperature(batch.temperature[stored])
+        rows = cls(raw, raw, first_id, batch.vocab_size, temperature, noise.select(stored))
         if controls is None:
             return rows
         controls, logits = controls.select(batch.stored), torch.empty_like(raw)
@@ -72,14 +90,14 @@ class StoredRows:
             logits[:, start : start + tile.shape[1]] = controls.apply(tile, tile_id)
         return replace(rows, logits=logits)
 
-    def shown(self, processed: Tensor) -> StoredRows:
+    def shown(self, processed: Tensor) -> Self:
         """The rows with raw logits in place of the processed ones where `processed` is False."""
         if self.logits is self.raw:
             return self
         mode = processed.unsqueeze(1)
         return replace(self, logits=torch.where(mode, self.logits, self.raw))
 
-    def select(self, index: list[int] | slice | Tensor) -> StoredRows:
+    def select(self, index: list[int] | slice | Tensor) -> Self:
         """Some of the rows. Nothing is copied if a list names all."""
         if isinstance(index, list) and index == list(range(self.logits.shape[0])):
             return self
@@ -98,14 +116,45 @@ class StoredRows:
         for start in range(0, self.logits.shape[1], width):
             yield self.first_id + start, self.logits[:, start : start + width]
 
-    def best_scores(self, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` best scores of each row and sample, as words of the score and of the logit.
+    def first_words(self, count: int) -> Tensor:
+        """The first `count` order words of each row, descending, int64 [F, count]; 0 where the
+        shard has fewer tokens.
 
-        Returns:
-            Score words, descending, and the order words of the same tokens, int64
-            [F, num_samples, count]; 0 where the shard has fewer tokens.
+        They lie in the `count` groups of ids whose largest logits come first, of equal ones those
+        of lower ids: every other group has `count` tokens before its own first.
         """
-        rows, samples = self.logits.shape[0], len(self.noise.streams)
+        rows, width = self.logits.shape
+        groups = width // GROUP
+        if 2 * count * GROUP > width:
+            first = self.logits.new_zeros(rows, count, dtype=torch.int64)
+            for first_id, logits in self.tiles():
+                words = torch.cat([first, order_words(logits, first_id)], dim=1)
+                first = words.topk(count, dim=1).values
+            return first
+        grouped = self.logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))
+        group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
+        inside = torch.arange(GROUP, device=group.device)
+        rest = torch.arange(groups * GROUP, width, device=group.device).expand(rows, -1)
+        columns = torch.cat([(group.unsqueeze(2) * GROUP + inside).flatten(1), rest], dim=1)
+        words = word.pack(self.logits.gather(1, columns), self.first_id + columns)
+        return words.topk(count, dim=1).values
+
+    def words_of(self, token_ids: Tensor) -> Tensor:
+        """Order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
+        local = token_ids - self.first_id
+        mine = (local >= 0) & (local < self.logits.shape[1]) & (token_ids >= 0)
+        if not self.logits.shape[1]:
+            return torch.zeros_like(token_ids)
+        logits = self.logits.gather(1, local.where(mine, 0))
+        return word.pack(logits, token_ids) * mine
+
+    def leading(self, count: int) -> Tensor:
+        """What a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].
+
+        The first order word; per sample the `count` best scores as words of the score, descending;
+        in the same order the order words of their tokens. 0 where the shard has fewer tokens.
+        """
+        rows, samples = self.logits.shape[0], self.noise.num_samples
         scores = self.logits.new_zeros(rows, samples, count, dtype=torch.int64)
         orders = torch.zeros_like(scores)
         for first_id, logits in self.tiles():
@@ -118,52 +167,109 @@ class StoredRows:
                 dim=1,
             )
             tile_scores, best = tile_scores.topk(min(count, logits.shape[1]), dim=2)
-            scores, orders = keep_best(
+            scores, orders = _keep_best(
                 torch.cat([scores, tile_scores], dim=2),
                 torch.cat([orders, tile_orders.gather(2, best)], dim=2),
                 count,
             )
-        return scores, orders
-
-    def first_words(self, count: int) -> Tensor:
-        """The first `count` order words of each row, descending, int64 [F, count]; 0 where the
-        shard has fewer tokens."""
-        first = self.logits.new_zeros(self.logits.shape[0], count, dtype=torch.int64)
-        for first_id, logits in self.tiles():
-            words = torch.cat([first, order_words(logits, first_id)], dim=1)
-            first = words.topk(count, dim=1).values
-        return first
+        return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
 
     def before(
-        self, marks: Tensor, ranked: Tensor, top: Tensor, log_min_p: Tensor, cut: Tensor
+        self, every: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
     ) -> Tensor:
-        """What stands before some tokens of the order on this rank.
+        """What stands on this rank before each of the best scores of all ranks.
 
         Args:
-            marks: int64 [F, C]; masses are of order words above them.
-            ranked: int64 [F, C]; numbers are of order words above these.
-            top: fp32 [F], the rows' largest logits.
-            log_min_p: float64 [F].
-            cut: int64 [F], the last word of top_k where top_p renormalises after it, else 0.
+            every: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `leading`.
+            filters: of these rows.
+            cut: int64 [F], the last word of top_k where top_p renormalises after it.
 
         Returns:
-            int64 [F, 2 C + 1]: C masses, C numbers, the mass of what min_p leaves down to the cut.
+            int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, the mass of
+            what min_p leaves down to the cut.
         """
-        count = marks.shape[1]
-        sums = marks.new_zeros(marks.shape[0], 2 * count + 1)
+        top = word.value_of(every[:, :, 0].amax(dim=0))
+        marks = self._merged(every, count)[1].flatten(1)
+        # ties="keep": only greater logits count against k.
+        ranked = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
+        c = marks.shape[1]
+        sums = marks.new_zeros(len(marks), 2 * c + 1)
         for first_id, logits in self.tiles():
             words, below = order_words(logits, first_id), self._below(logits, top)
             mass = masses(below)
-            for c in range(count):
-                sums[:, c] += (mass * (words > marks[:, c, None])).sum(dim=1)
-                sums[:, count + c] += (words > ranked[:, c, None]).sum(dim=1)
-            left = candidates(words, below, log_min_p.unsqueeze(1)) & (words >= cut.unsqueeze(1))
+            for i in range(c):
+                sums[:, i] += (mass * (words > marks[:, i, None])).sum(dim=1)
+                sums[:, c + i] += (words > ranked[:, i, None]).sum(dim=1)
+            left = candidates(words, below, filters.log_min_p.unsqueeze(1))
+            if cut is not None:
+                left &= words >= cut.unsqueeze(1)
             sums[:, -1] += (mass * left).sum(dim=1)
         return sums
 
-    def candidate_masses(self, top: Tensor, log_min_p: Tensor) -> tuple[Tensor, Tensor]:
-        """Order words and masses, int64 [F, V_local]; both 0 for what is masked or cut by min_p."""
-        words, mass = torch.empty_like(self.logits, dtype=torch.int64), None
+    def first_kept(
+        self, every: Tensor, sums: Tensor, filters: RowFilters, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """The first of the best scores that is in the kept set.
+
+        Args:
+            every, filters, count: as in `before`.
+            sums: what that returns, summed over the ranks.
+
+        Returns:
+            Words [F, num_samples], and bool [F]: whether they decide the row.
+        """
+        scores, orders = self._merged(every, count)
+        top_word, marks = every[:, :, 0].amax(dim=0), orders.flatten(1)
+        mass, number, total = sums.split([marks.shape[1], marks.shape[1], 1], dim=1)
+        below = self._below(word.value_of(marks), word.value_of(top_word))
+        member = candidates(marks, below, filters.log_min_p.unsqueeze(1))
+        member &= number < filters.top_k.unsqueeze(1)
+        member &= mass < mass_limit(total, filters.top_p.unsqueeze(1))
+        words = (scores * member.unflatten(1, scores.shape[1:])).amax(dim=2)
+        key = word.key_of(top_word)
+        is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
+        return or_nan(words, top_word), (words > 0).all(dim=1) | ~is_number
+
+    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
+        """Best score words [F, num_samples] of the kept among the first tokens of the order.
+
+        Args:
+            first: int64 [F, n], the first n order words over all ranks, n at least each top_k.
+        """
+        count, logits = first.shape[1], word.value_of(first)
+        below = self._below(logits, logits[:, 0])
+        kept = candidates(first, below, filters.log_min_p.unsqueeze(1))
+        kept &= torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
+        mass = masses(below) * kept
+        total = mass.sum(dim=1, keepdim=True)
+        kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
+
+        ids = word.token_of(first)
+        best = [
+            (word.pack(score_tokens(logits, ids, self.noise, sample), ids) * kept).amax(dim=1)
+            for sample in range(self.noise.num_samples)
+        ]
+        return or_nan(torch.stack(best, dim=1), first[:, 0])
+
+    def settle(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
+        """Write tokens and status of score words [F, num_samples]; a lost row stays lost.
+
+        Args:
+            index: int64 [F], the rows' places in the batch.
+        """
+        lost = out.status[index] == word.Status.PEER_LOST
+        token_ids, status = word.decode(words)
+        token_ids = token_ids.masked_fill(lost.unsqueeze(1), word.NO_TOKEN)
+        out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
+        out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
+
+    def candidates(self, top: Tensor, log_min_p: Tensor) -> Candidates:
+        """What is neither masked nor cut by min_p, to be weighed more than once.
+
+        Args:
+            top: fp32 [F], the rows' largest logits over all ranks.
+        """
+        words = torch.empty_like(self.logits, dtype=torch.int64)
         mass = torch.empty_like(words)
         for first_id, logits in self.tiles():
             start = first_id - self.first_id
@@ -172,27 +278,18 @@ class StoredRows:
             left = candidates(tile_words, below, log_min_p.unsqueeze(1))
             words[:, tile] = tile_words * left
             mass[:, tile] = masses(below) * left
-        return words, mass
+        return StoredCandidates(words, mass)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         """Best score word per row and sample, int64 [F, num_samples], of tokens whose order word
         is >= cut, int64 [F]; 0 if there is none."""
-        best = cut.new_zeros(cut.shape[0], len(self.noise.streams))
+        best = cut.new_zeros(cut.shape[0], self.noise.num_samples)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
             for sample in range(best.shape[1]):
                 scores = order_words(score_tile(logits, first_id, self.noise, sample), first_id)
                 best[:, sample] = best[:, sample].maximum((scores * kept).amax(dim=1))
         return best
-
-    def words_of(self, token_ids: Tensor) -> Tensor:
-        """Order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
-        local = token_ids - self.first_id
-        mine = (local >= 0) & (local < self.logits.shape[1]) & (token_ids >= 0)
-        if not self.logits.shape[1]:
-            return torch.zeros_like(token_ids)
-        logits = self.logits.gather(1, local.where(mine, 0))
-        return word.pack(logits, token_ids) * mine
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
         """int64 [F, 2] of this rank's tokens whose order word is >= cut, int64 [F]: Σ q, and
@@ -216,11 +313,23 @@ class StoredRows:
                 counts[:, c] += (words >= marks[:, c, None]).sum(dim=1)
         return counts
 
+    def _merged(self, every: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The best score words of all ranks, [F, num_samples, count], and their order words."""
+        best = every[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
+        scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · count] each
+        return _keep_best(scores, orders, count)
+
     def _below(self, logits: Tensor, top: Tensor) -> Tensor:
         return below_top(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
 
 
-def keep_best(scores: Tensor, orders: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def or_nan(words: Tensor, top_word: Tensor) -> Tensor:
+    """`words` [F, S]; a NaN's word in rows whose first order word is a NaN."""
+    nan = word.key_of(top_word) == word.KEY_NAN
+    return torch.where(nan.unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
+
+
+def _keep_best(scores: Tensor, orders: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest score words along the last axis, with the order words of the same
     tokens."""
     scores, best = scores.topk(count, dim=-1)

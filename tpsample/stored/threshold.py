@@ -20,11 +20,9 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
+from tpsample.stored.candidates import DIGIT_BITS, Candidates, Search
 from tpsample.stored.kept_set import RowFilters, mass_limit
 from tpsample.stored.rows import StoredRows
-
-DIGIT_BITS = 6
-DIGITS = 1 << DIGIT_BITS
 
 
 @dataclass(frozen=True)
@@ -48,16 +46,13 @@ def find_cut(rows: StoredRows, filters: RowFilters, top: Tensor, integers: Integ
         filters: their filters; the same on every rank.
         top: fp32 [F], largest logits over all ranks, neither NaN nor -inf.
     """
-    words, mass = rows.candidate_masses(top, filters.log_min_p)
-    cut = _cut_of_top_k(words, filters, integers)
-    of_top_k = mass * (words >= cut.unsqueeze(1))
-    total = integers.sum(torch.where(filters.joint.unsqueeze(1), mass, of_top_k).sum(dim=1))
-    limit = mass_limit(total, filters.top_p)
-    mass_cut = _weighted_cut(words, mass, limit, integers)
+    candidates = rows.candidates(top, filters.log_min_p)
+    cut = _cut_of_top_k(candidates, filters, integers)
+    before_top_p = torch.where(filters.joint, 0, cut)
+    limit = mass_limit(integers.sum(candidates.mass_from(before_top_p)), filters.top_p)
+    mass_cut = _weighted_cut(candidates, limit, integers, mass=True)
     cut = torch.where(filters.top_p < 1, cut.maximum(mass_cut), cut)
-
-    kept = mass * (words >= cut.unsqueeze(1))
-    return Cut(cut, integers.sum(kept.sum(dim=1)))
+    return Cut(cut, integers.sum(candidates.mass_from(cut)))
 
 
 def find_top_k_cut(
@@ -65,38 +60,26 @@ def find_top_k_cut(
 ) -> Tensor:
     """int64 [F], the last word that min_p, then top_k leave; half the way of `find_cut`, and the
     cheaper one, since a histogram of numbers of tokens takes 32 bits a bin. Collective."""
-    words, _ = rows.candidate_masses(top, filters.log_min_p)
-    return _cut_of_top_k(words, filters, integers)
+    return _cut_of_top_k(rows.candidates(top, filters.log_min_p), filters, integers)
 
 
-def _cut_of_top_k(words: Tensor, filters: RowFilters, integers: IntegerExchange) -> Tensor:
-    one = (words > 0).to(torch.int32)
-    cut = _weighted_cut(words, one, filters.top_k, integers)
+def _cut_of_top_k(candidates: Candidates, filters: RowFilters, integers: IntegerExchange) -> Tensor:
+    cut = _weighted_cut(candidates, filters.top_k, integers, mass=False)
     # ties="keep": from the k-th token on to the last id of its logit.
     return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)
 
 
 def _weighted_cut(
-    words: Tensor, weight: Tensor, limit: Tensor, integers: IntegerExchange
+    candidates: Candidates, limit: Tensor, integers: IntegerExchange, *, mass: bool
 ) -> Tensor:
     """The word at which the weight, summed over descending words and all ranks, reaches `limit`.
 
     Args:
-        words: int64 [F, V_local], distinct over all ranks where weight > 0.
-        weight: int64 [F, V_local] >= 0, or int32 if the row's whole weight is one.
         limit: int64 [F] >= 1; above the row's whole weight it stands for the whole.
+        mass: whether a token's weight is its mass, or one.
     """
-    prefix = torch.zeros_like(limit)
-    reached = torch.zeros_like(limit)
+    search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
-        # Digits are complemented: bin 0 holds the largest words.
-        digit = ~(words >> shift) & (DIGITS - 1)
-        inside = (words >> (shift + DIGIT_BITS)) == prefix.unsqueeze(1)
-        bins = weight.new_zeros(limit.shape[0], DIGITS).scatter_add_(1, digit, weight * inside)
-        bins = integers.sum(bins).to(torch.int64)
-        upto = reached.unsqueeze(1) + bins.cumsum(dim=1)
-        limit = limit.minimum(upto[:, -1])
-        found = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
-        reached = (upto - bins).gather(1, found).squeeze(1)
-        prefix = (prefix << DIGIT_BITS) | (DIGITS - 1 - found.squeeze(1))
-    return prefix
+        bins = integers.sum(candidates.digits(search.prefix, shift, mass=mass))
+        search = candidates.next_digit(search, bins)
+    return search.prefix

@@ -1,0 +1,69 @@
+"""How the kernels over stored logits are compiled for the report: as the launches of
+`tpsample.stored.triton_rows` have them, with 8 ranks and every feature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpsample.stored.candidates import DIGIT_BITS
+from tpsample.stored.filters import BEST_SCORES
+from tpsample.stored.kept_set import MAX_TOP_WORDS
+from tpsample.stored.rows import GROUP
+from tpsample.stored.triton_rows import BLOCK, NUM_WARPS
+
+STORED_TYPES = {
+    "every_ptr": "*i64",
+    "group_ptr": "*i64",
+    "leading_ptr": "*i64",
+    "best_ptr": "*i64",
+    "first_ptr": "*i64",
+    "sums_ptr": "*i64",
+    "marks_ptr": "*i64",
+    "counts_ptr": "*i64",
+    "cut_ptr": "*i64",
+    "bins_ptr": "*i64",
+    "prefix_ptr": "*i64",
+    "reached_ptr": "*i64",
+    "limit_ptr": "*i64",
+    "next_prefix_ptr": "*i64",
+    "next_reached_ptr": "*i64",
+    "next_limit_ptr": "*i64",
+    "row_ptr": "*i64",
+    "top_k_ptr": "*i64",
+    "top_ptr": "*fp32",
+    "top_p_ptr": "*fp64",
+    "log_min_p_ptr": "*fp64",
+    "keep_ties_ptr": "*i1",
+    "decided_ptr": "*i1",
+}
+
+_LEADING = {"COUNT": BEST_SCORES, "WORDS": 8 * BEST_SCORES}
+_BLOCK = {"BLOCK": BLOCK}
+
+STORED: dict[str, tuple[dict[str, Any], int]] = {
+    f"tpsample.kernels.{kernel}_kernel": (
+        constants,
+        NUM_WARPS if _BLOCK.items() <= constants.items() else 4,
+    )
+    for kernel, constants in {
+        "rejection:group_best": {"GROUP": GROUP, **_BLOCK},
+        "rejection:leading": {
+            "COUNT": BEST_SCORES,
+            "GROUP": GROUP,
+            "WORDS": BEST_SCORES * GROUP,
+            "BLOCKS": 64,
+        },
+        "rejection:before": {"HAS_CUT": True, **_LEADING, **_BLOCK},
+        "rejection:first_kept": _LEADING,
+        "first_words:group_first": {"GROUP": GROUP, **_BLOCK},
+        "first_words:group_words": {"GROUP": GROUP},
+        "kept_set:top_words": {"BLOCK": MAX_TOP_WORDS},
+        "kept_set:mass": {"HAS_MIN_P": True, "MOMENT": True, **_BLOCK},
+        "kept_set:count": _BLOCK,
+        "kept_set:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
+        "kept_set:next_digit": {"DIGIT_BITS": DIGIT_BITS},
+        "kept_set:best_kept": _BLOCK,
+        "finish:settle": {},
+    }.items()
+}
+"""Compile-time arguments and warps by kernel."""
