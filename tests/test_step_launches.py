@@ -17,7 +17,7 @@ from tests.agreement import tile
 from tests.cases import Case, uneven_shards
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards, virtual
-from tpsample import LMHeadSampler, SampleOutput
+from tpsample import LMHeadSampler, SampleOutput, compiled
 
 KERNELS = (
     (tpsample.triton_backend, "lm_head_kernel"),
@@ -82,6 +82,20 @@ def test_one_rank_launches_two_kernels_and_nothing_else(num_samples):
     launches = _second_step(LMHeadSampler(case.weight), case, num_samples)
     assert launches.kernels == ["lm_head_kernel", "finish_kernel"]
     assert launches.operators == []
+
+
+def test_the_compiled_operator_adds_its_outputs_alone():
+    """What `torch.compile` calls in place of the sampler."""
+    case = Case.make(301, 5)
+    sampler, batch = LMHeadSampler(case.weight), case.batch
+    given = (case.hidden_states, batch.temperature, batch.seed, case.positions, 0, sampler._handle)
+    inside = compiled._sample._init_fn  # a dispatch mode does not look into the operator
+    inside(*given)
+    with Launches() as launches:
+        token_ids, _ = inside(*given)
+    assert torch.equal(token_ids, case.oracle().token_ids)
+    assert launches.kernels == ["lm_head_kernel", "finish_kernel"]
+    assert launches.operators == ["aten.empty.memory_format"] * 2
 
 
 def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[str]]:

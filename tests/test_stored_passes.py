@@ -82,12 +82,13 @@ def test_rejection(shard, num_samples):
     for cut in (None, twins.cut):
         sums = plain.before(every, filters, COUNT, cut)
         assert _equal(triton.before(every, filters, COUNT, cut)[twins.numbers], sums[twins.numbers])
-    # As they are; as many before as top_k allows; as much mass before as top_p allows.
+    # As many before as top_k allows; as much mass as top_p allows, and one less; as they are.
     marks = num_samples * COUNT
     at_top_k, at_top_p = sums.clone(), sums.clone()
     at_top_k[:, marks : 2 * marks] = filters.top_k.unsqueeze(1)
     at_top_p[:, :marks] = mass_limit(sums[:, -1:], filters.top_p.unsqueeze(1))
-    for edge in (at_top_k, at_top_p, sums):
+    below_top_p = at_top_p - (torch.arange(2 * marks + 1) < marks).long()
+    for edge in (at_top_k, at_top_p, below_top_p, sums):
         words, decided = plain.first_kept(every, edge, filters, COUNT)
         triton_words, triton_decided = triton.first_kept(every, edge, filters, COUNT)
         assert _equal(triton_words, words) and _equal(triton_decided, decided)

@@ -66,7 +66,6 @@ class SamplingBatch:
         self.temperature, self.seed = self._temperature, self._seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self.host_stored: list[int] = []
-        self._slots = torch.arange(self.max_rows, device=seed.device)
         self._host_slots = list(range(self.max_rows))
         self._params: list[SamplingParams] = []
         self._unseeded: set[int] = set()
@@ -237,7 +236,7 @@ class SamplingBatch:
         batch = self.for_rows(check_appended(token_ids, self.seed))
         if batch._tables is not None:
             for column in token_ids.view(batch.rows, -1).unbind(dim=1):
-                batch._tables.append(batch._slots[: batch.rows], column)
+                batch._tables.append(column)
 
     @property
     def grammar_bitmask(self) -> Tensor | None:
@@ -351,18 +350,19 @@ class SamplingBatch:
         if params.seed is None:
             self._unseeded.add(row)
         if self._tables is None and needs_controls(params):
-            self._tables = ControlTables(self.max_rows, self.device)
+            self._tables = ControlTables(self._host_slots, self.device)
         if self._tables is not None:
             self._tables.load(self._host_slots[row], params, prompt, output)
 
     def _reorder(self, order: list[int]) -> None:
         """Rows `order`, in place; the slots of the rows left out come last, to be taken again."""
         left = [row for row in range(self.rows) if row not in set(order)]
+        every, tensors = [*order, *left], [self._temperature, self._seed]
         if self._tables is not None:
             for row in left:
                 self._tables.forget(self._host_slots[row])
-        every = [*order, *left]
-        for tensor in (self._temperature, self._seed, self._slots):
+            tensors.append(self._tables.slot_of)
+        for tensor in tensors:
             tensor[: len(every)] = tensor[every]
         self._host_slots[: len(every)] = [self._host_slots[row] for row in every]
         self._params = [self._params[row] for row in order]
@@ -391,10 +391,10 @@ class SamplingBatch:
         if self._tables is None:
             if bitmask is None and forced is None:
                 return None
-            self._tables = ControlTables(self.max_rows, self.device)
+            self._tables = ControlTables(self._host_slots, self.device)
         return ControlRows(
             self._tables,
-            self._slots[:rows],
+            self._tables.slot_of[:rows],
             None if bitmask is None else bitmask[:rows],
             None if forced is None else forced[:rows],
         )

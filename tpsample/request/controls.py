@@ -49,6 +49,7 @@ class ControlTables:
     """Tables by slot, on the device, and the dense state of each shard that was asked for.
 
     Attributes:
+        slot_of: int64 [slots], the slot of each row of the batch.
         wants: int32 [slots], bits PENALISED and BIASED.
         penalties: fp32 [slots, 3]: repetition, frequency, presence.
         min_tokens, length: int32 [slots], tokens wanted and there.
@@ -59,8 +60,9 @@ class ControlTables:
             for these, and the state is allocated for them.
     """
 
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, slot_of: list[int], device: torch.device) -> None:
+        self.device, slots = device, len(slot_of)
+        self.slot_of = torch.tensor(slot_of, device=device)
         self.has_penalties = self.has_bias = self.has_masks = False
         self.wants = torch.zeros(slots, dtype=torch.int32, device=device)
         self.penalties = torch.tensor([1.0, 0.0, 0.0], device=device).repeat(slots, 1)
@@ -109,9 +111,10 @@ class ControlTables:
         width = self.recent.shape[1]
         self.recent[slot] = _padded(list(reversed(output))[:width], ABSENT, width)
 
-    def append(self, slots: Tensor, token_ids: Tensor) -> None:
+    def append(self, token_ids: Tensor) -> None:
         """Count one new token per row, int64 [B]; a -1 is none. On the device."""
         self._appends += 1
+        slots = self.slot_of[: len(token_ids)]
         there = token_ids >= 0
         self.length[slots] += there.to(torch.int32)
         recent = self.recent[slots]
