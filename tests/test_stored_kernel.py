@@ -9,7 +9,14 @@ import torch.distributed as dist
 from tests.cases import uneven_shards
 from tests.filtered import Rows, V, grid, kinds_of_logits
 from tests.ranks import run_ranks
-from tpsample import LMHeadSampler, SampleOutput, SamplingParams, VocabShard
+from tpsample import (
+    LMHeadSampler,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+)
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.ranks import Ranks
 from tpsample.kernels.tile import Tile
@@ -45,6 +52,55 @@ def test_filtered_tokens_and_logprobs_are_the_oracles(world_size, num_samples):
         assert torch.equal(out.logprobs.ranks, oracle.logprobs.ranks)
         error = (out.logprobs.values - oracle.logprobs.values).nan_to_num(0)
         assert error.abs().max() < 2e-6
+
+
+def _controlled_rows() -> tuple[Rows, SamplingBatch]:
+    """Requests with and without controls, some of them stored."""
+    params = [
+        SamplingParams(seed=1, repetition_penalty=1.3),
+        SamplingParams(seed=2, top_p=0.8, repetition_penalty=1.3, presence_penalty=0.5),
+        SamplingParams(seed=3, top_k=9, logit_bias={7: 2.5, 900: -4.0}, frequency_penalty=0.3),
+        SamplingParams(seed=4, min_p=0.1),
+        SamplingParams(seed=5, allowed_token_ids=list(range(90, 700)), logprobs=2),
+    ]
+    rows = Rows([KINDS["normal"]], params)
+    tokens = [[7, 8, 9, 8], [100, 701], [], [5], [91]]
+    batch = SamplingBatch.from_params(params, vocab_size=V, output_token_ids=tokens)
+    return rows, batch
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_with_controls_the_processed_logits_are_stored_too(backend):
+    rows, batch = _controlled_rows()
+    sampler = LMHeadSampler(rows.weight, backend=backend, max_rows=8)
+    stored, _ = sampler.local_logits(rows.hidden_states, batch, rows.positions)
+    assert batch.host_stored == [1, 2, 3, 4]
+    processed = reference.processed_logits(rows.logits, batch)[batch.stored]
+    assert torch.equal(stored.raw, rows.logits[batch.stored])
+    assert torch.equal(stored.logits, processed)
+    assert not torch.equal(stored.logits, stored.raw)
+
+    batch.drop(0)
+    for name in ("grammar_bitmask", "forced_token_ids"):  # controls that come and go
+        bits = torch.full((4, -(-V // 32)), -1, dtype=torch.int32)
+        setattr(batch, name, bits if name == "grammar_bitmask" else torch.full((4,), -1))
+        setattr(batch, name, None)
+    out = sampler(rows.hidden_states[1:], batch, rows.positions[1:])
+    expected = reference.sample(rows.logits[1:], batch, rows.positions[1:])
+    assert torch.equal(out.token_ids, expected.token_ids)
+    assert torch.equal(out.logprobs.token_ids, expected.logprobs.token_ids)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_mask_that_is_taken_back_leaves_the_raw_logits(backend):
+    rows = Rows([KINDS["normal"]], [SamplingParams(seed=1, top_p=0.5)])
+    sampler, batch = LMHeadSampler(rows.weight, backend=backend, max_rows=8), rows.batch
+    for forced in (torch.tensor([3]), None):
+        batch.forced_token_ids = forced
+        out = sampler(rows.hidden_states, batch, rows.positions)
+        expected = reference.sample(rows.logits, batch, rows.positions)
+        assert torch.equal(out.token_ids, expected.token_ids)
+        assert (int(out.token_ids) == 3) == (forced is not None)
 
 
 @pytest.mark.parametrize("block_v", [64, 512])

@@ -51,8 +51,9 @@ class TorchBackend:
         self._hidden_states = hidden_states.double()
         self._rows = RowNoise.of(batch, positions, num_samples, self._rounds)
         self._batch = batch
-        self._controls = batch.controls.step(self._shard) if batch.controls else None
-        self._stored = self._logits.take(len(batch.host_stored))
+        self._controls = None if batch.controls is None else batch.controls.step(self._shard)
+        raw_and_processed = 1 if self._controls is None else 2
+        self._stored = self._logits.take(raw_and_processed * len(batch.host_stored))
 
     def forget(self) -> None:
         """Let go of the inputs of a step."""
@@ -70,10 +71,13 @@ class TorchBackend:
             stop = min(start + block_v, last)
             bias = None if self._bias is None else self._bias[start:stop]
             logits = logits_tile(self._hidden_states, self._weight[start:stop], bias, self._head)
-            if self._batch.stored is not None:
-                self._stored[:, start:stop] = logits[self._batch.stored]
+            stored = self._batch.stored
+            if stored is not None:
+                self._stored[: len(stored), start:stop] = logits[stored]
             if self._controls is not None:
                 logits = self._controls.apply(logits, self._shard.start + start)
+                if stored is not None:
+                    self._stored[len(stored) :, start:stop] = logits[stored]
             token_ids = torch.arange(
                 self._shard.start + start, self._shard.start + stop, device=words.device
             )
@@ -84,13 +88,7 @@ class TorchBackend:
 
     def stored_rows(self) -> StoredRows:
         """The logits of `batch.stored`, after the last `run` of a step."""
-        return StoredRows.of(
-            self._stored,
-            self._batch,
-            self._rows,
-            first_id=self._shard.start,
-            controls=self._controls,
-        )
+        return StoredRows.of(self._stored, self._batch, self._rows, first_id=self._shard.start)
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of the winners of `words` [sources, num_samples · B]."""

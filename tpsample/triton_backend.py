@@ -78,11 +78,12 @@ class TritonBackend:
         """Take the inputs of a step; without samples it only stores logits."""
         self._hidden_states, self._num_samples = hidden_states, num_samples
         self._batch, self._positions = batch, positions
-        if batch.stored is not None:
-            self._stored = self._logits.take(len(batch.host_stored))
         self._controls = None
         if batch.controls is not None:
             self._controls = batch.controls.step(self._shard, make_mask)
+        if batch.stored is not None:
+            raw_and_processed = 1 if self._controls is None else 2
+            self._stored = self._logits.take(raw_and_processed * len(batch.host_stored))
         self._exchange.begin()
 
     def forget(self) -> None:
@@ -118,6 +119,7 @@ class TritonBackend:
             slot_ptr=batch.stored_slot if stores else self._streams,
             logits_ptr=self._stored if stores else self._scale,
             stride_logits_b=self._stored.stride(0) if stores else 0,
+            num_stored=len(batch.host_stored),
             words_ptr=words,
             **controls,
             **launch.arguments,
@@ -193,13 +195,7 @@ class TritonBackend:
     def stored_rows(self) -> TritonStoredRows:
         """The logits of `batch.stored`, after the last `run` of a step."""
         noise = RowNoise.of(self._batch, self._positions, self._num_samples, self._rounds)
-        return TritonStoredRows.of(
-            self._stored,
-            self._batch,
-            noise,
-            first_id=self._shard.start,
-            controls=self._controls,
-        )
+        return TritonStoredRows.of(self._stored, self._batch, noise, first_id=self._shard.start)
 
     def decode(self, words: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of the winners of `words` [sources, num_samples · B], and zero

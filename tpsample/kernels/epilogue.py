@@ -65,9 +65,10 @@ def score_tile(
 @triton.jit
 def store_logits(
     logits_tile,
-    logits_ptr,  # [stored rows, V_local] fp32
+    logits_ptr,  # [≥ first_slot + stored rows, V_local] fp32
     stride_logits_b,
     slot_ptr,  # [num_rows] int32, the place of each row among the stored ones, or -1
+    first_slot,
     offs_b,
     num_rows,
     offs_v,
@@ -78,7 +79,7 @@ def store_logits(
     slot = tl.load(slot_ptr + offs_b, mask=offs_b < num_rows, other=-1)
     mask_v = (offs_v >= vocab_start) & (offs_v < vocab_stop)
     column = (offs_v - vocab_start)[:, None]
-    address = logits_ptr + slot.to(tl.int64)[None, :] * stride_logits_b + column
+    address = logits_ptr + (first_slot + slot).to(tl.int64)[None, :] * stride_logits_b + column
     tl.store(address, logits_tile, mask=mask_v[:, None] & (slot >= 0)[None, :])
 
 
@@ -141,6 +142,7 @@ def store_candidates(
     slot_ptr,
     logits_ptr,
     stride_logits_b,
+    num_stored,
     controls,
     words_ptr,
     num_rows,
@@ -173,17 +175,17 @@ def store_candidates(
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
         store_candidates(
             left, first_row, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr, stride_stream,
-            scale_ptr, slot_ptr, logits_ptr, stride_logits_b, controls, words_ptr, num_rows,
-            num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, STORE_LOGITS,
-            MASKS, BIASES, PENALTIES, DRAFTS, MANY_SAMPLES, ROUNDS, INTERPRET, BLOCK_V, HALF,
-            BLOCK_E,
-        )  # fmt: skip
-        store_candidates(
-            right, first_row + HALF, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr,
-            stride_stream, scale_ptr, slot_ptr, logits_ptr, stride_logits_b, controls, words_ptr,
+            scale_ptr, slot_ptr, logits_ptr, stride_logits_b, num_stored, controls, words_ptr,
             num_rows, num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS,
             STORE_LOGITS, MASKS, BIASES, PENALTIES, DRAFTS, MANY_SAMPLES, ROUNDS, INTERPRET,
             BLOCK_V, HALF, BLOCK_E,
+        )  # fmt: skip
+        store_candidates(
+            right, first_row + HALF, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr,
+            stride_stream, scale_ptr, slot_ptr, logits_ptr, stride_logits_b, num_stored, controls,
+            words_ptr, num_rows, num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP,
+            HAS_BIAS, STORE_LOGITS, MASKS, BIASES, PENALTIES, DRAFTS, MANY_SAMPLES, ROUNDS,
+            INTERPRET, BLOCK_V, HALF, BLOCK_E,
         )  # fmt: skip
     else:
         offs_v = first_id + tl.arange(0, BLOCK_V)
@@ -200,7 +202,7 @@ def store_candidates(
             logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
         if STORE_LOGITS:
             store_logits(
-                logits_tile, logits_ptr, stride_logits_b, slot_ptr, offs_b, num_rows, offs_v,
+                logits_tile, logits_ptr, stride_logits_b, slot_ptr, 0, offs_b, num_rows, offs_v,
                 vocab_start, vocab_stop,
             )  # fmt: skip
 
@@ -209,6 +211,11 @@ def store_candidates(
                 logits_tile, first_id, vocab_start, offs_b, num_rows, controls, MASKS, BIASES,
                 PENALTIES, DRAFTS, BLOCK_V,
             )  # fmt: skip
+            if STORE_LOGITS:
+                store_logits(
+                    logits_tile, logits_ptr, stride_logits_b, slot_ptr, num_stored, offs_b,
+                    num_rows, offs_v, vocab_start, vocab_stop,
+                )  # fmt: skip
 
         scale = tl.load(scale_ptr + offs_b)
         for sample in range(num_samples if MANY_SAMPLES else 1):

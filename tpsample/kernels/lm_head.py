@@ -91,6 +91,7 @@ def described_product_tile(
     do_not_specialize=[
         "num_rows",
         "num_samples",
+        "num_stored",
         "vocab_start",
         "vocab_stop",
         "first_tile",
@@ -120,8 +121,9 @@ def lm_head_kernel(
     stride_stream,
     scale_ptr,  # [≥ num_rows + BLOCK_B] fp32
     # outputs
-    logits_ptr,  # [stored rows, V_local] fp32; for STORE_LOGITS
+    logits_ptr,  # [num_stored, V_local] fp32, then the same processed; for STORE_LOGITS
     stride_logits_b,
+    num_stored,  # 0 without request controls
     words_ptr,  # [num_samples · num_rows] int64, zero between steps; PUSH: [num_chunks, max_rows]
     # request controls of the rows, see `kernels.controls`
     state_slot_ptr,  # [num_rows] int64
@@ -254,6 +256,7 @@ def lm_head_kernel(
             slot_ptr,
             logits_ptr,
             stride_logits_b,
+            num_stored,
             controls,
             words_ptr,
             num_rows,

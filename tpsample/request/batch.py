@@ -38,8 +38,7 @@ class SamplingBatch:
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
         seed: int64 [B], 64 bits.
-        filters: the rows with top_k, top_p or min_p; None if there are none, which the host
-            knows, so that such a batch takes the plain plan.
+        filters: the rows with top_k, top_p or min_p; None if there are none, as the host knows.
         logprobs: what rows ask for logprobs; None if none does.
         controls: penalties and constraints of the rows; None if there are none.
         stored, host_stored: int64 [R] and a list: rows whose logits a step keeps on their ranks;
@@ -392,9 +391,10 @@ class SamplingBatch:
             if bitmask is None and forced is None:
                 return None
             self._tables = ControlTables(self._host_slots, self.device)
-        return ControlRows(
+        found = ControlRows(
             self._tables,
             self._tables.slot_of[:rows],
             None if bitmask is None else bitmask[:rows],
             None if forced is None else forced[:rows],
         )
+        return found if found.changes_logits else None

@@ -17,7 +17,7 @@ moving a row moves one number.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -191,6 +191,10 @@ class ControlRows:
     num_drafts: Tensor | None = None
 
     @property
+    def changes_logits(self) -> bool:
+        return self.masked or self.tables.has_bias or self.tables.has_penalties
+
+    @property
     def masked(self) -> bool:
         return self.tables.has_masks or self.grammar_bitmask is not None or self.forced is not None
 
@@ -232,21 +236,6 @@ class ControlRows:
             forced,
             drafts.to(torch.int32).repeat_interleave(times, dim=0),
             torch.arange(times, dtype=torch.int32, device=drafts.device).repeat(rows),
-        )
-
-    def select(self, rows: Tensor | list[int]) -> ControlRows:
-        """The controls of some of the rows."""
-
-        def of(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[rows]
-
-        return replace(
-            self,
-            slots=self.slots[rows],
-            grammar_bitmask=of(self.grammar_bitmask),
-            forced=of(self.forced),
-            drafts=of(self.drafts),
-            num_drafts=of(self.num_drafts),
         )
 
 

@@ -7,7 +7,7 @@ Each rank holds this for its own shard only, [slots, V/W]. Column c is id `first
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -149,11 +149,6 @@ class StepControls:
             logits = logits - frequency * count
             logits = logits - presence * (count > 0)
         return logits
-
-    def select(self, rows: Tensor | list[int]) -> StepControls:
-        """The controls of some of the rows."""
-        mask = None if self.mask is None else self.mask[rows]
-        return replace(self, rows=self.rows.select(rows), mask=mask)
 
     def _allowed(self, columns: slice) -> Tensor:
         assert self.mask is not None

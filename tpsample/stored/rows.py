@@ -16,7 +16,6 @@ from torch import Tensor
 from tpsample import word
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.token_state import StepControls
 from tpsample.score import RowNoise, safe_temperature, score_tile, score_tokens
 from tpsample.stored.candidates import Candidates, StoredCandidates
 from tpsample.stored.kept_set import (
@@ -64,31 +63,32 @@ class StoredRows:
     @classmethod
     def of(
         cls,
-        raw: Tensor,
+        stored: Tensor,
         batch: SamplingBatch,
         noise: RowNoise,
         *,
         first_id: int = 0,
-        controls: StepControls | None = None,
     ) -> Self:
         """The stored rows of a batch.
 
         Args:
-            raw: fp32 [F, V_local], those of `batch.stored`.
-            noise, controls: of all rows of the batch.
+            stored: fp32 [F, V_local], the raw logits of `batch.stored`; with request controls
+                [2 F, V_local], the processed ones behind them.
+            noise: of all rows of the batch.
         """
-        assert batch.stored is not None
+        count = len(batch.host_stored)
+        raw, processed = stored[:count], stored[count:]
         every = batch.host_stored == list(range(batch.rows))
-        stored = slice(None) if every else batch.stored
-        temperature, _ = safe_temperature(batch.temperature[stored])
-        rows = cls(raw, raw, first_id, batch.vocab_size, temperature, noise.select(stored))
-        if controls is None:
-            return rows
-        controls, logits = controls.select(batch.stored), torch.empty_like(raw)
-        for tile_id, tile in rows.tiles():
-            start = tile_id - first_id
-            logits[:, start : start + tile.shape[1]] = controls.apply(tile, tile_id)
-        return replace(rows, logits=logits)
+        index = slice(None) if every else batch.stored
+        assert index is not None
+        return cls(
+            logits=processed if len(processed) else raw,
+            raw=raw,
+            first_id=first_id,
+            vocab_size=batch.vocab_size,
+            temperature=safe_temperature(batch.temperature[index])[0],
+            noise=noise.select(index),
+        )
 
     def shown(self, processed: Tensor) -> Self:
         """The rows with raw logits in place of the processed ones where `processed` is False."""
