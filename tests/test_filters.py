@@ -187,7 +187,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
         stored_rows.tile_elements = lambda _, elements=elements: elements
         top = rows.logits.amax(dim=1)
         cut = threshold.find_cut(stored, batch.filters, top, IntegerExchange(ranks_of(None)))
-        cuts.append(word.token_of(cut.word))
+        cuts.append(word.token_of(cut))
     return cuts
 
 

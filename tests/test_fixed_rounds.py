@@ -16,6 +16,7 @@ from tpsample import (
     UnsupportedParameter,
     VocabShard,
 )
+from tpsample.exchange.integers import IntegerExchange
 from tpsample.stored import plan as stored_plan
 
 KINDS = kinds_of_logits()
@@ -99,6 +100,30 @@ def test_the_rounds_do_not_depend_on_the_logits():
     hard = Rows([KINDS["all-equal"]], [SamplingParams(top_p=1e-6, seed=s) for s in range(12)])
     for easy_bytes, hard_bytes in run_ranks(2, _sent, [easy, hard], timeout_s=120):
         assert easy_bytes == hard_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "exchanges"),
+    [
+        ({"top_p": 0.9}, 12),
+        ({"top_k": 9}, 11),
+        ({"min_p": 0.1}, 11),
+        ({"top_p": 0.9, "top_k": 9}, 21),
+        ({"top_p": 0.9, "min_p": 0.1}, 12),
+    ],
+)
+def test_a_search_that_no_request_needs_is_left_out(monkeypatch, changes, exchanges):
+    """The words of the ranks beside them."""
+    taken = []
+    for name in ("gather", "sum"):
+        function = getattr(IntegerExchange, name)
+        monkeypatch.setattr(
+            IntegerExchange, name, lambda *a, function=function: taken.append(a) or function(*a)
+        )
+    rows = Rows([KINDS["normal"]], [SamplingParams(seed=seed, **changes) for seed in range(20)])
+    out = _sampler(rows)(rows.hidden_states, _batch(rows, True), rows.positions)
+    assert torch.equal(out.token_ids, rows.oracle().token_ids)
+    assert len(taken) == exchanges
 
 
 def _sampler(rows: Rows) -> LMHeadSampler:

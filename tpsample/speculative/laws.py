@@ -92,7 +92,7 @@ class Laws:
             index = batch.filters.rows
             tops = top.flatten()[index]
             filtered = rows.select(batch.filters.host_rows)
-            cut.view(-1)[index] = find_cut(filtered, batch.filters, tops, integers).word
+            cut.view(-1)[index] = find_cut(filtered, batch.filters, tops, integers)
         certain = ~rows.noise.random.view(shape) | (top == torch.inf)
         cut = torch.where(certain, top_word, cut)
 

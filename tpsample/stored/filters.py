@@ -115,5 +115,5 @@ def _by_threshold(rows: StoredRows, filters: RowFilters, integers: IntegerExchan
     """Words [F, num_samples]: the best scores down to the last kept token."""
     top_word = integers.gather(rows.first_words(1)).amax(dim=0).squeeze(1)
     cut = find_cut(rows, filters, word.value_of(top_word), integers)
-    best = integers.gather(rows.best_kept(cut.word)).amax(dim=0)
+    best = integers.gather(rows.best_kept(cut)).amax(dim=0)
     return or_nan(best, top_word)

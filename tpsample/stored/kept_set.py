@@ -63,7 +63,8 @@ class RowFilters:
         log_min_p: float64 [F], ln(min_p), -inf where off. The logarithm is taken on the host, so
             that no device's own enters.
         keep_ties, joint: bool [F].
-        host_rows, host_top_k, first_way, second_way: what the host plans with, [F] each.
+        host_rows, host_top_k, host_top_p, first_way, second_way: what the host plans with, [F]
+            each.
     """
 
     rows: Tensor
@@ -74,6 +75,7 @@ class RowFilters:
     joint: Tensor
     host_rows: list[int]
     host_top_k: list[int]
+    host_top_p: list[float]
     first_way: list[Way]
     second_way: list[Way]
 
@@ -103,6 +105,7 @@ class RowFilters:
             joint=tensor([r.filter_order == "joint" for r in kept], torch.bool),
             host_rows=rows,
             host_top_k=top_k,
+            host_top_p=[r.top_p for r in kept],
             first_way=[first for first, _ in ways],
             second_way=[second for _, second in ways],
         )
@@ -123,6 +126,7 @@ class RowFilters:
             joint=self.joint[index],
             host_rows=[self.host_rows[row] for row in index],
             host_top_k=[self.host_top_k[row] for row in index],
+            host_top_p=[self.host_top_p[row] for row in index],
             first_way=[self.first_way[row] for row in index],
             second_way=[self.second_way[row] for row in index],
         )

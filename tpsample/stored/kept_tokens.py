@@ -30,8 +30,9 @@ def find_kept_sets(
     """
     top_word = integers.gather(rows.first_words(1)).amax(dim=0).squeeze(1)
     top, status = word.value_of(top_word), word.decode(top_word)[1]
-    found = find_cut(rows, filters, top, integers)
-    cut = found.word.where(status == word.Status.OK, 1 << word.EPOCH_SHIFT).unsqueeze(1)
+    cut = find_cut(rows, filters, top, integers)
+    mass = integers.sum(rows.mass_from(cut, top)[:, 0])
+    cut = cut.where(status == word.Status.OK, 1 << word.EPOCH_SHIFT).unsqueeze(1)
 
     counts = integers.gather(rows.count_from(cut)).squeeze(2)  # [W, F]
     sizes = counts.sum(dim=0)
@@ -44,7 +45,7 @@ def find_kept_sets(
 
     kept = first > 0
     below = below_top(word.value_of(first), top.unsqueeze(1), rows.temperature.unsqueeze(1))
-    log_masses = below - (found.mass.double() / TOP_MASS).log().unsqueeze(1)
+    log_masses = below - (mass.double() / TOP_MASS).log().unsqueeze(1)
     offsets = torch.zeros(len(filters) + 1, dtype=torch.int64, device=sizes.device)
     offsets[1:] = (sizes * fits).cumsum(dim=0)
     return KeptSets(

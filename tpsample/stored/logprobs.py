@@ -56,8 +56,7 @@ def find_logprobs(
 
     cut = torch.zeros_like(first[:, 0])
     if filters is not None and filtered is not None:
-        found = find_cut(rows.select(filtered), filters, top[filtered], integers)
-        cut[filtered] = found.word
+        cut[filtered] = find_cut(rows.select(filtered), filters, top[filtered], integers)
 
     temperature = torch.where(asked.processed, rows.temperature, 1.0)
     sums = integers.sum(replace(rows, temperature=temperature).mass_from(cut, top)).double()

@@ -13,8 +13,6 @@ from the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -25,21 +23,13 @@ from tpsample.stored.kept_set import RowFilters, mass_limit
 from tpsample.stored.rows import StoredRows
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The kept set of each row.
+def find_cut(
+    rows: StoredRows, filters: RowFilters, top: Tensor, integers: IntegerExchange
+) -> Tensor:
+    """int64 [F], the last word of each kept set: a token is kept iff its order word is >= it.
 
-    Attributes:
-        word: int64 [F]; a token is kept iff its order word is >= this one.
-        mass: int64 [F], the kept tokens' mass over all ranks.
-    """
-
-    word: Tensor
-    mass: Tensor
-
-
-def find_cut(rows: StoredRows, filters: RowFilters, top: Tensor, integers: IntegerExchange) -> Cut:
-    """min_p, then top_k, then top_p. Collective.
+    min_p, then top_k, then top_p. Collective: two searches, or one if no row has top_p, or if
+    all have it and none top_k; the requests alone decide that.
 
     Args:
         rows: the logits of the filtered rows on this rank.
@@ -47,12 +37,16 @@ def find_cut(rows: StoredRows, filters: RowFilters, top: Tensor, integers: Integ
         top: fp32 [F], largest logits over all ranks, neither NaN nor -inf.
     """
     candidates = rows.candidates(top, filters.log_min_p)
-    cut = _cut_of_top_k(candidates, filters, integers)
-    before_top_p = torch.where(filters.joint, 0, cut)
-    limit = mass_limit(integers.sum(candidates.mass_from(before_top_p)), filters.top_p)
-    mass_cut = _weighted_cut(candidates, limit, integers, mass=True)
-    cut = torch.where(filters.top_p < 1, cut.maximum(mass_cut), cut)
-    return Cut(cut, integers.sum(candidates.mass_from(cut)))
+    if min(filters.host_top_k) >= rows.vocab_size and max(filters.host_top_p) < 1:
+        cut = torch.zeros_like(filters.top_k)
+    else:
+        cut = _cut_of_top_k(candidates, filters, integers)
+    if min(filters.host_top_p) < 1:
+        before_top_p = torch.where(filters.joint, 0, cut)
+        limit = mass_limit(integers.sum(candidates.mass_from(before_top_p)), filters.top_p)
+        mass_cut = _weighted_cut(candidates, limit, integers, mass=True)
+        cut = torch.where(filters.top_p < 1, cut.maximum(mass_cut), cut)
+    return cut
 
 
 def find_top_k_cut(
