@@ -18,6 +18,7 @@ from tests.agreement import (
 )
 from tests.cases import Case, uneven_shards
 from tpsample import SamplingParams, Status, VocabShard, reference
+from tpsample.kernels import epilogue
 from tpsample.score import Head
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -182,3 +183,17 @@ def test_greedy_ties_go_to_the_lowest_id(values):
 @pytest.mark.parametrize("golden", [PLANTED_TAILS[0], PLANTED_TAILS[5]], ids=["10", "7"])
 def test_planted_tails_win(golden):
     planted_tail_wins(golden, backend="triton", tile=tile(4096, 4, 16))
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(5, 1), (32, 1), (33, 2), (65, 3), (128, 4)])
+def test_padded_batch_columns_draw_no_noise(monkeypatch, rows, parts):
+    """A batch tile of 128 is worked on 32 rows at a time, as far as there are rows."""
+    drawn = []
+    noise_tile = epilogue.noise_tile
+    monkeypatch.setattr(
+        epilogue, "noise_tile", lambda *given: drawn.append(given) or noise_tile(*given)
+    )
+    case = Case.make(60, rows)
+    kernel = step(case, backend="triton", tile=tile(64, 128, 16))
+    assert torch.equal(kernel.token_ids, case.oracle().token_ids)
+    assert len(drawn) == parts

@@ -26,7 +26,7 @@ class Twins:
 
     def __init__(self, first: int, last: int, num_samples: int = 1) -> None:
         kinds = kinds_of_logits()
-        rows = Rows([kinds["normal"], kinds["two-valued"], kinds["wide"]], grid()[3::83])
+        rows = Rows([kinds["normal"], kinds["two-valued"]], grid()[3::83])
         batch = rows.batch
         logits = rows.logits[batch.stored]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
@@ -68,8 +68,9 @@ def test_first_words(twins, count):
     assert not first[:, ordered.shape[1] :].any()
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("num_samples", [1, 2])
+@pytest.mark.parametrize(
+    ("shard", "num_samples"), [*((shard, 1) for shard in SHARDS), (SHARDS[1], 2)]
+)
 def test_rejection(shard, num_samples):
     """With two ranks that hold the same, and with the cut of a top_k."""
     twins = Twins(*shard, num_samples)
@@ -77,7 +78,7 @@ def test_rejection(shard, num_samples):
     leading = plain.leading(COUNT)
     assert _equal(triton.leading(COUNT), leading)
     other = leading.clone()
-    other[:, 1:] -= (other[:, 1:] > 0).long()  # of the next id
+    other[:, 1:] -= 2048 * (other[:, 1:] > 0)  # of other ids
     every = torch.stack([leading, other])
     for cut in (None, twins.cut):
         sums = plain.before(every, filters, COUNT, cut)
@@ -88,11 +89,14 @@ def test_rejection(shard, num_samples):
     at_top_k[:, marks : 2 * marks] = filters.top_k.unsqueeze(1)
     at_top_p[:, :marks] = mass_limit(sums[:, -1:], filters.top_p.unsqueeze(1))
     below_top_p = at_top_p - (torch.arange(2 * marks + 1) < marks).long()
+    some = []
     for edge in (at_top_k, at_top_p, below_top_p, sums):
         words, decided = plain.first_kept(every, edge, filters, COUNT)
         triton_words, triton_decided = triton.first_kept(every, edge, filters, COUNT)
         assert _equal(triton_words, words) and _equal(triton_decided, decided)
-    assert shard != SHARDS[0] or 0 < int(decided.sum()) < len(filters)
+        some += decided.tolist()
+    # An empty shard has nothing to draw, which is decided.
+    assert set(some) == ({True} if shard[0] == shard[1] else {False, True})
 
 
 @pytest.mark.parametrize("num_samples", [1, 2])

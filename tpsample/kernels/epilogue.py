@@ -180,13 +180,15 @@ def store_candidates(
             STORE_LOGITS, MASKS, BIASES, PENALTIES, DRAFTS, MANY_SAMPLES, ROUNDS, INTERPRET,
             BLOCK_V, HALF, BLOCK_E,
         )  # fmt: skip
-        store_candidates(
-            right, first_row + HALF, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr,
-            stride_stream, scale_ptr, slot_ptr, logits_ptr, stride_logits_b, num_stored, controls,
-            words_ptr, num_rows, num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP,
-            HAS_BIAS, STORE_LOGITS, MASKS, BIASES, PENALTIES, DRAFTS, MANY_SAMPLES, ROUNDS,
-            INTERPRET, BLOCK_V, HALF, BLOCK_E,
-        )  # fmt: skip
+        # Rows past the last draw no noise.
+        if first_row + HALF < num_rows:
+            store_candidates(
+                right, first_row + HALF, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr,
+                stride_stream, scale_ptr, slot_ptr, logits_ptr, stride_logits_b, num_stored,
+                controls, words_ptr, num_rows, num_samples, logit_scale, logit_softcap, HAS_SCALE,
+                HAS_SOFTCAP, HAS_BIAS, STORE_LOGITS, MASKS, BIASES, PENALTIES, DRAFTS,
+                MANY_SAMPLES, ROUNDS, INTERPRET, BLOCK_V, HALF, BLOCK_E,
+            )  # fmt: skip
     else:
         offs_v = first_id + tl.arange(0, BLOCK_V)
         offs_b = first_row + tl.arange(0, BLOCK_B)
