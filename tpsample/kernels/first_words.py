@@ -7,19 +7,18 @@ are enough.
 import triton
 import triton.language as tl
 
-from tpsample.kernels.epilogue import TOKEN_MASK, pack
-from tpsample.kernels.stored_tile import best_of_groups, load_block
+from tpsample.kernels.epilogue import TOKEN_MASK
+from tpsample.kernels.stored_tile import best_of_groups, load_block, order_words
 
 
 @triton.jit
-def group_ids(word, inside, vocab_start, GROUP: tl.constexpr):
-    """Ids int32 of the group in which a word's token lies, at places `inside` of it."""
-    begin = vocab_start // 4 * 4
-    group = (((word & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32) - begin) // GROUP
-    return begin + group * GROUP + inside
+def group_columns(word, inside, vocab_start, lead, GROUP: tl.constexpr):
+    """Columns int32 of the group in which a word's token lies, at places `inside` of it."""
+    column = ((word & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32) - vocab_start
+    return (column + lead) // GROUP * GROUP + inside - lead
 
 
-@triton.jit(do_not_specialize=["groups", "vocab_start", "vocab_stop"])
+@triton.jit(do_not_specialize=["groups"])
 def group_first_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -29,7 +28,8 @@ def group_first_kernel(
     # sizes
     groups,
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     INTERPRET: tl.constexpr,
@@ -37,14 +37,14 @@ def group_first_kernel(
     """The first order word of each group of ids. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
     logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, vocab_stop, BLOCK
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
     )
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     first = best_of_groups(logits, ids, mask, GROUP, INTERPRET)
     tl.store(words_ptr + row.to(tl.int64) * groups + group, first, mask=group < groups)
 
 
-@triton.jit(do_not_specialize=["vocab_start", "vocab_stop"])
+@triton.jit
 def group_words_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -54,15 +54,16 @@ def group_words_kernel(
     words_ptr,  # [F, count, GROUP] int64; 0 outside the shard
     # sizes
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     GROUP: tl.constexpr,
 ):
     """All order words of some groups. Grid: (count, F)."""
     place, row, count = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     word = tl.load(first_ptr + row * count + place)
-    ids = group_ids(word, tl.arange(0, GROUP), vocab_start, GROUP)
-    mask = (ids >= vocab_start) & (ids < vocab_stop)
-    address = logits_ptr + row.to(tl.int64) * stride_logits + (ids - vocab_start)
-    words = tl.where(mask, pack(tl.load(address, mask=mask, other=0.0), ids), 0)
+    columns = group_columns(word, tl.arange(0, GROUP), vocab_start, lead, GROUP)
+    mask = (columns >= 0) & (columns < width)
+    logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mask, other=0.0)
+    words = order_words(logits, vocab_start + columns, mask)
     out = words_ptr + (row.to(tl.int64) * count + place) * GROUP
     tl.store(out + tl.arange(0, GROUP), words)

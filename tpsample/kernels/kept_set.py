@@ -23,7 +23,7 @@ from tpsample.kernels.stored_tile import (
 )
 
 
-@triton.jit(do_not_specialize=["vocab_start", "vocab_stop"])
+@triton.jit
 def mass_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -36,7 +36,8 @@ def mass_kernel(
     sums_ptr,  # [F, 2] int64, zero before: Σ q, Σ rint(-q y) of order words >= cut
     # sizes
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     HAS_MIN_P: tl.constexpr,
     MOMENT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -44,7 +45,7 @@ def mass_kernel(
     """Mass of the tokens down to a word, and with MOMENT their entropy's sum. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
     logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, vocab_stop, BLOCK
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
     )
     orders = order_words(logits, ids, mask)
     below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
@@ -59,7 +60,7 @@ def mass_kernel(
         tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_marks", "vocab_start", "vocab_stop"])
+@triton.jit(do_not_specialize=["num_marks"])
 def count_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -70,13 +71,14 @@ def count_kernel(
     # sizes
     num_marks,
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     BLOCK: tl.constexpr,
 ):
     """How many order words are >= each mark. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
     logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, vocab_stop, BLOCK
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
     )
     orders = order_words(logits, ids, mask)
     for mark in range(num_marks):
@@ -86,7 +88,7 @@ def count_kernel(
         tl.atomic_add(counts_ptr + place, number.to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["shift", "vocab_start", "vocab_stop"])
+@triton.jit(do_not_specialize=["shift"])
 def digit_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -100,7 +102,8 @@ def digit_kernel(
     # sizes
     shift,
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     MASS: tl.constexpr,
     DIGIT_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -108,7 +111,7 @@ def digit_kernel(
     """Histogram of the next digit of the words that begin with the prefix. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
     logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, vocab_stop, BLOCK
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
     )
     orders = order_words(logits, ids, mask)
     inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
@@ -152,7 +155,7 @@ def next_digit_kernel(
     tl.store(next_limit_ptr + row, limit)
 
 
-@triton.jit(do_not_specialize=["num_samples", "vocab_start", "vocab_stop"])
+@triton.jit(do_not_specialize=["num_samples"])
 def best_kept_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -166,7 +169,8 @@ def best_kept_kernel(
     # sizes
     num_samples,
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,
     INTERPRET: tl.constexpr,
@@ -174,7 +178,7 @@ def best_kept_kernel(
     """The best score of the tokens down to a word. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
     logits, ids, mask, first_id = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, vocab_stop, BLOCK
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
     )
     kept = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))
     if tl.max(kept.to(tl.int32), axis=0) > 0:

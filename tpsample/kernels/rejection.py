@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
-from tpsample.kernels.first_words import group_ids
+from tpsample.kernels.first_words import group_columns
 from tpsample.kernels.stored_tile import (
     KEY_MASK,
     below_top,
@@ -28,7 +28,7 @@ from tpsample.kernels.stored_tile import (
 )
 
 
-@triton.jit(do_not_specialize=["num_samples", "groups", "vocab_start", "vocab_stop"])
+@triton.jit(do_not_specialize=["num_samples", "groups"])
 def group_best_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -43,7 +43,8 @@ def group_best_kernel(
     num_samples,
     groups,
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,
@@ -55,7 +56,7 @@ def group_best_kernel(
     """
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     logits, ids, mask, first_id = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, vocab_stop, BLOCK
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
     )
     one = tl.arange(0, 1)
     first = best_of_groups(logits, ids, mask, BLOCK, INTERPRET)
@@ -72,7 +73,7 @@ def group_best_kernel(
         tl.store(out + group, best, mask=group < groups)
 
 
-@triton.jit(do_not_specialize=["num_samples", "num_groups", "blocks", "vocab_start", "vocab_stop"])
+@triton.jit(do_not_specialize=["num_samples", "num_groups", "blocks"])
 def leading_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -89,7 +90,8 @@ def leading_kernel(
     num_groups,
     blocks,
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     COUNT: tl.constexpr,
     GROUP: tl.constexpr,
     WORDS: tl.constexpr,  # >= num_groups · GROUP
@@ -108,9 +110,10 @@ def leading_kernel(
     offs = tl.arange(0, WORDS)
     groups = group_ptr + (row * num_samples + sample) * num_groups
     group_word = tl.load(groups + offs // GROUP, mask=offs < num_groups * GROUP, other=0)
-    ids = group_ids(group_word, offs % GROUP, vocab_start, GROUP)
-    mask = (group_word > 0) & (ids >= vocab_start) & (ids < vocab_stop)
-    address = logits_ptr + row.to(tl.int64) * stride_logits + (ids - vocab_start)
+    columns = group_columns(group_word, offs % GROUP, vocab_start, lead, GROUP)
+    ids = vocab_start + columns
+    mask = (group_word > 0) & (columns >= 0) & (columns < width)
+    address = logits_ptr + row.to(tl.int64) * stride_logits + columns
     logits = tl.load(address, mask=mask, other=float("-inf"))
     one = tl.arange(0, 1)
     scores = token_scores(
@@ -165,9 +168,7 @@ def load_first(
     return tl.max(tl.load(words, mask=source < num_sources, other=0), axis=0)
 
 
-@triton.jit(
-    do_not_specialize=["num_rows", "num_samples", "num_sources", "vocab_start", "vocab_stop"]
-)
+@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
 def before_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -184,7 +185,8 @@ def before_kernel(
     num_samples,
     num_sources,
     vocab_start,
-    vocab_stop,
+    lead,
+    width,
     HAS_CUT: tl.constexpr,
     COUNT: tl.constexpr,
     WORDS: tl.constexpr,
@@ -193,7 +195,7 @@ def before_kernel(
     """Mass and number of the tokens before each of the best scores. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
     logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, vocab_stop, BLOCK
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
     )
     orders = order_words(logits, ids, mask)
     top = value_of(load_first(every_ptr, row, num_rows, num_samples, num_sources, COUNT, WORDS))

@@ -42,15 +42,21 @@ P13 = tl.constexpr(kept_set.POWER_OF_2[13])
 
 
 @triton.jit
-def load_block(logits_ptr, stride_logits, row, block, vocab_start, vocab_stop, BLOCK: tl.constexpr):
+def load_block(
+    logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK: tl.constexpr
+):
     """A block of a row: fp32 logits [BLOCK], -inf outside the shard, ids int32, whether they are
-    of the shard, and the first id, a multiple of 4."""
-    first_id = vocab_start // 4 * 4 + block * BLOCK
-    ids = first_id + tl.arange(0, BLOCK)
-    mask = (ids >= vocab_start) & (ids < vocab_stop)
-    address = logits_ptr + row.to(tl.int64) * stride_logits + (ids - vocab_start)
+    of the shard, and the first id, a multiple of 4.
+
+    The first block begins `lead` = vocab_start % 4 columns before the shard: an argument, since the
+    compiler sees that four logits can be loaded at once if it is 0 there, and not from `%`.
+    """
+    first_column = block * BLOCK - lead
+    columns = first_column + tl.arange(0, BLOCK)
+    mask = (columns >= 0) & (columns < width)
+    address = logits_ptr + row.to(tl.int64) * stride_logits + columns
     logits = tl.load(address, mask=mask, other=float("-inf"))
-    return logits, ids, mask, first_id
+    return logits, vocab_start + columns, mask, vocab_start + first_column
 
 
 @triton.jit

@@ -214,7 +214,8 @@ class TritonStoredRows(StoredRows):
             "logits_ptr": self.logits,
             "stride_logits": self.logits.stride(0),
             "vocab_start": self.first_id,
-            "vocab_stop": self.first_id + self.logits.shape[1],
+            "lead": self.first_id % 4,
+            "width": self.logits.shape[1],
         }
 
     def _noise(self) -> dict[str, Any]:
