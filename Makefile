@@ -22,7 +22,7 @@ demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
 
 test: lint
-	.venv/bin/pytest
+	.venv/bin/pytest -n 2 --dist loadfile
 	@echo "ok: lint and tests passed"
 
 soak: $(INSTALLED)
