@@ -69,8 +69,7 @@ def order_words(logits, ids, mask):
 def best_of_groups(values, ids, mask, GROUP: tl.constexpr, INTERPRET: tl.constexpr):
     """The best word of each GROUP of neighbours, 0 of a group outside the shard.
 
-    As `best_word` in two passes, since to pack and compare words of 64 bits would cost three times
-    as much.
+    As `best_word` in two passes: to pack and compare a word of 64 bits per logit costs more.
     """
     GROUPS: tl.constexpr = values.shape[0] // GROUP
     in_groups = tl.where(mask, values, float("-inf")).reshape((GROUPS, GROUP))
