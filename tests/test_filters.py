@@ -127,7 +127,7 @@ def test_the_second_round_decides_what_the_first_cannot(kind, changes, second):
     ],
 )
 def test_the_way_of_a_request(changes, ways):
-    planned = Rows([KINDS["normal"]], [SamplingParams(seed=1, **changes)]).batch.filters
+    planned = Rows([KINDS["normal"]], [SamplingParams(seed=1, **changes)]).batch.plan.filters
     assert (planned.first_way, planned.second_way) == ([ways[0]], [ways[1]])
 
 
@@ -186,7 +186,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     for elements in tiles:
         stored_rows.tile_elements = lambda _, elements=elements: elements
         top = rows.logits.amax(dim=1)
-        cut = threshold.find_cut(stored, batch.filters, top, IntegerExchange(ranks_of(None)))
+        cut = threshold.find_cut(stored, batch.plan.filters, top, IntegerExchange(ranks_of(None)))
         cuts.append(word.token_of(cut))
     return cuts
 

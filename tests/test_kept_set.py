@@ -79,17 +79,18 @@ def test_a_masked_token_is_never_kept():
 
 def _stored(rows: Rows) -> tuple[StoredRows, SamplingBatch]:
     batch = rows.batch
-    row_noise = RowNoise.of(batch, rows.positions, 1, 10)
-    return StoredRows.of(rows.logits[batch.stored], batch, row_noise), batch
+    view = batch.view(batch.rows)
+    row_noise = RowNoise.of(view, rows.positions, 1, 10)
+    return StoredRows.of(rows.logits[batch.plan.stored], view, row_noise), batch
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_sampling_by_an_explicit_threshold_is_the_same(name):
     rows = Rows([KINDS[name]], grid())
     stored, batch = _stored(rows)
-    filtered = batch.filters.rows
+    filtered = batch.plan.filters.rows
     top = stored.logits.amax(dim=1)
-    cut = find_cut(stored, batch.filters, top, IntegerExchange(Ranks()))
+    cut = find_cut(stored, batch.plan.filters, top, IntegerExchange(Ranks()))
 
     mask = reference.kept_mask(rows.logits, batch)[filtered]
     order = word.pack(stored.logits, torch.arange(V))
@@ -191,9 +192,9 @@ def test_a_batch_without_filters_has_no_filtered_rows():
         SamplingParams(top_k=-1),
         SamplingParams(temperature=0, top_k=3, top_p=0.2, min_p=0.1),
     ]
-    assert SamplingBatch.from_params(off, vocab_size=V).filters is None
+    assert SamplingBatch.from_params(off, vocab_size=V).plan.filters is None
     mixed = SamplingBatch.from_params([*off, SamplingParams(top_k=V - 1)], vocab_size=V)
-    assert mixed.filters.rows.tolist() == [4]
+    assert mixed.plan.filters.rows.tolist() == [4]
 
 
 def test_filtered_draws_follow_the_renormalised_softmax():
@@ -202,7 +203,7 @@ def test_filtered_draws_follow_the_renormalised_softmax():
     batch = SamplingBatch.from_params([params] * draws, vocab_size=V)
     row_noise = RowNoise.of(batch, torch.arange(draws), 1, 10)
     stored = StoredRows.of(logits.expand(draws, -1), batch, row_noise)
-    words = sample_filtered(stored, batch.filters, IntegerExchange(Ranks()))
+    words = sample_filtered(stored, batch.plan.filters, IntegerExchange(Ranks()))
     token_ids, _ = word.decode(words.squeeze(1))
 
     one = SamplingBatch.from_params([params], vocab_size=V)

@@ -28,11 +28,11 @@ class Twins:
         kinds = kinds_of_logits()
         rows = Rows([kinds["normal"], kinds["two-valued"]], grid()[3::83])
         batch = rows.batch
-        logits = rows.logits[batch.stored]
+        logits = rows.logits[batch.plan.stored]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
         logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
         noise = RowNoise.of(batch, rows.positions, num_samples, 10)
-        self.filters, self.logits = batch.filters, logits[:, first:last].contiguous()
+        self.filters, self.logits = batch.plan.filters, logits[:, first:last].contiguous()
         self.plain = StoredRows.of(self.logits, batch, noise, first_id=first)
         self.triton = TritonStoredRows.of(self.logits, batch, noise, first_id=first)
         # Of a row with a NaN, or with nothing to draw, sums mean nothing.

@@ -105,7 +105,10 @@ class AskingRows:
 
 
 def stored_order(
-    filters: RowFilters | None, logprobs: LogprobRows | None, seed: Tensor
+    filters: RowFilters | None,
+    logprobs: LogprobRows | None,
+    num_rows: int,
+    device: torch.device,
 ) -> tuple[list[int], Tensor | None, Tensor | None]:
     """The rows whose logits a step keeps, the filtered ones first; the same on the device; and
     int32 [B], the place of each row among them or -1. (`[], None, None` if there are none.)"""
@@ -113,9 +116,9 @@ def stored_order(
     host = list(dict.fromkeys(rows))
     if not host:
         return host, None, None
-    stored = torch.tensor(host, device=seed.device)
-    slot = torch.full_like(seed, -1, dtype=torch.int32)
-    slot[stored] = torch.arange(len(host), dtype=torch.int32, device=seed.device)
+    stored = torch.tensor(host, dtype=torch.int64, device=device)
+    slot = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+    slot[stored] = torch.arange(len(host), dtype=torch.int32, device=device)
     return host, stored, slot
 
 

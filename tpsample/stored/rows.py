@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.output import SampleOutput
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.score import RowNoise, safe_temperature, score_tile, score_tokens
 from tpsample.stored.candidates import Candidates, StoredCandidates
 from tpsample.stored.kept_set import (
@@ -64,7 +64,7 @@ class StoredRows:
     def of(
         cls,
         stored: Tensor,
-        batch: SamplingBatch,
+        batch: BatchView,
         noise: RowNoise,
         *,
         first_id: int = 0,
@@ -72,14 +72,14 @@ class StoredRows:
         """The stored rows of a batch.
 
         Args:
-            stored: fp32 [F, V_local], the raw logits of `batch.stored`; with request controls
+            stored: fp32 [F, V_local], the raw logits of `batch.plan.stored`; with request controls
                 [2 F, V_local], the processed ones behind them.
             noise: of all rows of the batch.
         """
-        count = len(batch.host_stored)
+        count = len(batch.plan.host_stored)
         raw, processed = stored[:count], stored[count:]
-        every = batch.host_stored == list(range(batch.rows))
-        index = slice(None) if every else batch.stored
+        every = batch.plan.host_stored == list(range(batch.rows))
+        index = slice(None) if every else batch.plan.stored
         assert index is not None
         return cls(
             logits=processed if len(processed) else raw,
