@@ -32,7 +32,7 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.stored.kept_set import RowFilters, Way
+from tpsample.stored.kept_set import RowFilters, Way, lists_all
 from tpsample.stored.rows import StoredRows, or_nan
 from tpsample.stored.threshold import find_cut, find_top_k_cut
 
@@ -79,8 +79,8 @@ def sample_filtered(
 
 
 def _put(words: Tensor, index: list[int], found: Tensor) -> Tensor:
-    """`words` with those of some rows; without a copy from the host if these are all."""
-    if len(index) == len(words):
+    """`words` with those of some rows; without a copy from the host if these are all in order."""
+    if lists_all(index, len(words)):
         return found
     words[index] = found
     return words

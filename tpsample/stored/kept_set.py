@@ -114,8 +114,8 @@ class RowFilters:
         return self.rows.shape[0]
 
     def select(self, index: list[int]) -> RowFilters:
-        """Some of the filtered rows. Nothing is copied if all are named."""
-        if index == list(range(len(self))):
+        """Some of the filtered rows. Nothing is copied if all are listed in order."""
+        if lists_all(index, len(self)):
             return self
         return RowFilters(
             rows=self.rows[index],
@@ -134,6 +134,14 @@ class RowFilters:
     def by_way(self, ways: list[Way]) -> dict[Way, list[int]]:
         """The filtered rows of each way."""
         return {way: [row for row, its in enumerate(ways) if its is way] for way in Way}
+
+
+def lists_all(index: list[int], count: int) -> bool:
+    """Whether these are all of `count` rows in their own order, so that none has to move.
+
+    All rows in another order are not: a second round lists the rows as they come to it.
+    """
+    return index == list(range(count))
 
 
 def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Way]:

@@ -22,6 +22,7 @@ from tpsample.stored.kept_set import (
     RowFilters,
     below_top,
     candidates,
+    lists_all,
     mass_limit,
     masses,
     order_words,
@@ -78,8 +79,7 @@ class StoredRows:
         """
         count = len(batch.host_stored)
         raw, processed = stored[:count], stored[count:]
-        every = batch.host_stored == list(range(batch.rows))
-        index = slice(None) if every else batch.stored
+        index = slice(None) if lists_all(batch.host_stored, batch.rows) else batch.stored
         assert index is not None
         return cls(
             logits=processed if len(processed) else raw,
@@ -98,8 +98,8 @@ class StoredRows:
         return replace(self, logits=torch.where(mode, self.logits, self.raw))
 
     def select(self, index: list[int] | slice | Tensor) -> Self:
-        """Some of the rows. Nothing is copied if a list names all."""
-        if isinstance(index, list) and index == list(range(self.logits.shape[0])):
+        """Some of the rows. Nothing is copied if a list has all in order."""
+        if isinstance(index, list) and lists_all(index, self.logits.shape[0]):
             return self
         logits = self.logits[index]
         return replace(
