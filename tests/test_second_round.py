@@ -17,7 +17,7 @@ NORMAL = 2 * torch.randn(2000, generator=torch.Generator().manual_seed(8))
 
 # Requests of a step, and of how many positions it is taken.
 STEPS = {
-    "top-words": ([{"temperature": 1.5, "top_k": 20}, {"top_k": 50, "top_p": 0.9}], 100),
+    "top-words": ([{"temperature": 1.5, "top_k": 20}, {"top_k": 50, "top_p": 0.9}], 60),
     "threshold": (
         [
             {"temperature": 50.0, "top_k": 300, "top_p": 0.01},

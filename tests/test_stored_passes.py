@@ -115,6 +115,20 @@ def test_top_words(shard, num_samples):
     assert words.shape[1] == num_samples and (words > 0).any(dim=0).all()
 
 
+@pytest.mark.parametrize(("order", "left"), [("sequential", {0}), ("min_p_last", {0, 1})])
+def test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words(order, left):
+    """Before the second token stands 0.4: over half of what min_p leaves, under that of top_k."""
+    changes = {"top_k": 3, "top_p": 0.5, "min_p": 0.7, "filter_order": order}
+    params = [SamplingParams(**changes, seed=seed) for seed in range(12)]
+    rows = Rows([torch.tensor([0.4, 0.3, 0.2, 0.1]).log()], params)
+    batch = rows.batch
+    noise = RowNoise.of(batch, rows.positions, 1, 10)
+    for kind in (StoredRows, TritonStoredRows):
+        stored = kind.of(rows.logits, batch, noise)
+        words = stored.best_of_first(stored.first_words(3), batch.filters)
+        assert set(word.token_of(words).flatten().tolist()) == left
+
+
 def test_min_p_cut():
     """Also of a row with a NaN, a forced token, or nothing to draw."""
     twins = Twins(0, V)
