@@ -98,7 +98,7 @@ def request(pick: random.Random, vocab_size: int, plain: bool) -> SamplingParams
         top_p=pick.choice([1.0, 1e-9, 0.1, 0.5, 0.9, 0.999]),
         min_p=pick.choice([0.0, 0.0, 0.01, 0.5, 1.0]),
         ties=pick.choice(["exact", "keep"]),
-        filter_order=pick.choice(["sequential", "joint"]),
+        filter_order=pick.choice(["sequential", "joint", "min_p_last"]),
     )
 
 

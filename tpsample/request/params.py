@@ -51,8 +51,11 @@ class SamplingParams:
         logprobs: how many of the most likely tokens to report; -1 is all.
         logprob_token_ids: ids to report as well.
         logprobs_mode: "raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits".
-        ties: "exact" keeps exactly k tokens, "keep" also those equal to the k-th.
-        filter_order: "sequential" renormalises after top_k, "joint" does not.
+        ties: "exact" keeps the lowest ids of equal logits where top_k or top_p cuts between them;
+            "keep" keeps all whose logit equals that of the last token kept.
+        filter_order: "sequential" is min_p, then top_k, then top_p of the mass they leave; "joint"
+            is top_p of the mass before top_k; "min_p_last" is top_k, then top_p of what that
+            leaves, then min_p.
         repetition_scope: "all" counts prompt and output, "output" the output alone.
 
     Raises:
@@ -102,7 +105,7 @@ class SamplingParams:
         self._ids("logprob_token_ids")
         self._choice("logprobs_mode", LOGPROBS_MODES)
         self._choice("ties", ("exact", "keep"))
-        self._choice("filter_order", ("sequential", "joint"))
+        self._choice("filter_order", ("sequential", "joint", "min_p_last"))
         self._choice("repetition_scope", ("all", "output"))
         self._consistent()
 

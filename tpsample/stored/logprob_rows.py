@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.request.params import SamplingParams
-from tpsample.stored.kept_set import RowFilters
+from tpsample.stored.kept_set import RowFilters, lists_all
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,10 @@ class AskingRows:
         cut = [i for i, row in enumerate(asked.rows) if asked.host_processed[i]]
         cut = [i for i in cut if asked.rows[i] in its_filters]
         of_cut = [its_filters[asked.rows[i]] for i in cut]
-        every = places == list(range(len(stored)))
         return AskingRows(
-            places=slice(0, len(places)) if every else torch.tensor(places, device=device),
+            places=slice(0, len(places))
+            if lists_all(places, len(stored))
+            else torch.tensor(places, device=device),
             filters=filters.select(of_cut) if filters and cut else None,
             filtered=torch.tensor(cut, device=device) if cut else None,
         )
