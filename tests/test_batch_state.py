@@ -221,12 +221,13 @@ def test_rows_updated_between_verifications_of_one_width_are_what_is_verified():
     batch = SamplingBatch.from_params(_plain(2), vocab_size=V)
     drafts, states = torch.full((2, 2), 7), hidden_states.view(2, 3, D)
     verify(sampler, states, drafts, batch, 3)
-    batch.update(0, SamplingParams(temperature=0, top_k=3))
-    batch.update(1, SamplingParams(seed=8, allowed_token_ids=[11]), output_token_ids=[])
-    fresh = SamplingBatch.from_params(
-        [SamplingParams(temperature=0), SamplingParams(seed=8, allowed_token_ids=[11])],
-        vocab_size=V,
-    )
+    changed = [
+        SamplingParams(seed=9, temperature=9.0, top_k=2),
+        SamplingParams(seed=8, allowed_token_ids=[11]),
+    ]
+    for row, params in enumerate(changed):
+        batch.update(row, params)
+    fresh = SamplingBatch.from_params(changed, vocab_size=V)
     expected = verify(sampler, states, drafts, fresh, 3)
     assert torch.equal(verify(sampler, states, drafts, batch, 3).token_ids, expected.token_ids)
 
@@ -307,11 +308,12 @@ def test_one_request_for_all_rows_carries_all_it_was_given():
     )
 
     single, rows = of(SamplingParams(seed=4)), of([SamplingParams(seed=4)] * 3)
-    sampler(hidden_states, single, 0)
+    cold = sampler(hidden_states, single, 0).token_ids
     for batch in (single, rows):
-        batch.temperature.fill_(0.25)
+        batch.temperature.fill_(50.0)
     warm = sampler(hidden_states, single, 0).token_ids
     assert torch.equal(warm, sampler(hidden_states, rows, 0).token_ids)
+    assert not torch.equal(warm, cold)
     single.seed.fill_(17)
     assert sampler(hidden_states, single, 0).seeds.tolist() == [17] * 3
     single.forced_token_ids = torch.tensor([13])

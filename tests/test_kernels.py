@@ -86,6 +86,13 @@ def test_a_shard_may_start_inside_a_quad(start):
     both_backends(case, TILES[0], shards=cut)
 
 
+def test_a_column_beside_its_shard_is_no_candidate():
+    """Such a column repeats a row of the weight, so that of equal logits it would win its share."""
+    case = Case.make(70, 16)
+    case.hidden_states.zero_()
+    both_backends(case, tile(64, 16, 16), shards=[VocabShard(0, 7), VocabShard(7, 70)])
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_padding_is_never_seen(backend):
     padding_is_never_seen(Case.make(203, 8), backend=backend)

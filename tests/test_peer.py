@@ -199,6 +199,18 @@ def test_steps_of_any_size_through_the_wrap_of_the_epoch():
     assert epochs == [*range(2040, 2047), *range(1, 10)]
 
 
+def test_a_word_of_an_earlier_epoch_does_not_stand_for_a_rank():
+    case = Case.make(40, 3)
+    _, (sampler, _) = virtual(case, even_shards(40, 2))
+    sampler.exchange._epoch.fill_(3)
+    stale = word.pack(torch.tensor(1e30), torch.tensor(39)) | 1 << word.EPOCH_SHIFT
+    sampler.exchange.memory.own[1, :, 1] = stale
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    assert out.status.tolist() == [Status.PEER_LOST] * 3
+    with pytest.raises(PeerLost, match="rank 1 did not answer"):
+        sampler.check()
+
+
 def test_a_step_replayed_from_its_launches(monkeypatch):
     """What a CUDA graph keeps: the launches with their arguments, not the host code."""
     launches = []
