@@ -1,4 +1,4 @@
-# make demo | test | soak | bench | gpu | lint | clean. Each makes the environment .venv on first use.
+# make demo | test | mutants | soak | bench | gpu | lint | clean. Each makes the environment .venv on first use.
 #
 #   PYTHON  interpreter of the environment, 3.10 or later
 #   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,hf,mpi,bench,test,dev,cu12
@@ -16,7 +16,7 @@ export NPROC PROMPT MODEL
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
 
-.PHONY: demo test soak bench gpu lint clean
+.PHONY: demo test mutants soak bench gpu lint clean
 
 demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
@@ -24,6 +24,9 @@ demo: $(INSTALLED)
 test: lint
 	.venv/bin/pytest -n 2 --dist loadfile
 	@echo "ok: lint and tests passed"
+
+mutants: $(INSTALLED)
+	.venv/bin/python -m tests.mutants --workers 2
 
 soak: $(INSTALLED)
 	.venv/bin/pytest -m long -s

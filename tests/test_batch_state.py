@@ -412,6 +412,22 @@ def test_sampler_batch_and_steps_may_each_be_under_another_mode(inside, outside,
     assert story(inside, outside) == story("grad", "grad")
 
 
+def test_a_mask_may_be_assigned_under_inference_mode():
+    hidden_states, weight = _head(3)
+    sampler = LMHeadSampler(weight, backend="torch")
+    batch = SamplingBatch.from_params(_plain(2), vocab_size=V, max_rows=3)
+    with torch.inference_mode():
+        batch.forced_token_ids = torch.tensor([3, 4])
+    batch.append(sampler(hidden_states[:2], batch, 0).token_ids)
+    batch.add(SamplingParams(seed=2, presence_penalty=1.0))
+    batch.forced_token_ids = None
+    fresh = SamplingBatch.from_params(
+        [*_plain(2), SamplingParams(seed=2, presence_penalty=1.0)], vocab_size=V
+    )
+    tokens = [sampler(hidden_states, each, 1).token_ids for each in (batch, fresh)]
+    assert torch.equal(*tokens)
+
+
 def test_steps_with_gradients_leave_nothing_behind():
     """A model's own weight requires a gradient; the graph of a step must not outlive it."""
     hidden_states, weight = _head(4)

@@ -96,7 +96,7 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
         ("all-equal", {"top_p": 1e-6}, "_by_threshold"),
         ("ramp-in-shards", {"top_k": 1, "temperature": 3.0}, "_by_top_words"),
         ("ramp-in-shards", {"top_k": 1, "temperature": 3.0, "ties": "keep"}, "_by_threshold"),
-        ("normal", {"top_k": 1, "top_p": 0.5, "filter_order": "joint", "temperature": 300.0},
+        ("normal", {"top_k": 2, "top_p": 0.5, "filter_order": "joint", "temperature": 300.0},
          "_by_threshold"),
         ("ramp-in-shards", {"min_p": 0.999}, "_by_threshold"),
         ("all-equal", {"top_k": 600, "top_p": 1e-6}, "_by_threshold"),

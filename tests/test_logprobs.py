@@ -126,6 +126,22 @@ def test_a_rank_counts_no_tie_that_was_cut_away():
     assert got.ranks[0, 1:].tolist() == [1, 4, 4, 4, 6, 6]
 
 
+def test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_logprobs():
+    """The filtered row comes first among the stored ones."""
+    params = [
+        SamplingParams(seed=1, temperature=0.5, logprobs=2, logprobs_mode="processed_logprobs"),
+        SamplingParams(seed=2, temperature=2.0, top_k=900),
+    ]
+    rows = Rows([KINDS["normal"]], params)
+    out = LMHeadSampler(**rows.head(VocabShard(0, V)))(
+        rows.hidden_states, rows.batch, rows.positions
+    )
+    oracle = rows.oracle()
+    assert torch.equal(out.token_ids, oracle.token_ids)
+    assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)
+    assert (out.logprobs.values - oracle.logprobs.values)[0].abs().max() < TOLERANCE
+
+
 def test_all_of_a_vocabulary():
     got = _one([0.5, -1.0, 3.0, 0.0], logprobs=-1)
     assert got.token_ids[0, 1:].tolist() == [2, 0, 3, 1]

@@ -362,6 +362,20 @@ def test_a_refused_call_draws_no_seeds():
         assert kind == "RankMismatch" and text.startswith("rows without a seed"), text
 
 
+def _drew_another() -> tuple[str, str]:
+    sampler = _sampler()
+    if dist.get_rank() == 1:
+        _batch(rows=[SamplingParams()]).draw_seeds(sampler.seeds)
+    return _outcome(lambda: _step(sampler, _batch(rows=[SamplingParams()] * B)))
+
+
+def test_a_rank_that_drew_other_seeds_is_told_before_rows_are_given_theirs():
+    first, second = run_ranks(2, _drew_another)
+    assert first == second and first[0] == "RankMismatch"
+    assert first[1].startswith("rows without a seed: ")
+    assert "rank 0: [0, 1] after 0 drawn seeds, rank 1: [0, 1] after 1 drawn seeds" in first[1]
+
+
 def _near_seeds() -> list[tuple[str, str]]:
     """Pairs that are equal modulo 2^61 - 1, or to a hash that takes -1 for -2."""
     pairs = [(2**64 - 1, 2**64 - 2), (5, 5 + 2**61 - 1), (0, 2**61 - 1), (-1, -2), (7, 2**63 + 7)]

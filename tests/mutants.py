@@ -1,0 +1,129 @@
+"""Plants one fault at a time in a copy of the repository and sees that the nearest tests notice.
+
+    python -m tests.mutants [--list] [--only NAME] [--workers N]
+
+Prints a line per fault, and exits with 1 if one survives that is not said to be equivalent.
+
+The faults are chosen by hand (`tests.faults`), because mutmut and cosmic-ray make thousands of
+generic ones and give them no tests of their own, which on a suite this slow takes days.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from tests.faults import FAULTS, Fault
+
+ROOT = Path(__file__).parents[1]
+_COPIED = ("tpsample", "tests", "benchmarks", "pyproject.toml")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+def copy_tree(folder: Path) -> Path:
+    """A copy in `folder` of what the tests of the table read."""
+    for path in map(ROOT.joinpath, _COPIED):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=lambda *_: ["__pycache__"])
+        else:
+            shutil.copy(path, folder)
+    return folder
+
+
+def run_tests(copy: Path, tests: Iterable[str], limit_s: float) -> str:
+    """What notices a fault: a failed test, a crash or the end of a hang; "" if all tests pass.
+
+    Raises:
+        RuntimeError: pytest could not run the tests.
+    """
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    # Byte code knows its source by size and second, and a file changes more often than that.
+    env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=copy, env=env, start_new_session=True, **pipe) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return f"a hang, ended after {limit_s:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # its ranks too
+    failed = _FAILED.search(output)
+    if process.returncode < 0:
+        return f"a crash by signal {-process.returncode}"
+    if process.returncode == pytest.ExitCode.TESTS_FAILED and failed is not None:
+        return failed[1]
+    if process.returncode != pytest.ExitCode.OK:
+        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}\n{output}")
+    return ""
+
+
+def plant_all(faults: Sequence[Fault], workers: int) -> Iterator[tuple[Fault, str, float]]:
+    """Each fault, what notices it, and the seconds that took.
+
+    Raises:
+        RuntimeError: a test fails without any fault.
+    """
+    copies: SimpleQueue[Path] = SimpleQueue()
+
+    def timed(fault: Fault) -> tuple[Fault, str, float]:
+        copy, began = copies.get(), time.monotonic()
+        path = copy / fault.file
+        text = path.read_text()
+        try:
+            path.write_text(text.replace(fault.old, fault.new))
+            return fault, run_tests(copy, fault.tests, limit_s=300), time.monotonic() - began
+        finally:
+            path.write_text(text)
+            copies.put(copy)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        trees = [copy_tree(Path(tempfile.mkdtemp(dir=folder))) for _ in range(workers)]
+        tests = dict.fromkeys(test for fault in faults for test in fault.tests)
+        if failed := run_tests(trees[0], tests, limit_s=3600):
+            raise RuntimeError(f"without any fault, there is {failed}")
+        for tree in trees:
+            copies.put(tree)
+        yield from pool.map(timed, faults)
+
+
+def report(outcomes: Iterable[tuple[Fault, str, float]]) -> list[str]:
+    """Print what became of each fault. Returns the faults that the table is wrong about."""
+    wrong = []
+    for fault, noticed, seconds in outcomes:
+        became = f"noticed: {noticed}" if noticed else f"SURVIVED {fault.equivalent}"
+        print(f"{seconds:4.0f} s  {fault.name}: {became}", flush=True)
+        if bool(noticed) == bool(fault.equivalent):
+            wrong.append(fault.name)
+    print(f"not as the table says: {', '.join(wrong) or 'none'}")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="See that the tests notice planted faults.")
+    parser.add_argument("--list", action="store_true", help="name the faults and plant none")
+    parser.add_argument("--only", metavar="NAME", help="faults with this in their name")
+    parser.add_argument("--workers", type=int, default=1, help="faults at a time (default 1)")
+    chosen = parser.parse_args()
+    faults = [fault for fault in FAULTS if (chosen.only or "") in f"{fault.name} {fault.file}"]
+    if chosen.list or not faults:
+        print(*(f"{fault.file}: {fault.name}" for fault in faults), sep="\n")
+        return int(not faults)
+    return int(bool(report(plant_all(faults, chosen.workers))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

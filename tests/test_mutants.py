@@ -1,0 +1,80 @@
+"""The table of faults fits the files, and the runner tells what was noticed from what was not."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import mutants
+from tests.faults import FAULTS, Fault
+
+
+def test_every_fault_is_a_change_of_text_that_its_file_has_once():
+    for fault in FAULTS:
+        assert (mutants.ROOT / fault.file).read_text().count(fault.old) == 1, fault.name
+        assert fault.old != fault.new and fault.tests, fault.name
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def test_every_test_of_the_table_is_there():
+    for test in {test for fault in FAULTS for test in fault.tests}:
+        file, _, function = test.partition("::")
+        text = (mutants.ROOT / file).read_text()
+        assert f"def {function.partition('[')[0]}(" in text or not function, test
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of two numbers, of which its test looks at one."""
+    for folder in ("tpsample", "tests", "benchmarks"):
+        (tmp_path / folder).mkdir()
+    for file in ("pyproject.toml", "tpsample/__init__.py"):
+        (tmp_path / file).touch()
+    (tmp_path / "tpsample/one.py").write_text("a = 1\nb = 2\n")
+    test = "from tpsample import one\n\ndef test_a():\n    while one.a == 3: pass\n"
+    (tmp_path / "tests/test_one.py").write_text(f"{test}    assert one.a == 1\n")
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # pytest starts faster
+    return tmp_path
+
+
+def _fault(name: str, old: str, new: str, **changes: str) -> Fault:
+    return Fault(name, "tpsample/one.py", old, new, ("tests/test_one.py",), **changes)
+
+
+def test_a_fault_that_is_noticed_is_told_from_one_that_survives(tree):
+    faults = [_fault("seen", "a = 1", "a = 2"), _fault("unseen", "b = 2", "b = 3")]
+    found = {fault.name: noticed for fault, noticed, _ in mutants.plant_all(faults, 1)}
+    assert found == {"seen": "tests/test_one.py::test_a", "unseen": ""}
+
+
+def test_the_report_names_what_the_table_is_wrong_about(capsys):
+    seen, unseen = _fault("seen", "a", "b"), _fault("unseen", "a", "b")
+    unread = _fault("unread", "a", "b", equivalent="because nobody reads it")
+    read = _fault("read", "a", "b", equivalent="because nobody reads it")
+    outcomes = [
+        (seen, "t.py::t", 1.0),
+        (unseen, "", 2.0),
+        (unread, "", 3.0),
+        (read, "t.py::t", 4.0),
+    ]
+    assert mutants.report(outcomes) == ["unseen", "read"]
+    assert capsys.readouterr().out.splitlines() == [
+        "   1 s  seen: noticed: t.py::t",
+        "   2 s  unseen: SURVIVED ",
+        "   3 s  unread: SURVIVED because nobody reads it",
+        "   4 s  read: noticed: t.py::t",
+        "not as the table says: unseen, read",
+    ]
+
+
+def test_a_hang_is_ended_and_is_noticed(tree):
+    (tree / "tpsample/one.py").write_text("a = 3\n")
+    assert mutants.run_tests(tree, ["tests/test_one.py"], 2) == "a hang, ended after 2 s"
+
+
+def test_a_test_that_is_not_there_or_fails_without_a_fault_ends_the_run(tree):
+    with pytest.raises(RuntimeError, match="exit status 4"):
+        mutants.run_tests(tree, ["tests/test_one.py::test_c"], 60)
+    (tree / "tpsample/one.py").write_text("a = 2\n")
+    with pytest.raises(RuntimeError, match=r"without any fault, there is tests/test_one\.py"):
+        next(mutants.plant_all([_fault("", "a", "b")], 1))
