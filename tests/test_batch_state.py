@@ -4,7 +4,9 @@ What a row is given must be what its next token follows from, and nothing else m
 """
 
 import contextlib
+import functools
 import gc
+import itertools
 import multiprocessing
 import warnings
 
@@ -369,11 +371,9 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("outside", MODES)
-@pytest.mark.parametrize("inside", MODES)
-def test_sampler_batch_and_steps_may_each_be_under_another_mode(inside, outside, backend):
-    """Built under one, stepped and appended to under the other, and once more the other way."""
+def _story(backend: str, inside: str, outside: str) -> list[list[int]]:
+    """Tokens of a batch that is built, stepped and changed under two modes in turn."""
+    first, second = MODES[inside], MODES[outside]
     params = [
         SamplingParams(seed=1, repetition_penalty=1.3, logprobs=1),
         SamplingParams(seed=2, top_p=0.8),
@@ -382,32 +382,41 @@ def test_sampler_batch_and_steps_may_each_be_under_another_mode(inside, outside,
     ]
     hidden_states, weight = _head(8)
     weight.requires_grad_(True)
+    with first():
+        sampler = LMHeadSampler(weight, backend=backend, max_rows=16, desync_every=2)
+        batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=5)
+    tokens = []
+    for number, mode in enumerate((second, first, second, first)):
+        with mode():
+            out = sampler(hidden_states[:4] * 1.0, batch, number)
+            tokens.append(out.token_ids.tolist())
+        with (first if number % 2 else second)():
+            batch.append(out.token_ids)
+    with second():
+        batch.add(SamplingParams(presence_penalty=1.0, seed=6))
+    with first():
+        drafts = torch.zeros(5, 1, dtype=torch.int64)
+        states = hidden_states[[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]].view(5, 2, D)
+        tokens += verify(sampler, states, drafts, batch, 9).token_ids.tolist()
+        batch.permute([4, 3, 2, 1, 0])
+    with second():
+        batch.drop([0, 1])
+        tokens.append(sampler(hidden_states[:3], batch, 10).token_ids.tolist())
+    return tokens
 
-    def story(*modes: str) -> list[list[int]]:
-        first, second = (MODES[mode] for mode in modes)
-        with first():
-            sampler = LMHeadSampler(weight, backend=backend, max_rows=16, desync_every=2)
-            batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=5)
-        tokens = []
-        for number, mode in enumerate((second, first, second, first)):
-            with mode():
-                out = sampler(hidden_states[:4] * 1.0, batch, number)
-                tokens.append(out.token_ids.tolist())
-            with (first if number % 2 else second)():
-                batch.append(out.token_ids)
-        with second():
-            batch.add(SamplingParams(presence_penalty=1.0, seed=6))
-        with first():
-            drafts = torch.zeros(5, 1, dtype=torch.int64)
-            states = hidden_states[[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]].view(5, 2, D)
-            tokens += verify(sampler, states, drafts, batch, 9).token_ids.tolist()
-            batch.permute([4, 3, 2, 1, 0])
-        with second():
-            batch.drop([0, 1])
-            tokens.append(sampler(hidden_states[:3], batch, 10, out=None).token_ids.tolist())
-        return tokens
 
-    assert story(inside, outside) == story("grad", "grad")
+@functools.cache
+def _story_with_gradients() -> list[list[int]]:
+    return _story("torch", "grad", "grad")
+
+
+@pytest.mark.parametrize(
+    ("backend", "inside", "outside"),
+    [("torch", *pair) for pair in itertools.permutations(MODES, 2)]
+    + [("triton", "inference", "grad"), ("triton", "grad", "inference")],
+)
+def test_sampler_batch_and_steps_may_each_be_under_another_mode(backend, inside, outside):
+    assert _story(backend, inside, outside) == _story_with_gradients()
 
 
 def test_steps_with_gradients_leave_nothing_behind():
