@@ -9,6 +9,7 @@ import gc
 import itertools
 import multiprocessing
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -470,6 +471,35 @@ def test_a_forked_child_draws_other_seeds_than_its_parent():
     for child in children:
         child.join()
     assert len(set(drawn)) == 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fixed_rounds", [False, True])
+def test_a_row_made_greedy_by_its_temperature_has_no_filters(backend, fixed_rounds):
+    asked = {"logprobs": 3, "logprobs_mode": "processed_logprobs"}
+    params = [
+        SamplingParams(seed=1, top_k=2, **asked),
+        SamplingParams(seed=2, top_p=0.5, allowed_token_ids=list(range(4, 20)), **asked),
+        SamplingParams(seed=3, min_p=0.9, **asked),
+        SamplingParams(seed=4, top_k=20, top_p=0.3, **asked),
+    ]
+    greedy = [replace(p, temperature=0.0) for p in params]
+    hidden_states, weight = _head(4)
+    weight = weight + torch.randn(V, D, generator=torch.Generator().manual_seed(1)) / 8
+    sampler = LMHeadSampler(weight, backend=backend)
+    kept = {} if fixed_rounds else {"kept_cap": V}
+    written = SamplingBatch.from_params(params, vocab_size=V, fixed_rounds=fixed_rounds, **kept)
+    written.temperature[:3] = 0.0
+    out = sampler(hidden_states, written, 0)
+    built = SamplingBatch.from_params([*greedy[:3], params[3]], vocab_size=V)
+    expected = sampler(hidden_states, built, 0)
+    assert torch.equal(out.token_ids, expected.token_ids)
+    for name in ("token_ids", "values", "ranks", "entropies"):
+        assert torch.equal(getattr(out.logprobs, name), getattr(expected.logprobs, name)), name
+    if not fixed_rounds:
+        assert out.kept.sizes.tolist()[:3] == [V, 16, V]
+        mask = reference.kept_mask(reference.logits(hidden_states, weight), written)
+        assert out.kept.sizes.tolist() == mask.sum(dim=1).tolist()
 
 
 # --- numbers

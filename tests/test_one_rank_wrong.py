@@ -544,6 +544,23 @@ def test_a_rank_alone_with_too_few_rows_disagrees_with_nobody():
     assert not isinstance(error.value, RankMismatch)
 
 
+def _alone() -> list[int]:
+    """A process group of one rank, which has nobody to leave behind."""
+    sampler = LMHeadSampler(torch.cat([_head(0), _head(1)]), backend="torch")
+    expected = _step(sampler)
+    with pytest.raises(ValueError, match="hidden_states") as error:
+        sampler(torch.ones(B + 1, D), _batch(), 0)
+    assert not isinstance(error.value, RankMismatch)
+    with pytest.raises(ValueError, match="token_ids"):
+        sampler.prompt_logprobs(torch.ones(1, D), torch.tensor([V]))
+    assert _step(sampler) == expected
+    return expected
+
+
+def test_a_group_of_one_rank_steps_on_after_an_error():
+    run_ranks(1, _alone)
+
+
 class DTensor(torch.Tensor):
     """Goes by the name of torch's."""
 

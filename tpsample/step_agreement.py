@@ -167,7 +167,7 @@ class StepAgreement:
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may wait, that this rank is not in the step with them."""
         roll = self._ranks.roll
-        if roll is not None:
+        if roll is not None and self._ranks.world_size > 1:
             roll.say(text, refused=refused)
             self._left = text
 
