@@ -17,6 +17,7 @@ from tpsample.exchange.ranks import Ranks
 def test_alone():
     shown = CliRunner().invoke(app, ["doctor", "--seconds", "0.1"])
     assert shown.exit_code == 0, shown.output
+    assert "1 rank, started by hand" in shown.output
     assert "exchange auto  none: one rank" in shown.output
     assert "self-check none: ok; " in shown.output
     assert "hint: no GPU is visible" in shown.output

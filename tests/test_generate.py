@@ -77,6 +77,7 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     alone = run_command(sys.executable, *GENERATE, *options)
     assert alone.returncode == 0, alone.stderr
     assert "same tokens: 1 rank = oracle (30 tokens compared, 0 differ" in alone.stdout
+    assert re.search(r"bytes per step and rank +nothing: one rank", alone.stdout)
     assert len(set(texts(alone.stdout).split("w5 w7 w9"))) == 6  # five different continuations
 
     both = run_command(*TORCHRUN, 2, *GENERATE, *options, "--exchange", "p2p", "--chunks", 3)
