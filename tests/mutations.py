@@ -24,6 +24,7 @@ NAMES = (
     *("allowed_token_ids", "stop_token_ids", "logprobs", "logprob_token_ids", "ties"),
     *("repetition_penalty", "presence_penalty", "filter_order", "device", "max_rows", "self"),
     *("prompt_token_ids", "output_token_ids", "vocab_size", "kept_cap", "__class__", "model"),
+    *("two\nlines", "\u001b[31m"),
 )
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16),

@@ -60,6 +60,7 @@ def test_a_file_gives_each_prompt_its_own_request(tiny: Path, tmp_path: Path) ->
         ("[" * 100_000, "cannot read"),
         ('{"top_k": 1, "top_k": 2}', "'top_k' is given twice"),
         ('[{"top_q": 1}]', "params[0]: top_q: not a field"),
+        ('[{"two\\nlines\\u001b[2J": 1}]', "params[0]: two lines [2J: not a field"),
         ('[{"max_tokens": 1}]', "params[0]: max_tokens: not a field"),
         ('[{"top_p": 2}]', "params[0]: top_p: expected"),
         ('[{"top_k": "x"}]', "params[0]: top_k: expected"),
