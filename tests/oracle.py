@@ -238,7 +238,7 @@ def _likely(x: np.ndarray, request: Request) -> np.ndarray:
     if request.min_p == 0:
         return np.ones(len(x), dtype=bool)
     wide = x.astype(np.longdouble) / np.longdouble(np.float32(request.temperature))
-    return wide >= wide.max() + np.log(np.longdouble(np.float32(request.min_p)))
+    return wide >= wide.max() + np.log(np.longdouble(request.min_p))
 
 
 def _top_k(left: list[int], x: np.ndarray, request: Request) -> list[int]:
@@ -251,7 +251,7 @@ def _top_p(left: list[int], x: np.ndarray, request: Request) -> list[int]:
     if request.top_p == 1 or not left:
         return left
     q = masses(x[left], request.temperature)
-    limit, before, count = Fraction(float(np.float32(request.top_p))) * sum(q), 0, 0
+    limit, before, count = Fraction(repr(request.top_p)) * sum(q), 0, 0  # as it was written
     for mass in q:
         if count and before >= limit:
             break
