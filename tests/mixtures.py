@@ -15,8 +15,10 @@ import contextlib
 import itertools
 import random
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from tpsample import (
     reference,
 )
 from tpsample.exchange.peer_memory import VirtualWorld
+from tpsample.kernels.tile import Tile
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.verify import verify
 
@@ -42,6 +45,7 @@ SEEDS = (0, 1, -1, 2**63, 2**64 - 1, -(2**63))
 POSITIONS = (0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 9)
 ODD_SIZES = (1, 2, 3, 5, 7, 31, 33, 63, 64, 65, 127, 255, 257, 511, 1000)
 MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+SMALL_TILE = Tile(block_v=64, block_b=4, block_d=16, num_warps=1, num_stages=1)
 EARLIER = 12
 """Outputs that are looked at again at the end of a story."""
 
@@ -113,7 +117,7 @@ def _controls(pick: random.Random, size: int) -> dict[str, Any]:
     }
     found = {name: found[name] for name in pick.sample(sorted(found), pick.randint(1, 4))}
     if "min_tokens" in found:
-        found["stop_token_ids"] = ids(3) + [pick.randrange(few)]
+        found["stop_token_ids"] = [*ids(3), pick.randrange(few)]
     return found
 
 
@@ -168,8 +172,21 @@ class ModelHead:
     def size(self) -> int:
         return len(self.weight)
 
-    def sampler(self, rank: int, pick: random.Random, **options: Any) -> LMHeadSampler:
-        """This rank's; on every rank with the same draws of `pick`."""
+    @staticmethod
+    def of_size(size: int, hidden_size: int, world_size: int) -> ModelHead:
+        """A plain one, cut evenly."""
+        weight = torch.randn(size, hidden_size, generator=torch.Generator().manual_seed(size))
+        shards = [VocabShard.even(size, rank, world_size) for rank in range(world_size)]
+        return ModelHead(weight, None, 1.0, None, shards, exact=False)
+
+    def sampler(
+        self, rank: int, pick: random.Random, *, gradients: bool = False, **options: Any
+    ) -> LMHeadSampler:
+        """This rank's; on every rank with the same draws of `pick`.
+
+        Args:
+            gradients: the weight asks for gradients, as a module's own does; else it may.
+        """
         shard = self.shards[rank]
         weight, bias = (
             None if whole is None else whole[shard.start : shard.stop].clone()
@@ -181,7 +198,7 @@ class ModelHead:
                 for own in (weight, bias)
             )
         return LMHeadSampler(
-            weight.requires_grad_(pick.random() < 0.3),
+            weight.requires_grad_(pick.random() < 0.3 or gradients),
             vocab_size=self.size,
             shard=shard,
             bias=bias,
@@ -294,6 +311,21 @@ class OneRank:
             sampler.close()
 
 
+class _InTurn:
+    """A sampler whose ranks all start before one finishes, as `VirtualWorld.step` has them."""
+
+    def __init__(self, sampler: LMHeadSampler, ranks: Any) -> None:
+        self.sampler, self.ranks = sampler, ranks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+    def __call__(self, *arguments: Any) -> SampleOutput:
+        out = self.sampler.start(*arguments)
+        self.ranks.gather_tensor(out.status)
+        return self.sampler.finish(out)
+
+
 class VirtualRanks:
     """All ranks in this process: the kernels and `peer`, in the interpreter."""
 
@@ -303,15 +335,16 @@ class VirtualRanks:
         for rank, group in enumerate(self.world.ranks):
             pick.setstate(state)
             self.samplers.append(head.sampler(rank, pick, group=group, exchange="peer", **options))
+        for sampler in self.samplers:
+            sampler._local._tile = SMALL_TILE
 
     def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
         return self.world.step(self.samplers, *arguments, **options)
 
     def verify(self, *arguments: Any) -> list[VerifyOutput]:
-        def body(sampler: LMHeadSampler) -> Callable[[], VerifyOutput]:
-            return lambda: verify(sampler, *arguments)
-
-        return self.world.run([body(sampler) for sampler in self.samplers])
+        pairs = zip(self.samplers, self.world.ranks, strict=True)
+        bodies = [partial(verify, _InTurn(sampler, ranks), *arguments) for sampler, ranks in pairs]
+        return self.world.run(bodies)
 
     def close(self) -> None:
         for sampler in self.samplers:
@@ -363,7 +396,7 @@ class Story:
         self.pick, self.head, self.ranks = pick, head, ranks
         self.max_rows, self.rounds, self.name, self.judge = max_rows, rounds, name, judge
         self.tally, self.number, self.taken = Tally(), 0, 0
-        self.log: list[str] = []
+        self.log: deque[str] = deque(maxlen=8)
         self.earlier: list[tuple[Any, Any]] = []
         self.rows = [self._row() for _ in range(pick.randint(1, max_rows))]
         self.kept_cap = pick.choice([None, None, None, 1, 8, 1000])
@@ -388,7 +421,7 @@ class Story:
             for _ in range(steps):
                 self._turn()
         except Exception as error:
-            so_far = "; ".join(self.log[-6:])
+            so_far = "; ".join(self.log)
             raise AssertionError(f"{self.name}, step {self.number}: {so_far}") from error
         for output, before in self.earlier:
             if not _same(output, before):
@@ -650,15 +683,12 @@ class Story:
         """Tell the batch what was drawn, or something else; rows may be left out by -1."""
         count = len(self.rows)
         if self.pick.random() < 0.3 and count:
-            columns = self.pick.choice([1, 2])
-            drawn = [
-                [
-                    self.pick.choice([-1, self.pick.randrange(self.head.size)])
-                    for _ in range(columns)
-                ]
-                for _ in range(count)
+            size, columns = self.head.size, self.pick.choice([1, 2])
+            ids = [
+                self.pick.choice([-1, self.pick.randrange(size)]) for _ in range(count * columns)
             ]
-            token_ids = torch.tensor(drawn, dtype=torch.int64).view(count, columns)
+            token_ids = torch.tensor(ids, dtype=torch.int64).view(count, columns)
+        self.batch.prepare(VocabShard(0, self.head.size))  # the reference comes later
         with surroundings(self.pick) as around:
             self._note(f"append {list(token_ids.shape)} in {around or 'nothing'}")
             self.batch.append(token_ids)
@@ -760,10 +790,8 @@ class Story:
             if at >= 0 and expected.answers[at].near_tie(told[at]):
                 self.tally.near_ties += 1
                 continue
-            self._wrong(
-                r,
-                f"verified {told}, {status} for {wanted}, {expected.status}; {out.num_accepted[r]}",
-            )
+            end = f"{wanted}, {expected.status}; {out.num_accepted[r]} accepted"
+            self._wrong(r, f"verified {told}, {status} for {end}")
 
     def _learn_seeds(self, seeds: Tensor) -> None:
         """A row that asked for any seed keeps the one it was given; the others have their own."""
@@ -782,10 +810,9 @@ class Story:
 
     def _wrong(self, r: int, what: str) -> None:
         asked = self.rows[r].fields if r >= 0 else ""
-        so_far = "; ".join(self.log[-4:])
-        self.tally.differ(
-            f"{self.name}, step {self.number}, row {r}: {what}\n  {asked}\n  {so_far}"
-        )
+        so_far = "; ".join(list(self.log)[-4:])
+        where = f"{self.name}, step {self.number}, row {r}"
+        self.tally.differ(f"{where}: {what}\n  {asked}\n  {so_far}")
 
 
 def _ordinary(answer: Answer, asked: Request) -> bool:
