@@ -53,20 +53,54 @@ EARLIER = 12
 # -- requests ----------------------------------------------------------------------------------
 
 
-def request(pick: random.Random, size: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Theme:
+    """What the rows of a story have in common, so that they meet where they seldom would.
+
+    Attributes:
+        kinds: of the requests, see `_request`.
+        controlled, told: how many have penalties or constraints, and logprobs.
+        changes: how many between two steps, one of these.
+        verified, drafts: how many steps are verification, and K, one of these.
+        most_ids, most_rows: of the head and of the batch.
+    """
+
+    kinds: tuple[str, ...]
+    controlled: float = 0.3
+    told: float = 0.3
+    changes: tuple[int, ...] = (0, 0, 1, 1, 2, 3)
+    verified: float = 0.25
+    drafts: tuple[int, ...] = (0, 1, 2, 3)
+    most_ids: int = 1200
+    most_rows: int = 2**20
+
+
+ALL_KINDS = ("plain", "greedy", "wide", "wide", "filtered", "filtered")
+THEMES = {
+    "mixed": Theme(ALL_KINDS),
+    "few": Theme(ALL_KINDS, most_rows=3),
+    "top words": Theme(("top_k", "top_k top_p"), controlled=0.1, most_rows=3),
+    "thresholds": Theme(("threshold", "threshold", "plain"), controlled=0.1, most_rows=4),
+    "masks": Theme(ALL_KINDS, controlled=0.0, changes=(0, 0, 1), verified=0.6, drafts=(2,)),
+    "texts": Theme(ALL_KINDS, controlled=0.9, told=0.7, verified=0.5, most_ids=12),
+    "controls": Theme(ALL_KINDS, controlled=0.9, told=0.7, changes=(1, 2)),
+}
+
+
+def request(pick: random.Random, size: int, theme: Theme = THEMES["mixed"]) -> dict[str, Any]:
     """A request that `SamplingParams` takes; half of them meet in a second round."""
     while True:
-        fields = _request(pick, size)
+        fields = _request(pick, size, theme)
         with warnings.catch_warnings(), contextlib.suppress(ValueError):
             warnings.simplefilter("error")  # min_tokens without stop ids
             SamplingParams(**fields).check_vocab(size)
             return fields
 
 
-def _request(pick: random.Random, size: int) -> dict[str, Any]:
+def _request(pick: random.Random, size: int, theme: Theme) -> dict[str, Any]:
     seed = pick.choice([*SEEDS, None, None]) if pick.random() < 0.2 else pick.getrandbits(64)
     found: dict[str, Any] = {"seed": seed}
-    kind = pick.choice(["plain", "greedy", "wide", "wide", "filtered", "filtered", "odd"])
+    kind = pick.choice(theme.kinds)
     if kind == "greedy":
         found["temperature"] = pick.choice([0.0, 1e-6, 9e-6])
     elif kind == "wide":  # the best by noise are rarely in the kept set: a second round
@@ -79,17 +113,24 @@ def _request(pick: random.Random, size: int) -> dict[str, Any]:
                 {"min_p": 1.0},
             ]
         )
-    elif kind != "plain":
+    elif kind == "top_k":  # these two, in whatever order, end in one second round
+        found |= {"temperature": pick.choice([5.0, 50.0]), "top_k": pick.choice([2, 20])}
+    elif kind == "top_k top_p":
+        found |= {"top_k": pick.choice([20, 50]), "top_p": 0.9}
+    elif kind == "threshold":
+        wide = pick.choice([{"top_k": 300, "top_p": 0.01}, {"min_p": 1.0}, {"top_p": 0.01}])
+        found |= {"temperature": pick.choice([3.0, 50.0])} | wide
+    elif kind == "filtered":
         found["temperature"] = pick.choice([1e-5, 0.01, 0.5, 1.0, 1.0, 2.0])
         found["top_k"] = pick.choice([0, -1, 1, 2, 20, 256, 257, size - 1, size, size + 1])
         found["top_p"] = pick.choice([1.0, 1e-9, 0.1, 0.5, 0.9, 0.999])
         found["min_p"] = pick.choice([0.0, 0.0, 0.01, 0.5, 1.0])
-    if kind in ("wide", "filtered", "odd"):
+    if kind in ("wide", "filtered"):
         found["ties"] = pick.choice(["exact", "keep"])
         found["filter_order"] = pick.choice(["sequential", "joint", "min_p_last"])
-    if kind == "odd" or pick.random() < 0.3:
+    if pick.random() < theme.controlled:
         found |= _controls(pick, size)
-    if pick.random() < 0.3:
+    if pick.random() < theme.told:
         found["logprobs"] = pick.choice([0, 1, 3, 20, -1 if size < 300 else 5])
         found["logprobs_mode"] = pick.choice(MODES)
         if pick.random() < 0.5:
@@ -108,7 +149,7 @@ def _controls(pick: random.Random, size: int) -> dict[str, Any]:
         "frequency_penalty": pick.choice([-0.3, 0.1, 2.0]),
         "logit_bias": {v: pick.uniform(-150, 150) for v in ids(5)},
         "bad_words": [
-            [pick.randrange(few) for _ in range(pick.randint(1, 4))]
+            [pick.randrange(few) for _ in range(pick.choice([1, 2, 2, 3, 4]))]
             for _ in range(pick.randint(1, 6))
         ],
         "allowed_token_ids": ids(40),
@@ -151,7 +192,7 @@ class ModelHead:
         weight = torch.randn(size, pick.randint(1, 24), generator=generator)
         if exact or pick.random() < 0.3:  # exact products, many ties
             weight = weight.round()
-        weight = weight * pick.choice([1.0, 1.0, 2.0, 4.0])
+        weight = weight * pick.choice([1.0] * 5 + [2.0, 4.0, 0.0])
         dtype = torch.float32 if exact else pick.choice([torch.float32, torch.bfloat16, torch.half])
         bias = None
         if pick.random() < 0.4:
@@ -387,14 +428,16 @@ class Story:
         pick: random.Random,
         head: ModelHead,
         ranks: OneRank | VirtualRanks,
+        theme: Theme = THEMES["mixed"],
         *,
         max_rows: int,
         rounds: int = 10,
         name: str = "",
         judge: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        self.pick, self.head, self.ranks = pick, head, ranks
-        self.max_rows, self.rounds, self.name, self.judge = max_rows, rounds, name, judge
+        self.pick, self.head, self.ranks, self.theme = pick, head, ranks, theme
+        self.max_rows = max_rows = min(max_rows, theme.most_rows)
+        self.rounds, self.name, self.judge = rounds, name, judge
         self.tally, self.number, self.taken = Tally(), 0, 0
         self.log: deque[str] = deque(maxlen=8)
         self.earlier: list[tuple[Any, Any]] = []
@@ -429,12 +472,12 @@ class Story:
         return self.tally
 
     def _turn(self) -> None:
-        for _ in range(self.pick.choice([0, 0, 1, 1, 2, 3])):
+        for _ in range(self.pick.choice(self.theme.changes)):
             change = self.pick.choice(self._changes())
             with surroundings(self.pick) as around:
                 self._note(f"{change.__name__} in {around or 'nothing'}")
                 change()
-        (self._verify if self.pick.random() < 0.25 else self._sample)()
+        (self._verify if self.pick.random() < self.theme.verified else self._sample)()
 
     # changes
 
@@ -451,7 +494,7 @@ class Story:
         return found
 
     def _row(self) -> Row:
-        fields = request(self.pick, self.head.size)
+        fields = request(self.pick, self.head.size, self.theme)
         prompt, output = (tokens_so_far(self.pick, self.head.size, prompt=p) for p in (True, False))
         temperature = fields.get("temperature", 1.0)
         return Row(fields, fields["seed"], prompt, output, temperature)
@@ -567,7 +610,7 @@ class Story:
         self.number, self.taken = self.number + 1, self.taken + count
 
     def _verify(self) -> None:
-        count, num_drafts = len(self.rows), self.pick.choice([0, 1, 2, 3])
+        count, num_drafts = len(self.rows), self.pick.choice(self.theme.drafts)
         hidden_states = self.head.hidden_states(self.pick, count, num_drafts + 1)
         positions, given = self._positions()
         self._draw_seeds()

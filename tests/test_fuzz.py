@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import tpsample.exchange.choice
 from tests.mixtures import (
+    THEMES,
     ModelHead,
     OneRank,
     Story,
@@ -35,7 +36,8 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
     tally, rows, seed = Tally(), 0, first_seed
     while rows < num_rows * world_size:
         pick, name = random.Random(seed), f"seed {seed}, {world_size} ranks"
-        head = ModelHead.make(pick, world_size, exact=False)
+        theme = THEMES[pick.choice(list(THEMES))]
+        head = ModelHead.make(pick, world_size, exact=False, most=theme.most_ids)
         options = {
             "backend": "torch",
             "exchange": pick.choice(EXCHANGES) if world_size > 1 else "auto",
@@ -48,6 +50,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
             pick,
             head,
             ranks,
+            theme,
             max_rows=max_rows,
             rounds=options["philox_rounds"],
             name=f"{name}, {options['exchange']}",
@@ -68,10 +71,11 @@ def _through_the_kernels(first_seed: int, num_rows: int) -> Tally:
         pick = random.Random(seed)
         world_size, rounds = pick.choice([1, 2, 3, 5]), pick.choice([10, 7])
         name = f"seed {seed}, {world_size} virtual ranks"
-        head = ModelHead.make(pick, world_size, exact=True, most=100)
+        theme = THEMES[pick.choice(list(THEMES))]
+        head = ModelHead.make(pick, world_size, exact=True, most=min(100, theme.most_ids))
         how = {"chunks": pick.choice([1, 2]), "philox_rounds": rounds, "max_rows": 24}
         ranks = VirtualRanks(head, pick, **how)
-        story = Story(pick, head, ranks, max_rows=4, rounds=rounds, name=name)
+        story = Story(pick, head, ranks, theme, max_rows=4, rounds=rounds, name=name)
         tally += story.run(4)
         ranks.close()
         seed += 1
@@ -86,7 +90,7 @@ def _sum(results: list[Tally]) -> Tally:
 
 
 def test_mixtures_on_one_rank():
-    _on_ranks(1, 2500, 12).require_none_wrong("1 rank")
+    _on_ranks(1, 1800, 12).require_none_wrong("1 rank")
 
 
 @pytest.mark.parametrize(("world_size", "rows"), [(2, 150), (3, 60), (5, 20)])
@@ -96,7 +100,7 @@ def test_mixtures_on_ranks(world_size, rows):
 
 
 def test_mixtures_through_the_kernels():
-    _through_the_kernels(1, 40).require_none_wrong("virtual ranks, interpreter")
+    _through_the_kernels(1, 30).require_none_wrong("virtual ranks, interpreter")
 
 
 @pytest.mark.long
@@ -126,6 +130,6 @@ def test_the_suite_sees_a_wrong_token(monkeypatch):
         return [out]
 
     monkeypatch.setattr(ranks, "sample", wrong)
-    tally = Story(pick, head, ranks, max_rows=8).run(2)
+    tally = Story(pick, head, ranks, max_rows=8).run(8)
     with pytest.raises(AssertionError, match="tokens"):
         tally.require_none_wrong("planted")
