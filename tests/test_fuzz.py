@@ -126,7 +126,8 @@ def test_the_suite_sees_a_wrong_token(monkeypatch):
 
     def wrong(*arguments, **options):
         (out,) = true_sample(*arguments, **options)
-        out.token_ids = torch.where(out.token_ids >= 0, head.size, out.token_ids)
+        next_ids = (out.token_ids + 1) % head.size
+        out.token_ids = torch.where(out.token_ids >= 0, next_ids, -1)
         return [out]
 
     monkeypatch.setattr(ranks, "sample", wrong)
