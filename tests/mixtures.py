@@ -335,6 +335,8 @@ Call = Callable[[LMHeadSampler], Any]
 class OneRank:
     """This process is one rank, of one or several."""
 
+    by_ratio = ("rejection", "block")
+
     def __init__(self, rank: int, head: ModelHead, pick: random.Random, **options: Any) -> None:
         self.samplers = [head.sampler(rank, pick, **options)]
         self.shards = [head.shards[rank]]
@@ -342,8 +344,8 @@ class OneRank:
     def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
         return [sampler(*arguments, **options) for sampler in self.samplers]
 
-    def verify(self, *arguments: Any) -> list[VerifyOutput]:
-        return [verify(sampler, *arguments) for sampler in self.samplers]
+    def verify(self, *arguments: Any, method: str) -> list[VerifyOutput]:
+        return [verify(sampler, *arguments, method=method) for sampler in self.samplers]
 
     def close(self) -> None:
         for sampler in self.samplers:
@@ -369,6 +371,8 @@ class _InTurn:
 class VirtualRanks:
     """All ranks in this process: the kernels and `peer`, in the interpreter."""
 
+    by_ratio = ()
+
     def __init__(self, head: ModelHead, pick: random.Random, **options: Any) -> None:
         self.world, state = VirtualWorld(head.shards), pick.getstate()
         self.samplers, self.shards = [], head.shards
@@ -381,7 +385,8 @@ class VirtualRanks:
     def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
         return self.world.step(self.samplers, *arguments, **options)
 
-    def verify(self, *arguments: Any) -> list[VerifyOutput]:
+    def verify(self, *arguments: Any, method: str) -> list[VerifyOutput]:
+        assert method == "coupled"
         pairs = zip(self.samplers, self.world.ranks, strict=True)
         bodies = [partial(verify, _InTurn(sampler, ranks), *arguments) for sampler, ranks in pairs]
         return self.world.run(bodies)
@@ -610,6 +615,7 @@ class Story:
 
     def _verify(self) -> None:
         count, num_drafts = len(self.rows), self.pick.choice(self.theme.drafts)
+        method = self.pick.choice([*["coupled"] * 3, *self.ranks.by_ratio])
         hidden_states = self.head.hidden_states(self.pick, count, num_drafts + 1)
         positions, given = self._positions()
         self._draw_seeds()
@@ -632,25 +638,21 @@ class Story:
         with surroundings(self.pick) as around:
             self._note(f"verify {count} rows, {num_drafts} drafts, in {around or 'nothing'}")
             tensor = torch.tensor(drafts, dtype=torch.int64).view(count, num_drafts)
-            outs = self.ranks.verify(hidden_states, tensor, self.batch, given)
+            outs = self.ranks.verify(hidden_states, tensor, self.batch, given, method=method)
         for out in outs:
             self._remember(out)
             self._learn_seeds(out.seeds)
         if self.judge(self.number) and count:
             found = [
-                oracle.verify_coupled(
-                    raw[r * width : (r + 1) * width],
-                    drafts[r],
-                    row.request,
-                    contexts[r * width : (r + 1) * width],
-                    seed=row.seed or 0,
-                    position=positions[r],
-                    rounds=self.rounds,
-                )
-                for r, row in enumerate(self.rows)
+                self._expected(r, raw, drafts[r], contexts, positions[r]) for r in range(count)
             ]
             for out in outs:
-                self._judge_verified(out, found, width)
+                for r, expected in enumerate(found):
+                    self.tally.rows += 1
+                    if method == "coupled" or self.rows[r].request.greedy:
+                        self._judge_verified(r, out, expected, width)
+                    else:
+                        self._judge_by_ratio(r, out, raw, drafts[r], contexts, method)
         if masked:
             self._clear_grammar()
             self._clear_forced()
@@ -813,27 +815,67 @@ class Story:
             elif ids != ([] if over else wanted):
                 self._wrong(r, f"kept {ids} for {wanted}")
 
-    def _judge_verified(self, out: VerifyOutput, found: list[Verified], width: int) -> None:
-        for r, expected in enumerate(found):
-            self.tally.rows += 1
-            told = [v for v in out.token_ids[r].tolist() if v >= 0]
-            status = Status(out.status[r].item()).name
-            wanted = [v for v in expected.tokens if v >= 0]
-            if (told, out.num_accepted[r].item(), status) == (
-                wanted,
-                expected.num_accepted,
-                expected.status,
-            ):
-                for i, answer in enumerate(expected.answers if out.logprobs is not None else ()):
-                    drawn = [answer.token]
-                    self._judge_logprobs(r, out.logprobs, r * width + i, answer, drawn)
-                continue
-            at = next((i for i, (a, b) in enumerate(zip(told, wanted, strict=False)) if a != b), -1)
-            if at >= 0 and expected.answers[at].near_tie(told[at]):
-                self.tally.near_ties += 1
-                continue
-            end = f"{wanted}, {expected.status}; {out.num_accepted[r]} accepted"
-            self._wrong(r, f"verified {told}, {status} for {end}")
+    def _expected(
+        self, r: int, raw: list[np.ndarray], drafts: list[int], contexts: list[Context], first: int
+    ) -> Verified:
+        here = slice(r * (len(drafts) + 1), (r + 1) * (len(drafts) + 1))
+        how = {"seed": self.rows[r].seed or 0, "position": first, "rounds": self.rounds}
+        return oracle.verify_coupled(raw[here], drafts, self.rows[r].request, contexts[here], **how)
+
+    def _judge_verified(self, r: int, out: VerifyOutput, expected: Verified, width: int) -> None:
+        told = [v for v in out.token_ids[r].tolist() if v >= 0]
+        wanted = [v for v in expected.tokens if v >= 0]
+        status, accepted = Status(out.status[r].item()).name, out.num_accepted[r].item()
+        if (told, accepted, status) == (wanted, expected.num_accepted, expected.status):
+            for i, answer in enumerate(expected.answers if out.logprobs is not None else ()):
+                self._judge_logprobs(r, out.logprobs, r * width + i, answer, [answer.token])
+            return
+        at = next((i for i, (a, b) in enumerate(zip(told, wanted, strict=False)) if a != b), -1)
+        if at >= 0 and expected.answers[at].near_tie(told[at]):
+            self.tally.near_ties += 1
+            return
+        end = f"{wanted}, {expected.status}; {accepted} accepted"
+        self._wrong(r, f"verified {told}, {status} for {end}")
+
+    def _judge_by_ratio(
+        self,
+        r: int,
+        out: VerifyOutput,
+        raw: list[np.ndarray],
+        drafts: list[int],
+        contexts: list[Context],
+        method: str,
+    ) -> None:
+        """What must hold whatever was drawn, the drafts being certain: accepted drafts are in the
+        kept set and a rejected one is not emitted, nor rejected where nothing else is kept."""
+        row, accepted = self.rows[r], int(out.num_accepted[r].item())
+        told, status = out.token_ids[r].tolist(), Status(out.status[r].item()).name
+        first = r * (len(drafts) + 1)
+        answers = [
+            oracle.draw(
+                raw[first + i],
+                row.request,
+                contexts[first + i].after(drafts[:i]),
+                seed=0,
+                position=0,
+            )
+            for i in range(accepted + 1)
+        ]
+        last, token = answers[-1], told[accepted]
+        holds = {
+            "prefix": told[:accepted] == drafts[:accepted],
+            "kept": all(a.kept[v] for a, v in zip(answers, told[:accepted], strict=False)),
+            "end": set(told[accepted + 1 :]) <= {-1},
+            "status": status == last.status,
+            "token": token == -1 if last.status != oracle.OK else bool(last.kept[token]),
+        }
+        if accepted < len(drafts) and last.status == oracle.OK:
+            draft = drafts[accepted]
+            holds["rejected"] = token != draft
+            if method == "rejection" and 0 <= draft < self.head.size and last.kept[draft]:
+                holds["certain"] = last.kept.sum() > 1
+        if failed := [name for name, is_so in holds.items() if not is_so]:
+            self._wrong(r, f"{method} {told}, {status}, of {drafts}: not so: {failed}")
 
     def _learn_seeds(self, seeds: Tensor) -> None:
         """A row that asked for any seed keeps the one it was given; the others have their own."""
