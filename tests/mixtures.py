@@ -443,6 +443,7 @@ class Story:
         self.max_rows = max_rows = min(max_rows, theme.most_rows)
         self.rounds, self.name, self.judge = rounds, name, judge
         self.tally, self.number, self.taken = Tally(), 0, 0
+        self.moved = False
         self.log: deque[str] = deque(maxlen=8)
         self.earlier: list[tuple[Any, Any]] = []
         self.rows = [self._row() for _ in range(pick.randint(1, max_rows))]
@@ -504,12 +505,14 @@ class Story:
         return Row(fields, fields["seed"], prompt, output, temperature)
 
     def _add(self) -> None:
+        self.moved = True
         row = self._row()
         self.rows.append(row)
         so_far = {"prompt_token_ids": row.prompt, "output_token_ids": list(row.output)}
         assert self.batch.add(row.params, **so_far) == len(self.rows) - 1
 
     def _drop(self) -> None:
+        self.moved = True
         gone = set(self.pick.sample(range(len(self.rows)), self.pick.randint(1, len(self.rows))))
         if len(gone) > 3:
             gone = {gone.pop()}
@@ -517,15 +520,18 @@ class Story:
         self.batch.drop(gone.pop() if len(gone) == 1 else sorted(gone))
 
     def _drop_all(self) -> None:
+        self.moved = True
         self.batch.drop(range(len(self.rows)))
         self.rows = []
 
     def _permute(self) -> None:
+        self.moved = True
         order = self.pick.sample(range(len(self.rows)), len(self.rows))
         self.rows = [self.rows[i] for i in order]
         self.batch.permute(order)
 
     def _update(self) -> None:
+        self.moved = True
         at = self.pick.randrange(len(self.rows))
         old, new = self.rows[at], self._row()
         new.output, new.prompt = old.output, old.prompt
@@ -596,7 +602,8 @@ class Story:
         samples, also_reference = self.pick.choice([None] * 4 + [1, 3]), self.pick.random() < 0.2
         with surroundings(self.pick) as around:
             self._note(f"sample {count} rows × {samples} in {around or 'nothing'}")
-            outs = self.ranks.sample(hidden_states, self.batch, given, num_samples=samples)
+            step = partial(self.ranks.sample, hidden_states, self.batch, given)
+            outs = self._taken(partial(step, num_samples=samples))
         for out in outs:
             self._remember(out)
             self._learn_seeds(out.seeds)
@@ -638,7 +645,8 @@ class Story:
         with surroundings(self.pick) as around:
             self._note(f"verify {count} rows, {num_drafts} drafts, in {around or 'nothing'}")
             tensor = torch.tensor(drafts, dtype=torch.int64).view(count, num_drafts)
-            outs = self.ranks.verify(hidden_states, tensor, self.batch, given, method=method)
+            step = partial(self.ranks.verify, hidden_states, tensor, self.batch, given)
+            outs = self._taken(partial(step, method=method))
         for out in outs:
             self._remember(out)
             self._learn_seeds(out.seeds)
@@ -659,12 +667,35 @@ class Story:
         self._append(outs[0].token_ids)
         self.number, self.taken = self.number + 1, self.taken + count
 
+    def _taken(self, step: Callable[[], list[Any]]) -> list[Any]:
+        """What a step returns. After a change of rows the masks are those of the same rows still,
+        or the step is refused until they are assigned anew: never another row's."""
+        if self.moved and (self.ranks.by_ratio == () or self.pick.random() < 0.5):
+            self._assign_masks()
+        try:
+            return step()
+        except ValueError as refused:
+            if not (self.moved and "assign it anew" in str(refused)):
+                raise
+        self._assign_masks()
+        return step()
+
+    def _assign_masks(self) -> None:
+        self.moved = False
+        if self.batch.grammar_bitmask is not None:
+            grammars = [row.grammar for row in self.rows]
+            self.batch.grammar_bitmask = _grammar_tensor(grammars, self.head.size)
+        if self.batch.forced_token_ids is not None:
+            forced = [row.forced for row in self.rows]
+            self.batch.forced_token_ids = torch.tensor(forced, dtype=torch.int64)
+
     def _masks_of_positions(self, width: int) -> list[tuple[tuple[int, ...] | None, int]]:
         """Masks of every position, set in the batch; some taken away."""
         rows = [row for row in self.rows for _ in range(width)]
         grammars = [self._grammar(row) if self.pick.random() < 0.3 else None for row in rows]
         forced = [self._forced() if self.pick.random() < 0.2 else -1 for _ in rows]
         self.batch.grammar_bitmask = self.batch.forced_token_ids = None
+        self.moved = False
         if self.pick.random() < 0.7:
             self.batch.grammar_bitmask = _grammar_tensor(grammars, self.head.size)
         else:
