@@ -568,7 +568,7 @@ class Story:
     def _set_forced(self) -> None:
         for row in self.rows:
             row.forced = self._forced()
-        found = torch.tensor([row.forced for row in self.rows], dtype=torch.int64)
+        found = _forced_tensor([row.forced for row in self.rows])
         written = self.batch.forced_token_ids
         if written is not None and written.shape == found.shape and self.pick.random() < 0.5:
             written.copy_(found)
@@ -686,8 +686,7 @@ class Story:
             grammars = [row.grammar for row in self.rows]
             self.batch.grammar_bitmask = _grammar_tensor(grammars, self.head.size)
         if self.batch.forced_token_ids is not None:
-            forced = [row.forced for row in self.rows]
-            self.batch.forced_token_ids = torch.tensor(forced, dtype=torch.int64)
+            self.batch.forced_token_ids = _forced_tensor([row.forced for row in self.rows])
 
     def _masks_of_positions(self, width: int) -> list[tuple[tuple[int, ...] | None, int]]:
         """Masks of every position, set in the batch; some taken away."""
@@ -701,7 +700,7 @@ class Story:
         else:
             grammars = [None] * len(rows)
         if self.pick.random() < 0.7:
-            self.batch.forced_token_ids = torch.tensor(forced, dtype=torch.int64)
+            self.batch.forced_token_ids = _forced_tensor(forced)
         else:
             forced = [-1] * len(rows)
         return list(zip(grammars, forced, strict=True))
@@ -963,7 +962,7 @@ def one_request_for_all(pick: random.Random, head: ModelHead, ranks: Any, name: 
             if grammar is not None:
                 batch.grammar_bitmask = _grammar_tensor([grammar] * count, size)
             if forced >= 0:
-                batch.forced_token_ids = torch.tensor([forced] * count)
+                batch.forced_token_ids = _forced_tensor([forced] * count)
             outs = ranks.sample(hidden_states, batch, position)
         except ValueError:
             continue
@@ -982,10 +981,16 @@ def one_request_for_all(pick: random.Random, head: ModelHead, ranks: Any, name: 
     return tally
 
 
+@torch.inference_mode(False)  # it is written again, wherever that may be
 def _grammar_tensor(grammars: list[tuple[int, ...] | None], size: int) -> Tensor:
     words = -(-size // 32)
     rows = [(-1,) * words if grammar is None else grammar for grammar in grammars]
     return torch.tensor(rows, dtype=torch.int32).view(len(rows), words)
+
+
+@torch.inference_mode(False)
+def _forced_tensor(forced: list[int]) -> Tensor:
+    return torch.tensor(forced, dtype=torch.int64)
 
 
 def _copy(out: Any) -> Any:
