@@ -115,7 +115,7 @@ def test_many_mixtures_on_ranks(world_size):
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_many_mixtures_through_the_kernels():
-    _through_the_kernels(90_000, 5_000).require_none_wrong("virtual ranks, interpreter")
+    _through_the_kernels(90_000, 1_000).require_none_wrong("virtual ranks, interpreter")
 
 
 def test_the_suite_sees_a_wrong_token(monkeypatch):
