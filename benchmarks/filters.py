@@ -182,9 +182,9 @@ def _on_virtual_ranks(logits: Tensor, problem: Problem, world_size: int) -> tupl
 
     def body(ranks: VirtualRanks) -> tuple[Tensor, int]:
         shard, integers = shards[ranks.rank], IntegerExchange(ranks)
-        own = logits[batch.stored][:, shard.start : shard.stop]
+        own = logits[batch.plan.stored][:, shard.start : shard.stop]
         stored = StoredRows.of(own, batch, noise, first_id=shard.start)
-        words = sample_filtered(stored, batch.filters, integers)
+        words = sample_filtered(stored, batch.plan.filters, integers)
         return word.decode(words)[0].squeeze(1), integers.bytes_sent
 
     answers = world.run([partial(body, ranks) for ranks in world.ranks])

@@ -141,7 +141,7 @@ class Problem:
                 self.params[block], vocab_size=self.vocab_size, device=self.weight.device
             )
             scores = reference.scores(exact, batch, self.positions[block], philox_rounds=rounds)
-            if batch.filters is not None:
+            if batch.plan.filters is not None:
                 scores = scores.where(reference.kept_mask(exact, batch), -torch.inf)
             best, expected = scores.max(dim=1)
             got = token_ids[block].long()

@@ -62,10 +62,12 @@ def virtual(
 
     def step() -> None:
         # No rank may wait before all have sent.
-        for sampler, output in zip(built, outputs, strict=True):
+        started = [
             sampler.start(problem.hidden_states, problem.batch, problem.positions, out=output)
-        for sampler, output in zip(built, outputs, strict=True):
-            sampler.finish(output)
+            for sampler, output in zip(built, outputs, strict=True)
+        ]
+        for sampler, begun in zip(built, started, strict=True):
+            sampler.finish(begun)
 
     return Candidate(problem, step, token_ids), built[0]
 

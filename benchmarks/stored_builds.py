@@ -33,6 +33,7 @@ STORED_TYPES = {
     "top_ptr": "*fp32",
     "top_p_ptr": "*fp64",
     "log_min_p_ptr": "*fp64",
+    "total_log_min_p_ptr": "*fp64",
     "keep_ties_ptr": "*i1",
     "decided_ptr": "*i1",
 }
@@ -58,7 +59,8 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
         "first_words:group_first": {"GROUP": GROUP, **_BLOCK},
         "first_words:group_words": {"GROUP": GROUP},
         "kept_set:top_words": {"BLOCK": MAX_TOP_WORDS},
-        "kept_set:mass": {"HAS_MIN_P": True, "MOMENT": True, **_BLOCK},
+        "kept_set:mass": {"MOMENT": True, **_BLOCK},
+        "kept_set:min_p_cut": {},
         "kept_set:count": _BLOCK,
         "kept_set:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
         "kept_set:next_digit": {"DIGIT_BITS": DIGIT_BITS},

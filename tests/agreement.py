@@ -78,11 +78,11 @@ def step(
             local = TritonBackend(*arguments, rounds=rounds, exchange=exchange, **override)
         else:
             local = TorchBackend(*arguments, rounds=rounds, chunks=1, **override)
-        local.begin(case.hidden_states, batch, case.positions, samples)
-        local.run(0, exchange.own_words(0)[:slots])
+        begun = local.begin(case.hidden_states, batch.view(batch.rows), case.positions, samples)
+        local.run(begun, 0, exchange.own_words(0)[:slots])
         words.append(exchange.own_words(0)[:slots].clone())
     out = SampleOutput.empty(batch.seed, num_samples)
-    local.decode(torch.stack(words), out)
+    local.decode(torch.stack(words), batch.seed, out)
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 
@@ -35,18 +36,28 @@ def kinds_of_logits() -> dict[str, torch.Tensor]:
     }
 
 
+def filter_requests() -> list[dict[str, Any]]:
+    """Every top_k × top_p × min_p, in every order of the filters that can matter to them."""
+    requests = []
+    for top_k, top_p, min_p in itertools.product(TOP_K, TOP_P, MIN_P):
+        orders = ["sequential"]
+        if top_p < 1 and 0 < top_k < V:
+            orders.append("joint")
+        if top_p < 1 and min_p > 0:
+            orders.append("min_p_last")
+        for order in orders:
+            requests.append({"top_k": top_k, "top_p": top_p, "min_p": min_p, "filter_order": order})
+    return requests
+
+
 def grid() -> list[SamplingParams]:
-    """Every top_k × top_p × min_p × filter_order; temperature and ties take turns."""
+    """The `filter_requests`; temperature and ties take turns."""
     params = []
-    combinations = itertools.product(TOP_K, TOP_P, MIN_P, ("sequential", "joint"))
-    for i, (top_k, top_p, min_p, filter_order) in enumerate(combinations):
+    for i, request in enumerate(filter_requests()):
         params.append(
             SamplingParams(
                 temperature=TEMPERATURES[i % len(TEMPERATURES)],
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                filter_order=filter_order,
+                **request,
                 ties=("exact", "keep", "exact")[i % 3],
                 seed=900 + i,
             )

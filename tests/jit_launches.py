@@ -113,16 +113,18 @@ def step(
     backend = TritonBackend(
         weight, shard, bias, head or Head(1.0, None), rounds=10, exchange=words, tile=tile
     )
-    positions = torch.zeros(batch.rows, dtype=torch.int64)
-    backend.begin(torch.empty(batch.rows, D, dtype=dtype), batch, positions, num_samples)
+    positions, batch = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
+    hidden_states = torch.empty(batch.rows, D, dtype=dtype)
+    local = backend.begin(hidden_states, batch, positions, num_samples)
+    words.begin()
     for part in range(words.parts):
-        backend.run(part, words.own_words(part)[: batch.rows * num_samples])
+        backend.run(local, part, words.own_words(part)[: batch.rows * num_samples])
     out = SampleOutput.empty(batch.seed, None if num_samples == 1 else num_samples)
-    words.finish(out, backend.decode)
-    if batch.stored is None:
+    words.finish(out, batch.seed, backend.decode)
+    if batch.plan.stored is None:
         return 0
     with Operators() as operators:
-        finish_stored_rows(backend.stored_rows(), batch, IntegerExchange(words.ranks), out)
+        finish_stored_rows(backend.stored_rows(local), batch, IntegerExchange(words.ranks), out)
     return operators.count
 
 

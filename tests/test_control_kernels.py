@@ -46,11 +46,11 @@ def _grammar(rows: int) -> torch.Tensor:
 
 
 def _same_bits(batch: SamplingBatch, shard: VocabShard) -> None:
-    assert isinstance(batch.controls, ControlRows)
-    state = batch.controls.tables.state(shard)
-    expected = build_mask(batch.controls, state).clone()
+    assert isinstance(batch.view(batch.rows).controls, ControlRows)
+    state = batch.view(batch.rows).controls.tables.state(shard)
+    expected = build_mask(batch.view(batch.rows).controls, state).clone()
     state.mask_buffer(batch.rows).fill_(0x5A5A5A5A)
-    assert torch.equal(make_mask(batch.controls, state), expected)
+    assert torch.equal(make_mask(batch.view(batch.rows).controls, state), expected)
 
 
 @pytest.mark.parametrize("shard", SHARDS, ids=str)

@@ -12,9 +12,9 @@ V = 331
 
 def test_a_batch_without_controls_has_no_state():
     batch = SamplingBatch.from_params([SamplingParams(top_k=3)] * 4, vocab_size=V)
-    assert batch.controls is None
+    assert batch.view(batch.rows).controls is None
     batch.append(torch.tensor([1, 2, 3, 4]))
-    assert batch.controls is None
+    assert batch.view(batch.rows).controls is None
 
 
 def test_one_request_for_all_rows_counts_per_row():
@@ -34,14 +34,16 @@ def test_a_sampler_that_comes_too_late_is_refused():
     batch.append(torch.tensor([1, 2]))
     reference.processed_logits(torch.zeros(2, V), batch)
     with pytest.raises(ValueError, match="output_token_ids"):
-        batch.controls.step(VocabShard(0, 100))
+        batch.view(batch.rows).controls.step(VocabShard(0, 100))
 
 
 def test_a_prepared_shard_may_be_sampled_later():
     batch = SamplingBatch.from_params([SamplingParams(presence_penalty=1.0)], vocab_size=V)
     batch.prepare(VocabShard(0, 100))
     batch.append(torch.tensor([7]))
-    processed = batch.controls.step(VocabShard(0, 100)).apply(torch.zeros(1, 100), 0)
+    processed = (
+        batch.view(batch.rows).controls.step(VocabShard(0, 100)).apply(torch.zeros(1, 100), 0)
+    )
     assert processed[0, 7] == -1 and processed.sum() == -1
 
 
@@ -68,7 +70,7 @@ def test_contradictions_raise():
     with pytest.raises(ValueError, match="allowed_token_ids"):
         SamplingParams(allowed_token_ids=[4, 5], bad_words=[[4], [5]])
     with pytest.raises(ValueError, match="allowed_token_ids"):
-        SamplingParams(allowed_token_ids=[4], min_tokens=1, stop_token_ids=[4])
+        SamplingParams(allowed_token_ids=[4, 5], min_tokens=1, stop_token_ids=[4], bad_words=[[5]])
     with pytest.warns(UserWarning, match="stop_token_ids"):
         SamplingParams(min_tokens=3)
 

@@ -98,7 +98,7 @@ def _sample_random_rows(cases: list) -> list[str]:
         bad = (out.token_ids != expected) | (out.status != status)
         wrong += [f"case {number} row {row}: {talks[row]}" for row in bad.nonzero().flatten()]
         # History and bias are 4 bytes per row and id of the shard; bits and padding are the rest.
-        state = batch.controls.tables.state(sampler.shard)
+        state = batch.view(batch.rows).controls.tables.state(sampler.shard)
         assert state.nbytes() <= 9 * len(talks) * (len(sampler.shard) + 67)
         sampler.close()
     return wrong
@@ -223,7 +223,10 @@ def _largest_tensor(vocab_size: int, rows: int) -> int:
         for _ in range(2):
             out = sampler(torch.zeros(rows, 2), batch, 0)
             batch.append(out.token_ids)
-    assert batch.controls.tables.has_penalties and batch.controls.tables.has_bias
+    assert (
+        batch.view(batch.rows).controls.tables.has_penalties
+        and batch.view(batch.rows).controls.tables.has_bias
+    )
     return largest.elements
 
 

@@ -8,7 +8,8 @@ from tests.cases import Case
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards
 from tpsample import Desync, LMHeadSampler, SamplingParams
-from tpsample.desync import mix, step_digest
+from tpsample.desync import step_digest
+from tpsample.digest import mix
 from tpsample.word import TOKEN_BITS
 
 CULPRIT = 2

@@ -100,8 +100,16 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
          "_by_threshold"),
         ("ramp-in-shards", {"min_p": 0.999}, "_by_threshold"),
         ("all-equal", {"top_k": 600, "top_p": 1e-6}, "_by_threshold"),
+        ("bf16", {"top_p": 0.02, "ties": "keep", "temperature": 50.0}, "_by_threshold"),
+        ("bf16", {"top_k": 300, "top_p": 0.06, "ties": "keep", "temperature": 50.0},
+         "_by_threshold"),
+        ("ramp-in-shards", {"top_p": 0.9, "min_p": 0.99, "filter_order": "min_p_last"},
+         "_by_threshold"),
+        ("ramp-in-shards", {"top_k": 400, "top_p": 0.01, "min_p": 0.96, "temperature": 5.0,
+                            "filter_order": "min_p_last"}, "_by_threshold"),
     ],
-    ids=["flat-small-p", "hot-top-1", "hot-top-1-ties", "hot-joint", "flat-min-p", "flat-in-top-k"],
+    ids=["flat-small-p", "hot-top-1", "hot-top-1-ties", "hot-joint", "flat-min-p", "flat-in-top-k",
+         "ties-of-top-p", "ties-in-top-k", "min-p-last", "min-p-last-in-top-k"],
 )  # fmt: skip
 def test_the_second_round_decides_what_the_first_cannot(kind, changes, second):
     params = [SamplingParams(seed=seed, **changes) for seed in range(40)]
@@ -124,10 +132,20 @@ def test_the_second_round_decides_what_the_first_cannot(kind, changes, second):
         ({"top_k": 257, "top_p": 0.9}, (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)),
         ({"top_k": 20, "top_p": 0.9, "ties": "keep"}, (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)),
         ({"top_k": 20, "top_p": 0.9, "filter_order": "joint"}, (Way.REJECTION, Way.THRESHOLD)),
+        ({"top_k": 20, "top_p": 0.9, "filter_order": "min_p_last"}, (Way.TOP_WORDS, Way.TOP_WORDS)),
+        (
+            {"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last"},
+            (Way.REJECTION, Way.THRESHOLD),
+        ),
+        (
+            {"top_k": 257, "top_p": 0.9, "filter_order": "min_p_last"},
+            (Way.REJECTION_IN_TOP_K, Way.THRESHOLD),
+        ),
+        ({"top_p": 0.9, "ties": "keep"}, (Way.REJECTION, Way.THRESHOLD)),
     ],
 )
 def test_the_way_of_a_request(changes, ways):
-    planned = Rows([KINDS["normal"]], [SamplingParams(seed=1, **changes)]).batch.filters
+    planned = Rows([KINDS["normal"]], [SamplingParams(seed=1, **changes)]).batch.plan.filters
     assert (planned.first_way, planned.second_way) == ([ways[0]], [ways[1]])
 
 
@@ -186,7 +204,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     for elements in tiles:
         stored_rows.tile_elements = lambda _, elements=elements: elements
         top = rows.logits.amax(dim=1)
-        cut = threshold.find_cut(stored, batch.filters, top, IntegerExchange(ranks_of(None)))
+        cut = threshold.find_cut(stored, batch.plan.filters, top, IntegerExchange(ranks_of(None)))
         cuts.append(word.token_of(cut))
     return cuts
 

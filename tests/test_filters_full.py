@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.cases import uneven_shards
-from tests.filtered import MIN_P, TOP_K, TOP_P, Rows, V, kinds_of_logits, masked
+from tests.filtered import Rows, V, filter_requests, kinds_of_logits, masked
 from tests.ranks import run_ranks
 from tpsample import LMHeadSampler, SamplingParams, VocabShard
 
@@ -16,18 +16,14 @@ TEMPERATURES = (0.0, 0.2, 0.6, 1.0, 1.5, 3.0)
 
 
 def _requests(temperature: float) -> list[SamplingParams]:
-    combinations = itertools.product(TOP_K, TOP_P, MIN_P, ("sequential", "joint"))
     return [
         SamplingParams(
             temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            filter_order=order,
-            ties=("exact", "keep")[i // 2 % 2],
+            **request,
+            ties=ties,
             seed=7000 + i,
         )
-        for i, (top_k, top_p, min_p, order) in enumerate(combinations)
+        for i, (request, ties) in enumerate(itertools.product(filter_requests(), ("exact", "keep")))
     ]
 
 
@@ -48,7 +44,7 @@ def _wrong(rows: Rows, expected: torch.Tensor, even: bool) -> list[str]:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_every_filter_on_every_kind_of_logits(temperature):
-    """384 requests × 9 kinds, two of them also with a block or most of the ids masked."""
+    """864 requests × 9 kinds, two of them also with a block or most of the ids masked."""
     requests = _requests(temperature)
     kinds = kinds_of_logits() | {
         "uniform": torch.rand(V, generator=torch.Generator().manual_seed(3))
@@ -71,7 +67,7 @@ def test_every_filter_on_every_kind_of_logits(temperature):
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_every_filter_on_real_logits(temperature, real_logits):
-    """384 requests on a row of the bundled model, V = 49152."""
+    """864 requests on a row of the bundled model, V = 49152."""
     row = real_logits[TEMPERATURES.index(temperature) * 7 % len(real_logits)].float()
     rows = Rows([row], _requests(temperature))
     assert rows.vocab_size > 40000 and math.isfinite(float(row.max()))

@@ -107,9 +107,11 @@ def test_the_rounds_do_not_depend_on_the_logits():
     [
         ({"top_p": 0.9}, 12),
         ({"top_k": 9}, 11),
-        ({"min_p": 0.1}, 11),
+        ({"min_p": 0.1}, 2),
         ({"top_p": 0.9, "top_k": 9}, 21),
         ({"top_p": 0.9, "min_p": 0.1}, 12),
+        ({"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}, 12),
+        ({"top_p": 0.9, "top_k": 9, "min_p": 0.1, "filter_order": "min_p_last"}, 21),
     ],
 )
 def test_a_search_that_no_request_needs_is_left_out(monkeypatch, changes, exchanges):

@@ -51,7 +51,7 @@ STORED = {
     "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
-    "fixed rounds": ["group_first", "mass", *SEARCH, "best_kept", "settle"],
+    "fixed rounds": ["group_first", "min_p_cut", "mass", *SEARCH, "best_kept", "settle"],
     "all together": [*TOP_WORDS, *LOGPROBS],
     "drafts": [*TOP_WORDS, *LOGPROBS],
 }

@@ -61,9 +61,20 @@ def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():
     words[:, 4] = 0
     memory = torch.cat([words, torch.full((3, 2), -77)], dim=1)
     tokens, status = torch.full((14,), -77), torch.full((9,), -77, dtype=torch.int32)
+    seeds, out_seeds = torch.arange(9) + 2**60, torch.full((9,), -77)
     finish_kernel[(1,)](
-        memory, memory.stride(0), tokens, status, num_rows=5, num_samples=2, num_sources=3, BLOCK=8
+        words_ptr=memory,
+        stride_words_s=memory.stride(0),
+        seed_ptr=seeds,
+        token_ptr=tokens,
+        status_ptr=status,
+        out_seed_ptr=out_seeds,
+        num_rows=5,
+        num_samples=2,
+        num_sources=3,
+        BLOCK=8,
     )
+    assert torch.equal(out_seeds[:5], seeds[:5]) and (out_seeds[5:] == -77).all()
     assert (memory[:, :10] == 0).all() and (memory[:, 10:] == -77).all()
     expected, expected_status = word.decode(words.amax(dim=0).view(2, 5))
     assert tokens[:10].tolist() == expected.T.flatten().tolist()
@@ -86,9 +97,9 @@ def test_the_lm_head_writes_its_words_alone():
         tile=tile(128, 8, 64),
     )
     words = exchange.own_words(0)
-    local.begin(case.hidden_states, case.batch, case.positions, 1)
+    step = local.begin(case.hidden_states, case.batch.view(5), case.positions, 1)
     words[5:] = canary
-    local.run(0, words[:5])
+    local.run(step, 0, words[:5])
     assert (words[:5] > 0).all() and (words[5:] == canary).all()
 
 

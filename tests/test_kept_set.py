@@ -1,7 +1,9 @@
 """The kept set by its definition: other views of the same rules, and other engines' answers."""
 
 import decimal
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.ranks import Ranks
 from tpsample.score import RowNoise
 from tpsample.stored.filters import sample_filtered
-from tpsample.stored.kept_set import TOP_MASS, below_top, masses
+from tpsample.stored.kept_set import TOP_MASS, below_top, candidates, masses, min_p_cut
 from tpsample.stored.rows import StoredRows
 from tpsample.stored.threshold import find_cut
 
@@ -38,37 +40,70 @@ def test_masses_do_not_depend_on_the_place_in_a_tensor():
 
 
 def _kept_by_hand(logits: list[float], params: SamplingParams) -> set[int]:
-    """The rules again, in Python numbers and one loop."""
+    """The rules again, one after the other as the request orders them, in Python numbers."""
     order = sorted((i for i, x in enumerate(logits) if x > -INF), key=lambda i: (-logits[i], i))
     if params.greedy or not order:
         return set(order)
     temperature = torch.tensor(params.temperature).item()
     below = {i: (logits[i] - logits[order[0]]) / temperature for i in order}
-    order = [i for i in order if params.min_p == 0 or below[i] >= math.log(params.min_p)]
     mass = {i: round(TOP_MASS * math.exp(below[i])) for i in order}
-    top = list(order)
-    if 0 < params.top_k < len(order):
-        kth = logits[order[params.top_k - 1]]
-        tail = [i for i in order[params.top_k :] if params.ties == "keep" and logits[i] == kth]
-        top = order[: params.top_k] + tail
-    if params.top_p == 1:
-        return set(top)
-    total = sum(mass[i] for i in (order if params.filter_order == "joint" else top))
-    kept, before = set(), 0
-    for i in top:
-        if before < params.top_p * total:
-            kept.add(i)
-        before += mass[i]
-    return kept
+
+    def first(ids: list[int], count: int) -> list[int]:
+        last = logits[ids[count - 1]]
+        ties = [i for i in ids[count:] if params.ties == "keep" and logits[i] == last]
+        return ids[:count] + ties
+
+    def min_p(ids: list[int]) -> list[int]:
+        return [i for i in ids if params.min_p == 0 or below[i] >= math.log(params.min_p)]
+
+    def top_k(ids: list[int]) -> list[int]:
+        return first(ids, params.top_k) if 0 < params.top_k < len(ids) else ids
+
+    def top_p(ids: list[int]) -> list[int]:
+        if params.top_p == 1:
+            return ids
+        befores = itertools.accumulate((mass[i] for i in ids), initial=0)
+        limit = params.top_p * sum(mass[i] for i in ids)
+        return first(ids, sum(before < limit for before in list(befores)[:-1]))
+
+    if params.filter_order == "joint":
+        left = min_p(order)
+        return set(top_k(left)) & set(top_p(left))
+    rules = (min_p, top_k, top_p) if params.filter_order == "sequential" else (top_k, top_p, min_p)
+    for rule in rules:
+        order = rule(order)
+    return set(order)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_kept_set_by_hand(name):
-    rows = Rows([KINDS[name]], grid()[::3])
+    params = [replace(p, ties=ties) for p in grid()[::5] for ties in ("exact", "keep")]
+    rows = Rows([KINDS[name]], params)
     mask = reference.kept_mask(rows.logits, rows.batch)
     logits = KINDS[name].tolist()
     for row, params in enumerate(rows.params):
         assert set(mask[row].nonzero().flatten().tolist()) == _kept_by_hand(logits, params), params
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 77.0])
+@pytest.mark.parametrize("top", [-3e38, -2.0, 0.0, 1e-3, 50.0, 1e4, 3e38, INF])
+def test_the_cut_of_min_p_is_where_its_rule_ends(top, temperature):
+    """Of all fp32 numbers: what is kept ends between two neighbours."""
+    rates = [1.0, 0.5, 0.05, 1e-9, 1e-300, 0.0]
+    tops, temperatures = torch.full((6,), top), torch.full((6,), temperature)
+    log_min_p = torch.tensor([math.log(p) if p else -INF for p in rates], dtype=torch.float64)
+    cut = min_p_cut(tops, temperatures, log_min_p)
+    assert (cut & word.TOKEN_MASK == 0).all()
+    for words, expected in ((cut, True), (cut - 1, False)):
+        below = below_top(word.value_of(words), tops, temperatures)
+        assert (candidates(words, below, log_min_p) == expected).all()
+    assert (word.value_of(cut) <= tops).all() and word.value_of(cut)[0] == top
+    assert word.key_of(cut)[-1] == word.KEY_MINUS_INF + 1
+
+
+def test_min_p_keeps_nothing_of_a_row_without_a_number():
+    tops, ones = torch.tensor([NAN, -INF]), torch.ones(2)
+    assert (min_p_cut(tops, ones, torch.full((2,), -INF)) == 1 << word.EPOCH_SHIFT).all()
 
 
 def test_a_masked_token_is_never_kept():
@@ -79,17 +114,18 @@ def test_a_masked_token_is_never_kept():
 
 def _stored(rows: Rows) -> tuple[StoredRows, SamplingBatch]:
     batch = rows.batch
-    row_noise = RowNoise.of(batch, rows.positions, 1, 10)
-    return StoredRows.of(rows.logits[batch.stored], batch, row_noise), batch
+    view = batch.view(batch.rows)
+    row_noise = RowNoise.of(view, rows.positions, 1, 10)
+    return StoredRows.of(rows.logits[batch.plan.stored], view, row_noise), batch
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_sampling_by_an_explicit_threshold_is_the_same(name):
     rows = Rows([KINDS[name]], grid())
     stored, batch = _stored(rows)
-    filtered = batch.filters.rows
+    filtered = batch.plan.filters.rows
     top = stored.logits.amax(dim=1)
-    cut = find_cut(stored, batch.filters, top, IntegerExchange(Ranks()))
+    cut = find_cut(stored, batch.plan.filters, top, IntegerExchange(Ranks()))
 
     mask = reference.kept_mask(rows.logits, batch)[filtered]
     order = word.pack(stored.logits, torch.arange(V))
@@ -116,6 +152,7 @@ def test_a_kept_winner_of_the_plain_draw_stays_the_winner():
 # (probabilities, request, ids that are kept). Where a rule of ours parts from an engine's, the
 # entry says whose answer would be another.
 LADDER = [0.5, 0.25, 0.125, 0.0625, 0.0625]
+TIED = [0.4, 0.2, 0.1, 0.2, 0.1]
 GOLDEN = {
     # transformers, TopPLogitsWarper and MinPLogitsWarper tests, top_p off the rounding edge
     "hf-top-p-a": ([0.3, 0.1, 0.1, 0.5], {"top_p": 0.79}, {0, 3}),
@@ -137,9 +174,28 @@ GOLDEN = {
     "top-k-keeps-ties": ([0.4, 0.2, 0.2, 0.2], {"top_k": 2, "ties": "keep"}, {0, 1, 2, 3}),
     # FlashInfer and gemma keep all ties of the last token of top_p
     "top-p-cuts-ties": ([0.25] * 4, {"top_p": 0.5}, {0, 1}),
-    # SGLang, HF, llama.cpp take min_p last: renormalised top_p would keep id 2
+    "top-p-keeps-ties": ([0.25] * 4, {"top_p": 0.5, "ties": "keep"}, {0, 1, 2, 3}),
+    "top-p-keeps-ties-of-its-last": (TIED, {"top_p": 0.5, "ties": "keep"}, {0, 1, 3}),
+    "no-tie-beyond-the-first": (TIED, {"top_p": 0.4, "ties": "keep"}, {0}),
+    # The mass of what top_k keeps with its ties is 0.8: half of it, and three quarters
+    "top-k-ties-are-of-the-mass": (TIED, {"top_k": 2, "top_p": 0.5, "ties": "keep"}, {0}),
+    "ties-of-both": (TIED, {"top_k": 2, "top_p": 0.75, "ties": "keep"}, {0, 1, 3}),
+    "joint-keeps-ties":
+        (TIED, {"top_k": 2, "top_p": 0.5, "ties": "keep", "filter_order": "joint"}, {0, 1, 3}),
+    # SGLang, HF, llama.cpp take min_p last
     "min-p-before-top-p": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.7}, {0, 1}),
     "min-p-shrinks-the-mass": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.62}, {0}),
+    "min-p-last-does-not":
+        ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.62, "filter_order": "min_p_last"}, {0, 1}),
+    "min-p-last-cuts": (LADDER, {"min_p": 0.3, "top_p": 0.8, "filter_order": "min_p_last"}, {0, 1}),
+    # Before id 1 stands 0.4: more than 0.45 of the 0.8 that top_k leaves, less than 0.45 of all
+    "min-p-last-after-top-k":
+        (TIED, {"top_k": 3, "min_p": 0.4, "top_p": 0.45, "filter_order": "min_p_last"}, {0}),
+    "min-p-last-of-all":
+        (TIED, {"min_p": 0.4, "top_p": 0.45, "filter_order": "min_p_last"}, {0, 1}),
+    "min-p-last-keeps-ties":
+        (TIED, {"top_k": 3, "min_p": 0.4, "top_p": 0.51, "ties": "keep",
+                "filter_order": "min_p_last"}, {0, 1, 3}),
     "top-k-off": (LADDER, {"top_k": -1}, {0, 1, 2, 3, 4}),
     "top-k-beyond": (LADDER, {"top_k": 99}, {0, 1, 2, 3, 4}),
     # vLLM forces the filters of a greedy request off as well
@@ -191,9 +247,9 @@ def test_a_batch_without_filters_has_no_filtered_rows():
         SamplingParams(top_k=-1),
         SamplingParams(temperature=0, top_k=3, top_p=0.2, min_p=0.1),
     ]
-    assert SamplingBatch.from_params(off, vocab_size=V).filters is None
+    assert SamplingBatch.from_params(off, vocab_size=V).plan.filters is None
     mixed = SamplingBatch.from_params([*off, SamplingParams(top_k=V - 1)], vocab_size=V)
-    assert mixed.filters.rows.tolist() == [4]
+    assert mixed.plan.filters.rows.tolist() == [4]
 
 
 def test_filtered_draws_follow_the_renormalised_softmax():
@@ -202,7 +258,7 @@ def test_filtered_draws_follow_the_renormalised_softmax():
     batch = SamplingBatch.from_params([params] * draws, vocab_size=V)
     row_noise = RowNoise.of(batch, torch.arange(draws), 1, 10)
     stored = StoredRows.of(logits.expand(draws, -1), batch, row_noise)
-    words = sample_filtered(stored, batch.filters, IntegerExchange(Ranks()))
+    words = sample_filtered(stored, batch.plan.filters, IntegerExchange(Ranks()))
     token_ids, _ = word.decode(words.squeeze(1))
 
     one = SamplingBatch.from_params([params], vocab_size=V)

@@ -26,6 +26,7 @@ def _requests() -> list[SamplingParams]:
                 {}, {"temperature": 0.5}, {"top_p": 0.7}, {"top_k": 3, "ties": "keep"},
                 {"top_k": 3}, {"temperature": 0.0, "top_k": 4}, {"min_p": 0.3, "temperature": 2.0},
                 {"top_k": 30, "top_p": 0.6, "filter_order": "joint"},
+                {"top_p": 0.6, "min_p": 0.2, "ties": "keep", "filter_order": "min_p_last"},
             )
         ):  # fmt: skip
             chosen = [[5, 1199, 0], None, [701]][i % 3]

@@ -81,6 +81,22 @@ class TestWhereTheRulesAgree:
         logits = torch.stack([KINDS[name], KINDS[name].flip(0), KINDS[name] / 3])
         assert torch.equal(kept(logits, **changes), by_transformers(logits, **changes))
 
+    @pytest.mark.parametrize("name", WITHOUT_TIES)
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"min_p": 0.5, "top_p": 0.62},
+            {"min_p": 0.02, "top_k": 20, "top_p": 0.8},
+            {"min_p": 0.1, "top_k": 300, "top_p": 0.95, "temperature": 1.5},
+            {"min_p": 0.7, "top_k": 2, "top_p": 0.4, "temperature": 3.0},
+        ],
+        ids=str,
+    )
+    def test_transformers_with_min_p_last(self, name, changes):
+        logits = torch.stack([KINDS[name], KINDS[name].flip(0), KINDS[name] / 3])
+        ours = kept(logits, **changes, filter_order="min_p_last")
+        assert torch.equal(ours, by_transformers(logits, **changes))
+
     @pytest.mark.parametrize("name", ["two-valued", "all-equal", "bf16", "spike"])
     @pytest.mark.parametrize(
         "changes", [{"top_k": 5}, {"top_k": 256, "temperature": 0.6}, {"min_p": 0.3}], ids=str
@@ -99,6 +115,13 @@ class TestWhereTheRulesAgree:
     def test_flashinfer_joint(self, name, top_k, top_p):
         logits = KINDS[name].unsqueeze(0)
         ours = kept(logits, top_k=top_k, top_p=top_p, filter_order="joint")
+        assert torch.equal(ours, by_mass_of_greater(logits, top_k, top_p))
+
+    @pytest.mark.parametrize("name", ["two-valued", "all-equal", "bf16", "spike"])
+    @pytest.mark.parametrize(("top_k", "top_p"), [(V, 0.3), (50, 0.9), (700, 0.05), (3, 1.0)])
+    def test_flashinfer_with_ties(self, name, top_k, top_p):
+        logits = KINDS[name].unsqueeze(0) / 4
+        ours = kept(logits, top_k=top_k, top_p=top_p, filter_order="joint", ties="keep")
         assert torch.equal(ours, by_mass_of_greater(logits, top_k, top_p))
 
     @pytest.mark.parametrize(
@@ -129,11 +152,12 @@ class TestWhereTheyPart:
         assert kept_ids(probabilities, top_k=2, ties="keep") == {0, 1, 2, 3}
 
     def test_top_p_cuts_through_ties(self):
-        """FlashInfer keeps what ties with the last token of top_p. Four equal tokens, half the
-        mass: by mass alone two stay, by pivots all, since none is more likely."""
+        """FlashInfer keeps what ties with the last token of top_p, as ties="keep" does. Four equal
+        tokens, half the mass: by mass alone two stay, by pivots all, since none is more likely."""
         logits = torch.full((1, 4), 0.25).log()
         assert _ids(by_mass_of_greater(logits, 4, 0.5)) == {0, 1, 2, 3}
         assert kept_ids([0.25] * 4, top_p=0.5) == {0, 1}
+        assert kept_ids([0.25] * 4, top_p=0.5, ties="keep") == {0, 1, 2, 3}
 
     def test_which_tie_top_p_keeps_is_the_lowest_id(self):
         """transformers sorts upwards, and keeps the last ids of a tie."""
@@ -143,12 +167,14 @@ class TestWhereTheyPart:
 
     def test_min_p_comes_before_top_p_not_after(self):
         """Of 0.5, 0.3, 0.2 min_p = 0.5 leaves two, of which the first holds 0.625 of the mass: over
-        top_p = 0.62. Taken last, as transformers, SGLang and llama.cpp do, min_p finds two tokens
+        top_p = 0.62. Taken last, as transformers, SGLang and llama.cpp do, it finds two tokens
         (0 before the first, 0.5 before the second) and takes none of them away."""
         probabilities = [0.5, 0.3, 0.2]
         theirs = by_transformers(torch.tensor([probabilities]).log(), min_p=0.5, top_p=0.62)
         assert _ids(theirs) == {0, 1}
         assert kept_ids(probabilities, min_p=0.5, top_p=0.62) == {0}
+        last = kept_ids(probabilities, min_p=0.5, top_p=0.62, filter_order="min_p_last")
+        assert last == {0, 1}
 
     def test_min_p_before_top_k_makes_no_difference(self):
         """Both keep a prefix of the same order, and neither renormalises."""

@@ -60,7 +60,7 @@ def test_rows_become_tensors():
     ("kwargs", "match"),
     [
         ({"prompt_token_ids": [[1], [2]]}, "prompt_token_ids"),
-        ({"prompt_token_ids": [[10]]}, "prompt_token_ids"),
+        ({"output_token_ids": [[10]]}, "output_token_ids"),
         ({"output_token_ids": [[-1]]}, "output_token_ids"),
     ],
 )
@@ -91,7 +91,8 @@ def test_one_request_for_all_rows_draws_a_seed_per_row():
 
 def test_seeds_of_one_root_repeat_and_of_two_roots_differ():
     first, again, other = SeedSource(5), SeedSource(5), SeedSource(6)
-    drawn = [first.next() for _ in range(100)]
-    assert drawn == [again.next() for _ in range(100)]
-    assert len(set(drawn) | {other.next() for _ in range(100)}) == 200
+    drawn = first.draw(100).tolist()
+    assert drawn == again.draw(60).tolist() + again.draw(40).tolist()
+    assert len(set(drawn) | set(other.draw(100).tolist())) == 200
+    assert max(drawn) >= 2**62
     assert all(0 <= seed < 2**63 for seed in drawn)

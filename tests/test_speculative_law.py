@@ -56,6 +56,7 @@ def test_the_emitted_law_is_the_targets(vocab_size, count, num_drafts, kind, met
 def test_the_filtered_law_is_renormalised():
     """top_k, top_p and min_p at every position: what is emitted follows the kept set's softmax."""
     requests = [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
+    requests.append({"top_k": 9, "top_p": 0.5, "min_p": 0.4, "filter_order": "min_p_last"})
     logits = torch.randn(16, generator=torch.Generator().manual_seed(4))
     drafts = torch.randint(0, 16, (4000, 1), generator=torch.Generator().manual_seed(5))
     for request in requests:

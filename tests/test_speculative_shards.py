@@ -28,6 +28,7 @@ REQUESTS = (
     {"top_p": 0.6},
     {"min_p": 0.05},
     {"top_k": 20, "top_p": 0.8, "ties": "keep", "filter_order": "joint"},
+    {"top_k": 300, "top_p": 0.7, "min_p": 0.1, "filter_order": "min_p_last", "temperature": 1.5},
     {"repetition_penalty": 1.5, "presence_penalty": 1.0, "top_p": 0.9},
     {"allowed_token_ids": list(range(0, V, 3)), "logit_bias": {3: 5.0, 6: 4.0}},
     {"bad_words": [[i] for i in range(0, V, 5)], "min_tokens": 2, "stop_token_ids": [1, 2]},

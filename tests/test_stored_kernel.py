@@ -73,10 +73,11 @@ def _controlled_rows() -> tuple[Rows, SamplingBatch]:
 def test_with_controls_the_processed_logits_are_stored_too(backend):
     rows, batch = _controlled_rows()
     sampler = LMHeadSampler(rows.weight, backend=backend, max_rows=8)
-    stored, _ = sampler.local_logits(rows.hidden_states, batch, rows.positions)
-    assert batch.host_stored == [1, 2, 3, 4]
-    processed = reference.processed_logits(rows.logits, batch)[batch.stored]
-    assert torch.equal(stored.raw, rows.logits[batch.stored])
+    view = batch.view(batch.rows)
+    stored, _ = sampler.local_logits(rows.hidden_states, view, rows.positions)
+    assert batch.plan.host_stored == [1, 2, 3, 4]
+    processed = reference.processed_logits(rows.logits, batch)[batch.plan.stored]
+    assert torch.equal(stored.raw, rows.logits[batch.plan.stored])
     assert torch.equal(stored.logits, processed)
     assert not torch.equal(stored.logits, stored.raw)
 
@@ -114,12 +115,14 @@ def test_only_stored_rows_are_written_and_all_of_them(block_v):
     backend = TritonBackend(
         weight, VocabShard(first, last), None, Head(), rounds=10, exchange=exchange, tile=tile
     )
-    stored, width = len(batch.host_stored), last - first
+    stored, width = len(batch.plan.host_stored), last - first
     assert 0 < stored < len(rows.params)
     memory = torch.full((stored * width + 2 * width,), math.nan)
     backend._logits._flat = memory[width:-width]
 
-    backend.begin(rows.hidden_states, batch, rows.positions, 1)
-    backend.run(0, exchange.own_words(0)[: len(rows.params)])
-    assert torch.equal(backend.stored_rows().logits, rows.logits[batch.stored][:, first:last])
+    step = backend.begin(rows.hidden_states, batch.view(batch.rows), rows.positions, 1)
+    backend.run(step, 0, exchange.own_words(0)[: len(rows.params)])
+    assert torch.equal(
+        backend.stored_rows(step).logits, rows.logits[batch.plan.stored][:, first:last]
+    )
     assert memory[:width].isnan().all() and memory[-width:].isnan().all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.filtered import Rows, V, grid, kinds_of_logits
-from tpsample import SampleOutput, Status, word
+from tpsample import SampleOutput, SamplingParams, Status, word
 from tpsample.score import RowNoise
 from tpsample.stored.candidates import DIGIT_BITS, Search
 from tpsample.stored.kept_set import mass_limit
@@ -17,6 +17,12 @@ from tpsample.stored.triton_rows import TritonStoredRows
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 COUNT = 3
+# Ties and min_p last, which the ways of the kernels differ for.
+MORE = [
+    SamplingParams(top_k=40, top_p=0.6, min_p=0.3, filter_order="min_p_last", seed=1),
+    SamplingParams(top_k=90, top_p=0.4, ties="keep", temperature=3.0, seed=2),
+    SamplingParams(top_p=0.2, min_p=0.9, filter_order="min_p_last", ties="keep", seed=3),
+]
 # Whole; within one block, starting inside a group of four ids; one id; none.
 SHARDS = [(0, V), (5, 777), (801, 802), (640, 640)]
 
@@ -26,13 +32,13 @@ class Twins:
 
     def __init__(self, first: int, last: int, num_samples: int = 1) -> None:
         kinds = kinds_of_logits()
-        rows = Rows([kinds["normal"], kinds["two-valued"]], grid()[3::83])
+        rows = Rows([kinds["normal"], kinds["two-valued"]], [*grid()[3::125], *MORE])
         batch = rows.batch
-        logits = rows.logits[batch.stored]
+        logits = rows.logits[batch.plan.stored]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
         logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
         noise = RowNoise.of(batch, rows.positions, num_samples, 10)
-        self.filters, self.logits = batch.filters, logits[:, first:last].contiguous()
+        self.filters, self.logits = batch.plan.filters, logits[:, first:last].contiguous()
         self.plain = StoredRows.of(self.logits, batch, noise, first_id=first)
         self.triton = TritonStoredRows.of(self.logits, batch, noise, first_id=first)
         # Of a row with a NaN, or with nothing to draw, sums mean nothing.
@@ -109,6 +115,30 @@ def test_top_words(shard, num_samples):
     assert words.shape[1] == num_samples and (words > 0).any(dim=0).all()
 
 
+@pytest.mark.parametrize(("order", "left"), [("sequential", {0}), ("min_p_last", {0, 1})])
+def test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words(order, left):
+    """Before the second token stands 0.4: over half of what min_p leaves, under that of top_k."""
+    changes = {"top_k": 3, "top_p": 0.5, "min_p": 0.7, "filter_order": order}
+    params = [SamplingParams(**changes, seed=seed) for seed in range(12)]
+    rows = Rows([torch.tensor([0.4, 0.3, 0.2, 0.1]).log()], params)
+    batch = rows.batch
+    noise = RowNoise.of(batch, rows.positions, 1, 10)
+    for kind in (StoredRows, TritonStoredRows):
+        stored = kind.of(rows.logits, batch, noise)
+        words = stored.best_of_first(stored.first_words(3), batch.plan.filters)
+        assert set(word.token_of(words).flatten().tolist()) == left
+
+
+def test_min_p_cut():
+    """Also of a row with a NaN, a forced token, or nothing to draw."""
+    twins = Twins(0, V)
+    for log_min_p in (twins.filters.log_min_p, torch.full_like(twins.filters.log_min_p, -0.125)):
+        cut = twins.plain.min_p_cut(twins.top, log_min_p)
+        assert _equal(twins.triton.min_p_cut(twins.top, log_min_p), cut)
+        kept = twins.plain.words_of(torch.arange(V).expand(len(cut), -1)) >= cut.unsqueeze(1)
+        assert kept.any(dim=1)[twins.numbers].all() and not kept[0].any() and not kept[2].any()
+
+
 def test_sums_down_to_a_word(twins):
     plain, triton, cut, numbers = twins.plain, twins.triton, twins.cut, twins.numbers
     assert _equal(triton.best_kept(cut), plain.best_kept(cut))
@@ -121,9 +151,9 @@ def test_sums_down_to_a_word(twins):
 @pytest.mark.parametrize("mass", [False, True])
 def test_digits(twins, mass):
     """A whole search of one digit after the other, and the mass it ends with."""
-    log_min_p, numbers = twins.filters.log_min_p, twins.numbers
-    plain = twins.plain.candidates(twins.top, log_min_p)
-    triton = twins.triton.candidates(twins.top, log_min_p)
+    numbers = twins.numbers
+    plain = twins.plain.candidates(twins.top)
+    triton = twins.triton.candidates(twins.top)
     limit = plain.mass_from(torch.zeros_like(twins.cut)) // 2 + 1 if mass else twins.filters.top_k
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -4 * DIGIT_BITS):

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 import tpsample
-from tpsample.checks import SamplerArguments, check_current, resolve_shards
+from tpsample.checks import SamplerArguments, check_current, check_sliced, resolve_shards
+from tpsample.digest import digest_bits
+from tpsample.errors import RankMismatch
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_equal
 from tpsample.kernels import tile_table
@@ -94,13 +96,18 @@ def agree(group: object, **given: Any) -> Agreement:
         error = error or wrong
     records = gather_or_raise(ranks, record, error)
     require_equal(records, _MUST_MATCH)
+    rows = [r["weight_rows"] for r in records]
+    if arguments.shard is None:
+        check_sliced(arguments.vocab_size, rows, [r["weight"] for r in records])
     if any(record["versions"] != records[0]["versions"] for record in records):
         log.warning("versions differ between ranks: %s", [r["versions"] for r in records])
-    vocab_size, shards = resolve_shards(
-        arguments.vocab_size,
-        [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records],
-        [r["weight_rows"] for r in records],
-    )
+    named = [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records]
+    try:
+        vocab_size, shards = resolve_shards(arguments.vocab_size, named, rows)
+    except RankMismatch as wrong:
+        if ranks.world_size == 1:  # there is nobody to disagree with
+            raise ValueError(str(wrong)) from None
+        raise
     return Agreement(
         ranks=ranks,
         arguments=arguments,
@@ -141,6 +148,15 @@ def default_backend(device: torch.device) -> str:
     return "triton" if device.type == "cuda" or interpreted else "torch"
 
 
+def _weight_digest(weight: torch.Tensor) -> int | None:
+    """Of a few rows, by which ranks that hold the same ones are found; None if the rows are alike,
+    as of a weight that is not loaded yet."""
+    few = torch.cat([weight[:16], weight[-16:]])
+    if weight.shape[0] == 0 or bool((few == few[:1]).all()):
+        return None
+    return int(digest_bits(few))
+
+
 def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
     """What the ranks compare, as plain JSON values."""
     weight, shard = arguments.weight, arguments.shard
@@ -149,6 +165,7 @@ def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
         "vocab_size": arguments.vocab_size,
         "shard": None if shard is None else [shard.start, shard.stop],
         "weight_rows": weight.shape[0],
+        "weight": _weight_digest(weight),
         "hidden_size": weight.shape[1],
         "dtype": str(weight.dtype),
         "bias": arguments.bias is not None,

@@ -13,6 +13,7 @@ from tpsample.errors import RankMismatch
 from tpsample.noise import check_rounds
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.score import Head
 from tpsample.vocab_shard import VocabShard
 from tpsample.word import MAX_VOCAB_SIZE
@@ -103,6 +104,33 @@ def resolve_shards(
     return vocab_size, given
 
 
+def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[int | None]) -> None:
+    """Whether each of several ranks, which name no shards, was given rows of its own.
+
+    Args:
+        digests: of each rank's rows; None if unknown.
+
+    Raises:
+        RankMismatch: every rank holds the whole vocabulary, or two ranks the same rows.
+    """
+    way_out = (
+        "pass each rank its own rows, lm_head_weight[shard.start : shard.stop] with shard = "
+        "VocabShard.even(vocab_size, rank, world_size); where this is meant, name them by shard="
+    )
+    if len(weight_rows) > 1 and vocab_size is not None and min(weight_rows) >= vocab_size:
+        raise RankMismatch(
+            f"lm_head_weight: expected a shard of the {vocab_size} rows of the vocabulary, but "
+            f"every rank holds at least as many; {way_out}"
+        )
+    first: dict[tuple[int, int], int] = {}
+    for rank, (rows, digest) in enumerate(zip(weight_rows, digests, strict=True)):
+        if digest is not None and first.setdefault((rows, digest), rank) != rank:
+            raise RankMismatch(
+                f"lm_head_weight: rank {first[rows, digest]} and rank {rank} hold the same "
+                f"{rows} rows; {way_out}"
+            )
+
+
 def check_current(device: torch.device) -> None:
     """Kernels are launched on the current device of the process."""
     if device.type == "cuda" and device.index != torch.cuda.current_device():
@@ -114,7 +142,7 @@ def check_current(device: torch.device) -> None:
 
 def check_step(
     hidden_states: Tensor,
-    batch: SamplingBatch,
+    batch: object,
     num_samples: int,
     *,
     weight: Tensor,
@@ -124,7 +152,17 @@ def check_step(
     """What a step can check without reading the device."""
     check_current(weight.device)
     _check_hidden_states(hidden_states, weight)
-    if not isinstance(batch, SamplingBatch):
+    check_batch(batch, vocab_size, weight.device)
+    if hidden_states.shape[0] * num_samples > max_rows:
+        raise ValueError(
+            f"hidden_states: {hidden_states.shape[0]} rows × {num_samples} samples exceed "
+            f"max_rows={max_rows}; build the sampler with a larger max_rows"
+        )
+
+
+def check_batch(batch: object, vocab_size: int, device: torch.device) -> None:
+    """A batch that fits a sampler."""
+    if not isinstance(batch, (SamplingBatch, BatchView)):
         raise TypeError(
             f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
             "see SamplingBatch.from_params"
@@ -133,13 +171,8 @@ def check_step(
         raise ValueError(
             f"batch: expected vocab_size {vocab_size} as the sampler has, got {batch.vocab_size}"
         )
-    if batch.device != weight.device:
-        raise ValueError(f"batch: expected tensors on {weight.device}, got {batch.device}")
-    if hidden_states.shape[0] * num_samples > max_rows:
-        raise ValueError(
-            f"hidden_states: {hidden_states.shape[0]} rows × {num_samples} samples exceed "
-            f"max_rows={max_rows}; build the sampler with a larger max_rows"
-        )
+    if batch.device != device:
+        raise ValueError(f"batch: expected tensors on {device}, got {batch.device}")
 
 
 def check_prompt(
@@ -167,6 +200,7 @@ def check_prompt(
 
 
 def _check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
+    require_plain("hidden_states", hidden_states)
     if not isinstance(hidden_states, Tensor) or hidden_states.ndim != 2:
         raise ValueError(
             f"hidden_states: expected a tensor [B, {weight.shape[1]}], "
@@ -197,9 +231,12 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
     for name, tensor, wanted, dtype in (
         ("token_ids", out.token_ids, shape, torch.int64),
         ("status", out.status, (rows,), torch.int32),
+        ("seeds", out.seeds, (rows,), torch.int64),
     ):
-        if (tensor.shape, tensor.dtype, tensor.device) != (wanted, dtype, device) or (
-            not tensor.is_contiguous()
+        if (
+            not isinstance(tensor, Tensor)
+            or (tensor.shape, tensor.dtype, tensor.device) != (wanted, dtype, device)
+            or not tensor.is_contiguous()
         ):
             raise ValueError(
                 f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "
@@ -237,11 +274,16 @@ def positions_tensor(
     return positions.contiguous()
 
 
+def require_plain(name: str, value: object) -> None:
+    """A DTensor is a tensor by type; its part on this rank is what is wanted."""
+    if type(value).__name__ == "DTensor":
+        raise TypeError(f"{name}: got a DTensor; pass its part on this rank, {name}.to_local()")
+
+
 def _check_weight(weight: Tensor) -> None:
+    require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise TypeError(f"lm_head_weight: expected a tensor [V_local, D], got {_describe(weight)}")
-    if type(weight).__name__ == "DTensor":
-        raise TypeError("lm_head_weight: got a DTensor; pass weight.to_local(), this rank's rows")
     if weight.dtype not in WEIGHT_DTYPES:
         raise ValueError(f"lm_head_weight: expected one of {WEIGHT_DTYPES}, got {weight.dtype}")
     if weight.shape[1] < 1:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tpsample.errors import UnsupportedParameter
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchPlan, BatchView
 
 if TYPE_CHECKING:
     from tpsample.sampler import LMHeadSampler
@@ -44,7 +45,8 @@ def _sample(
     handle: int,
 ) -> tuple[Tensor, Tensor]:
     sampler = _samplers[handle]
-    batch = SamplingBatch(temperature, seed, vocab_size=sampler.vocab_size)
+    plan = BatchPlan.of((), sampler.vocab_size, seed.device)
+    batch = BatchView(temperature, seed, plan)
     out = sampler(hidden_states, batch, positions, num_samples=num_samples or None)
     sampler.forget_step()  # its tensors may lie in the memory pool of the compiler's CUDA graphs
     return out.token_ids, out.status
@@ -85,7 +87,7 @@ def call(
         raise UnsupportedParameter("out: not inside torch.compile; leave it out there")
     rows = hidden_states.shape[0]
     batch = batch.for_rows(rows)
-    if batch.unseeded or batch.stored is not None or batch.controls is not None:
+    if batch.unseeded or batch.plan.stored is not None or batch.has_controls:
         raise UnsupportedParameter(
             "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties "
             "and constraints must be off; call the sampler outside the compiled function"
@@ -95,4 +97,4 @@ def call(
     token_ids, status = _sample(
         hidden_states, batch.temperature, batch.seed, positions, num_samples or 0, handle
     )
-    return SampleOutput(token_ids=token_ids, status=status, seeds=batch.seed)
+    return SampleOutput(token_ids=token_ids, status=status, seeds=batch.seed.clone())

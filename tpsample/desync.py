@@ -7,8 +7,8 @@ flipped bit, inputs that differ where no rank looks, a rank that is a step behin
     step    sum over the rows, modulo 2^64, so that no order of summation enters
     digest  mix(digest + step), over the steps since the last comparison
 
-mix is the finaliser of SplitMix64 (Steele et al., OOPSLA 2014). The digest stays on the device; a
-comparison gathers every rank's, so that the error can say whose is different, and waits for it.
+mix is of `tpsample.digest`. The digest stays on the device; a comparison gathers every rank's, so
+that the error can say whose is different, and waits for it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from tpsample.digest import digest_rows, mix
 from tpsample.errors import Desync
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.output import SampleOutput
 from tpsample.step_buffer import capturing
-
-# The constants of SplitMix64 as signed 64-bit integers.
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 
 class DesyncDetector:
@@ -38,7 +35,8 @@ class DesyncDetector:
     def __init__(self, every: int, integers: IntegerExchange, device: torch.device) -> None:
         self.every = every
         self._integers = integers
-        self._digest = torch.zeros((), dtype=torch.int64, device=device)
+        with torch.inference_mode(False):
+            self._digest = torch.zeros((), dtype=torch.int64, device=device)
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
         self._steps = 0
 
@@ -92,19 +90,5 @@ class DesyncDetector:
 
 def step_digest(positions: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:
     """int64 scalar of a step: positions and seeds int64 [B], token_ids int64 [B] or [B, S]."""
-    digest = mix(torch.arange(positions.shape[0], device=positions.device) + _GOLDEN)
-    for values in (positions, seeds, *token_ids.view(positions.shape[0], -1).unbind(1)):
-        digest = mix(digest + values)
-    return digest.sum()
-
-
-def mix(x: Tensor) -> Tensor:
-    """A bijection of 64 bits in which every input bit moves about half of the output bits."""
-    for shift, factor in _FACTORS:
-        x = (x ^ _shift_right(x, shift)) * factor
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift of int64, whose own shift keeps the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
+    return digest_rows(positions, seeds, *columns.unbind(1))

@@ -71,13 +71,14 @@ class KeptSets:
 
 @dataclass
 class SampleOutput:
-    """Tokens of one step, the same on every rank.
+    """Tokens of one step, the same on every rank. Nothing that happens to the batch later changes
+    them.
 
     Attributes:
         token_ids: int64 [B], or [B, num_samples] if num_samples was given; -1 where status is
             not OK, else a global id below vocab_size.
         status: int32 [B], values of `tpsample.Status`; the worst over a row's samples.
-        seeds: int64 [B], the seed of each row, drawn or given (bits above 2^63 show as sign).
+        seeds: int64 [B], a copy of each row's seed, drawn or given (bits above 2^63 show as sign).
         logprobs: `Logprobs`, None if no row of the batch asks for any.
         kept: `KeptSets`, None if the batch has no `kept_cap` or no filtered row.
     """
@@ -89,12 +90,13 @@ class SampleOutput:
     kept: KeptSets | None = None
 
     @staticmethod
+    @torch.inference_mode(False)
     def empty(seeds: Tensor, num_samples: int | None) -> SampleOutput:
         """Uninitialised output for one row per seed."""
-        rows = seeds.shape[0]
+        rows, device = seeds.shape[0], seeds.device
         shape = (rows,) if num_samples is None else (rows, num_samples)
         return SampleOutput(
-            token_ids=torch.empty(shape, dtype=torch.int64, device=seeds.device),
-            status=torch.empty(rows, dtype=torch.int32, device=seeds.device),
-            seeds=seeds,
+            token_ids=torch.empty(shape, dtype=torch.int64, device=device),
+            status=torch.empty(rows, dtype=torch.int32, device=device),
+            seeds=torch.empty(rows, dtype=torch.int64, device=device),
         )

@@ -13,6 +13,7 @@ from tpsample.checks import check_num_samples, positions_tensor
 from tpsample.noise import check_rounds
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
 from tpsample.stored.kept_set import kept_rows, order_words
@@ -35,14 +36,17 @@ def logits(
     return logits_tile(hidden_states.double(), lm_head_weight, bias, head)
 
 
-def processed_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def processed_logits(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
     """fp32 [B, V] after constraints, bias and penalties, in the order of `request.controls`.
 
     Args:
         logits: [B, V], any floating dtype, raw.
         batch: B rows, or one request for all rows; its tokens so far are read, not changed.
     """
-    batch = _checked(logits, batch)
+    return _processed(logits, _checked(logits, batch))
+
+
+def _processed(logits: Tensor, batch: BatchView) -> Tensor:
     if batch.controls is None:
         return logits.float()
     return batch.controls.step(VocabShard(0, batch.vocab_size)).apply(logits.float(), 0)
@@ -50,7 +54,7 @@ def processed_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 def scores(
     logits: Tensor,
-    batch: SamplingBatch,
+    batch: SamplingBatch | BatchView,
     positions: Tensor | int,
     *,
     sample: int = 0,
@@ -66,7 +70,7 @@ def scores(
     return score_tile(processed_logits(logits, batch), 0, rows, sample)
 
 
-def kept_mask(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
     """bool [B, V]: the tokens that min_p, then top_k, then top_p leave to be drawn.
 
     The rules are in `stored.kept_set`. A row without filters, and a greedy row, keeps every token
@@ -79,19 +83,21 @@ def kept_mask(logits: Tensor, batch: SamplingBatch) -> Tensor:
     Raises:
         ValueError: shapes that do not match, or a vocabulary over 2^20.
     """
-    batch, logits = _checked(logits, batch), processed_logits(logits, batch)
+    view = _checked(logits, batch)
+    logits = _processed(logits, view)
     kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
-    if batch.filters is not None:
-        rows = batch.filters.rows
-        temperature, random = safe_temperature(batch.temperature[rows])
-        filtered = kept_rows(logits[rows], temperature, batch.filters)
+    filters = view.plan.filters
+    if filters is not None:
+        rows = filters.rows
+        temperature, random = safe_temperature(view.temperature[rows])
+        filtered = kept_rows(logits[rows], temperature, filters)
         kept[rows] &= filtered | ~random.unsqueeze(1)
     return kept
 
 
 def sample(
     logits: Tensor,
-    batch: SamplingBatch,
+    batch: SamplingBatch | BatchView,
     positions: Tensor | int,
     *,
     num_samples: int | None = None,
@@ -109,8 +115,8 @@ def sample(
     Raises:
         ValueError: shapes that do not match, or a vocabulary over 2^20.
     """
-    batch = batch.for_rows(logits.shape[0])
-    if batch.unseeded:
+    if isinstance(batch, SamplingBatch):
+        batch = batch.for_rows(logits.shape[0])
         batch.draw_seeds(SeedSource())
     rows = _rows(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
     vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
@@ -127,14 +133,14 @@ def sample(
     out = SampleOutput(
         token_ids=token_ids.squeeze(1) if num_samples is None else token_ids,
         status=status.amax(dim=1),
-        seeds=batch.seed,
+        seeds=batch.seed.clone(),
     )
-    if batch.logprobs is not None:
+    if batch.plan.logprobs is not None:
         out.logprobs = logprobs(logits, batch, out.token_ids)
     return out
 
 
-def logprobs(logits: Tensor, batch: SamplingBatch, token_ids: Tensor) -> Logprobs:
+def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor) -> Logprobs:
     """What the rows of `batch` that ask for logprobs are told, by float64 log-softmax.
 
     The top N are the first N of the total order, in the kept set for the processed modes and then
@@ -145,7 +151,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch, token_ids: Tensor) -> Logprob
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; a -1 makes its row's entry NaN.
     """
     batch = _checked(logits, batch)
-    asked = batch.logprobs
+    asked = batch.plan.logprobs
     if asked is None:
         raise ValueError("batch: no row asks for logprobs")
     processed, as_logits = asked.processed.unsqueeze(1), asked.as_logits.unsqueeze(1)
@@ -178,7 +184,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch, token_ids: Tensor) -> Logprob
 
 def _rows(
     logits: Tensor,
-    batch: SamplingBatch,
+    batch: SamplingBatch | BatchView,
     positions: Tensor | int,
     num_samples: int,
     philox_rounds: int,
@@ -188,7 +194,7 @@ def _rows(
     return RowNoise.of(batch, positions, num_samples, check_rounds(philox_rounds))
 
 
-def _checked(logits: Tensor, batch: SamplingBatch) -> SamplingBatch:
+def _checked(logits: Tensor, batch: SamplingBatch | BatchView) -> BatchView:
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ValueError(
             f"logits: expected a floating-point tensor [B, V], got {logits.dtype} "
@@ -199,4 +205,4 @@ def _checked(logits: Tensor, batch: SamplingBatch) -> SamplingBatch:
             f"logits: expected V = {batch.vocab_size} columns as in batch.vocab_size, at most "
             f"{word.MAX_VOCAB_SIZE}, got {logits.shape[1]}"
         )
-    return batch.for_rows(logits.shape[0])
+    return batch.view(logits.shape[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,17 @@ from tpsample.checks import (
     positions_tensor,
 )
 from tpsample.desync import DesyncDetector
-from tpsample.errors import Desync, PeerLost
+from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.ranks import Ranks
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.score import Head
-from tpsample.step_agreement import Checked, CheckedCall, StepAgreement
+from tpsample.step import Step
+from tpsample.step_agreement import Call, StepAgreement
 from tpsample.step_buffer import capturing
 from tpsample.stored.plan import finish_stored_rows
 from tpsample.stored.prompt_logprobs import find_prompt_logprobs
@@ -38,8 +40,6 @@ from tpsample.vocab_shard import VocabShard
 
 if TYPE_CHECKING:
     from tpsample.triton_backend import TritonBackend
-
-C = TypeVar("C", Checked, CheckedCall)
 
 
 class LMHeadSampler:
@@ -88,6 +88,7 @@ class LMHeadSampler:
         PeerLost: a rank did not come within the timeout of the process group.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         lm_head_weight: Tensor,
@@ -120,8 +121,9 @@ class LMHeadSampler:
             desync_every=desync_every,
         )
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
-        self.max_rows, self.weight = max_rows, lm_head_weight
-        self.philox_rounds = philox_rounds
+        # A model's own weight may require a gradient, which no step has.
+        self.max_rows, self.weight = max_rows, lm_head_weight.detach()
+        self.philox_rounds, self._closed = philox_rounds, False
         device = lm_head_weight.device
         self.seeds = SeedSource(agreed.seed_root)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
@@ -134,7 +136,8 @@ class LMHeadSampler:
             hosts=agreed.hosts,
             fall_back=exchange == "auto",
         )
-        self._bias, self._head, self._rounds = bias, agreed.arguments.head, philox_rounds
+        self._bias = None if bias is None else bias.detach()
+        self._head, self._rounds = agreed.arguments.head, philox_rounds
         self._local = self._make_backend(self.exchange)
         self._prompt: TorchBackend | TritonBackend | None = None
         self._agreement = StepAgreement(agreed.ranks, self.exchange)
@@ -156,7 +159,7 @@ class LMHeadSampler:
     def __call__(
         self,
         hidden_states: Tensor,
-        batch: SamplingBatch,
+        batch: SamplingBatch | BatchView,
         positions: Tensor | int,
         *,
         num_samples: int | None = None,
@@ -189,6 +192,7 @@ class LMHeadSampler:
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """
         if torch.compiler.is_compiling():
+            assert isinstance(batch, SamplingBatch)
             return compiled.call(self._handle, hidden_states, batch, positions, num_samples, out)
         return self.finish(
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
@@ -197,50 +201,37 @@ class LMHeadSampler:
     def start(
         self,
         hidden_states: Tensor,
-        batch: SamplingBatch,
+        batch: SamplingBatch | BatchView,
         positions: Tensor | int,
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
-    ) -> SampleOutput:
+    ) -> Step:
         """First half of a call: all of it but waiting for the other ranks.
 
         Every start is followed by its `finish`. Several ranks in one process need the halves
         apart; see `VirtualWorld`.
         """
-        checked = self.settled(
-            lambda: self._checked(hidden_states, batch, positions, num_samples, out)
-        )
-        batch, positions, samples = checked.batch, checked.positions, checked.num_samples
-        rows = batch.rows
-        with self._left_on_error():
-            if batch.unseeded:
-                batch.draw_seeds(self.seeds)
+        with self.leaving_on_error():
+            call = self.settled(
+                lambda: self._checked(hidden_states, batch, positions, num_samples, out)
+            )
+            assert call.positions is not None
+            view = self.settled_view(call)
             if out is None:
-                out = SampleOutput.empty(batch.seed, num_samples)
-            out.seeds, out.logprobs, out.kept = batch.seed, None, None
-            self._batch, self._step_positions = batch, positions
-            if capturing(self.weight.device):
-                self._captured.append((vars(batch).copy(), positions))
-            if rows == 0:
-                return out
-
-            self._local.begin(hidden_states, batch, positions, samples)
-            words = rows * samples
-            for part in range(self.exchange.parts):
-                self._local.run(part, self.exchange.own_words(part)[:words])
-                self.exchange.publish(part, words)
-        return out
+                out = SampleOutput.empty(view.seed, num_samples)
+            return self._begin(hidden_states.detach(), view, call.positions, call.num_samples, out)
 
     def _checked(
         self,
         hidden_states: Tensor,
-        batch: SamplingBatch,
+        batch: SamplingBatch | BatchView,
         positions: Tensor | int,
         num_samples: int | None,
         out: SampleOutput | None,
-    ) -> Checked:
-        """What the step will work on."""
+    ) -> Call:
+        """The step that the arguments ask for."""
+        self.require_open()
         samples = check_num_samples(num_samples)
         check_step(
             hidden_states,
@@ -253,54 +244,117 @@ class LMHeadSampler:
         rows = hidden_states.shape[0]
         if out is not None:
             check_out(out, rows, num_samples, self.weight.device)
-        batch = batch.for_rows(rows)
-        if batch.stored is not None:
-            self.exchange.integers.require_group()
-        positions = positions_tensor(positions, rows, self.weight.device, self._positions)
-        return Checked(batch, positions, samples)
+        return self.call_of(
+            "step",
+            batch,
+            rows,
+            positions_tensor(positions, rows, self.weight.device, self._positions),
+            num_samples=samples,
+        )
 
-    def settled(self, check: Callable[[], C]) -> C:
-        """What `check` returns, if it raises on no rank and all return the like.
+    def call_of(
+        self,
+        name: str,
+        batch: SamplingBatch | BatchView,
+        rows: int,
+        positions: Tensor,
+        *,
+        masked_rows: int | None = None,
+        num_samples: int = 1,
+        token_ids: Tensor | None = None,
+    ) -> Call:
+        """A call on rows of a batch, whose state on this shard is made or refused here.
+
+        Args:
+            masked_rows: rows that a grammar bitmask must have, where that is not `rows`.
+
+        Raises:
+            ValueError: the batch does not fit.
+        """
+        self.require_open()
+        if isinstance(batch, SamplingBatch):
+            batch = batch.for_rows(rows)
+            batch.check_masks(rows if masked_rows is None else masked_rows)
+            batch.prepare(self.shard)
+        else:
+            batch = batch.view(rows)
+        if batch.plan.stored is not None:
+            self.exchange.integers.require_group()
+        return Call(name, rows, batch, positions, num_samples, token_ids, self.seeds.drawn)
+
+    def settled(self, check: Callable[[], Call]) -> Call:
+        """Run `check` on every rank. Return its result if it succeeded everywhere alike.
 
         Collective where ranks meet on the host; see `tpsample.step_agreement`.
         """
-        checked, error = None, None
-        try:
-            checked = check()
-        except Exception as wrong:  # of whatever kind: the other ranks must hear of it
-            error = wrong
-        self._agreement.settle(checked, error)
-        assert checked is not None
-        return checked
+        return self._agreement.settle(check)
+
+    def settled_batch(self, call: Call) -> SamplingBatch | BatchView:
+        """The batch of a call that is settled: only now may seeds be drawn for it."""
+        assert call.batch is not None
+        if isinstance(call.batch, SamplingBatch):
+            call.batch.draw_seeds(self.seeds)
+        return call.batch
+
+    def settled_view(self, call: Call) -> BatchView:
+        """What a step of a settled call reads."""
+        return self.settled_batch(call).view(call.rows)
 
     @contextmanager
-    def _left_on_error(self) -> Iterator[None]:
-        """A rank that cannot go on tells its peers why; they are waiting for it."""
+    def leaving_on_error(self) -> Iterator[None]:
+        """A rank that cannot go on, for whatever reason, tells its peers why; they wait for it."""
         try:
             yield
-        except (PeerLost, Desync):
+        except (PeerLost, Desync, RankMismatch):
             raise
-        except Exception as error:
+        except BaseException as error:
             self._agreement.leave(f"{type(error).__name__}: {error}", refused=False)
             raise
 
-    def finish(self, out: SampleOutput) -> SampleOutput:
-        """Second half of a call: fills in what `start` returned, and returns it."""
-        if out.status.shape[0] > 0:
-            with self._left_on_error():
-                self.exchange.finish(out, self._local.decode)
-                if self._batch.stored is not None:
-                    rows = self._local.stored_rows()
-                    finish_stored_rows(rows, self._batch, self.exchange.integers, out)
-                self._desync.add(self._step_positions, out)
+    def _begin(
+        self,
+        hidden_states: Tensor,
+        batch: BatchView,
+        positions: Tensor,
+        num_samples: int,
+        out: SampleOutput,
+    ) -> Step:
+        """Compute this rank's words of a checked step, and hand them to the exchange."""
+        out.logprobs, out.kept = None, None
+        if capturing(self.weight.device):
+            self._captured.append((batch, positions))
+        if batch.rows == 0:
+            return Step(batch, positions, out, None)
+        local = self._local.begin(hidden_states, batch, positions, num_samples)
+        self.exchange.begin()
+        words = batch.rows * num_samples
+        for part in range(self.exchange.parts):
+            self._local.run(local, part, self.exchange.own_words(part)[:words])
+            self.exchange.publish(part, words)
+        return Step(batch, positions, out, local)
+
+    def finish(self, step: Step) -> SampleOutput:
+        """Second half of a call: what it returns, once every rank's words are there."""
+        out, batch = step.out, step.batch
+        if step.local is not None:
+            with self.leaving_on_error():
+                self.exchange.finish(out, batch.seed, self._local.decode)
+                if batch.plan.stored is not None:
+                    rows = self._local.stored_rows(step.local)
+                    finish_stored_rows(rows, batch, self.exchange.integers, out)
+                self._desync.add(step.positions, out)
         return out
+
+    def sample_settled(
+        self, hidden_states: Tensor, batch: BatchView, positions: Tensor
+    ) -> SampleOutput:
+        """A token per row of a call that is settled already. Collective."""
+        out = SampleOutput.empty(batch.seed, None)
+        return self.finish(self._begin(hidden_states, batch, positions, 1, out))
 
     def forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""
-        self._local.forget()
         self._desync.forget_step()
-        for name in ("_batch", "_step_positions"):
-            vars(self).pop(name, None)
 
     def prompt_logprobs(
         self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0
@@ -324,35 +378,41 @@ class LMHeadSampler:
             ValueError: before anything is sent.
             UnsupportedParameter: (a ValueError) several ranks without a process group.
         """
-        self.settled(lambda: self._checked_prompt(hidden_states, token_ids, top))
-        if self._prompt is None:
-            alone = Exchange(Ranks(), self.max_rows, 1, self.weight.device)
-            self._prompt = self._make_backend(alone)
-        return find_prompt_logprobs(
-            self._prompt,
-            hidden_states,
-            token_ids,
-            top,
-            vocab_size=self.vocab_size,
-            chunk=self.max_rows,
-            integers=self.exchange.integers,
-        )
+        with self.leaving_on_error():
+            self.settled(lambda: self._checked_prompt(hidden_states, token_ids, top))
+            if self._prompt is None:
+                alone = Exchange(Ranks(), self.max_rows, 1, self.weight.device)
+                self._prompt = self._make_backend(alone)
+            return find_prompt_logprobs(
+                self._prompt,
+                hidden_states.detach(),
+                token_ids,
+                top,
+                vocab_size=self.vocab_size,
+                chunk=self.max_rows,
+                integers=self.exchange.integers,
+            )
 
-    def _checked_prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> CheckedCall:
+    def _checked_prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
+        self.require_open()
         check_prompt(hidden_states, token_ids, top, weight=self.weight, vocab_size=self.vocab_size)
         self.exchange.integers.require_group("prompt_logprobs")
-        return CheckedCall("prompt_logprobs", token_ids, top)
+        rows = hidden_states.shape[0]
+        return Call("prompt_logprobs", rows, num_samples=top, token_ids=token_ids)
 
     def local_logits(
-        self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor | int
+        self, hidden_states: Tensor, batch: BatchView, positions: Tensor
     ) -> tuple[StoredRows, Tensor]:
-        """This rank's logits of `batch.stored`, and the status of every row; draws nothing.
+        """This rank's logits of the stored rows of a settled call, and the status of every row.
 
-        Collective, as a call. The logits are overwritten by the next step.
+        Collective; draws a token of every row for its status. The logits are overwritten by the
+        next step.
         """
-        out = self.start(hidden_states, batch, positions)
-        self.exchange.finish(out, self._local.decode)
-        return self._local.stored_rows(), out.status
+        out = SampleOutput.empty(batch.seed, None)
+        step = self._begin(hidden_states, batch, positions, 1, out)
+        assert step.local is not None
+        self.exchange.finish(out, batch.seed, self._local.decode)
+        return self._local.stored_rows(step.local), out.status
 
     def check(self) -> None:
         """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
@@ -361,6 +421,7 @@ class LMHeadSampler:
             PeerLost: naming the ranks that did not.
             RankMismatch: a rank refused its step; the error it raised.
         """
+        self.require_open()
         self.exchange.check()
 
     def compare(self) -> None:
@@ -370,10 +431,17 @@ class LMHeadSampler:
 
         Raises:
             Desync: naming the ranks that differ from most.
+            RankMismatch: where ranks meet on the host, another rank made another call.
             UnsupportedParameter: several ranks without a process group.
         """
+        with self.leaving_on_error():
+            self.settled(self._checked_compare)
+            self._desync.compare()
+
+    def _checked_compare(self) -> Call:
+        self.require_open()
         self.exchange.integers.require_group("compare, desync_every")
-        self._desync.compare()
+        return Call("compare")
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.
@@ -381,10 +449,17 @@ class LMHeadSampler:
         Raises:
             PeerLost: a rank did not come within the timeout of the process group.
         """
+        self.require_open()
         self.exchange.reset()
         self._agreement.reset()
         self._desync.reset()
 
     def close(self) -> None:
-        """Release the exchange. Collective."""
+        """Release the exchange. Collective; every call that follows raises."""
+        self._closed = True
         self.exchange.close()
+
+    def require_open(self) -> None:
+        """Raise if this sampler was closed."""
+        if self._closed:
+            raise RuntimeError("sampler: closed; build a new LMHeadSampler")

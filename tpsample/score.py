@@ -7,6 +7,9 @@
 Each fp32 operation is computed in float64 and rounded once. The accumulated product itself is
 summed in float64 before its one rounding, so on a CPU a logit does not depend on how the
 vocabulary or the batch was cut.
+
+A product logit · log2 e / T beyond fp32 is infinite: such a logit counts as masked below zero and
+as forced above, whatever the other logits are.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tpsample.noise import row_stream, tile_noise, token_noise
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import GREEDY_BELOW
+from tpsample.request.plan import BatchView
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class RowNoise:
     rounds: int
 
     @staticmethod
-    def of(batch: SamplingBatch, positions: Tensor, num_samples: int, rounds: int) -> RowNoise:
+    def of(batch: BatchView, positions: Tensor, num_samples: int, rounds: int) -> RowNoise:
         return RowNoise(batch.temperature, batch.seed, positions, num_samples, rounds)
 
     @cached_property

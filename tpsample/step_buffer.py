@@ -9,13 +9,14 @@ from torch import Tensor
 class StepBuffer:
     """[rows, width] out of one allocation, which grows when it must and is used again.
 
-    What it outgrew is kept, in all as much as it has now at most: a captured CUDA graph may still
-    write there.
+    Old buffers are kept, because a captured CUDA graph may still write to them. Together they are
+    never larger than the current one.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._width = width
-        self._flat = torch.empty(0, dtype=dtype, device=device)
+        with torch.inference_mode(False):
+            self._flat = torch.empty(0, dtype=dtype, device=device)
         self._outgrown: list[Tensor] = []
 
     def take(self, rows: int) -> Tensor:
@@ -23,7 +24,8 @@ class StepBuffer:
         size = rows * self._width
         if self._flat.numel() < size:
             self._outgrown.append(self._flat)
-            self._flat = self._flat.new_empty(max(size, 2 * self._flat.numel()))
+            with torch.inference_mode(False):  # the next step may be outside of it
+                self._flat = self._flat.new_empty(max(size, 2 * self._flat.numel()))
         return self._flat[:size].view(rows, self._width)
 
     @property

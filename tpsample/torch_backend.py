@@ -7,8 +7,9 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.output import SampleOutput
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.score import Head, RowNoise, logits_tile, score_tile
+from tpsample.step import LocalStep
 from tpsample.step_buffer import StepBuffer
 from tpsample.stored.rows import StoredRows
 from tpsample.vocab_shard import VocabShard
@@ -45,53 +46,51 @@ class TorchBackend:
         self._logits = StepBuffer(len(shard), torch.float32, weight.device)
 
     def begin(
-        self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
-    ) -> None:
-        """Take the inputs of a step and make the row streams; without samples it only stores."""
-        self._hidden_states = hidden_states.double()
-        self._rows = RowNoise.of(batch, positions, num_samples, self._rounds)
-        self._batch = batch
-        self._controls = None if batch.controls is None else batch.controls.step(self._shard)
-        raw_and_processed = 1 if self._controls is None else 2
-        self._stored = self._logits.take(raw_and_processed * len(batch.host_stored))
+        self, hidden_states: Tensor, batch: BatchView, positions: Tensor, num_samples: int
+    ) -> LocalStep:
+        """The step of these inputs; without samples it only stores logits."""
+        controls = None if batch.controls is None else batch.controls.step(self._shard)
+        logits = None
+        if batch.plan.stored is not None:
+            raw_and_processed = 1 if controls is None else 2
+            logits = self._logits.take(raw_and_processed * len(batch.plan.host_stored))
+        noise = RowNoise.of(batch, positions, num_samples, self._rounds)
+        return LocalStep(hidden_states.double(), batch, noise, controls, logits)
 
-    def forget(self) -> None:
-        """Let go of the inputs of a step."""
-        for name in ("_hidden_states", "_rows", "_batch", "_controls"):
-            vars(self).pop(name, None)
-
-    def run(self, chunk: int, words: Tensor) -> None:
+    def run(self, step: LocalStep, chunk: int, words: Tensor) -> None:
         """Leave the chunk's best words in `words` [num_samples · B], sample-major."""
-        num_samples = self._rows.num_samples
-        best = words.view(num_samples, self._hidden_states.shape[0]).zero_()
+        num_samples, hidden_states = step.noise.num_samples, step.hidden_states
+        best = words.view(num_samples, hidden_states.shape[0]).zero_()
         num_rows = len(self._shard)
         first, last = (num_rows * c // self._chunks for c in (chunk, chunk + 1))
-        block_v = self._block_v or max(64, TILE_ELEMENTS // self._hidden_states.shape[0])
+        block_v = self._block_v or max(64, TILE_ELEMENTS // hidden_states.shape[0])
         for start in range(first, last, block_v):
             stop = min(start + block_v, last)
             bias = None if self._bias is None else self._bias[start:stop]
-            logits = logits_tile(self._hidden_states, self._weight[start:stop], bias, self._head)
-            stored = self._batch.stored
-            if stored is not None:
-                self._stored[: len(stored), start:stop] = logits[stored]
-            if self._controls is not None:
-                logits = self._controls.apply(logits, self._shard.start + start)
-                if stored is not None:
-                    self._stored[len(stored) :, start:stop] = logits[stored]
+            logits = logits_tile(hidden_states, self._weight[start:stop], bias, self._head)
+            stored = step.batch.plan.stored
+            if step.logits is not None and stored is not None:
+                step.logits[: len(stored), start:stop] = logits[stored]
+            if step.controls is not None:
+                logits = step.controls.apply(logits, self._shard.start + start)
+                if step.logits is not None and stored is not None:
+                    step.logits[len(stored) :, start:stop] = logits[stored]
             token_ids = torch.arange(
                 self._shard.start + start, self._shard.start + stop, device=words.device
             )
             for sample in range(num_samples):
-                scores = score_tile(logits, self._shard.start + start, self._rows, sample)
+                scores = score_tile(logits, self._shard.start + start, step.noise, sample)
                 tile_best = word.pack(scores, token_ids).amax(dim=1)
                 torch.maximum(best[sample], tile_best, out=best[sample])
 
-    def stored_rows(self) -> StoredRows:
-        """The logits of `batch.stored`, after the last `run` of a step."""
-        return StoredRows.of(self._stored, self._batch, self._rows, first_id=self._shard.start)
+    def stored_rows(self, step: LocalStep) -> StoredRows:
+        """The logits of `batch.plan.stored`, after the last `run` of a step."""
+        assert step.logits is not None
+        return StoredRows.of(step.logits, step.batch, step.noise, first_id=self._shard.start)
 
-    def decode(self, words: Tensor, out: SampleOutput) -> None:
-        """Write tokens and status of the winners of `words` [sources, num_samples · B]."""
+    def decode(self, words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
+        """Write tokens, status and seeds of the winners of `words` [sources, num_samples · B]."""
+        out.seeds.copy_(seeds)
         rows = out.status.shape[0]
         token_ids, status = word.decode(words.amax(dim=0).view(-1, rows))
         out.token_ids.copy_(token_ids.T.reshape(out.token_ids.shape))

@@ -16,9 +16,10 @@ from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.kernels.tile import Gpu, Tile
 from tpsample.kernels.tile_table import MAX_BLOCK_B, interpreter_tile, tile_for
 from tpsample.output import SampleOutput
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.control_launch import control_arguments, make_mask
+from tpsample.request.plan import BatchView
 from tpsample.score import Head, RowNoise
+from tpsample.step import LocalStep
 from tpsample.step_buffer import StepBuffer
 from tpsample.stored.triton_rows import TritonStoredRows
 from tpsample.vocab_shard import VocabShard
@@ -73,38 +74,33 @@ class TritonBackend:
         self._launches: dict[tuple[Any, ...], _Launch | None] = {}
 
     def begin(
-        self, hidden_states: Tensor, batch: SamplingBatch, positions: Tensor, num_samples: int
-    ) -> None:
-        """Take the inputs of a step; without samples it only stores logits."""
-        self._hidden_states, self._num_samples = hidden_states, num_samples
-        self._batch, self._positions = batch, positions
-        self._controls = None
+        self, hidden_states: Tensor, batch: BatchView, positions: Tensor, num_samples: int
+    ) -> LocalStep:
+        """The step of these inputs; without samples it only stores logits."""
+        controls = logits = None
         if batch.controls is not None:
-            self._controls = batch.controls.step(self._shard, make_mask)
-        if batch.stored is not None:
-            raw_and_processed = 1 if self._controls is None else 2
-            self._stored = self._logits.take(raw_and_processed * len(batch.host_stored))
-        self._exchange.begin()
+            controls = batch.controls.step(self._shard, make_mask)
+        if batch.plan.stored is not None:
+            raw_and_processed = 1 if controls is None else 2
+            logits = self._logits.take(raw_and_processed * len(batch.plan.host_stored))
+        noise = RowNoise.of(batch, positions, num_samples, self._rounds)
+        return LocalStep(hidden_states, batch, noise, controls, logits)
 
-    def forget(self) -> None:
-        """Let go of the inputs of a step."""
-        for name in ("_hidden_states", "_positions", "_batch", "_controls"):
-            vars(self).pop(name, None)
-
-    def run(self, part: int, words: Tensor) -> None:
+    def run(self, step: LocalStep, part: int, words: Tensor) -> None:
         """Leave the part's best words in `words` [num_samples · B], sample-major.
 
         A part is a chunk; or all chunks at once, `words` being those of the first, if the
         exchange works in the kernel.
         """
-        hidden_states, batch = self._hidden_states, self._batch
-        num_rows, stores = hidden_states.shape[0], batch.stored is not None
-        controls = control_arguments(self._controls)
+        hidden_states, batch, logits = step.hidden_states, step.batch, step.logits
+        num_samples, stores = step.noise.num_samples, logits is not None
+        num_rows = hidden_states.shape[0]
+        controls = control_arguments(step.controls)
         edits = controls["BIASES"] or controls["PENALTIES"]
         tile = self._tile_of(num_rows, edits)
         described = tile.descriptors and self._describable and fits_descriptor(hidden_states)
-        block_e = tile.block_e(self._num_samples != 1, controls["MASKS"], edits)
-        key = (part, num_rows, self._num_samples, stores, tile, described, block_e)
+        block_e = tile.block_e(num_samples != 1, controls["MASKS"], edits)
+        key = (part, num_rows, num_samples, stores, tile, described, block_e)
         if key not in self._launches:
             self._launches[key] = self._prepare(*key)
         launch = self._launches[key]
@@ -114,12 +110,12 @@ class TritonBackend:
             hidden_ptr=describe(hidden_states, tile.block_b, tile) if described else hidden_states,
             stride_hidden_b=hidden_states.stride(0),
             seed_ptr=batch.seed,
-            position_ptr=self._positions,
+            position_ptr=step.noise.positions,
             temperature_ptr=batch.temperature,
-            slot_ptr=batch.stored_slot if stores else self._streams,
-            logits_ptr=self._stored if stores else self._scale,
-            stride_logits_b=self._stored.stride(0) if stores else 0,
-            num_stored=len(batch.host_stored),
+            slot_ptr=batch.plan.stored_slot if stores else self._streams,
+            logits_ptr=self._scale if logits is None else logits,
+            stride_logits_b=0 if logits is None else logits.stride(0),
+            num_stored=len(batch.plan.host_stored),
             words_ptr=words,
             **controls,
             **launch.arguments,
@@ -192,22 +188,25 @@ class TritonBackend:
         }
         return _Launch(((last - first) * -(-num_rows // tile.block_b),), arguments)
 
-    def stored_rows(self) -> TritonStoredRows:
-        """The logits of `batch.stored`, after the last `run` of a step."""
-        noise = RowNoise.of(self._batch, self._positions, self._num_samples, self._rounds)
-        return TritonStoredRows.of(self._stored, self._batch, noise, first_id=self._shard.start)
+    def stored_rows(self, step: LocalStep) -> TritonStoredRows:
+        """The logits of `batch.plan.stored`, after the last `run` of a step."""
+        assert step.logits is not None
+        first_id = self._shard.start
+        return TritonStoredRows.of(step.logits, step.batch, step.noise, first_id=first_id)
 
-    def decode(self, words: Tensor, out: SampleOutput) -> None:
-        """Write tokens and status of the winners of `words` [sources, num_samples · B], and zero
-        those."""
+    def decode(self, words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
+        """Write tokens, status and seeds of the winners of `words` [sources, num_samples · B], and
+        zero those."""
         num_rows = out.status.shape[0]
         finish_kernel[(-(-num_rows // ROW_BLOCK),)](
             words_ptr=words,
             stride_words_s=words.stride(0),
+            seed_ptr=seeds,
             token_ptr=out.token_ids,
             status_ptr=out.status,
+            out_seed_ptr=out.seeds,
             num_rows=num_rows,
-            num_samples=self._num_samples,
+            num_samples=words.shape[1] // num_rows,
             num_sources=words.shape[0],
             BLOCK=ROW_BLOCK,
         )

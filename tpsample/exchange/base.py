@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.ranks import ProcessRanks, Ranks, group_timeout
 from tpsample.output import SampleOutput
+
+Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
+"""Of a backend: from the words of all sources and the seeds, what a step returns."""
 
 
 class Exchange:
@@ -82,10 +85,10 @@ class Exchange:
         host for a GPU."""
         return self.words.flatten(0, 1)[:, :rows]
 
-    def finish(self, out: SampleOutput, decode: Callable[[Tensor, SampleOutput], None]) -> None:
-        """Write the step's tokens and status; `decode` does it from the words of all sources, and
-        clears them."""
-        decode(self.collect(out.token_ids.numel()), out)
+    def finish(self, out: SampleOutput, seeds: Tensor, decode: Decode) -> None:
+        """Write the step's tokens, status and seeds; `decode` does it from the words of all
+        sources, and clears them."""
+        decode(self.collect(out.token_ids.numel()), seeds, out)
         self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:

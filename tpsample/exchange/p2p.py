@@ -24,27 +24,10 @@ class P2PExchange(Exchange):
     def __init__(self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device) -> None:
         super().__init__(ranks, max_rows, chunks, device, sources=ranks.world_size)
         self.own = ranks.rank
-        group = ranks.group
-        assert group is not None
-        self._peers = [
-            (peer, dist.get_global_rank(group, peer))
-            for peer in range(ranks.world_size)
-            if peer != ranks.rank
-        ]
         self._works: list[dist.Work] = []
 
     def publish(self, chunk: int, rows: int) -> None:
-        group, words = self.ranks.group, self.words[chunk, :, :rows]
-        receives = [
-            dist.P2POp(dist.irecv, words[peer], global_rank, group, tag=chunk)
-            for peer, global_rank in self._peers
-        ]
-        sends = [
-            dist.P2POp(dist.isend, words[self.own], global_rank, group, tag=chunk)
-            for _, global_rank in self._peers
-        ]
-        with self.ranks.roll.called_on_error():
-            self._works += dist.batch_isend_irecv(receives + sends)
+        self._works += self.ranks.start_swap(self.words[chunk, :, :rows], chunk)
 
     def collect(self, rows: int) -> Tensor:
         works, self._works = self._works, []
@@ -57,4 +40,4 @@ class P2PExchange(Exchange):
         super().reset()
 
     def bytes_sent(self, rows: int) -> int:
-        return len(self._peers) * 8 * rows * self.chunks
+        return (self.ranks.world_size - 1) * 8 * rows * self.chunks

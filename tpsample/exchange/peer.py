@@ -5,14 +5,14 @@ The protocol is in `tpsample.kernels.peer`, the memory in `tpsample.exchange.pee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from tpsample.exchange.base import Exchange
+from tpsample.exchange.base import Decode, Exchange
 from tpsample.exchange.peer_memory import PeerMemory, peer_memory
 from tpsample.exchange.ranks import Ranks
 from tpsample.exchange.roll_call import DeviceLoss, raise_if_lost
@@ -83,7 +83,7 @@ class PeerExchange(Exchange):
             "BLOCK_W": triton.next_power_of_2(self.ranks.world_size),
         }
 
-    def finish(self, out: SampleOutput, decode: Callable[[Tensor, SampleOutput], None]) -> None:
+    def finish(self, out: SampleOutput, seeds: Tensor, decode: Decode) -> None:
         """Wait on the device for every rank's words; the kernel that waits decodes them too."""
         num_rows = out.status.shape[0]
         num_slots = self.chunks * self.ranks.world_size
@@ -92,9 +92,11 @@ class PeerExchange(Exchange):
             epoch_ptr=self._epoch,
             done_ptr=self._done,
             lost_ptr=self._lost,
+            seed_ptr=seeds,
             words_ptr=self._winners,
             token_ptr=out.token_ids,
             status_ptr=out.status,
+            out_seed_ptr=out.seeds,
             num_rows=num_rows,
             num_samples=out.token_ids.numel() // num_rows,
             num_slots=num_slots,

@@ -32,6 +32,7 @@ from tpsample.vocab_shard import VocabShard
 
 if TYPE_CHECKING:
     from tpsample.sampler import LMHeadSampler
+    from tpsample.step import Step
 
 T = TypeVar("T")
 
@@ -103,19 +104,19 @@ class VirtualWorld:
     ) -> list[SampleOutput]:
         """One step of every rank: all local steps first, since nothing may wait before them."""
 
-        def start(sampler: LMHeadSampler) -> SampleOutput:
+        def start(sampler: LMHeadSampler) -> Step:
             return sampler.start(hidden_states, batch, positions, num_samples=num_samples)
 
         def step(sampler: LMHeadSampler, ranks: VirtualRanks) -> SampleOutput:
-            output = start(sampler)
-            ranks.gather_tensor(output.status)  # wait for every local step
-            return sampler.finish(output)
+            started = start(sampler)
+            ranks.gather_tensor(started.out.status)  # wait for every local step
+            return sampler.finish(started)
 
-        if batch.stored is not None:
+        if batch.plan.stored is not None:
             pairs = zip(samplers, self.ranks, strict=True)
             return self.run([partial(step, sampler, ranks) for sampler, ranks in pairs])
-        outputs = [start(sampler) for sampler in samplers]
-        return [sampler.finish(output) for sampler, output in zip(samplers, outputs, strict=True)]
+        steps = [start(sampler) for sampler in samplers]
+        return [sampler.finish(step) for sampler, step in zip(samplers, steps, strict=True)]
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
         """bodies[rank]() of every rank, each in a thread, one at a time: for calls in which ranks
@@ -168,7 +169,7 @@ class VirtualRanks(Ranks):
                 "seed_root": self.world.seed_root,
             }
             if rank != self.rank:
-                known["weight_rows"] = len(shard)
+                known |= {"weight_rows": len(shard), "weight": None}
             records.append({**record, **known})
         return records
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -56,19 +57,65 @@ class Ranks:
 
 
 class ProcessRanks(Ranks):
-    """The ranks of a torch process group, one process each.
+    """The ranks of a torch process group, or some of them, one process each.
 
     Every wait is bounded by the timeout of the group, and one that fails raises `PeerLost`.
+
+    Args:
+        group: of all ranks; it gives backend, store and timeout.
+        roll: shared by groups of the same ranks; None makes one. Collective.
+        members: which ranks of the group take part, ascending; None is all of them.
+        name: tells groups of the same roll and members apart.
     """
 
     group: dist.ProcessGroup
     roll: RollCall
 
-    def __init__(self, group: dist.ProcessGroup, roll: RollCall | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        roll: RollCall | None = None,
+        members: Sequence[int] | None = None,
+        name: str = "all",
+    ) -> None:
         self.group = group
-        self.rank = dist.get_rank(group)
-        self.world_size = dist.get_world_size(group)
-        self.roll = roll or RollCall(group, self.rank, self.world_size)
+        of_group = dist.get_rank(group)
+        everybody = range(dist.get_world_size(group))
+        self._members = tuple(everybody if members is None else members)
+        self.rank, self.world_size = self._members.index(of_group), len(self._members)
+        self.roll = roll or RollCall(group, of_group, len(everybody))
+        self._name = f"gloo/{name}/{'-'.join(map(str, self._members))}"
+        self._backend = dist.get_backend(group)
+        # A ProcessGroupGloo, in place of the group once it has failed or where only some of it take
+        # part. Its methods are missing in torch's own annotations.
+        self._own: Any = None
+        if members is not None:
+            self.connect()
+
+    def part(self, name: str, members: Sequence[int]) -> ProcessRanks:
+        """Some of these ranks, over connections of their own. Collective over them."""
+        return ProcessRanks(self.group, self.roll, members, name)
+
+    def connect(self) -> None:
+        """Take new connections, in place of those that a failed collective has closed. Collective.
+
+        A group out of torch's registry would keep its sockets and threads for ever, because torch
+        names groups by counting and would give the name of one that was destroyed, with what the
+        store still holds, to the next. This one is let go of.
+        """
+        if self._backend != dist.Backend.GLOO:
+            if len(self._members) < dist.get_world_size(self.group):
+                self.group = subgroup(self.group, self._members)
+            return
+        old, self._own = self._own, None
+        if old is not None:
+            # It waits for what is pending, which may last as long as the timeout.
+            held = [old]
+            del old
+            threading.Thread(target=held.clear, daemon=True).start()
+        self._own = dist.ProcessGroupGloo(
+            self.roll.store(self._name), self.rank, self.world_size, group_timeout(self.group)
+        )
 
     @property
     def can_exchange_tensors(self) -> bool:
@@ -82,7 +129,7 @@ class ProcessRanks(Ranks):
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """All-gather one JSON text per rank: lengths, then bytes padded to the longest."""
         device = torch.device("cpu")
-        if dist.get_backend(self.group) == dist.Backend.NCCL:
+        if self._backend == dist.Backend.NCCL:
             device = torch.device("cuda", torch.cuda.current_device())
         text = json.dumps(record).encode()
         lengths = self.gather_tensor(torch.tensor([len(text)], device=device)).flatten().tolist()
@@ -95,7 +142,10 @@ class ProcessRanks(Ranks):
         received = own.new_empty((self.world_size, *own.shape))
         parts = list(received.unbind())
         with self.roll.called_on_error():
-            work = dist.all_gather(parts, own, group=self.group, async_op=True)
+            if self._own is None:
+                work = dist.all_gather(parts, own, group=self.group, async_op=True)
+            else:
+                work = self._own.allgather([parts], [own])
         self.wait(work, own)
         return received
 
@@ -106,7 +156,32 @@ class ProcessRanks(Ranks):
     def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
         """Begin to reduce in place; `wait` ends it."""
         with self.roll.called_on_error():
-            return dist.all_reduce(tensor, op, group=self.group, async_op=True)
+            if self._own is None:
+                return dist.all_reduce(tensor, op, group=self.group, async_op=True)
+            options = dist.AllreduceOptions()
+            options.reduceOp = op  # type: ignore[assignment]
+            work: dist.Work = self._own.allreduce([tensor], options)
+            return work
+
+    def start_swap(self, words: Tensor, tag: int) -> list[dist.Work]:
+        """Begin to send this rank's row of [W, n] to every peer and to receive theirs in the other
+        rows; `wait` ends each."""
+        peers = [peer for peer in range(self.world_size) if peer != self.rank]
+        with self.roll.called_on_error():
+            if self._own is not None:
+                received = [self._own.recv([words[peer]], peer, tag) for peer in peers]
+                return received + [self._own.send([words[self.rank]], peer, tag) for peer in peers]
+            group, of_world = self.group, dist.get_global_rank
+            swaps = [
+                dist.P2POp(dist.irecv, words[peer], of_world(group, peer), group, tag=tag)
+                for peer in peers
+            ]
+            swaps += [
+                dist.P2POp(dist.isend, words[self.rank], of_world(group, peer), group, tag=tag)
+                for peer in peers
+            ]
+            works: list[dist.Work] = dist.batch_isend_irecv(swaps)
+            return works
 
     def wait(self, work: dist.Work | None, tensor: Tensor, *, sliced: bool = True) -> None:
         """Wait for work on a tensor: the host if it is on the CPU, else the GPU's stream.
@@ -120,16 +195,14 @@ class ProcessRanks(Ranks):
             work.wait()
 
     def renew(self) -> None:
-        """Take a new gloo group in place of one that a failed collective has closed. Collective.
+        """Wait for all ranks, then connect anew where a failed collective may have closed
+        connections (gloo). Collective.
 
         Raises:
             PeerLost: a rank did not come within the timeout of the group.
         """
         self.roll.begin_anew(group_timeout(self.group).total_seconds())
-        if dist.get_backend(self.group) == dist.Backend.NCCL:
-            return
-        # The old one stays: torch names groups by counting, and would use its name again.
-        self.group = subgroup(self.group, range(self.world_size), anew=True)
+        self.connect()
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:
@@ -139,24 +212,18 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta:
     return timeout
 
 
-# Samplers share them: a group has threads and sockets, and torch would give the name of one that
-# was destroyed, with what its store still holds, to the next.
+# Samplers share them: torch would give the name of one that was destroyed, with what
+# its store still holds, to the next.
 _subgroups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
     WeakKeyDictionary()
 )
 
 
-def subgroup(
-    group: dist.ProcessGroup, ranks: Iterable[int], *, anew: bool = False
-) -> dist.ProcessGroup:
-    """A group of some ranks of a group, with its backend and timeout. Collective over them.
-
-    Args:
-        anew: make another, in place of one that a failed collective has closed.
-    """
+def subgroup(group: dist.ProcessGroup, ranks: Iterable[int]) -> dist.ProcessGroup:
+    """A group of some ranks of a group, with its backend and timeout. Collective over them."""
     members = tuple(dist.get_global_rank(group, rank) for rank in ranks)
     known = _subgroups.setdefault(group, {})
-    if anew or members not in known:
+    if members not in known:
         with _no_split():
             known[members] = dist.new_group(
                 list(members),

@@ -63,6 +63,10 @@ class RollCall:
         self._generation = 0
         self.step: int | None = None
 
+    def store(self, name: str) -> dist.Store:
+        """A store that no earlier generation has written to, the same on every rank."""
+        return dist.PrefixStore(self._key(name), self._store)
+
     def wait(self, work: dist.Work | None, *, sliced: bool = True) -> None:
         """Wait on the host for a collective; what `work.wait()` does where a GPU waits.
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.collective import CollectiveExchange
-from tpsample.exchange.ranks import ProcessRanks, Ranks, subgroup
+from tpsample.exchange.ranks import ProcessRanks, Ranks
 
 
 class TwoLevelExchange(CollectiveExchange):
@@ -44,13 +44,9 @@ class TwoLevelExchange(CollectiveExchange):
     ) -> None:
         super().__init__(ranks, max_rows, chunks, device)
         self._best = torch.zeros_like(self.words[0, 0])
-        self.inside_ranks, self.between_ranks = levels(hosts, ranks.rank)
-        self._split(anew=False)
-
-    def _split(self, *, anew: bool) -> None:
-        whole, roll = self.ranks.group, self.ranks.roll
-        self.inside = ProcessRanks(subgroup(whole, self.inside_ranks, anew=anew), roll)
-        self.between = ProcessRanks(subgroup(whole, self.between_ranks, anew=anew), roll)
+        assert isinstance(ranks, ProcessRanks)
+        inside, between = levels(hosts, ranks.rank)
+        self.inside, self.between = ranks.part("inside", inside), ranks.part("between", between)
 
     def publish(self, chunk: int, rows: int) -> None:
         words = self.words[chunk, 0, :rows]
@@ -76,7 +72,8 @@ class TwoLevelExchange(CollectiveExchange):
 
     def reset(self) -> None:
         super().reset()
-        self._split(anew=True)
+        self.inside.connect()
+        self.between.connect()
 
 
 def levels(hosts: Sequence[str], rank: int) -> tuple[list[int], list[int]]:

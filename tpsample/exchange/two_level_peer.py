@@ -7,16 +7,17 @@ writes its own and 0 for the others, so that the maximum is all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tpsample import word
+from tpsample.exchange.base import Decode
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.peer import PeerExchange, chosen
-from tpsample.exchange.ranks import ProcessRanks, Ranks, subgroup
+from tpsample.exchange.ranks import ProcessRanks, Ranks
 from tpsample.exchange.roll_call import DeviceLoss, raise_if_lost
 from tpsample.exchange.two_level import levels
 from tpsample.output import SampleOutput
@@ -40,13 +41,12 @@ class TwoLevelPeerExchange(PeerExchange):
         *,
         hosts: Sequence[str],
     ) -> None:
-        inside, self._column = levels(hosts, ranks.rank)
+        inside, column = levels(hosts, ranks.rank)
         assert isinstance(ranks, ProcessRanks)
         self._whole = ranks
-        super().__init__(
-            ProcessRanks(subgroup(ranks.group, inside), ranks.roll), max_rows, chunks, device
-        )
-        self.between = ProcessRanks(subgroup(ranks.group, self._column), ranks.roll)
+        self.inside = ranks.part("inside", inside)
+        super().__init__(self.inside, max_rows, chunks, device)
+        self.between = ranks.part("between", column)
         self.integers = IntegerExchange(ranks)
         names_of_hosts = list(dict.fromkeys(hosts))
         self._inside = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
@@ -55,8 +55,8 @@ class TwoLevelPeerExchange(PeerExchange):
         size = max_rows + self._lost_of_host.numel()
         self._reduced = torch.zeros(size, dtype=torch.int64, device=device)
 
-    def finish(self, out: SampleOutput, decode: Callable[[Tensor, SampleOutput], None]) -> None:
-        super().finish(out, decode)
+    def finish(self, out: SampleOutput, seeds: Tensor, decode: Decode) -> None:
+        super().finish(out, seeds, decode)
         rows = out.token_ids.numel()
         reduced = self._reduced[: rows + self._lost_of_host.numel()].zero_()
         reduced[:rows].copy_(self._winners[:rows])
@@ -93,7 +93,7 @@ class TwoLevelPeerExchange(PeerExchange):
 
     def reset(self) -> None:
         self._whole.renew()
-        self.ranks.group = subgroup(self._whole.group, self._inside[self._host], anew=True)
-        self.between.group = subgroup(self._whole.group, self._column, anew=True)
+        self.inside.connect()
+        self.between.connect()
         self._forget()
         self._lost_of_host.zero_()

@@ -28,9 +28,11 @@ def finish_kernel(
     # inputs
     words_ptr,  # [num_sources, …] int64; zero afterwards, for the next step
     stride_words_s,
+    seed_ptr,  # [num_rows] int64
     # outputs
     token_ptr,  # [num_rows, num_samples] int64
     status_ptr,  # [num_rows] int32
+    out_seed_ptr,  # [num_rows] int64, a copy: the batch may change its own
     # sizes
     num_rows,
     num_samples,
@@ -54,6 +56,7 @@ def finish_kernel(
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)
     tl.store(status_ptr + offs_b, row_status, mask=mask_b)
+    tl.store(out_seed_ptr + offs_b, tl.load(seed_ptr + offs_b, mask=mask_b), mask=mask_b)
 
 
 @triton.jit(do_not_specialize=["num_samples"])

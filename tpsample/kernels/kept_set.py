@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.kernels.finish import KEY_MINUS_INF
 from tpsample.kernels.stored_tile import (
     KEY_MASK,
     below_top,
@@ -30,7 +31,6 @@ def mass_kernel(
     stride_logits,
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
-    log_min_p_ptr,  # [F] fp64, or None: nothing is cut, not even what is masked
     cut_ptr,  # [F] int64
     # outputs
     sums_ptr,  # [F, 2] int64, zero before: Σ q, Σ rint(-q y) of order words >= cut
@@ -38,7 +38,6 @@ def mass_kernel(
     vocab_start,
     lead,
     width,
-    HAS_MIN_P: tl.constexpr,
     MOMENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -50,14 +49,36 @@ def mass_kernel(
     orders = order_words(logits, ids, mask)
     below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     kept = mask & (orders >= tl.load(cut_ptr + row))
-    if HAS_MIN_P:
-        kept = kept & is_candidate(logits, below, tl.load(log_min_p_ptr + row))
     mass = tl.where(kept, masses(below), 0)
     tl.atomic_add(sums_ptr + row * 2, tl.sum(mass, axis=0), sem="relaxed")
     if MOMENT:
         # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
         moment = rint(tl.where(mass > 0, -mass.to(tl.float64) * below, 0.0))
         tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
+
+
+@triton.jit
+def min_p_cut_kernel(
+    # inputs
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    log_min_p_ptr,  # [F] fp64
+    # outputs
+    cut_ptr,  # [F] int64
+):
+    """The lowest order word that min_p keeps. Grid: (F,). Twin: `stored.kept_set.min_p_cut`."""
+    row = tl.program_id(0)
+    top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
+    log_min_p = tl.load(log_min_p_ptr + row)
+    top_key = pack(top, tl.full((), 0, tl.int32)) >> TOKEN_BITS
+    bytes_ = tl.arange(0, 256).to(tl.int64)
+    key = tl.full((), 0, tl.int64)
+    for shift in tl.static_range(24, -1, -8):
+        keys = tl.minimum(tl.maximum(key + (bytes_ << shift), KEY_MINUS_INF), top_key)
+        logits = value_of(keys << TOKEN_BITS)
+        kept = is_candidate(logits, below_top(logits, top, temperature), log_min_p)
+        key += (tl.sum((~kept).to(tl.int64), axis=0) - 1) << shift
+    tl.store(cut_ptr + row, (key + 1) << TOKEN_BITS)
 
 
 @triton.jit(do_not_specialize=["num_marks"])
@@ -95,7 +116,6 @@ def digit_kernel(
     stride_logits,
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
-    log_min_p_ptr,  # [F] fp64
     prefix_ptr,  # [F] int64
     # outputs
     bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before
@@ -115,13 +135,16 @@ def digit_kernel(
     )
     orders = order_words(logits, ids, mask)
     inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
+    inside = inside & (logits != float("-inf"))
     # What is outside costs no arithmetic: after two digits that is most blocks.
     if tl.max(inside.to(tl.int32), axis=0) > 0:
-        below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-        inside = inside & is_candidate(logits, below, tl.load(log_min_p_ptr + row))
         DIGITS: tl.constexpr = 1 << DIGIT_BITS
         digit = (~(orders >> shift) & (DIGITS - 1)).to(tl.int32)
-        weight = masses(below) if MASS else tl.full((BLOCK,), 1, tl.int32)
+        if MASS:
+            below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+            weight = masses(below)
+        else:
+            weight = tl.full((BLOCK,), 1, tl.int32)
         tl.atomic_add(bins_ptr + row * DIGITS + digit, weight, mask=inside, sem="relaxed")
 
 
@@ -203,6 +226,7 @@ def top_words_kernel(
     top_k_ptr,  # [F] int64
     top_p_ptr,  # [F] fp64
     log_min_p_ptr,  # [F] fp64
+    total_log_min_p_ptr,  # [F] fp64
     # outputs
     words_ptr,  # [F, num_samples] int64
     # sizes
@@ -219,10 +243,12 @@ def top_words_kernel(
     first = tl.max(orders, axis=0)
     logits = value_of(orders)
     below = below_top(logits, value_of(first), tl.load(temperature_ptr + row))
-    kept = (orders > 0) & is_candidate(logits, below, tl.load(log_min_p_ptr + row))
-    kept = kept & (offs < tl.load(top_k_ptr + row))
-    mass = tl.where(kept, masses(below), 0)
-    limit = mass_limit(tl.sum(mass, axis=0), tl.load(top_p_ptr + row))
+    in_top_k = (orders > 0) & (offs < tl.load(top_k_ptr + row))
+    in_total = in_top_k & is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
+    mass = tl.where(in_top_k, masses(below), 0)
+    total = tl.sum(tl.where(in_total, mass, 0), axis=0)
+    limit = mass_limit(total, tl.load(top_p_ptr + row))
+    kept = in_top_k & is_candidate(logits, below, tl.load(log_min_p_ptr + row))
     kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
 
     ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)

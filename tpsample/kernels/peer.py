@@ -169,10 +169,13 @@ def peer_finish_kernel(
     done_ptr,  # [1] int32, zero between steps
     lost_ptr,  # [4] int64, bit r: rank r did not arrive in time; rank r sent LOST; steps until now;
     # the step that was lost first
+    # inputs
+    seed_ptr,  # [num_rows] int64
     # outputs
     words_ptr,  # [num_samples, num_rows] int64, the winners without epoch; LOST if a rank is
     token_ptr,  # [num_rows, num_samples] int64
     status_ptr,  # [num_rows] int32
+    out_seed_ptr,  # [num_rows] int64, a copy: the batch may change its own
     # sizes
     num_rows,
     num_samples,
@@ -230,6 +233,7 @@ def peer_finish_kernel(
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)
     tl.store(status_ptr + offs_b, row_status, mask=mask_b)
+    tl.store(out_seed_ptr + offs_b, tl.load(seed_ptr + offs_b, mask=mask_b), mask=mask_b)
 
     # The next step may begin with another epoch once every program has used this one.
     if tl.atomic_add(done_ptr, 1, sem="relaxed", scope="gpu") == tl.num_programs(0) - 1:

@@ -174,7 +174,7 @@ def before_kernel(
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
     temperature_ptr,  # [F] fp32
-    log_min_p_ptr,  # [F] fp64
+    total_log_min_p_ptr,  # [F] fp64
     keep_ties_ptr,  # [F] bool
     cut_ptr,  # [F] int64, or None
     every_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
@@ -201,25 +201,26 @@ def before_kernel(
     top = value_of(load_first(every_ptr, row, num_rows, num_samples, num_sources, COUNT, WORDS))
     below = below_top(logits, top, tl.load(temperature_ptr + row))
     mass = tl.where(mask, masses(below), 0)
-    left = is_candidate(logits, below, tl.load(log_min_p_ptr + row))
+    in_total = is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
     if HAS_CUT:
-        left = left & (orders >= tl.load(cut_ptr + row))
-    # ties="keep": only greater logits count against k.
+        in_total = in_total & (orders >= tl.load(cut_ptr + row))
+    # ties="keep": only greater logits come before.
     tie_bits = tl.where(tl.load(keep_ties_ptr + row), TOKEN_MASK, 0)
     marks = num_samples * COUNT
     out = sums_ptr + row * (2 * marks + 1)
     block_first = tl.max(orders, axis=0)
-    tl.atomic_add(out + 2 * marks, tl.sum(tl.where(left, mass, 0), axis=0), sem="relaxed")
+    tl.atomic_add(out + 2 * marks, tl.sum(tl.where(in_total, mass, 0), axis=0), sem="relaxed")
     for sample in range(num_samples):
         scores, score_orders = load_leading(
             every_ptr, row, sample, num_rows, num_samples, num_sources, COUNT, WORDS
         )
         for c in tl.static_range(COUNT):
             mark, scores = pop(scores, score_orders)[1:]
+            mark = mark | tie_bits
             # Winners are likely tokens: most blocks have none before them.
             if block_first > mark:
                 sum_mass = tl.sum(tl.where(orders > mark, mass, 0), axis=0)
-                number = tl.sum((orders > (mark | tie_bits)).to(tl.int32), axis=0)
+                number = tl.sum((orders > mark).to(tl.int32), axis=0)
                 place = out + sample * COUNT + c
                 tl.atomic_add(place, sum_mass, sem="relaxed")
                 tl.atomic_add(place + marks, number.to(tl.int64), sem="relaxed")

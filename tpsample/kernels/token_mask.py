@@ -14,12 +14,38 @@ def clear_bits(mask_row, token_ids, first_id, width, active):
     tl.atomic_and(mask_row + (column >> 5), ~bit, mask=mine, sem="relaxed", scope="cta")
 
 
+@triton.jit
+def vocab_words(
+    allowed_row, grammar_row, at, vocab_size, ALLOWED: tl.constexpr, GRAMMAR: tl.constexpr
+):
+    """int64 words `at` [n] of the whole vocabulary's bits, 32 each: what allowed ids and grammar
+    leave; no bit is set outside [0, V)."""
+    bits_left = tl.minimum(tl.maximum(vocab_size - at * 32, 0), 32).to(tl.int64)
+    words = (tl.full(at.shape, 1, tl.int64) << bits_left) - 1
+    inside = at * 32 < vocab_size
+    if ALLOWED:
+        words &= tl.load(allowed_row + at, mask=inside, other=0).to(tl.int64)
+    if GRAMMAR:
+        words &= tl.load(grammar_row + at, mask=inside, other=0).to(tl.int64)
+    return words
+
+
+@triton.jit
+def count_bits(words):
+    """How many of the low 32 bits of each int64 are set."""
+    words = words - ((words >> 1) & 0x55555555)
+    words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
+    words = (words + (words >> 4)) & 0x0F0F0F0F
+    words = words + (words >> 8)
+    return (words + (words >> 16)) & 0x3F
+
+
 @triton.jit(
     do_not_specialize=[
         "stride_grammar_b",
         "first_id",
         "width",
-        "grammar_words",
+        "vocab_size",
         "num_stop",
         "num_bad",
         "bad_length",
@@ -30,13 +56,13 @@ def clear_bits(mask_row, token_ids, first_id, width, active):
 def token_mask_kernel(
     # inputs
     state_slot_ptr,  # [num_rows] int64
-    allowed_ptr,  # [slots, width / 32] int32; for TABLES
-    grammar_ptr,  # [num_rows, grammar_words] int32; for GRAMMAR
+    allowed_ptr,  # [slots, ceil(vocab_size / 32)] int32; for ALLOWED
+    grammar_ptr,  # [num_rows, ceil(vocab_size / 32)] int32; for GRAMMAR
     stride_grammar_b,
     forced_ptr,  # [num_rows] int64; for FORCED
     min_tokens_ptr,  # [slots] int32
     length_ptr,  # [slots] int32
-    stop_ptr,  # [slots, num_stop] int32
+    stop_ptr,  # [slots, num_stop] int32, each once, then -1
     bad_word_ptr,  # [slots, num_bad, bad_length] int32, backwards, padded with -1
     recent_ptr,  # [slots, num_recent] int32, latest first
     draft_ptr,  # [num_rows, max_drafts] int32; for DRAFTS
@@ -46,13 +72,14 @@ def token_mask_kernel(
     # sizes
     first_id,
     width,
-    grammar_words,
+    vocab_size,
     num_stop,
     num_bad,
     bad_length,
     num_recent,
     max_drafts,
     TABLES: tl.constexpr,
+    ALLOWED: tl.constexpr,
     GRAMMAR: tl.constexpr,
     FORCED: tl.constexpr,
     DRAFTS: tl.constexpr,
@@ -63,6 +90,11 @@ def token_mask_kernel(
     slot = tl.load(state_slot_ptr + row)
     words = width // 32
     mask_row = mask_ptr + row * words
+    allowed_row, grammar_row = mask_row, mask_row
+    if ALLOWED:
+        allowed_row = allowed_ptr + slot * tl.cdiv(vocab_size, 32)
+    if GRAMMAR:
+        grammar_row = grammar_ptr + row * stride_grammar_b
     forced = tl.full((), -1, tl.int64)
     if FORCED:
         forced = tl.load(forced_ptr + row)
@@ -72,16 +104,10 @@ def token_mask_kernel(
 
     for start in range(0, words, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        mask = tl.full((BLOCK,), -1, tl.int32)
-        if TABLES:
-            mask = tl.load(allowed_ptr + slot * words + offs, mask=offs < words, other=0)
-        if GRAMMAR:
-            at = first_id // 32 + offs
-            grammar = grammar_ptr + row * stride_grammar_b + at
-            low = tl.load(grammar, mask=at < grammar_words, other=0)
-            high = tl.load(grammar + 1, mask=at + 1 < grammar_words, other=0)
-            both = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
-            mask &= (both >> (first_id % 32)).to(tl.int32)
+        at = first_id // 32 + offs
+        low = vocab_words(allowed_row, grammar_row, at, vocab_size, ALLOWED, GRAMMAR)
+        high = vocab_words(allowed_row, grammar_row, at + 1, vocab_size, ALLOWED, GRAMMAR)
+        mask = (((high << 32) | low) >> (first_id % 32)).to(tl.int32)
         if FORCED:
             column = forced - first_id
             bit = (tl.full((), 1, tl.int64) << (column & 31)).to(tl.int32)
@@ -93,10 +119,23 @@ def token_mask_kernel(
         free = forced < 0
         offs_n = tl.arange(0, BLOCK_N)
         too_short = tl.load(length_ptr + slot) + drafts < tl.load(min_tokens_ptr + slot)
-        for start in range(0, num_stop, BLOCK_N):
-            n = start + offs_n
-            stop = tl.load(stop_ptr + slot * num_stop + n, mask=n < num_stop, other=-1)
-            clear_bits(mask_row, stop, first_id, width, free & too_short & (stop >= 0))
+        if free & too_short:
+            # Ids left beside the stop ids, over the whole vocabulary.
+            others = tl.full((), 0, tl.int64)
+            for start in range(0, tl.cdiv(vocab_size, 32), BLOCK):
+                at = start + tl.arange(0, BLOCK)
+                left = vocab_words(allowed_row, grammar_row, at, vocab_size, ALLOWED, GRAMMAR)
+                others += tl.sum(count_bits(left), axis=0)
+            for start in range(0, num_stop, BLOCK_N):
+                n = start + offs_n
+                stop = tl.load(stop_ptr + slot * num_stop + n, mask=n < num_stop, other=-1)
+                at = tl.where(stop >= 0, stop >> 5, vocab_size)
+                left = vocab_words(allowed_row, grammar_row, at, vocab_size, ALLOWED, GRAMMAR)
+                others -= tl.sum((left >> (stop & 31)) & 1, axis=0)
+            for start in range(0, num_stop, BLOCK_N):
+                n = start + offs_n
+                stop = tl.load(stop_ptr + slot * num_stop + n, mask=n < num_stop, other=-1)
+                clear_bits(mask_row, stop, first_id, width, (others > 0) & (stop >= 0))
         for start in range(0, num_bad, BLOCK_N):
             n = start + offs_n
             sequence = bad_word_ptr + (slot * num_bad + n) * bad_length

@@ -2,81 +2,84 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsample.digest import digest_bits
 from tpsample.request.batch_checks import (
+    CheckedRequest,
     check_appended,
     check_kept,
+    check_order,
     check_per_row,
-    check_request,
+    check_requests,
     check_rows,
-    require_list,
+    check_sizes,
     token_lists,
 )
 from tpsample.request.controls import ControlRows, ControlTables, needs_controls
 from tpsample.request.params import SamplingParams
+from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.seeds import SeedSource, signed64
-from tpsample.stored.kept_set import RowFilters
-from tpsample.stored.logprob_rows import AskingRows, LogprobRows, stored_order
+from tpsample.request.token_mask import num_words
 from tpsample.vocab_shard import VocabShard
+
+
+@dataclass
+class _Row:
+    """What the host knows of a row: its request, and whether it still waits for a seed."""
+
+    params: SamplingParams
+    unseeded: bool
 
 
 class SamplingBatch:
     """Rows of sampling parameters on the device, read by the kernels at run time.
 
-    The tensors may be written between steps; a captured CUDA graph reads them at replay. Rows may
-    join, leave, move and change: temperatures and seeds keep their place in memory, a row's state
-    its slot; with filters, logprobs or controls capture again. Every rank makes the same changes.
+    Temperatures and seeds may be written between steps; a captured CUDA graph reads them at replay.
+    (A request with temperature 0 has no filters: `update` it, to make it random with some.) Rows
+    may join, leave, move and change: temperatures and seeds keep their place in memory, a row's
+    state its slot; with filters, logprobs or controls capture again. Every rank makes the same
+    changes. A change that is refused changes nothing.
 
     With penalties, bad_words or min_tokens tell it after each step: ``append(out.token_ids)``.
+
+    Steps may run under inference mode, no_grad or autograd, whatever the batch was built under.
 
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
         seed: int64 [B], 64 bits.
-        filters: the rows with top_k, top_p or min_p; None if there are none, as the host knows.
-        logprobs: what rows ask for logprobs; None if none does.
-        controls: penalties and constraints of the rows; None if there are none.
-        stored, host_stored: int64 [R] and a list: rows whose logits a step keeps on their ranks;
-            None, and empty, if there are none. See `stored_order`.
-        stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
+        plan: what follows from the rows' requests; replaced whole when they change.
+        unseeded: the rows that still wait for their seed.
         vocab_size: V, what ids were checked against.
         max_rows: most rows it can hold.
-        kept_cap: most tokens of a kept set that a step reports; None reports none.
-        fixed_rounds: a step with filters never waits for the device.
-        asking: where the rows that ask for logprobs are among the stored ones.
     """
 
-    kept_cap: int | None = None
-    fixed_rounds = False
-    asking: AskingRows | None = None
-    _params_digest: int | None = None
-    filters: RowFilters | None = None
-    logprobs: LogprobRows | None = None
-    stored: Tensor | None = None
-    stored_slot: Tensor | None = None
-
+    @torch.inference_mode(False)
     def __init__(self, temperature: Tensor, seed: Tensor, *, vocab_size: int) -> None:
         """Rows with a temperature and a seed alone, over the caller's tensors."""
-        self.temperature, self.seed = self._temperature, self._seed = temperature, seed
+        self._temperature, self._seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
-        self.host_stored: list[int] = []
-        self._host_slots = list(range(self.max_rows))
-        self._params: list[SamplingParams] = []
-        self._unseeded: set[int] = set()
+        self._kept_cap: int | None = None
+        self._fixed_rounds = False
+        self._rows = [_Row(SamplingParams(), False) for _ in range(self.max_rows)]
+        self.unseeded: list[int] = []
+        # Of the rows there are, then of those that may come.
+        self._slots = list(range(self.max_rows))
         self._tables: ControlTables | None = None
         self._grammar_bitmask: Tensor | None = None
         self._forced: Tensor | None = None
-        self.controls: ControlRows | None = None
-        self._for_all_rows: SamplingParams | None = None
+        self._stale: set[str] = set()
+        self._single: CheckedRequest | None = None
         self._expanded: dict[int, SamplingBatch] = {}
-        self._drafted: dict[int, SamplingBatch] = {}
+        self._changed()
 
     @staticmethod
+    @torch.inference_mode(False)
     def from_params(
         params: SamplingParams | Sequence[SamplingParams],
         *,
@@ -91,11 +94,14 @@ class SamplingBatch:
         """Build a batch from requests.
 
         Args:
-            params: one request per row, or one for all rows of whatever batch it meets.
+            params: one request per row, or one for all rows of whatever batch it meets. Its seed,
+                temperature, masks and tokens so far are then those of every row; without a seed
+                each row is given its own. Tokens are counted apart for each number of rows met.
             vocab_size: V; must match across ranks.
             device: of the hidden states. Default: the CPU.
             prompt_token_ids, output_token_ids: tokens so far per row, what penalties, bad_words and
-                min_tokens refer to. Default: none so far.
+                min_tokens refer to. They are copied. Default: none so far. Prompt ids outside
+                [0, V), such as placeholders of images, are left out.
             max_rows: room for rows to `add`. Default: the rows given.
             kept_cap: report which tokens the filters of each filtered row left
                 (`SampleOutput.kept`), up to this many per row; None reports none.
@@ -106,30 +112,33 @@ class SamplingBatch:
         derive it from one random number drawn on one rank.
 
         Raises:
-            TypeError: params is not a SamplingParams or a sequence of them.
+            TypeError: params is not a SamplingParams or a sequence of them, or ids are not ints.
             UnsupportedParameter: kept_cap, which the host counts, with fixed_rounds.
-            ValueError: a token id >= V, token lists that do not match the rows, or kept_cap < 1.
+            ValueError: an output id or an id of a request outside [0, V), token lists that do not
+                match the rows, or a size out of range.
         """
-        single = params if isinstance(params, SamplingParams) else None
-        requests: list[Any] = [params] if single is not None else list(params)  # type: ignore[arg-type]
+        requests = [params] if isinstance(params, SamplingParams) else _listed(params)
+        slots = check_sizes(vocab_size, max_rows, len(requests))
+        check_kept(kept_cap, fixed_rounds)
         prompts = token_lists("prompt_token_ids", prompt_token_ids, len(requests))
         outputs = token_lists("output_token_ids", output_token_ids, len(requests))
-        check_kept(kept_cap, fixed_rounds)
-        slots = len(requests) if max_rows is None else max_rows
+        checked = check_requests(0, requests, prompts, outputs, vocab_size)
         batch = SamplingBatch(
             torch.ones(slots, dtype=torch.float32, device=device),
             torch.zeros(slots, dtype=torch.int64, device=device),
             vocab_size=vocab_size,
         )
-        batch._append_rows(requests, prompts, outputs)
-        batch._for_all_rows = single
-        batch.kept_cap, batch.fixed_rounds = kept_cap, fixed_rounds
+        batch._rows = []
+        batch._kept_cap, batch._fixed_rounds = kept_cap, fixed_rounds
+        batch._append_rows(checked)
+        if isinstance(params, SamplingParams):
+            batch._single = checked[0]
         return batch
 
     @property
     def rows(self) -> int:
         """B."""
-        return self.temperature.shape[0]
+        return self.seed.shape[0]
 
     @property
     def device(self) -> torch.device:
@@ -141,22 +150,46 @@ class SamplingBatch:
         Raises:
             ValueError: the batch was built from a list of another length.
         """
-        if self._for_all_rows is None or rows == self.rows:
-            if rows != self.rows:
-                raise ValueError(
-                    f"batch: expected {rows} rows, as hidden_states or logits have, got "
-                    f"{self.rows}; pass one SamplingParams per row, or a single one for all"
-                )
+        if rows == self.rows:
             return self
-        if rows not in self._expanded:
-            self._expanded[rows] = SamplingBatch.from_params(
-                [self._for_all_rows] * rows,
-                vocab_size=self.vocab_size,
-                device=self.device,
-                kept_cap=self.kept_cap,
-                fixed_rounds=self.fixed_rounds,
+        if self._single is None:
+            raise ValueError(
+                f"batch: expected {rows} rows, as hidden_states or logits have, got {self.rows}; "
+                "pass one SamplingParams per row, or a single one for all"
             )
-        return self._expanded[rows]
+        if rows not in self._expanded:
+            self._expanded[rows] = self._repeated(self._single, rows)
+        expanded = self._expanded[rows]
+        # What the caller may have written since.
+        with torch.inference_mode(False):
+            expanded._temperature.copy_(self._temperature.expand(rows))
+            if self._single.params.seed is not None:
+                expanded._seed.copy_(self._seed.expand(rows))
+        expanded.grammar_bitmask = _for_each(self._grammar_bitmask, rows)
+        expanded.forced_token_ids = _for_each(self._forced, rows)
+        return expanded
+
+    def _repeated(self, single: CheckedRequest, rows: int) -> SamplingBatch:
+        return SamplingBatch.from_params(
+            [single.params] * rows,
+            vocab_size=self.vocab_size,
+            device=self.device,
+            prompt_token_ids=[single.prompt] * rows,
+            output_token_ids=[single.output] * rows,
+            kept_cap=self._kept_cap,
+            fixed_rounds=self._fixed_rounds,
+        )
+
+    def view(self, rows: int) -> BatchView:
+        """What a step of so many rows reads.
+
+        Raises:
+            ValueError: the batch has other rows, or a grammar bitmask or forced ids are not of
+                the rows it has now.
+        """
+        batch = self.for_rows(rows)
+        batch.check_masks(rows)
+        return BatchView(batch.temperature, batch.seed, batch.plan, batch._control_rows())
 
     def add(
         self,
@@ -170,27 +203,32 @@ class SamplingBatch:
         Raises:
             TypeError, ValueError: as `from_params`; or all `max_rows` rows are taken.
         """
-        require_list("add", self._for_all_rows)
-        self._append_rows([params], [prompt_token_ids], [output_token_ids])
+        self._require_list("add")
+        self._append_rows(
+            check_requests(
+                self.rows, [params], [prompt_token_ids], [output_token_ids], self.vocab_size
+            )
+        )
         return self.rows - 1
 
     def drop(self, rows: int | Sequence[int]) -> None:
-        """Let rows leave. The others close up and keep their order."""
-        gone = {rows} if isinstance(rows, int) else set(rows)
-        check_rows("drop", gone, self.rows)
-        require_list("drop", self._for_all_rows)
+        """Let rows leave. The others close up and keep their order.
+
+        Raises:
+            TypeError, ValueError: a row that is not there.
+        """
+        gone = check_rows("drop", rows, self.rows)
+        self._require_list("drop")
         self._reorder([row for row in range(self.rows) if row not in gone])
 
     def permute(self, order: Sequence[int]) -> None:
         """Put row ``order[i]`` in place i.
 
         Raises:
-            ValueError: `order` is not a permutation of the rows.
+            TypeError, ValueError: `order` is not a permutation of the rows.
         """
-        require_list("permute", self._for_all_rows)
-        if sorted(order) != list(range(self.rows)):
-            raise ValueError(f"order: expected a permutation of {self.rows} rows, got {order}")
-        self._reorder(list(order))
+        self._require_list("permute")
+        self._reorder(check_order(order, self.rows))
 
     def update(
         self,
@@ -205,21 +243,29 @@ class SamplingBatch:
         Raises:
             TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
         """
-        check_rows("update", {row}, self.rows)
-        require_list("update", self._for_all_rows)
+        (row,) = check_rows("update", (row,), self.rows)
+        self._require_list("update")
         if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
             raise ValueError(
                 f"output_token_ids: expected the tokens so far of row {row}, which penalties, "
                 "bad_words and min_tokens refer to; pass [] if there are none"
             )
-        prompt, output = prompt_token_ids or (), output_token_ids or ()
-        check_request(row, params, prompt, output, self.vocab_size)
-        self._params[row] = params
-        self._load(row, params, prompt, output)
-        self._changed(self.rows)
+        prompts, outputs = [prompt_token_ids or ()], [output_token_ids or ()]
+        (checked,) = check_requests(row, [params], prompts, outputs, self.vocab_size)
+        self._load(row, checked)
+        self._changed()
 
     def prepare(self, shard: VocabShard) -> None:
-        """Make the state of a shard, for a sampler that comes after tokens have been appended."""
+        """Make the state of a shard, for a sampler that comes after tokens have been appended.
+
+        Raises:
+            TypeError: not a VocabShard.
+            ValueError: a shard that reaches past V, or one whose counts are no longer known.
+        """
+        if not isinstance(shard, VocabShard):
+            raise TypeError(f"shard: expected a VocabShard, got {shard!r}")
+        if shard.stop > self.vocab_size:
+            raise ValueError(f"shard: {shard} reaches past vocab_size={self.vocab_size}")
         if self._tables is not None:
             self._tables.state(shard)
 
@@ -227,174 +273,218 @@ class SamplingBatch:
         """Count the tokens of a step as output, on the device.
 
         Args:
-            token_ids: int64 [B], or [B, n] for several tokens per row in order; -1 is none.
+            token_ids: int64 [B], or [B, n] for several tokens per row in order; an id outside
+                [0, V), such as -1, is none.
 
         Raises:
             ValueError: another shape, dtype or device.
         """
-        batch = self.for_rows(check_appended(token_ids, self.seed))
-        if batch._tables is not None:
-            for column in token_ids.view(batch.rows, -1).unbind(dim=1):
-                batch._tables.append(column)
+        rows = check_appended(token_ids, self.seed)
+        if self._single is None and rows != self.rows:
+            raise ValueError(
+                f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
+                f"{rows} rows"
+            )
+        tables = self.for_rows(rows)._tables
+        if tables is not None:
+            columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
+            for column in columns.unbind(dim=1):
+                tables.append(column)
 
     @property
     def grammar_bitmask(self) -> Tensor | None:
         """int32 [B, ceil(V / 32)]: bit v % 32 of word v // 32 allows id v. None: no grammar.
 
         The layout of grammar engines; all bits (-1) for a row without. Kept by reference: write the
-        next step's bits into it, or assign another. Each rank reads its own shard's part.
+        next step's bits into it, or assign another. The same on every rank. Its rows are those of
+        the batch when it is assigned: after rows joined, left, moved or changed, assign it anew
+        before the next step. For `verify` it has a row for each of the B · (K + 1) positions.
         """
         return self._grammar_bitmask
 
     @grammar_bitmask.setter
     def grammar_bitmask(self, bitmask: Tensor | None) -> None:
-        words = -(-self.vocab_size // 32)
-        check_per_row("grammar_bitmask", bitmask, torch.int32, self.seed, words)
+        if bitmask is not None:
+            words = num_words(self.vocab_size)
+            check_per_row("grammar_bitmask", bitmask, torch.int32, self.seed, words)
+            self._make_tables()
         self._grammar_bitmask = bitmask
-        self.controls = self._control_rows()
+        self._stale.discard("grammar_bitmask")
 
     @property
     def forced_token_ids(self) -> Tensor | None:
         """int64 [B]: the only id a row may draw in the next steps, -1 for any. None: no row's.
 
-        Stands above every other mask. Kept by reference; values from V on leave no id (EMPTY).
+        Stands above every other mask. Kept by reference, with rows as those of `grammar_bitmask`.
+        Values from V on leave no id (EMPTY).
         """
         return self._forced
 
     @forced_token_ids.setter
     def forced_token_ids(self, forced: Tensor | None) -> None:
-        check_per_row("forced_token_ids", forced, torch.int64, self.seed)
+        if forced is not None:
+            check_per_row("forced_token_ids", forced, torch.int64, self.seed)
+            self._make_tables()
         self._forced = forced
-        self.controls = self._control_rows()
+        self._stale.discard("forced_token_ids")
 
     @property
-    def unseeded(self) -> bool:
-        """Whether a row still waits for its seed."""
-        return bool(self._unseeded)
+    def has_controls(self) -> bool:
+        """Whether rows have penalties or constraints."""
+        return self._control_rows() is not None
 
-    @property
-    def params_digest(self) -> int:
-        """32 bits of all rows' requests but their seeds, for ranks to compare."""
-        if self._params_digest is None:
-            fields = [vars(params) | {"seed": None} for params in self._params]
-            self._params_digest = zlib.crc32(repr(fields).encode())
-        return self._params_digest
-
+    @torch.inference_mode(False)
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
-        for row in sorted(self._unseeded):
-            self.seed[row] = source.next()
-        self._unseeded = set()
+        if self.unseeded:
+            index = torch.tensor(self.unseeded, dtype=torch.int64)
+            self.seed[index.to(self.device)] = source.draw(len(self.unseeded)).to(self.device)
+            for row in self._rows:
+                row.unseeded = False
+            self.unseeded = []
 
-    def with_drafts(self, draft_token_ids: Tensor) -> SamplingBatch:
+    def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """B · (K + 1) rows: row b · (K + 1) + i is row b after i of its K drafts.
 
         Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 behind a row's
-        last, as output; the state itself does not change. Valid until the batch changes or is asked
-        again. A grammar bitmask and forced ids must be of all B · (K + 1) rows.
+        last, as output; the state itself does not change. A grammar bitmask and forced ids must be
+        of all B · (K + 1) rows.
 
         Raises:
-            ValueError: another shape or dtype, or rows without a seed.
+            ValueError: another shape or dtype, rows without a seed, or masks of other rows.
         """
         check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, None)
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
         times = draft_token_ids.shape[1] + 1
-        if times not in self._drafted:
-            self._drafted[times] = self._repeated(times)
-        drafted = self._drafted[times]
-        drafted.temperature.copy_(self.temperature.repeat_interleave(times))
-        drafted.seed.copy_(self.seed.repeat_interleave(times))
-        if self.controls is not None:
-            masks = self._grammar_bitmask, self._forced
-            drafted.controls = self.controls.with_drafts(draft_token_ids, *masks)
-        return drafted
+        self.check_masks(times * self.rows)
+        controls = self._control_rows()
+        if controls is not None:
+            drafts = draft_token_ids.to(torch.int32) if times > 1 else None
+            controls = controls.with_drafts(drafts, times)
+        return BatchView(
+            self.temperature.repeat_interleave(times),
+            self.seed.repeat_interleave(times),
+            self.plan.repeated(times),
+            controls,
+        )
 
-    def _repeated(self, times: int) -> SamplingBatch:
-        seed = self.seed.repeat_interleave(times)
-        batch = SamplingBatch(seed.to(torch.float32), seed, vocab_size=self.vocab_size)
-        batch._params = [params for params in self._params for _ in range(times)]
-        batch._changed(len(seed))
-        batch.fixed_rounds = self.fixed_rounds
-        return batch
+    def state_digests(self) -> dict[str, int]:
+        """64 bits each of what a step reads beside requests and seeds, for ranks to compare. Reads
+        tensors, so for those on a CPU."""
+        found = {"grammar_bitmask": self._grammar_bitmask, "forced_token_ids": self._forced}
+        if self._tables is not None:
+            found["tokens so far"] = self._tables.told[self._tables.slot_of[: self.rows]]
+        return {
+            name: 0 if tensor is None else int(digest_bits(tensor))
+            for name, tensor in found.items()
+        }
 
-    def _append_rows(
-        self,
-        requests: Sequence[Any],
-        prompts: Sequence[Sequence[int]],
-        outputs: Sequence[Sequence[int]],
-    ) -> None:
-        first = len(self._params)
-        if first + len(requests) > self.max_rows:
+    def _append_rows(self, checked: list[CheckedRequest]) -> None:
+        first = len(self._rows)
+        if first + len(checked) > self.max_rows:
             raise ValueError(
-                f"params: {first + len(requests)} rows exceed max_rows={self.max_rows}; drop rows, "
+                f"params: {first + len(checked)} rows exceed max_rows={self.max_rows}; drop rows, "
                 "or build the batch with a larger max_rows"
             )
-        for row, (params, prompt, output) in enumerate(
-            zip(requests, prompts, outputs, strict=True), first
-        ):
-            check_request(row, params, prompt, output, self.vocab_size)
-        self._params += requests
-        self._resize(len(self._params))
-        for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), first):
-            self._load(row, self._params[row], prompt, output)
-        self._changed(len(self._params))
+        for row, request in enumerate(checked, first):
+            self._load(row, request)
+        self._changed()
 
-    def _load(
-        self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
-    ) -> None:
+    @torch.inference_mode(False)
+    def _load(self, row: int, request: CheckedRequest) -> None:
+        params = request.params
+        self._rows[row : row + 1] = [_Row(params, params.seed is None)]
         self._temperature[row] = params.temperature
         self._seed[row] = signed64(params.seed or 0)
-        self._unseeded.discard(row)
-        if params.seed is None:
-            self._unseeded.add(row)
-        if self._tables is None and needs_controls(params):
-            self._tables = ControlTables(self._host_slots, self.device)
+        if needs_controls(params):
+            self._make_tables()
         if self._tables is not None:
-            self._tables.load(self._host_slots[row], params, prompt, output)
+            self._tables.load(self._slots[row], params, request.prompt, request.output)
 
+    @torch.inference_mode(False)
     def _reorder(self, order: list[int]) -> None:
-        """Rows `order`, in place; the slots of the rows left out come last, to be taken again."""
-        left = [row for row in range(self.rows) if row not in set(order)]
-        every, tensors = [*order, *left], [self._temperature, self._seed]
+        """Rows `order`, in place; the slots of the rows left out are free to be taken again."""
+        stay = set(order)
+        left = [row for row in range(self.rows) if row not in stay]
+        every = [*order, *left]
+        tensors = [self._temperature, self._seed]
         if self._tables is not None:
             for row in left:
-                self._tables.forget(self._host_slots[row])
+                self._tables.forget(self._slots[row])
             tensors.append(self._tables.slot_of)
+        index = torch.tensor(every, dtype=torch.int64, device=self.device)
         for tensor in tensors:
-            tensor[: len(every)] = tensor[every]
-        self._host_slots[: len(every)] = [self._host_slots[row] for row in every]
-        self._params = [self._params[row] for row in order]
-        self._unseeded = {place for place, row in enumerate(order) if row in self._unseeded}
-        self._changed(len(order))
+            tensor[: len(every)] = tensor[index]
+        self._slots[: len(every)] = [self._slots[row] for row in every]
+        self._rows = [self._rows[row] for row in order]
+        self._changed()
 
-    def _resize(self, rows: int) -> None:
-        self.temperature, self.seed = self._temperature[:rows], self._seed[:rows]
+    @torch.inference_mode(False)
+    def _changed(self) -> None:
+        """Make anew what follows from the rows' requests."""
+        self.temperature = self._temperature[: len(self._rows)]
+        self.seed = self._seed[: len(self._rows)]
+        self.unseeded = [index for index, row in enumerate(self._rows) if row.unseeded]
+        self._stale = {"grammar_bitmask", "forced_token_ids"}
+        self.plan = BatchPlan.of(
+            [row.params for row in self._rows],
+            self.vocab_size,
+            self.device,
+            kept_cap=self._kept_cap,
+            fixed_rounds=self._fixed_rounds,
+        )
 
-    def _changed(self, rows: int) -> None:
-        """What follows from the rows' requests."""
-        self._drafted.clear()
-        self._params_digest = None
-        self._resize(rows)
-        self.filters = RowFilters.of(self._params, self.vocab_size, self.device)
-        self.logprobs = LogprobRows.of(self._params, self.vocab_size, self.device)
-        order = stored_order(self.filters, self.logprobs, self.seed)
-        self.host_stored, self.stored, self.stored_slot = order
-        self.asking = None
-        if self.logprobs is not None:
-            self.asking = AskingRows.of(self.logprobs, self.filters, self.host_stored)
-        self.controls = self._control_rows()
+    def _make_tables(self) -> ControlTables:
+        if self._tables is None:
+            self._tables = ControlTables(self._slots, self.vocab_size, self.device)
+        return self._tables
+
+    def check_masks(self, rows: int) -> None:
+        """Whether grammar bitmask and forced ids are of so many rows, and of those of now.
+
+        Raises:
+            ValueError: they are not.
+        """
+        masks = {"grammar_bitmask": self._grammar_bitmask, "forced_token_ids": self._forced}
+        for name, mask in masks.items():
+            if mask is not None and name in self._stale:
+                raise ValueError(
+                    f"batch.{name}: rows of the batch joined, left, moved or changed since it was "
+                    "assigned; assign it anew, or None"
+                )
+            if mask is not None and mask.shape[0] != rows:
+                raise ValueError(
+                    f"batch.{name}: expected a row for each of the {rows} rows of the step, got "
+                    f"{mask.shape[0]}; assign another"
+                )
 
     def _control_rows(self) -> ControlRows | None:
-        rows, bitmask, forced = self.rows, self._grammar_bitmask, self._forced
         if self._tables is None:
-            if bitmask is None and forced is None:
-                return None
-            self._tables = ControlTables(self._host_slots, self.device)
-        found = ControlRows(
-            self._tables,
-            self._tables.slot_of[:rows],
-            None if bitmask is None else bitmask[:rows],
-            None if forced is None else forced[:rows],
-        )
+            return None
+        slots = self._tables.slot_of[: self.rows]
+        found = ControlRows(self._tables, slots, self._grammar_bitmask, self._forced)
         return found if found.changes_logits else None
+
+    def _require_list(self, method: str) -> None:
+        """Rows of a batch that is one request for all rows cannot change one by one."""
+        if self._single is not None:
+            raise ValueError(
+                f"{method}: this batch was built from one request for all rows; build it from a "
+                "list of requests to change its rows"
+            )
+
+
+def _listed(params: Any) -> list[Any]:
+    if isinstance(params, (str, bytes, dict)) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params: expected SamplingParams or a sequence of them, got {type(params).__name__}"
+        )
+    return list(params)
+
+
+def _for_each(mask: Tensor | None, rows: int) -> Tensor | None:
+    """The mask of one request for each of so many rows."""
+    if mask is None or mask.shape[0] != 1:
+        return mask
+    return mask.expand(rows, *mask.shape[1:]).contiguous()

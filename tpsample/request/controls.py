@@ -16,14 +16,15 @@ moving a row moves one number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from tpsample.digest import digest_text, mix
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
-from tpsample.request.token_mask import build_mask
+from tpsample.request.token_mask import build_mask, pack_ids
 from tpsample.request.token_state import StepControls, TokenState
 from tpsample.vocab_shard import VocabShard
 from tpsample.word import NO_TOKEN
@@ -40,37 +41,51 @@ class _Request:
     """What the state of a slot was made from, and after how many appends."""
 
     params: SamplingParams
-    prompt: Sequence[int]
-    output: Sequence[int]
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
     appends: int
 
 
 class ControlTables:
     """Tables by slot, on the device, and the dense state of each shard that was asked for.
 
+    They outlive the call that makes them, so their tensors are ordinary ones under inference mode
+    too, and of explicit dtypes.
+
     Attributes:
+        vocab_size: V.
         slot_of: int64 [slots], the slot of each row of the batch.
         wants: int32 [slots], bits PENALISED and BIASED.
         penalties: fp32 [slots, 3]: repetition, frequency, presence.
         min_tokens, length: int32 [slots], tokens wanted and there.
-        stop_ids: int32 [slots, S], -1 where a slot has fewer.
+        stop_ids: int32 [slots, S], each once, -1 where a slot has fewer.
         bad_words: int32 [slots, N, L], each sequence backwards, then -1.
         recent: int32 [slots, L - 1 or 1], the last output tokens, latest first; ABSENT before.
+        whole: int32 [1, ceil(V / 32)], a bit per id of the vocabulary.
+        allowed: int32 [slots, ceil(V / 32)], a bit per id that allowed_token_ids leaves; None until
+            a row needs it.
+        told: int64 [slots], digest of the tokens so far of a slot that reads them, else 0. Only
+            kept up to date on a CPU, where ranks compare it.
         has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
             for these, and the state is allocated for them.
     """
 
-    def __init__(self, slot_of: list[int], device: torch.device) -> None:
-        self.device, slots = device, len(slot_of)
-        self.slot_of = torch.tensor(slot_of, device=device)
+    @torch.inference_mode(False)
+    def __init__(self, slot_of: list[int], vocab_size: int, device: torch.device) -> None:
+        self.device, self.vocab_size, slots = device, vocab_size, len(slot_of)
+        self.slot_of = torch.tensor(slot_of, dtype=torch.int64, device=device)
         self.has_penalties = self.has_bias = self.has_masks = False
         self.wants = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.penalties = torch.tensor([1.0, 0.0, 0.0], device=device).repeat(slots, 1)
+        self.penalties = torch.zeros(slots, 3, dtype=torch.float32, device=device)
+        self.penalties[:, 0] = 1.0
         self.min_tokens = torch.zeros_like(self.wants)
         self.length = torch.zeros_like(self.wants)
         self.stop_ids = self._ids(slots, 1)
         self.bad_words = self._ids(slots, 1, 1)
         self.recent = self._ids(slots, 1).fill_(ABSENT)
+        self.whole = pack_ids(None, vocab_size).to(device).unsqueeze(0)
+        self.allowed: Tensor | None = None
+        self.told = torch.zeros(slots, dtype=torch.int64, device=device)
         self._requests: dict[int, _Request] = {}
         self._states: dict[VocabShard, TokenState] = {}
         self._appends = 0
@@ -79,8 +94,9 @@ class ControlTables:
     def slots(self) -> int:
         return self.wants.shape[0]
 
+    @torch.inference_mode(False)
     def load(
-        self, slot: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+        self, slot: int, params: SamplingParams, prompt: tuple[int, ...], output: tuple[int, ...]
     ) -> None:
         """Start the state of a slot anew."""
         self._requests[slot] = _Request(params, prompt, output, self._appends)
@@ -89,16 +105,22 @@ class ControlTables:
         self.has_masks |= params.masked
         self.wants[slot] = PENALISED * params.penalised + BIASED * bool(params.logit_bias)
         self.penalties[slot] = torch.tensor(
-            [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
+            [params.repetition_penalty, params.frequency_penalty, params.presence_penalty],
+            dtype=torch.float32,
         )
         self.min_tokens[slot] = params.min_tokens if params.stop_token_ids else 0
         self.length[slot] = len(output)
+        self.told[slot] = digest_text(f"{prompt}{output}") | 1 if params.reads_output else 0
         self._load_words(slot, params, output)
+        if params.allowed_token_ids is not None and self.allowed is None:
+            self.allowed = self.whole.repeat(self.slots, 1)
+        if self.allowed is not None:
+            self.allowed[slot] = pack_ids(params.allowed_token_ids, self.vocab_size)
         for state in self._states.values():
             self._load_state(state, slot)
 
-    def _load_words(self, slot: int, params: SamplingParams, output: Sequence[int]) -> None:
-        stop_ids = list(params.stop_token_ids or ()) if params.min_tokens else []
+    def _load_words(self, slot: int, params: SamplingParams, output: tuple[int, ...]) -> None:
+        stop_ids = sorted(set(params.stop_token_ids or ())) if params.min_tokens else []
         words = [list(reversed(sequence)) for sequence in params.bad_words or ()]
         longest = max(map(len, words), default=1)
         self.stop_ids = _widened(self.stop_ids, NO_TOKEN, len(stop_ids))
@@ -111,15 +133,20 @@ class ControlTables:
         width = self.recent.shape[1]
         self.recent[slot] = _padded(list(reversed(output))[:width], ABSENT, width)
 
+    @torch.inference_mode(False)
     def append(self, token_ids: Tensor) -> None:
-        """Count one new token per row, int64 [B]; a -1 is none. On the device."""
+        """Count one new token per row, int64 [B], on the device; an id outside [0, V), such as -1,
+        is none."""
         self._appends += 1
         slots = self.slot_of[: len(token_ids)]
-        there = token_ids >= 0
+        there = (token_ids >= 0) & (token_ids < self.vocab_size)
         self.length[slots] += there.to(torch.int32)
         recent = self.recent[slots]
         moved = torch.cat([token_ids.to(torch.int32).unsqueeze(1), recent[:, :-1]], dim=1)
         self.recent[slots] = torch.where(there.unsqueeze(1), moved, recent)
+        if self.device.type == "cpu":
+            told = self.told[slots]
+            self.told[slots] = torch.where(there & (told != 0), mix(told + token_ids), told)
         for state in self._states.values():
             state.append(slots, token_ids)
 
@@ -143,13 +170,14 @@ class ControlTables:
             for slot in self._requests:
                 self._load_state(state, slot)
             self._states[shard] = state
-        state.reserve(history=self.has_penalties, bias=self.has_bias, allowed=self.has_masks)
+        state.reserve(history=self.has_penalties, bias=self.has_bias)
         return state
 
+    @torch.inference_mode(False)
     def _load_state(self, state: TokenState, slot: int) -> None:
         request = self._requests[slot]
         params = request.params
-        state.reserve(history=self.has_penalties, bias=self.has_bias, allowed=self.has_masks)
+        state.reserve(history=self.has_penalties, bias=self.has_bias)
         state.load(
             slot,
             # The prompt only ever matters to the repetition penalty.
@@ -159,7 +187,6 @@ class ControlTables:
                 token_id: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
                 for token_id, bias in (params.logit_bias or {}).items()
             },
-            allowed=params.allowed_token_ids,
         )
 
     def forget(self, slot: int) -> None:
@@ -180,7 +207,7 @@ class ControlRows:
         grammar_bitmask: int32 [B, ceil(V / 32)], bit v % 32 of word v // 32 allows id v; or None.
         forced: int64 [B], the only id allowed, -1 for any; or None.
         drafts: int32 [B, K], tokens to count as output beside the state's; or None.
-        num_drafts: int32 [B], how many of each row's.
+        num_drafts: int32 [B], how many of each row's; None if drafts is.
     """
 
     tables: ControlTables
@@ -209,33 +236,29 @@ class ControlRows:
             make_mask: `build_mask`, or its kernel.
 
         Raises:
-            ValueError: too few rows of grammar bitmask or forced ids, or as `ControlTables.state`.
+            ValueError: as `ControlTables.state`.
         """
-        for name, value in (
-            ("grammar_bitmask", self.grammar_bitmask),
-            ("forced_token_ids", self.forced),
-        ):
-            if value is not None and value.shape[0] != len(self.slots):
-                raise ValueError(
-                    f"batch.{name}: expected a row for each of the {len(self.slots)} rows of the "
-                    f"step, got {value.shape[0]}; assign it anew when rows change"
-                )
         state = self.tables.state(shard)
         mask = make_mask(self, state) if self.masked else None
         return StepControls(self, state, mask)
 
-    def with_drafts(
-        self, drafts: Tensor, grammar_bitmask: Tensor | None, forced: Tensor | None
-    ) -> ControlRows:
-        """Controls of each row after 0 … K of its drafts, int64 [B, K]: B · (K + 1) rows."""
-        rows, times = drafts.shape[0], drafts.shape[1] + 1
-        return ControlRows(
-            self.tables,
-            self.slots.repeat_interleave(times),
-            grammar_bitmask,
-            forced,
-            drafts.to(torch.int32).repeat_interleave(times, dim=0),
-            torch.arange(times, dtype=torch.int32, device=drafts.device).repeat(rows),
+    def with_drafts(self, drafts: Tensor | None, times: int) -> ControlRows:
+        """Controls of each row after 0 … K of its drafts: B · (K + 1) rows, which the masks have
+        already.
+
+        Args:
+            drafts: int32 [B, K], or None if K is 0.
+            times: K + 1.
+        """
+        rows = len(self.slots)
+        slots = self.slots.repeat_interleave(times)
+        if drafts is None:
+            return replace(self, slots=slots)
+        return replace(
+            self,
+            slots=slots,
+            drafts=drafts.repeat_interleave(times, dim=0),
+            num_drafts=torch.arange(times, dtype=torch.int32, device=slots.device).repeat(rows),
         )
 
 

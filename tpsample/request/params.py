@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import struct
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from numbers import Integral, Real
+from typing import Any
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the argmax of the logits, no noise."""
@@ -20,6 +24,14 @@ MAX_LOGIT_BIAS = 100.0
 class SamplingParams:
     """How to sample one request. Names, defaults and ranges follow vLLM's `SamplingParams`.
 
+    It is a value: numbers are converted and sequences copied when it is made, so two requests that
+    mean the same are equal however they were written (1 and 1.0, a list and a tuple). Temperature
+    and penalties are checked as the fp32 numbers they become.
+
+    Logits that are equal are drawn equally often up to |logit| / temperature = 1e6; beyond 1e7 fp32
+    rounds the noise away. Where |logit| · log2 e / temperature exceeds fp32 (3.4e38) the logit
+    counts as infinite: as masked below zero, as forced above.
+
     Args:
         temperature: divides the logits; >= 0, below 1e-5 means greedy.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
@@ -33,13 +45,17 @@ class SamplingParams:
         logit_bias: token id to added logit, clamped to ±100.
         allowed_token_ids: only these may be drawn.
         bad_words: token id sequences that the output must not complete.
-        min_tokens: none of stop_token_ids before this many output tokens.
+        min_tokens: none of stop_token_ids before this many output tokens, unless
+            allowed_token_ids and the grammar leave nothing else; below 2^31.
         stop_token_ids: the ids `min_tokens` holds back.
         logprobs: how many of the most likely tokens to report; -1 is all.
         logprob_token_ids: ids to report as well.
         logprobs_mode: "raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits".
-        ties: "exact" keeps exactly k tokens, "keep" also those equal to the k-th.
-        filter_order: "sequential" renormalises after top_k, "joint" does not.
+        ties: "exact" keeps the lowest ids of equal logits where top_k or top_p cuts between them;
+            "keep" keeps all whose logit equals that of the last token kept.
+        filter_order: "sequential" is min_p, then top_k, then top_p of the mass they leave; "joint"
+            is top_p of the mass before top_k; "min_p_last" is top_k, then top_p of what that
+            leaves, then min_p.
         repetition_scope: "all" counts prompt and output, "output" the output alone.
 
     Raises:
@@ -68,38 +84,35 @@ class SamplingParams:
     repetition_scope: str = "all"
 
     def __post_init__(self) -> None:
-        self._real("temperature", lambda x: x >= 0, "a finite number >= 0")
+        self._real("temperature", lambda x: x >= 0, "a finite fp32 number >= 0")
         self._int("top_k", lambda k: k >= -1, "an int >= -1 (0 and -1 keep every token)")
-        self._real("top_p", lambda p: 0 < p <= 1, "a number in (0, 1]")
-        self._real("min_p", lambda p: 0 <= p <= 1, "a number in [0, 1]")
+        self._real("top_p", lambda p: 0 < p <= 1, "a number in (0, 1]", fp32=False)
+        self._real("min_p", lambda p: 0 <= p <= 1, "a number in [0, 1]", fp32=False)
         if self.seed is not None:
             self._int("seed", lambda s: -(2**63) <= s < 2**64, "None or an int of 64 bits")
-        self._real("repetition_penalty", lambda x: x > 0, "a finite number > 0")
+        self._real("repetition_penalty", lambda x: x > 0, "a finite fp32 number > 0")
         self._real("presence_penalty", lambda x: -2 <= x <= 2, "a number in [-2, 2]")
         self._real("frequency_penalty", lambda x: -2 <= x <= 2, "a number in [-2, 2]")
         if self.logit_bias is not None:
-            self._ids("logit_bias", list(self.logit_bias))
-            for token_id, bias in self.logit_bias.items():
-                if not _is_real(bias):
-                    raise ValueError(f"logit_bias[{token_id}]: expected a number, got {bias!r}")
-        self._ids("allowed_token_ids", self.allowed_token_ids, empty=False)
-        for sequence in self.bad_words or ():
-            self._ids("bad_words", sequence, empty=False)
-        self._int("min_tokens", lambda n: n >= 0, "an int >= 0")
-        self._ids("stop_token_ids", self.stop_token_ids)
+            self._set("logit_bias", _bias(self.logit_bias))
+        self._ids("allowed_token_ids", empty=False)
+        if self.bad_words is not None:
+            self._set("bad_words", _bad_words(self.bad_words))
+        self._int("min_tokens", lambda n: 0 <= n < 2**31, "an int from 0 to 2^31 - 1")
+        self._ids("stop_token_ids")
         if self.logprobs is not None:
             self._int("logprobs", lambda n: n >= -1, "None or an int >= -1")
-        self._ids("logprob_token_ids", self.logprob_token_ids)
+        self._ids("logprob_token_ids")
         self._choice("logprobs_mode", LOGPROBS_MODES)
         self._choice("ties", ("exact", "keep"))
-        self._choice("filter_order", ("sequential", "joint"))
+        self._choice("filter_order", ("sequential", "joint", "min_p_last"))
         self._choice("repetition_scope", ("all", "output"))
         self._consistent()
 
     @property
     def greedy(self) -> bool:
         """Whether the token is the argmax of the logits."""
-        return self.temperature < GREEDY_BELOW
+        return _fp32(self.temperature) < _fp32(GREEDY_BELOW)
 
     @property
     def penalised(self) -> bool:
@@ -119,6 +132,12 @@ class SamplingParams:
     def reads_output(self) -> bool:
         """Whether the tokens so far matter, so that each new one must be appended."""
         return self.penalised or bool(self.bad_words) or self.min_tokens > 0
+
+    @cached_property
+    def text(self) -> str:
+        """All fields but the seed, as text that is equal for equal requests."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return ", ".join(f"{name}={value!r}" for name, value in named if name != "seed")
 
     def siblings(self, n: int) -> list[SamplingParams]:
         """This request for n parallel continuations of one prompt (vLLM's `n`).
@@ -152,7 +171,8 @@ class SamplingParams:
                     raise ValueError(f"{name}: expected ids in [0, {vocab_size}), got {token_id}")
 
     def _consistent(self) -> None:
-        if self.min_tokens and not self.stop_token_ids:
+        stop = set(self.stop_token_ids or ())
+        if self.min_tokens and not stop:
             warnings.warn(
                 f"min_tokens={self.min_tokens} has no effect without the ids it holds back; give "
                 "them in stop_token_ids, the end-of-sequence id among them",
@@ -160,34 +180,43 @@ class SamplingParams:
             )
         if self.allowed_token_ids is not None:
             banned = {words[0] for words in self.bad_words or () if len(words) == 1}
-            if self.min_tokens:
-                banned |= set(self.stop_token_ids or ())
+            if self.min_tokens and not stop.issuperset(self.allowed_token_ids):
+                banned |= stop
             if banned.issuperset(self.allowed_token_ids):
                 raise ValueError(
                     "allowed_token_ids: bad_words and min_tokens forbid every id in it, so no "
                     "token is left; allow another id"
                 )
 
-    def _real(self, name: str, ok: Callable[[float], bool], expected: str) -> None:
+    def _set(self, name: str, value: object) -> None:
+        """Write a field of this frozen value, while it is being made."""
+        object.__setattr__(self, name, value)
+
+    def _real(
+        self, name: str, ok: Callable[[float], bool], expected: str, *, fp32: bool = True
+    ) -> None:
         value = getattr(self, name)
-        if not _is_real(value) or not ok(value):
+        if not _is_real(value):
             raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        number = _float(value)
+        becomes = _fp32(number) if fp32 else number
+        if not math.isfinite(becomes) or not ok(number) or not ok(becomes):
+            told = "" if becomes == number else f", which is {becomes:g} in fp32"
+            raise ValueError(f"{name}: expected {expected}, got {value!r}{told}")
+        self._set(name, number)
 
     def _int(self, name: str, ok: Callable[[int], bool], expected: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"{name}: expected {expected}, got {value!r}")
-        if not ok(value):
+        if not ok(int(value)):
             raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        self._set(name, int(value))
 
-    def _ids(self, name: str, ids: Sequence[int] | None, *, empty: bool = True) -> None:
-        if ids is None:
-            return
-        if not empty and len(ids) == 0:
-            raise ValueError(f"{name}: expected at least one token id, got an empty sequence")
-        for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-                raise ValueError(f"{name}: expected token ids >= 0, got {token_id!r}")
+    def _ids(self, name: str, *, empty: bool = True) -> None:
+        ids = getattr(self, name)
+        if ids is not None:
+            self._set(name, _token_ids(name, ids, empty=empty))
 
     def _choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
@@ -195,5 +224,63 @@ class SamplingParams:
             raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 
+def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:
+    """A sequence of ids as a tuple, checked but for their upper bound."""
+    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
+        raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
+    ids = tuple(ids)
+    if not empty and not ids:
+        raise ValueError(f"{name}: expected at least one token id, got an empty sequence")
+    return tuple(_token_id(name, token_id) for token_id in ids)
+
+
+def _token_id(name: str, token_id: Any) -> int:
+    if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
+        raise ValueError(f"{name}: expected token ids >= 0, got {token_id!r}")
+    return int(token_id)
+
+
+def _bad_words(sequences: Any) -> tuple[tuple[int, ...], ...]:
+    if isinstance(sequences, (str, bytes, Mapping)) or not isinstance(sequences, Iterable):
+        raise TypeError(f"bad_words: expected sequences of token ids, got {sequences!r}")
+    sequences = tuple(sequences)
+    for sequence in sequences:
+        if isinstance(sequence, (str, bytes)) or not isinstance(sequence, Iterable):
+            raise TypeError(
+                f"bad_words: expected sequences of token ids, such as [[5, 6]], got {sequence!r} "
+                "among them; words of text are the tokenizer's to encode"
+            )
+    return tuple(_token_ids("bad_words", sequence, empty=False) for sequence in sequences)
+
+
+def _bias(biases: Any) -> dict[int, float]:
+    """Token id to bias, by id, so that equal biases are equal texts."""
+    if not isinstance(biases, Mapping):
+        raise TypeError(f"logit_bias: expected a mapping of token id to bias, got {biases!r}")
+    checked = {}
+    for token_id, bias in biases.items():
+        if not _is_real(bias) or not math.isfinite(_float(bias)):
+            raise ValueError(f"logit_bias[{token_id}]: expected a number, got {bias!r}")
+        checked[_token_id("logit_bias", token_id)] = _float(bias)
+    return dict(sorted(checked.items()))
+
+
 def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _float(value: Any) -> float:
+    """A real number as a float; infinite if it is too large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _fp32(value: float) -> float:
+    """The fp32 number that a float becomes; infinite if it is too large."""
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded

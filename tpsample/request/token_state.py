@@ -1,4 +1,4 @@
-"""What request controls keep per token id: one shard's history, bias and allowed ids.
+"""What request controls keep per token id: one shard's history and bias.
 
 Each rank holds this for its own shard only, [slots, V/W]. Column c is id `first_id + c`, where
 `first_id` is the shard's start rounded down to a multiple of four, as the kernels' tiles begin.
@@ -6,7 +6,7 @@ Each rank holds this for its own shard only, [slots, V/W]. Column c is id `first
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,11 +34,13 @@ class TokenState:
         history: int32 [slots, width], 2 · occurrences in the output + (1 if in the prompt);
             one number, so that a penalised logit costs one load.
         bias: fp32 [slots, width], logit_bias.
-        allowed: int32 [slots, width / 32], bit c % 32 of word c // 32 allows column c.
         touched: int32 [slots, width / 64], HAS_HISTORY and HAS_BIAS: what a tile may skip.
         Each is [1, …] until `reserve` is told that a row needs it.
+
+    It outlives the call that makes it, so its tensors are ordinary ones under inference mode too.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, shard: VocabShard, slots: int, device: torch.device) -> None:
         self.shard, self.first_id = shard, shard.start // 4 * 4
         blocks = -(-(shard.stop - self.first_id) // TOUCHED_BLOCK)
@@ -46,19 +48,17 @@ class TokenState:
         self._slots, self._mask = slots, StepBuffer(self.width // 32, torch.int32, device)
         self.history = torch.zeros(1, 1, dtype=torch.int32, device=device)
         self.bias = torch.zeros(1, 1, dtype=torch.float32, device=device)
-        self.allowed = torch.zeros(1, 1, dtype=torch.int32, device=device)
         self.touched = torch.zeros(
             slots, self.width // TOUCHED_BLOCK, dtype=torch.int32, device=device
         )
 
-    def reserve(self, *, history: bool, bias: bool, allowed: bool) -> None:
+    @torch.inference_mode(False)
+    def reserve(self, *, history: bool, bias: bool) -> None:
         """Make room for what rows need; what is there stays."""
         if history and self.history.shape[1] == 1:
             self.history = self.history.new_zeros(self._slots, self.width)
         if bias and self.bias.shape[1] == 1:
             self.bias = self.bias.new_zeros(self._slots, self.width)
-        if allowed and self.allowed.shape[1] == 1:
-            self.allowed = self.allowed.new_full((self._slots, self.width // 32), -1)
 
     def load(
         self,
@@ -67,28 +67,21 @@ class TokenState:
         prompt: Sequence[int],
         output: Sequence[int],
         bias: Mapping[int, float],
-        allowed: Iterable[int] | None,
     ) -> None:
         """Start a slot anew, from host values; ids of other shards are passed over."""
         self.touched[slot] = 0
         if self.history.shape[1] > 1:
             row = self.history[slot].zero_()
             row[self._columns(prompt)] = 1
-            row.index_put_(
-                (self._columns(output),), torch.tensor(2, dtype=torch.int32), accumulate=True
-            )
+            counted = torch.tensor(2, dtype=torch.int32, device=row.device)
+            row.index_put_((self._columns(output),), counted, accumulate=True)
             self._touch(slot, row != 0, HAS_HISTORY)
         if self.bias.shape[1] > 1:
             row = self.bias[slot].zero_()
             own = [token_id for token_id in bias if self.shard.start <= token_id < self.shard.stop]
-            row[self._columns(own)] = torch.tensor([bias[i] for i in own]).to(row)
+            values = torch.tensor([bias[i] for i in own], dtype=torch.float32)
+            row[self._columns(own)] = values.to(row.device)
             self._touch(slot, row != 0, HAS_BIAS)
-        if self.allowed.shape[1] > 1:
-            bits = torch.ones(self.width, dtype=torch.bool)
-            if allowed is not None:
-                bits.zero_()
-                bits[self._columns(list(allowed)).cpu()] = True
-            self.allowed[slot] = pack_bits(bits)
 
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count one output token per row, int64 [B], on the device; -1 is none."""
@@ -105,7 +98,7 @@ class TokenState:
 
     def nbytes(self) -> int:
         """Bytes of state on this rank."""
-        kept = (self.history, self.bias, self.allowed, self.touched, self._mask)
+        kept = (self.history, self.bias, self.touched, self._mask)
         return sum(memory.nbytes for memory in kept)
 
     def _columns(self, ids: Sequence[int]) -> Tensor:
@@ -165,10 +158,3 @@ class StepControls:
             counted = (drafts[:, k] == ids[:, None]) & (k < num_drafts)
             history = history + 2 * counted.T.to(torch.int32)
         return history
-
-
-def pack_bits(bits: Tensor) -> Tensor:
-    """int32 [..., n / 32] of bool [..., n]; bit j of word i is element 32 i + j."""
-    place = torch.arange(32, device=bits.device)
-    words = (bits.unflatten(-1, (-1, 32)).long() << place).sum(dim=-1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)

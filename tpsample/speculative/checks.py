@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tpsample.checks import check_batch, require_plain
+from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
 METHODS = ("coupled", "rejection", "block")
@@ -14,6 +16,7 @@ def check_verify(
     sampler: LMHeadSampler,
     hidden_states: Tensor,
     draft_token_ids: Tensor,
+    batch: object,
     method: str,
     draft: Tensor | None,
 ) -> None:
@@ -24,7 +27,10 @@ def check_verify(
     """
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    device = sampler.weight.device
+    device, dtype = sampler.weight.device, sampler.weight.dtype
+    if not isinstance(batch, SamplingBatch):
+        raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
+    check_batch(batch, sampler.vocab_size, device)
     if (
         not isinstance(draft_token_ids, Tensor)
         or draft_token_ids.ndim != 2
@@ -41,6 +47,17 @@ def check_verify(
         raise ValueError(
             f"hidden_states: expected {list(shape)}, those of the token before the drafts and of "
             f"each draft, for draft_token_ids {[rows, drafts]}; got {_describe(hidden_states)}"
+        )
+    require_plain("hidden_states", hidden_states)
+    if hidden_states.dtype != dtype or hidden_states.device != device:
+        raise ValueError(
+            f"hidden_states: expected {dtype} on {device} like lm_head_weight, got "
+            f"{_describe(hidden_states)}; convert with .to(lm_head_weight)"
+        )
+    if hidden_states.shape[2] > 1 and hidden_states.stride(2) != 1:
+        raise ValueError(
+            f"hidden_states: expected a contiguous last axis, got strides "
+            f"{hidden_states.stride()}; call .contiguous()"
         )
     if rows * (drafts + 1) > sampler.max_rows:
         raise ValueError(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tpsample.output import Logprobs
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.output import VerifyOutput, leading, reached
 from tpsample.speculative.rows import position_of_rows
@@ -26,7 +26,7 @@ def verify_coupled(
     sampler: LMHeadSampler,
     hidden_states: Tensor,
     drafts: Tensor,
-    batch: SamplingBatch,
+    batch: BatchView,
     positions: Tensor,
 ) -> VerifyOutput:
     """One step over B · (K + 1) rows, filtered or not, in whatever backend. Collective.
@@ -38,10 +38,12 @@ def verify_coupled(
         positions: int64 [B].
     """
     rows, width = drafts.shape
-    out = sampler(hidden_states.flatten(0, 1), batch, position_of_rows(positions, width))
+    out = sampler.sample_settled(
+        hidden_states.flatten(0, 1), batch, position_of_rows(positions, width)
+    )
     token_ids, status = out.token_ids.view(rows, width), out.status.view(rows, width)
     num_accepted = leading((drafts == token_ids) & (drafts >= 0))
-    verified = VerifyOutput.of(num_accepted, token_ids, status, batch.seed[::width])
+    verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
     if out.logprobs is not None:
         verified.logprobs = _emitted(out.logprobs, reached(num_accepted, width).flatten())
     return verified

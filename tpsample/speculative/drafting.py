@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.checks import positions_tensor
+from tpsample.checks import check_batch, positions_tensor, require_plain
 from tpsample.noise import DOMAIN_TOKEN, tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.score import RowNoise, score
 from tpsample.speculative.checks import METHODS
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
-from tpsample.step_agreement import CheckedCall
+from tpsample.step_agreement import Call
 
 
 def sample_draft(
@@ -44,42 +44,60 @@ def sample_draft(
         int64 [B], the same on every rank; -1 where the logits are NaN or all -inf.
 
     Raises:
-        ValueError: a wrong method or shape.
+        TypeError, ValueError: a wrong argument, before anything is sent.
+        RankMismatch: (a ValueError) in place of these, on every rank.
     """
 
-    def check() -> CheckedCall:
+    def check() -> Call:
         if method not in METHODS:
             raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-        shard = sampler.shard
-        if draft_logits.ndim != 2 or draft_logits.shape[1] != len(shard):
-            raise ValueError(
-                f"draft_logits: expected [B, {len(shard)}], the columns of {shard}, "
-                f"got {list(draft_logits.shape)}"
-            )
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**31:
+            raise ValueError(f"index: expected an int from 0 to 2^31 - 1, got {index!r}")
+        _check_logits(sampler, draft_logits)
+        check_batch(batch, sampler.vocab_size, sampler.weight.device)
         sampler.exchange.integers.require_group("sample_draft")
         rows = draft_logits.shape[0]
-        batch.for_rows(rows)
         at = positions_tensor(positions, rows, draft_logits.device)
-        return CheckedCall(f"sample_draft {method}", at, index)
+        # Its filters, masks and penalties do not count here.
+        sampler.require_open()
+        counted = batch.for_rows(rows) if isinstance(batch, SamplingBatch) else batch.view(rows)
+        return Call(
+            f"sample_draft {method}", rows, counted, at, index, seeds_drawn=sampler.seeds.drawn
+        )
 
-    sampler.settled(check)
-    rows = draft_logits.shape[0]
-    batch = batch.for_rows(rows)
-    if batch.unseeded:
-        batch.draw_seeds(sampler.seeds)
-    positions = positions_tensor(positions, rows, draft_logits.device)
-    if method == "coupled":
-        index, domain = 0, DOMAIN_TOKEN
-    else:
-        domain = DOMAIN_DRAFT
-    streams = stream(batch.seed.unsqueeze(1), positions.unsqueeze(1), index, domain)
-    best = positions.new_zeros(rows)
-    if draft_logits.shape[1]:
-        first_id = sampler.shard.start
-        row_noise = RowNoise.of(batch, positions, 1, sampler.philox_rounds)
-        noise = tile_noise(streams, first_id, draft_logits.shape[1], sampler.philox_rounds)
-        scores = score(draft_logits.float(), noise, row_noise)
-        ids = torch.arange(first_id, sampler.shard.stop, device=positions.device)
-        best = word.pack(scores, ids).amax(dim=1)
-    token_ids, _ = word.decode(sampler.exchange.integers.gather(best).amax(dim=0))
-    return token_ids
+    with sampler.leaving_on_error():
+        call = sampler.settled(check)
+        settled, at = sampler.settled_batch(call), call.positions
+        assert at is not None
+        domain = DOMAIN_TOKEN if method == "coupled" else DOMAIN_DRAFT
+        place = 0 if method == "coupled" else index
+        streams = stream(settled.seed.unsqueeze(1), at.unsqueeze(1), place, domain)
+        best = at.new_zeros(call.rows)
+        if draft_logits.shape[1]:
+            first_id, rounds = sampler.shard.start, sampler.philox_rounds
+            row_noise = RowNoise(settled.temperature, settled.seed, at, 1, rounds)
+            noise = tile_noise(streams, first_id, draft_logits.shape[1], rounds)
+            scores = score(draft_logits.detach().float(), noise, row_noise)
+            ids = torch.arange(first_id, sampler.shard.stop, device=at.device)
+            best = word.pack(scores, ids).amax(dim=1)
+        token_ids, _ = word.decode(sampler.exchange.integers.gather(best).amax(dim=0))
+        return token_ids
+
+
+def _check_logits(sampler: LMHeadSampler, draft_logits: Tensor) -> None:
+    require_plain("draft_logits", draft_logits)
+    shard, device = sampler.shard, sampler.weight.device
+    if (
+        not isinstance(draft_logits, Tensor)
+        or draft_logits.ndim != 2
+        or draft_logits.shape[1] != len(shard)
+        or not draft_logits.is_floating_point()
+        or draft_logits.device != device
+    ):
+        got = repr(draft_logits)
+        if isinstance(draft_logits, Tensor):
+            got = f"{draft_logits.dtype} {list(draft_logits.shape)} on {draft_logits.device}"
+        raise ValueError(
+            f"draft_logits: expected floats [B, {len(shard)}] on {device}, the columns of {shard}, "
+            f"got {got}"
+        )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.stored.kept_set import TOP_MASS, below_top, masses, order_words
 from tpsample.stored.rows import StoredRows, tile_elements
 from tpsample.stored.threshold import find_cut
@@ -64,7 +64,7 @@ class Laws:
     @staticmethod
     def of(
         rows: StoredRows,
-        batch: SamplingBatch,
+        batch: BatchView,
         drafts: Tensor,
         draft: Tensor | None,
         status: Tensor,
@@ -88,11 +88,11 @@ class Laws:
         top = word.value_of(top_word)
 
         cut = torch.full_like(top_word, _LOWEST_DRAWABLE)
-        if batch.filters is not None:
-            index = batch.filters.rows
+        if batch.plan.filters is not None:
+            index = batch.plan.filters.rows
             tops = top.flatten()[index]
-            filtered = rows.select(batch.filters.host_rows)
-            cut.view(-1)[index] = find_cut(filtered, batch.filters, tops, integers)
+            filtered = rows.select(batch.plan.filters.host_rows)
+            cut.view(-1)[index] = find_cut(filtered, batch.plan.filters, tops, integers)
         certain = ~rows.noise.random.view(shape) | (top == torch.inf)
         cut = torch.where(certain, top_word, cut)
 

@@ -5,16 +5,18 @@ hidden states → the target's local logits → both laws → where the row stop
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.block import stop_block
 from tpsample.speculative.laws import Laws
 from tpsample.speculative.output import VerifyOutput, emit
 from tpsample.speculative.recovery import recovered
 from tpsample.speculative.rejection import stop_tokenwise
-from tpsample.speculative.rows import position_of_rows, storing_every_row
+from tpsample.speculative.rows import position_of_rows
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
 from tpsample.stored.plan import logprobs_of
 
@@ -23,7 +25,7 @@ def verify_by_ratio(
     sampler: LMHeadSampler,
     hidden_states: Tensor,
     drafts: Tensor,
-    batch: SamplingBatch,
+    batch: BatchView,
     positions: Tensor,
     *,
     block: bool,
@@ -42,21 +44,21 @@ def verify_by_ratio(
         draft: [B, K, V_local] or None.
     """
     rows, width = drafts.shape
-    batch = storing_every_row(batch)
+    batch = replace(batch, plan=batch.plan.storing_every_row)
     stored, status = sampler.local_logits(
         hidden_states.flatten(0, 1), batch, position_of_rows(positions, width)
     )
     integers = sampler.exchange.integers
     laws = Laws.of(stored, batch, drafts, draft, status.view(rows, width), integers)
 
-    seed = batch.seed[::width]
+    seed = batch.seed[::width].contiguous()
     u = uniforms(seed, positions, width)
     stop, coefficient = stop_block(laws, u, integers) if block else stop_tokenwise(laws, u)
 
     noise = stream(seed, positions + stop, stop, DOMAIN_RECOVERY)
     token = recovered(laws.at(stop), coefficient, noise, stored.noise.rounds, integers)
     verified = VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
-    if batch.logprobs is not None:
+    if batch.plan.logprobs is not None:
         emitted = verified.token_ids.flatten()
         verified.logprobs = logprobs_of(stored, batch, integers, emitted)
     return verified

@@ -12,6 +12,7 @@ from tpsample import reference, word
 from tpsample.checks import positions_tensor
 from tpsample.noise import tile_noise
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.score import safe_temperature
 from tpsample.speculative import block, laws, recovery, rejection
@@ -35,8 +36,8 @@ def verify(
     """Arguments as for `tpsample.verify`; logits [B, K + 1, V] and draft [B, K, V] are whole."""
     rows, width, vocab_size = logits.shape
     batch = batch.for_rows(rows)
-    if batch.unseeded:
-        batch.draw_seeds(SeedSource())
+    batch.draw_seeds(SeedSource())
+    seed = batch.seed.clone()
     positions = positions_tensor(positions, rows, logits.device)
     none = torch.full((rows, 1), word.NO_TOKEN, device=logits.device)
     drafts = torch.cat([draft_token_ids, none], dim=1)
@@ -49,7 +50,7 @@ def verify(
         plain = reference.sample(flat, expanded, places, philox_rounds=philox_rounds)
         token_ids, status = plain.token_ids.view(rows, width), plain.status.view(rows, width)
         accepted = leading((drafts == token_ids) & (drafts >= 0))
-        return VerifyOutput.of(accepted, token_ids, status, batch.seed)
+        return VerifyOutput.of(accepted, token_ids, status, seed)
 
     processed = reference.processed_logits(flat, expanded)
     logits = processed.view(logits.shape)
@@ -67,7 +68,7 @@ def verify(
     own = drafts.clamp(min=0).unsqueeze(2)
     p_own, q_own = (law.gather(2, own).squeeze(2).where(drafts >= 0, 0.0) for law in (p, q))
     q = q.where((q_own > 0).unsqueeze(2), 0.0)
-    u = uniforms(batch.seed, positions, width)
+    u = uniforms(seed, positions, width)
 
     coefficient = torch.ones_like(u)
     if method == "rejection":
@@ -80,16 +81,14 @@ def verify(
 
     each = torch.arange(rows, device=stop.device)
     left = laws.residual(coefficient[each, stop].unsqueeze(1), p[each, stop], q[each, stop])
-    streams = tuple(
-        r.unsqueeze(1) for r in stream(batch.seed, positions + stop, stop, DOMAIN_RECOVERY)
-    )
+    streams = tuple(r.unsqueeze(1) for r in stream(seed, positions + stop, stop, DOMAIN_RECOVERY))
     noise = tile_noise(streams, 0, vocab_size, philox_rounds)
     token, _ = word.decode(order_words(recovery.recovery_scores(left, noise)).amax(dim=1))
     token = token.where(good[each, stop], word.NO_TOKEN)
-    return VerifyOutput.of(stop, emit(drafts, stop, token), status, batch.seed)
+    return VerifyOutput.of(stop, emit(drafts, stop, token), status, seed)
 
 
-def _target_law(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def _target_law(logits: Tensor, batch: BatchView) -> Tensor:
     """float64 [B · (K + 1), V]; anything in a row whose status is not OK."""
     kept = reference.kept_mask(logits, batch)
     logits = reference.processed_logits(logits, batch)

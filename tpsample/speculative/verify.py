@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from tpsample.speculative.checks import check_verify
 from tpsample.speculative.coupled import verify_coupled
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.ratio import verify_by_ratio
-from tpsample.step_agreement import CheckedCall
+from tpsample.step_agreement import Call
 
 
 def verify(
@@ -63,29 +64,42 @@ def verify(
             ranks without a process group.
     """
 
-    def check() -> CheckedCall:
-        check_verify(sampler, hidden_states, draft_token_ids, method, draft)
-        rows = draft_token_ids.shape[0]
-        batch.for_rows(rows)
-        positions_tensor(positions, rows, hidden_states.device)
-        name = f"verify {method} {'certain' if draft is None else 'by logits'}"
-        return CheckedCall(name, draft_token_ids, draft_token_ids.shape[1])
+    def check() -> Call:
+        check_verify(sampler, hidden_states, draft_token_ids, batch, method, draft)
+        rows, num_drafts = draft_token_ids.shape
+        if method != "coupled":
+            sampler.exchange.integers.require_group(f'method="{method}"')
+        return sampler.call_of(
+            f"verify {method} {'certain' if draft is None else 'by logits'}",
+            batch,
+            rows,
+            positions_tensor(positions, rows, hidden_states.device),
+            masked_rows=rows * (num_drafts + 1),
+            num_samples=num_drafts,
+            token_ids=draft_token_ids,
+        )
 
-    sampler.settled(check)
-    rows = draft_token_ids.shape[0]
-    batch = batch.for_rows(rows)
-    if batch.unseeded:
-        batch.draw_seeds(sampler.seeds)
-    positions = positions_tensor(positions, rows, hidden_states.device)
+    with sampler.leaving_on_error():
+        call = sampler.settled(check)
+        settled, at = sampler.settled_batch(call), call.positions
+        assert isinstance(settled, SamplingBatch) and at is not None
 
-    known = (draft_token_ids >= 0) & (draft_token_ids < sampler.vocab_size)
-    known = known.cumprod(dim=1).bool()
-    drafts = F.pad(draft_token_ids.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
-    expanded = batch.with_drafts(drafts[:, :-1])
-    if rows == 0:
-        return VerifyOutput.of(positions.clone(), drafts, drafts.int(), batch.seed)
-    if method == "coupled":
-        return verify_coupled(sampler, hidden_states, drafts, expanded, positions)
-    return verify_by_ratio(
-        sampler, hidden_states, drafts, expanded, positions, block=method == "block", draft=draft
-    )
+        known = (draft_token_ids >= 0) & (draft_token_ids < sampler.vocab_size)
+        known = known.cumprod(dim=1).bool()
+        drafts = F.pad(draft_token_ids.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
+        expanded = settled.with_drafts(drafts[:, :-1])
+        hidden_states = hidden_states.detach()
+        if call.rows == 0:
+            none = torch.zeros_like(at)
+            return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
+        if method == "coupled":
+            return verify_coupled(sampler, hidden_states, drafts, expanded, at)
+        return verify_by_ratio(
+            sampler,
+            hidden_states,
+            drafts,
+            expanded,
+            at,
+            block=method == "block",
+            draft=None if draft is None else draft.detach(),
+        )

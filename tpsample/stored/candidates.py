@@ -1,4 +1,4 @@
-"""The tokens of some rows that neither a mask nor min_p has cut, to be weighed again and again."""
+"""The tokens of some rows that no mask forbids, to be weighed again and again."""
 
 from __future__ import annotations
 

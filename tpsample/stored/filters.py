@@ -7,12 +7,13 @@ rejection    The first token in descending score that is in the kept set. Whethe
              only its logit, and the number and the mass of the tokens before it. Exchange 1 gathers
              each rank's 8 best scores; exchange 2 sums, for the 8 best of all, number and mass over
              the shards. If none of the 8 is kept the row takes a second round.
-             A sequential top_p after a top_k over 256 renormalises over tokens too many to send:
-             between the two exchanges a radix search for the last of the k finds their mass.
+             A top_p of what a top_k over 256 leaves, or one with ties, renormalises over tokens too
+             many to send: between the two exchanges a radix search for the last of them finds
+             their mass.
 top words    Each rank sends its first k tokens of the order; the first k of these are the first k
              of the vocabulary, with which every rank finishes alone. One exchange, for k <= 256:
-             rows with top_k and sequential top_p, which renormalises over exactly these tokens,
-             and the second round of rows with top_k alone.
+             rows with top_k and a top_p of what it leaves, which renormalises over these tokens
+             alone, and the second round of rows with top_k but no top_p. Exact ties only.
 threshold    Radix search for the last kept token (`threshold`), then the best score down
              to it. A fixed number of exchanges, whatever the logits: what no other way decides.
 
@@ -32,7 +33,7 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.exchange.integers import IntegerExchange
-from tpsample.stored.kept_set import RowFilters, Way
+from tpsample.stored.kept_set import RowFilters, Way, lists_all
 from tpsample.stored.rows import StoredRows, or_nan
 from tpsample.stored.threshold import find_cut, find_top_k_cut
 
@@ -79,8 +80,8 @@ def sample_filtered(
 
 
 def _put(words: Tensor, index: list[int], found: Tensor) -> Tensor:
-    """`words` with those of some rows; without a copy from the host if these are all."""
-    if len(index) == len(words):
+    """`words` with those of some rows; without a copy from the host if these are all in order."""
+    if lists_all(index, len(words)):
         return found
     words[index] = found
     return words
@@ -92,7 +93,7 @@ def _by_rejection(
     """Words [F, num_samples], and bool [F]: whether they decide the row.
 
     Args:
-        in_top_k: top_p is of the mass of what top_k leaves, not of what min_p leaves.
+        in_top_k: the mass of which top_p is a share ends where top_k does.
     """
     every = integers.gather(rows.leading(BEST_SCORES))
     cut = None

@@ -29,10 +29,10 @@ def find_kept_sets(
         cap: most tokens of a row.
     """
     top_word = integers.gather(rows.first_words(1)).amax(dim=0).squeeze(1)
-    top, status = word.value_of(top_word), word.decode(top_word)[1]
+    top = word.value_of(top_word)
     cut = find_cut(rows, filters, top, integers)
     mass = integers.sum(rows.mass_from(cut, top)[:, 0])
-    cut = cut.where(status == word.Status.OK, 1 << word.EPOCH_SHIFT).unsqueeze(1)
+    cut = cut.unsqueeze(1)
 
     counts = integers.gather(rows.count_from(cut)).squeeze(2)  # [W, F]
     sizes = counts.sum(dim=0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.request.params import SamplingParams
-from tpsample.stored.kept_set import RowFilters
+from tpsample.stored.kept_set import RowFilters, lists_all
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,20 @@ class AskingRows:
         cut = [i for i, row in enumerate(asked.rows) if asked.host_processed[i]]
         cut = [i for i in cut if asked.rows[i] in its_filters]
         of_cut = [its_filters[asked.rows[i]] for i in cut]
-        every = places == list(range(len(stored)))
         return AskingRows(
-            places=slice(0, len(places)) if every else torch.tensor(places, device=device),
+            places=slice(0, len(places))
+            if lists_all(places, len(stored))
+            else torch.tensor(places, device=device),
             filters=filters.select(of_cut) if filters and cut else None,
             filtered=torch.tensor(cut, device=device) if cut else None,
         )
 
 
 def stored_order(
-    filters: RowFilters | None, logprobs: LogprobRows | None, seed: Tensor
+    filters: RowFilters | None,
+    logprobs: LogprobRows | None,
+    num_rows: int,
+    device: torch.device,
 ) -> tuple[list[int], Tensor | None, Tensor | None]:
     """The rows whose logits a step keeps, the filtered ones first; the same on the device; and
     int32 [B], the place of each row among them or -1. (`[], None, None` if there are none.)"""
@@ -113,9 +117,9 @@ def stored_order(
     host = list(dict.fromkeys(rows))
     if not host:
         return host, None, None
-    stored = torch.tensor(host, device=seed.device)
-    slot = torch.full_like(seed, -1, dtype=torch.int32)
-    slot[stored] = torch.arange(len(host), dtype=torch.int32, device=seed.device)
+    stored = torch.tensor(host, dtype=torch.int64, device=device)
+    slot = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+    slot[stored] = torch.arange(len(host), dtype=torch.int32, device=device)
     return host, stored, slot
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.step_buffer import capturing
 from tpsample.stored.filters import sample_filtered
 from tpsample.stored.kept_tokens import find_kept_sets
@@ -16,40 +16,40 @@ from tpsample.stored.rows import StoredRows
 
 
 def finish_stored_rows(
-    rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, out: SampleOutput
+    rows: StoredRows, batch: BatchView, integers: IntegerExchange, out: SampleOutput
 ) -> None:
     """Replace the unfiltered draws of filtered rows; add kept sets and logprobs. Collective.
 
     Args:
-        rows: the logits of `batch.stored`.
+        rows: the logits of `batch.plan.stored`.
         out: what the plain plan drew for every row.
     """
-    filters = batch.filters
+    filters = batch.plan.filters
     if filters is not None:
         filtered = rows.select(slice(0, len(filters)))
-        fixed_rounds = batch.fixed_rounds or capturing(batch.device)
-        if fixed_rounds and batch.kept_cap is not None:
+        fixed_rounds = batch.plan.fixed_rounds or capturing(batch.device)
+        if fixed_rounds and batch.plan.kept_cap is not None:
             raise UnsupportedParameter(
                 "kept_cap: not in a captured graph; capture a batch without it"
             )
         words = sample_filtered(filtered, filters, integers, fixed_rounds=fixed_rounds)
         filtered.settle(words, filters.rows, out)
-        if batch.kept_cap is not None:
-            out.kept = find_kept_sets(filtered, filters, batch.kept_cap, integers)
-    if batch.logprobs is not None:
+        if batch.plan.kept_cap is not None:
+            out.kept = find_kept_sets(filtered, filters, batch.plan.kept_cap, integers)
+    if batch.plan.logprobs is not None:
         out.logprobs = logprobs_of(rows, batch, integers, out.token_ids)
 
 
 def logprobs_of(
-    rows: StoredRows, batch: SamplingBatch, integers: IntegerExchange, token_ids: Tensor
+    rows: StoredRows, batch: BatchView, integers: IntegerExchange, token_ids: Tensor
 ) -> Logprobs:
     """What the rows that ask for logprobs are told. Collective.
 
     Args:
-        rows: the logits of `batch.stored`.
+        rows: the logits of `batch.plan.stored`.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
     """
-    asked, asking = batch.logprobs, batch.asking
+    asked, asking = batch.plan.logprobs, batch.plan.asking
     assert asked is not None and asking is not None
     sampled = token_ids[asked.index].view(len(asked.rows), -1)
     shown = rows.select(asking.places).shown(asked.processed)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tpsample.exchange.integers import IntegerExchange
 from tpsample.output import Logprobs
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.stored.logprobs import find_logprobs
 from tpsample.torch_backend import TorchBackend
 
@@ -47,12 +47,9 @@ def find_prompt_logprobs(
     Returns:
         [L, 1 + N], equal on every rank.
     """
-    # Greedy rows, so that no seed is needed. With a draw of no samples nothing is drawn.
-    asking = SamplingBatch.from_params(
-        SamplingParams(temperature=0.0, logprobs=top),
-        vocab_size=vocab_size,
-        device=token_ids.device,
-    )
+    # With a draw of no samples nothing is drawn, so neither seeds nor positions matter.
+    asking = SamplingParams(temperature=0.0, logprobs=top)
+    nothing = torch.zeros(min(chunk, len(token_ids)), dtype=torch.int64, device=token_ids.device)
     no_words = token_ids.new_empty(0)
     shape = (len(token_ids), 1 + top)
     found = Logprobs(
@@ -64,12 +61,14 @@ def find_prompt_logprobs(
     for start in range(0, len(token_ids), chunk):
         part = slice(start, start + chunk)
         came = token_ids[part]
-        batch = asking.for_rows(len(came))
-        assert batch.logprobs is not None
-        local.begin(hidden_states[part], batch, came, num_samples=0)
-        local.run(0, no_words)
-        rows, sampled = local.stored_rows(), came.unsqueeze(1)
-        of_part = find_logprobs(rows, batch.logprobs, None, None, sampled, integers)
+        plan = BatchPlan.of([asking] * len(came), vocab_size, token_ids.device)
+        assert plan.logprobs is not None
+        seeds = nothing[: len(came)]
+        batch = BatchView(seeds.to(torch.float32), seeds, plan)
+        step = local.begin(hidden_states[part], batch, seeds, num_samples=0)
+        local.run(step, 0, no_words)
+        rows, sampled = local.stored_rows(step), came.unsqueeze(1)
+        of_part = find_logprobs(rows, plan.logprobs, None, None, sampled, integers)
         found.token_ids[part] = of_part.token_ids
         found.values[part] = of_part.values
         found.ranks[part] = of_part.ranks

@@ -15,15 +15,17 @@ from torch import Tensor
 
 from tpsample import word
 from tpsample.output import SampleOutput
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
 from tpsample.score import RowNoise, safe_temperature, score_tile, score_tokens
 from tpsample.stored.candidates import Candidates, StoredCandidates
 from tpsample.stored.kept_set import (
     RowFilters,
     below_top,
     candidates,
+    lists_all,
     mass_limit,
     masses,
+    min_p_cut,
     order_words,
 )
 
@@ -64,7 +66,7 @@ class StoredRows:
     def of(
         cls,
         stored: Tensor,
-        batch: SamplingBatch,
+        batch: BatchView,
         noise: RowNoise,
         *,
         first_id: int = 0,
@@ -72,14 +74,14 @@ class StoredRows:
         """The stored rows of a batch.
 
         Args:
-            stored: fp32 [F, V_local], the raw logits of `batch.stored`; with request controls
+            stored: fp32 [F, V_local], the raw logits of `batch.plan.stored`; with request controls
                 [2 F, V_local], the processed ones behind them.
             noise: of all rows of the batch.
         """
-        count = len(batch.host_stored)
+        count = len(batch.plan.host_stored)
         raw, processed = stored[:count], stored[count:]
-        every = batch.host_stored == list(range(batch.rows))
-        index = slice(None) if every else batch.stored
+        every = lists_all(batch.plan.host_stored, batch.rows)
+        index = slice(None) if every else batch.plan.stored
         assert index is not None
         return cls(
             logits=processed if len(processed) else raw,
@@ -98,8 +100,8 @@ class StoredRows:
         return replace(self, logits=torch.where(mode, self.logits, self.raw))
 
     def select(self, index: list[int] | slice | Tensor) -> Self:
-        """Some of the rows. Nothing is copied if a list names all."""
-        if isinstance(index, list) and index == list(range(self.logits.shape[0])):
+        """Some of the rows. Nothing is copied if a list has all in order."""
+        if isinstance(index, list) and lists_all(index, self.logits.shape[0]):
             return self
         logits = self.logits[index]
         return replace(
@@ -185,25 +187,26 @@ class StoredRows:
             cut: int64 [F], the last word of top_k where top_p renormalises after it.
 
         Returns:
-            int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, the mass of
-            what min_p leaves down to the cut.
+            int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
+            total of which top_p is a share.
         """
         top = word.value_of(every[:, :, 0].amax(dim=0))
         marks = self._merged(every, count)[1].flatten(1)
-        # ties="keep": only greater logits count against k.
-        ranked = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
+        # ties="keep": only greater logits come before.
+        marks = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
         c = marks.shape[1]
         sums = marks.new_zeros(len(marks), 2 * c + 1)
         for first_id, logits in self.tiles():
             words, below = order_words(logits, first_id), self._below(logits, top)
             mass = masses(below)
             for i in range(c):
-                sums[:, i] += (mass * (words > marks[:, i, None])).sum(dim=1)
-                sums[:, c + i] += (words > ranked[:, i, None]).sum(dim=1)
-            left = candidates(words, below, filters.log_min_p.unsqueeze(1))
+                before = words > marks[:, i, None]
+                sums[:, i] += (mass * before).sum(dim=1)
+                sums[:, c + i] += before.sum(dim=1)
+            in_total = candidates(words, below, filters.total_log_min_p.unsqueeze(1))
             if cut is not None:
-                left &= words >= cut.unsqueeze(1)
-            sums[:, -1] += (mass * left).sum(dim=1)
+                in_total &= words >= cut.unsqueeze(1)
+            sums[:, -1] += (mass * in_total).sum(dim=1)
         return sums
 
     def first_kept(
@@ -235,13 +238,15 @@ class StoredRows:
 
         Args:
             first: int64 [F, n], the first n order words over all ranks, n at least each top_k.
+            filters: of these rows: none with ties="keep", top_p only after top_k.
         """
         count, logits = first.shape[1], word.value_of(first)
         below = self._below(logits, logits[:, 0])
-        kept = candidates(first, below, filters.log_min_p.unsqueeze(1))
-        kept &= torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
-        mass = masses(below) * kept
-        total = mass.sum(dim=1, keepdim=True)
+        in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
+        in_total = in_top_k & candidates(first, below, filters.total_log_min_p.unsqueeze(1))
+        mass = masses(below)
+        total = (mass * in_total).sum(dim=1, keepdim=True)
+        kept = in_top_k & candidates(first, below, filters.log_min_p.unsqueeze(1))
         kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
 
         ids = word.token_of(first)
@@ -263,8 +268,12 @@ class StoredRows:
         out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
         out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
 
-    def candidates(self, top: Tensor, log_min_p: Tensor) -> Candidates:
-        """What is neither masked nor cut by min_p, to be weighed more than once.
+    def min_p_cut(self, top: Tensor, log_min_p: Tensor) -> Tensor:
+        """int64 [F], the lowest order word that min_p keeps; `kept_set.min_p_cut`."""
+        return min_p_cut(top, self.temperature, log_min_p)
+
+    def candidates(self, top: Tensor) -> Candidates:
+        """What is not masked, to be weighed more than once.
 
         Args:
             top: fp32 [F], the rows' largest logits over all ranks.
@@ -275,9 +284,9 @@ class StoredRows:
             start = first_id - self.first_id
             tile = slice(start, start + logits.shape[1])
             tile_words, below = order_words(logits, first_id), self._below(logits, top)
-            left = candidates(tile_words, below, log_min_p.unsqueeze(1))
-            words[:, tile] = tile_words * left
-            mass[:, tile] = masses(below) * left
+            unmasked = logits > -torch.inf
+            words[:, tile] = tile_words * unmasked
+            mass[:, tile] = masses(below) * unmasked
         return StoredCandidates(words, mass)
 
     def best_kept(self, cut: Tensor) -> Tensor:

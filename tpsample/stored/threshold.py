@@ -1,8 +1,9 @@
 """The last token of a kept set, found on vocabulary shards by radix search: exact and bounded.
 
-A kept set is a prefix of the total order, so one order word, the cut, describes it. The cut of
-top_k is where the number of tokens reaches k, the cut of top_p where their mass reaches its limit.
-Each is found digit by digit from the top: ranks sum a histogram of the next digit's weights, 64
+Each rule keeps a prefix of the total order, which one order word, its cut, describes; the kept set
+goes down to the largest of the cuts. min_p's follows from the largest logit. The cut of top_k is
+where the number of tokens reaches k, the cut of top_p where their mass reaches its limit. These two
+are found digit by digit from the top: ranks sum a histogram of the next digit's weights, 64
 integers per row, and the digit in which the running sum reaches the limit is the cut's. A word has
 52 bits, so nine rounds end it, whatever the logits. Larger digits take fewer rounds and more bytes:
 8 bits would be seven rounds of four times the size.
@@ -26,47 +27,54 @@ from tpsample.stored.rows import StoredRows
 def find_cut(
     rows: StoredRows, filters: RowFilters, top: Tensor, integers: IntegerExchange
 ) -> Tensor:
-    """int64 [F], the last word of each kept set: a token is kept iff its order word is >= it.
+    """int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
 
-    min_p, then top_k, then top_p. Collective: two searches, or one if no row has top_p, or if
-    all have it and none top_k; the requests alone decide that.
+    Nothing is kept in a row with a NaN, or with nothing but masked tokens. Collective: one search
+    if a row has top_k, one if a row has top_p; the requests alone decide that.
 
     Args:
         rows: the logits of the filtered rows on this rank.
         filters: their filters; the same on every rank.
-        top: fp32 [F], largest logits over all ranks, neither NaN nor -inf.
+        top: fp32 [F], largest logits over all ranks.
     """
-    candidates = rows.candidates(top, filters.log_min_p)
-    if min(filters.host_top_k) >= rows.vocab_size and max(filters.host_top_p) < 1:
-        cut = torch.zeros_like(filters.top_k)
-    else:
-        cut = _cut_of_top_k(candidates, filters, integers)
+    candidates = rows.candidates(top)
+    min_p_cut = rows.min_p_cut(top, filters.log_min_p)
+    top_k_cut = torch.zeros_like(min_p_cut)
+    if min(filters.host_top_k) < rows.vocab_size:
+        top_k_cut = _cut_of_top_k(candidates, filters, integers)
+    cut = min_p_cut.maximum(top_k_cut)
     if min(filters.host_top_p) < 1:
-        before_top_p = torch.where(filters.joint, 0, cut)
-        limit = mass_limit(integers.sum(candidates.mass_from(before_top_p)), filters.top_p)
-        mass_cut = _weighted_cut(candidates, limit, integers, mass=True)
-        cut = torch.where(filters.top_p < 1, cut.maximum(mass_cut), cut)
+        total_cut = torch.where(filters.joint, 0, top_k_cut)
+        min_p_first = filters.total_log_min_p > -torch.inf
+        total_cut = torch.where(min_p_first, total_cut.maximum(min_p_cut), total_cut)
+        limit = mass_limit(integers.sum(candidates.mass_from(total_cut)), filters.top_p)
+        top_p_cut = _weighted_cut(candidates, limit, filters, integers, mass=True)
+        cut = torch.where(filters.top_p < 1, cut.maximum(top_p_cut), cut)
     return cut
 
 
 def find_top_k_cut(
     rows: StoredRows, filters: RowFilters, top: Tensor, integers: IntegerExchange
 ) -> Tensor:
-    """int64 [F], the last word that min_p, then top_k leave; half the way of `find_cut`, and the
-    cheaper one, since a histogram of numbers of tokens takes 32 bits a bin. Collective."""
-    return _cut_of_top_k(rows.candidates(top, filters.log_min_p), filters, integers)
+    """int64 [F], the last word that top_k leaves; half the way of `find_cut`, and the cheaper one,
+    since a histogram of numbers of tokens takes 32 bits a bin. Collective."""
+    return _cut_of_top_k(rows.candidates(top), filters, integers)
 
 
 def _cut_of_top_k(candidates: Candidates, filters: RowFilters, integers: IntegerExchange) -> Tensor:
-    cut = _weighted_cut(candidates, filters.top_k, integers, mass=False)
-    # ties="keep": from the k-th token on to the last id of its logit.
-    return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)
+    return _weighted_cut(candidates, filters.top_k, filters, integers, mass=False)
 
 
 def _weighted_cut(
-    candidates: Candidates, limit: Tensor, integers: IntegerExchange, *, mass: bool
+    candidates: Candidates,
+    limit: Tensor,
+    filters: RowFilters,
+    integers: IntegerExchange,
+    *,
+    mass: bool,
 ) -> Tensor:
-    """The word at which the weight, summed over descending words and all ranks, reaches `limit`.
+    """The word at which the weight, summed over descending words and all ranks, reaches `limit`;
+    with ties="keep" from there on to the last id of its logit.
 
     Args:
         limit: int64 [F] >= 1; above the row's whole weight it stands for the whole.
@@ -76,4 +84,5 @@ def _weighted_cut(
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
         bins = integers.sum(candidates.digits(search.prefix, shift, mass=mass))
         search = candidates.next_digit(search, bins)
-    return search.prefix
+    cut = search.prefix
+    return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)

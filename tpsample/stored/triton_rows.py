@@ -17,6 +17,7 @@ from tpsample.kernels.kept_set import (
     count_kernel,
     digit_kernel,
     mass_kernel,
+    min_p_cut_kernel,
     next_digit_kernel,
     top_words_kernel,
 )
@@ -102,7 +103,7 @@ class TritonStoredRows(StoredRows):
         self._launch(
             before_kernel,
             temperature_ptr=self.temperature,
-            log_min_p_ptr=filters.log_min_p,
+            total_log_min_p_ptr=filters.total_log_min_p,
             keep_ties_ptr=filters.keep_ties,
             cut_ptr=cut,
             **self._every(every, count),
@@ -139,6 +140,7 @@ class TritonStoredRows(StoredRows):
             top_k_ptr=filters.top_k,
             top_p_ptr=filters.top_p,
             log_min_p_ptr=filters.log_min_p,
+            total_log_min_p_ptr=filters.total_log_min_p,
             words_ptr=words,
             count=count,
             BLOCK=triton.next_power_of_2(count),
@@ -155,8 +157,19 @@ class TritonStoredRows(StoredRows):
             num_samples=words.shape[1],
         )
 
-    def candidates(self, top: Tensor, log_min_p: Tensor) -> Candidates:
-        return _LaunchedCandidates(self, top, log_min_p)
+    def min_p_cut(self, top: Tensor, log_min_p: Tensor) -> Tensor:
+        cut = torch.empty_like(top, dtype=torch.int64)
+        min_p_cut_kernel[(len(cut),)](
+            temperature_ptr=self.temperature,
+            top_ptr=top.contiguous(),
+            log_min_p_ptr=log_min_p,
+            cut_ptr=cut,
+            enable_fp_fusion=False,
+        )
+        return cut
+
+    def candidates(self, top: Tensor) -> Candidates:
+        return _LaunchedCandidates(self, top)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         words = cut.new_zeros(len(cut), self.noise.num_samples)
@@ -165,7 +178,7 @@ class TritonStoredRows(StoredRows):
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
         sums = cut.new_zeros(len(cut), 2)
-        self._weigh(top, None, cut, sums, moment=True)
+        self._weigh(top, cut, sums, moment=True)
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:
@@ -178,17 +191,13 @@ class TritonStoredRows(StoredRows):
         )
         return counts
 
-    def _weigh(
-        self, top: Tensor, log_min_p: Tensor | None, cut: Tensor, sums: Tensor, *, moment: bool
-    ) -> None:
+    def _weigh(self, top: Tensor, cut: Tensor, sums: Tensor, *, moment: bool) -> None:
         self._launch(
             mass_kernel,
             temperature_ptr=self.temperature,
             top_ptr=top,
-            log_min_p_ptr=log_min_p,
             cut_ptr=cut,
             sums_ptr=sums,
-            HAS_MIN_P=log_min_p is not None,
             MOMENT=moment,
         )
 
@@ -249,7 +258,6 @@ class _LaunchedCandidates:
 
     rows: TritonStoredRows
     top: Tensor
-    log_min_p: Tensor
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         dtype = torch.int64 if mass else torch.int32
@@ -258,7 +266,6 @@ class _LaunchedCandidates:
             digit_kernel,
             temperature_ptr=self.rows.temperature,
             top_ptr=self.top,
-            log_min_p_ptr=self.log_min_p,
             prefix_ptr=prefix,
             bins_ptr=bins,
             shift=shift,
@@ -283,5 +290,5 @@ class _LaunchedCandidates:
 
     def mass_from(self, cut: Tensor) -> Tensor:
         sums = cut.new_zeros(len(cut), 2)
-        self.rows._weigh(self.top, self.log_min_p, cut, sums, moment=False)
+        self.rows._weigh(self.top, cut, sums, moment=False)
         return sums[:, 0]

@@ -1,0 +1,53 @@
+"""Digests of 64 bits, for ranks to compare: of tensors on their device, of requests on the host.
+
+mix is the finaliser of SplitMix64 (Steele et al., OOPSLA 2014), a bijection: two tensors that
+differ in one element never have the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+# The constants of SplitMix64 as signed 64-bit integers.
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+
+
+def digest_rows(*columns: Tensor) -> Tensor:
+    """int64 scalar of integer tensors [B]; the order of the rows and of the columns counts.
+
+    The rows are summed modulo 2^64, so the order in which a device adds them does not.
+    """
+    rows = torch.arange(columns[0].shape[0], device=columns[0].device) + _GOLDEN
+    digest = mix(rows)
+    for column in columns:
+        digest = mix(digest + column)
+    return digest.sum()
+
+
+def digest_bits(tensor: Tensor) -> Tensor:
+    """int64 scalar of the bits and the number of elements of a tensor of any dtype and shape."""
+    flat = tensor.detach().contiguous().view(-1)
+    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return digest_rows(flat.view(same_size[flat.element_size()]).to(torch.int64))
+
+
+def digest_text(text: str) -> int:
+    """A signed 64-bit integer of a text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def mix(x: Tensor) -> Tensor:
+    """A bijection of 64 bits in which every input bit moves about half of the output bits."""
+    for shift, factor in _FACTORS:
+        x = (x ^ _shift_right(x, shift)) * factor
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift of int64, whose own shift keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,158 @@
+"""What follows from the requests of a batch, and what a step reads of a batch: both frozen.
+
+A `BatchPlan` is made from the requests alone and replaced whole when they change, so nothing in it
+can be of other rows. A `BatchView` is made for one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tpsample.request.controls import ControlRows
+from tpsample.request.params import SamplingParams
+from tpsample.stored.kept_set import RowFilters
+from tpsample.stored.logprob_rows import AskingRows, LogprobRows, stored_order
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlan:
+    """How a step treats its rows, as far as the host knows it from their requests.
+
+    Attributes:
+        requests: of every row.
+        vocab_size: V.
+        device: of the batch.
+        kept_cap: most tokens of a kept set that a step reports; None reports none.
+        fixed_rounds: a step with filters never waits for the device.
+        filters: the rows with top_k, top_p or min_p; None if there are none.
+        logprobs: what rows ask for logprobs; None if none does.
+        host_stored, stored: a list and int64 [R]: rows whose logits a step keeps on their ranks;
+            empty and None if there are none. See `stored_order`.
+        stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
+        asking: where the rows that ask for logprobs are among the stored ones.
+    """
+
+    requests: tuple[SamplingParams, ...]
+    vocab_size: int
+    device: torch.device
+    kept_cap: int | None
+    fixed_rounds: bool
+    filters: RowFilters | None
+    logprobs: LogprobRows | None
+    host_stored: list[int]
+    stored: Tensor | None
+    stored_slot: Tensor | None
+    asking: AskingRows | None
+    _repeated: dict[int, BatchPlan] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    @torch.inference_mode(False)
+    def of(
+        requests: Sequence[SamplingParams],
+        vocab_size: int,
+        device: torch.device,
+        *,
+        kept_cap: int | None = None,
+        fixed_rounds: bool = False,
+    ) -> BatchPlan:
+        """The plan of rows with these requests. Its tensors are sent to the device here."""
+        filters = RowFilters.of(requests, vocab_size, device)
+        logprobs = LogprobRows.of(requests, vocab_size, device)
+        host_stored, stored, slot = stored_order(filters, logprobs, len(requests), device)
+        asking = None if logprobs is None else AskingRows.of(logprobs, filters, host_stored)
+        return BatchPlan(
+            tuple(requests),
+            vocab_size,
+            device,
+            kept_cap,
+            fixed_rounds,
+            filters,
+            logprobs,
+            host_stored,
+            stored,
+            slot,
+            asking,
+        )
+
+    def repeated(self, times: int) -> BatchPlan:
+        """The plan of every row `times` times in a row; it reports no kept sets."""
+        if times not in self._repeated:
+            requests = [request for request in self.requests for _ in range(times)]
+            self._repeated[times] = BatchPlan.of(
+                requests, self.vocab_size, self.device, fixed_rounds=self.fixed_rounds
+            )
+        return self._repeated[times]
+
+    @cached_property
+    def storing_every_row(self) -> BatchPlan:
+        """The same rows; a step keeps the logits of all of them on their ranks, in order."""
+        with torch.inference_mode(False):
+            host_stored = list(range(len(self.requests)))
+            stored = torch.arange(len(self.requests), device=self.device)
+            asking = None
+            if self.logprobs is not None:
+                asking = AskingRows.of(self.logprobs, self.filters, host_stored)
+            return replace(
+                self,
+                host_stored=host_stored,
+                stored=stored,
+                stored_slot=stored.to(torch.int32),
+                asking=asking,
+                _repeated={},
+            )
+
+    @cached_property
+    def text(self) -> str:
+        """The plan as text that is equal on ranks whose plans are; for ranks to compare."""
+        rows = [f"row {row}: {request.text}" for row, request in enumerate(self.requests)]
+        options = f"kept_cap={self.kept_cap}, fixed_rounds={self.fixed_rounds}"
+        stored = f"storing {self.host_stored}"
+        return "\n".join([*rows, options, stored])
+
+
+@dataclass(frozen=True, eq=False)
+class BatchView:
+    """What a step reads of a batch: its rows, or each of them once per drafted position.
+
+    Attributes:
+        temperature: fp32 [B]; below 1e-5 the row is greedy.
+        seed: int64 [B], 64 bits.
+        plan: of these rows.
+        controls: penalties and constraints of the rows; None if there are none.
+    """
+
+    temperature: Tensor
+    seed: Tensor
+    plan: BatchPlan
+    controls: ControlRows | None = None
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.seed.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.plan.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.seed.device
+
+    def view(self, rows: int) -> BatchView:
+        """This view, if it has so many rows.
+
+        Raises:
+            ValueError: it has others.
+        """
+        if rows != self.rows:
+            raise ValueError(
+                f"batch: expected {rows} rows, as hidden_states or logits have, got {self.rows}"
+            )
+        return self
