@@ -265,7 +265,8 @@ def ranks_of(group: object) -> Ranks:
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError("group: this process is not a member of the group")
-        raise TypeError(f"group: expected a torch process group or None, got {group!r}")
+        way_out = "; pass its group, .get_group()" if hasattr(group, "get_group") else ""
+        raise TypeError(f"group: expected a torch process group or None, got {group!r}{way_out}")
     return ProcessRanks(group)
 
 

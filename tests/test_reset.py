@@ -1,0 +1,74 @@
+"""reset() lets go of what it replaces: file descriptors and threads stay as many."""
+
+import gc
+import os
+
+import pytest
+import torch.distributed as dist
+
+import tpsample.exchange.choice
+from tests.cases import Case
+from tests.ranks import run_ranks
+from tpsample import LMHeadSampler, VocabShard
+
+EXCHANGES = ("collective", "p2p", "two_level")
+
+
+def _held() -> tuple[int, int]:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def _resets(exchange: str, times: int) -> list[tuple[int, int]]:
+    """(file descriptors, threads) after each reset, which a right step follows."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    tpsample.exchange.choice.socket.gethostname = lambda: "ab"[rank % 2]
+    case, held = Case.make(40, 3), []
+    shard = VocabShard.even(40, rank, world_size)
+    weight = case.weight[shard.start : shard.stop]
+    sampler = LMHeadSampler(weight, exchange=exchange, backend="torch")
+    expected = case.oracle().token_ids.tolist()
+    for _ in range(times):
+        sampler.reset()
+        out = sampler(case.hidden_states, case.batch, case.positions)
+        assert out.token_ids.tolist() == expected
+        held.append(_held())
+    return held
+
+
+def _require_constant(exchange: str, world_size: int, times: int) -> None:
+    for held in run_ranks(world_size, _resets, exchange, times, timeout_s=60 + 2 * times):
+        # What the one before held goes with the thread that lets go of it.
+        assert max(held[2:]) <= max(held[:2]), held
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_resets_hold_no_more_than_the_first(exchange):
+    _require_constant(exchange, 2, 6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_two_hundred_resets(exchange):
+    _require_constant(exchange, 3, 200)
+
+
+def _samplers(times: int) -> list[tuple[int, int]]:
+    """What samplers with groups of their own hold once they are gone."""
+    tpsample.exchange.choice.socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
+    case, held = Case.make(40, 3), []
+    shard = VocabShard.even(40, dist.get_rank(), dist.get_world_size())
+    for _ in range(times):
+        weight = case.weight[shard.start : shard.stop]
+        sampler = LMHeadSampler(weight, exchange="two_level", backend="torch")
+        sampler(case.hidden_states, case.batch, case.positions)
+        sampler.close()
+        del sampler
+        held.append(_held())
+    return held
+
+
+def test_samplers_that_are_gone_hold_nothing():
+    for held in run_ranks(2, _samplers, 5):
+        assert max(held[1:]) <= held[0], held
