@@ -142,8 +142,8 @@ def _local_words(case: Case, sampler: LMHeadSampler, num_samples: int | None) ->
     """The words of a rank's whole shard by the torch backend."""
     twin = TorchBackend(sampler.weight, sampler.shard, None, Head(), rounds=10, chunks=1)
     words = torch.empty(case.hidden_states.shape[0] * (num_samples or 1), dtype=torch.int64)
-    twin.begin(case.hidden_states, case.batch, case.positions, num_samples or 1)
-    twin.run(0, words)
+    view = case.batch.view(case.hidden_states.shape[0])
+    twin.run(twin.begin(case.hidden_states, view, case.positions, num_samples or 1), 0, words)
     return words
 
 
@@ -155,7 +155,7 @@ def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples
     for sampler in samplers:
         sampler.exchange.memory.own[..., rows:] = CANARY
         sampler.exchange.words[..., rows:] = CANARY
-    outputs = [
+    begun = [
         sampler.start(case.hidden_states, case.batch, case.positions, num_samples=num_samples)
         for sampler in samplers
     ]
@@ -173,8 +173,7 @@ def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples
             assert (source.exchange.words[..., :rows] == 0).all()
         assert (inbox[1 - (epoch & 1), ..., :rows] == 0).all()
         assert (sampler.exchange._arrive == 0).all()
-    for sampler, output in zip(samplers, outputs, strict=True):
-        sampler.finish(output)
+    outputs = [sampler.finish(each) for sampler, each in zip(samplers, begun, strict=True)]
     assert_all_equal(outputs, case.oracle(num_samples))
     for sampler in samplers:
         assert (sampler.exchange.memory.own[..., :rows] == 0).all()

@@ -16,7 +16,8 @@ from tests.cases import Case, uneven_shards
 from tests.commands import run_command
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards, virtual
-from tpsample import LMHeadSampler, SampleOutput, compiled
+from tpsample import LMHeadSampler, compiled
+from tpsample.step import Step
 
 KERNELS = (
     (tpsample.triton_backend, "lm_head_kernel"),
@@ -158,7 +159,7 @@ def test_a_step_that_never_finished_leaves_nothing_to_the_next():
     assert (sampler.exchange.words[..., :5] > 0).all()
     out = sampler(case.hidden_states, case.batch, case.positions)
     assert torch.equal(out.token_ids, case.oracle().token_ids)
-    assert isinstance(abandoned, SampleOutput)
+    assert isinstance(abandoned, Step)
 
     sampler.start(louder.hidden_states, louder.batch, louder.positions)
     sampler.exchange.reset()
