@@ -159,5 +159,5 @@ class Letters:
 def test_texts_are_forbidden_with_and_without_a_space() -> None:
     request = Request.of("p", {"bad_words": ["ab", [5]], "min_tokens": 2})
     params = request.complete(Letters(), [9, 8])
-    assert params.bad_words == [[97, 98], [32, 97, 98], [5]]
+    assert params.bad_words == ((97, 98), (32, 97, 98), (5,))
     assert (params.min_tokens, params.stop_token_ids) == (2, (8, 9))
