@@ -8,17 +8,17 @@ is what clients send. A field that is null counts as not given.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
 from tpsample.word import MAX_VOCAB_SIZE
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
-_REFUSED = (TypeError, ValueError, RuntimeError, OverflowError)
+_REFUSED = (TypeError, ValueError)
 _LISTS = ("allowed_token_ids", "bad_words", "stop_token_ids", "logprob_token_ids")
 
 
@@ -26,14 +26,8 @@ def to_json(params: SamplingParams) -> dict[str, Any]:
     """The fields that are not at their defaults, as JSON values."""
     default = SamplingParams()
     changed = {n: getattr(params, n) for n in FIELDS if getattr(params, n) != getattr(default, n)}
-    for name, value in changed.items():
-        if name == "logit_bias" and value is not None:
-            changed[name] = {str(key): bias for key, bias in value.items()}
-        elif name == "bad_words" and value is not None:
-            changed[name] = [list(words) for words in value]
-        elif name in _LISTS and value is not None:
-            changed[name] = list(value)
-    return changed
+    as_json: dict[str, Any] = json.loads(json.dumps(changed))
+    return as_json
 
 
 def from_json(where: str, values: Any) -> dict[str, Any]:
@@ -78,7 +72,7 @@ def _join_logprobs(where: str, given: dict[str, Any]) -> None:
 
 
 def _check(given: dict[str, Any]) -> None:
-    """See that these fields make a request, and that a batch takes it."""
+    """See that these fields make a request."""
     for name in _LISTS:
         if not isinstance(given.get(name, []), list):
             raise TypeError(f"{name}: expected a list, got {given[name]!r}")
@@ -86,7 +80,7 @@ def _check(given: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of min_tokens, whose stop ids may be the model's
         params = SamplingParams(**given | ({"bad_words": words} if words else {}))
-    SamplingBatch.from_params([params], vocab_size=MAX_VOCAB_SIZE)
+    params.check_vocab(MAX_VOCAB_SIZE)
 
 
 def _biases(where: str, value: Any) -> dict[int, float]:
