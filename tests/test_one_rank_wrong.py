@@ -325,6 +325,29 @@ def test_a_shard_that_one_rank_did_not_prepare_is_told_to_all():
         assert text.startswith("rank 1: batch: tokens were appended before a sampler of")
 
 
+def _counted() -> list[int]:
+    """Steps by number, after calls that emit no token, a verification, and a step refused."""
+    sampler, counts = _sampler(), []
+    roll = sampler.exchange.ranks.roll
+    for call in (
+        lambda: _step(sampler),
+        sampler.compare,
+        lambda: _call(sampler, "prompt_logprobs", RIGHT["prompt_logprobs"]()),
+        lambda: _call(sampler, "sample_draft", RIGHT["sample_draft"]()),
+        lambda: _call(sampler, "verify", RIGHT["verify"]()),
+        lambda: sampler(torch.ones(B + dist.get_rank(), D), _batch(), 0),
+        lambda: _step(sampler) if dist.get_rank() else sampler.compare(),
+        lambda: _step(sampler),
+    ):
+        _outcome(call)
+        counts.append(roll.step)
+    return counts
+
+
+def test_steps_are_counted_alike_on_every_rank_whatever_is_refused():
+    assert run_ranks(2, _counted) == [[0, 0, 0, 0, 1, 1, 1, 2]] * 2
+
+
 # --- seeds
 
 
