@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks import ranks
+from benchmarks.baselines import has_triton
 from benchmarks.harness import Row, Run
 from benchmarks.problem import Candidate, Problem, make_sampler, make_weight
 from benchmarks.results import View, row
@@ -32,6 +33,12 @@ def rows(run: Run) -> Iterator[Row]:
     """One row per world size, batch, exchange and number of chunks."""
     if run.job.world_size > 1:
         yield from _processes(run)
+        return
+    if not has_triton(run.device):
+        run.note(
+            "peer is not measured, because its kernels need a GPU, or the interpreter with "
+            "TRITON_INTERPRET=1. Start ranks with torchrun to measure collective and p2p."
+        )
         return
     run.note(
         "Virtual ranks: the kernels of all ranks run one after another on one device and no link "

@@ -3,7 +3,7 @@
 python -m benchmarks.run                          all that one GPU can answer
 python -m benchmarks.run single_gpu --batches 64,128
 torchrun --standalone --nproc-per-node 8 -m benchmarks.run exchange end_to_end
-python -m benchmarks.run --tiny                   a few seconds on any CPU
+python -m benchmarks.run --tiny                   15 s on two cores of a CPU
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def bench(
     names: Annotated[
         list[str] | None, typer.Argument(help=f"Any of {', '.join(NAMES)}; default all.")
     ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Sizes for a CPU, a few seconds.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Sizes for a CPU: 15 s on 2 cores.")] = False,
     shapes: Annotated[str, typer.Option(help="Such as 128256x8192,151936x4096.")] = "",
     batches: Annotated[str, typer.Option(help="Such as 1,64,256.")] = "",
     repeats: Annotated[int, typer.Option(help="Timed steps per candidate; 0 is the default.")] = 0,
@@ -93,7 +93,9 @@ def _run_all(
                 progress.update(task, description=f"{name}: {point}")  # noqa: B023 - used at once
 
             try:
-                execute(name, run, path, on_row=show)
+                if not execute(name, run, path, on_row=show).rows:
+                    line = f"{name}: nothing measured: {' '.join(run.notes)}"
+                    console.print(line, soft_wrap=True)
             except WrongToken as error:
                 console.print(f"[bold red]{name}: wrong token, nothing was measured: {error}")
                 raise typer.Exit(1) from error

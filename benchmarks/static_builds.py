@@ -39,6 +39,7 @@ _TYPES = {
     "value_ptr": "*fp32",
     "index_ptr": "*i32",
     "token_ptr": "*i64",
+    "out_seed_ptr": "*i64",
     "status_ptr": "*i32",
     "arrive_ptr": "*i32",
     "done_ptr": "*i32",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tpsample import VocabShard, noise, score, torch_backend
+from tpsample.step import LocalStep
 from tpsample.torch_backend import TorchBackend
 
 
@@ -54,13 +55,13 @@ def shard_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def _shift_noise(monkeypatch: pytest.MonkeyPatch, shift: Callable[[VocabShard], int]) -> None:
     true_run = TorchBackend.run
 
-    def run(self: TorchBackend, part: int, words: Tensor) -> None:
+    def run(self: TorchBackend, step: LocalStep, part: int, words: Tensor) -> None:
         def score_tile(logits: Tensor, first_id: int, rows: score.RowNoise, sample: int) -> Tensor:
             return score.score_tile(logits, first_id + shift(self._shard), rows, sample)
 
         with monkeypatch.context() as patch:
             patch.setattr(torch_backend, "score_tile", score_tile)
-            true_run(self, part, words)
+            true_run(self, step, part, words)
 
     monkeypatch.setattr(TorchBackend, "run", run)
 

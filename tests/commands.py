@@ -1,12 +1,18 @@
-"""Runs commands the way a user would; nothing outlives the call, whatever it started."""
+"""Runs commands the way a user would; nothing outlives the call, whatever it started.
+
+A command and what it starts are one process group, which is killed as a whole at the end.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.limits import slowness
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -21,12 +27,12 @@ MPIRUN = (
 
 
 def run_command(
-    *command: object, timeout_s: float = 120, env: dict[str, str] | None = None
+    *command: object, timeout_s: float = 240, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run in the root of the project, one thread per process, without Triton's interpreter.
 
     Args:
-        timeout_s: then everything is killed and subprocess.TimeoutExpired is raised.
+        timeout_s: times `slowness()`, then subprocess.TimeoutExpired is raised.
         env: variables to set on top.
     """
     variables = {
@@ -50,9 +56,10 @@ def run_command(
         start_new_session=True,
     )
     try:
-        stdout, stderr = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate(timeout=timeout_s * slowness())
+    finally:
+        # Whatever ended the wait; grandchildren may live on where the child has ended by itself.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

@@ -10,10 +10,22 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import pytest
-import torch
+from tests.limits import measure_slowness, slowness
+
+measure_slowness()
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """pytest-timeout's limits grow like all others."""
+    for item in items:
+        own = item.get_closest_marker("timeout")
+        seconds = float(own.args[0] if own else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(seconds * slowness()), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.limits import slowness
+
 _AFTER_FIRST_ERROR_S = 2.0
 
 
@@ -33,7 +35,7 @@ def run_ranks(
     world_size: int,
     fn: Callable[..., Any],
     *args: Any,
-    timeout_s: float = 60,
+    timeout_s: float = 240,
     group_timeout_s: float | None = None,
     victim: int | None = None,
 ) -> list[Any]:
@@ -42,12 +44,16 @@ def run_ranks(
     Args:
         fn: a module-level function; it finds its rank through torch.distributed.
         args, results: anything pickle can carry, tensors too.
-        timeout_s: for the whole call, and for every collective unless group_timeout_s says else.
+        timeout_s: for the whole call, and for every collective unless group_timeout_s says else;
+            times `slowness()`.
+        group_timeout_s: for every collective, times `slowness()`.
         victim: a rank that must be killed; its result is None.
 
     Raises:
         RankFailed: a rank raised, died or was not done in time.
     """
+    timeout_s *= slowness()
+    group_timeout_s = timeout_s if group_timeout_s is None else group_timeout_s * slowness()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "triton"])
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +64,7 @@ def run_ranks(
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_rank_main,
-                    args=(rank, world_size, store, group_timeout_s or timeout_s, sender, fn, args),
+                    args=(rank, world_size, store, group_timeout_s, sender, fn, args),
                     daemon=True,
                 )
                 process.start()
@@ -99,7 +105,7 @@ def _receive(
                     continue
                 outcomes[rank] = ("the process died", None)
             if outcomes[rank][0]:
-                deadline = min(deadline, time.monotonic() + _AFTER_FIRST_ERROR_S)
+                deadline = min(deadline, time.monotonic() + _AFTER_FIRST_ERROR_S * slowness())
     return outcomes
 
 
@@ -114,13 +120,17 @@ def _rank_main(
 ) -> None:
     torch.set_num_threads(1)
     try:
+        meeting = dist.FileStore(store, world_size)
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(store, world_size),
+            store=meeting,
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
         )
+        # A rank that is to die must not do so while another still connects to it.
+        meeting.set(f"connected {rank}", "")
+        meeting.wait([f"connected {other}" for other in range(world_size)])
         outcome = (None, fn(*args))
     except BaseException:
         outcome = (traceback.format_exc(), None)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.limits import slowness
 from tests.ranks import run_ranks
 from tpsample import (
     LMHeadSampler,
@@ -85,7 +86,7 @@ def _build(cases: list[tuple[str, object]]) -> list[tuple[str, str]]:
 
 
 def _require_same_error(cases: list[tuple[str, object]]) -> None:
-    first, second = run_ranks(2, _build, cases, timeout_s=60)
+    first, second = run_ranks(2, _build, cases)
     for (name, value), one, two in zip(cases, first, second, strict=True):
         assert one == two, f"{name}={value!r}"
         assert one[0] == "RankMismatch", f"{name}={value!r}: {one}"
@@ -192,7 +193,7 @@ def _steps(exchange: str, cases: list[dict]) -> list[tuple[str, str]]:
         backend="triton" if exchange == "peer" else "torch",
     )
     if exchange == "peer":
-        sampler.exchange.timeout_s = 1.0
+        sampler.exchange.timeout_s = 1.0 * slowness()
     right = {"hidden_states": torch.zeros(2, D), "batch": _batch(), "positions": 0}
     expected = sampler(**right).token_ids.tolist()
     for case in cases:
@@ -218,7 +219,7 @@ def test_a_step_wrong_on_one_rank_raises_the_same_on_every_rank(exchange):
     cases = [{name: value} for name in WRONG_STEP for value in WRONG_STEP[name]]
     if exchange == "peer":
         cases = [{name: WRONG_STEP[name][0]} for name in WRONG_STEP]
-    first, second = run_ranks(2, _steps, exchange, cases, timeout_s=100)
+    first, second = run_ranks(2, _steps, exchange, cases)
     for case, one, two in zip(cases, first, second, strict=True):
         assert one == two and one[0] == "RankMismatch", f"{case}: {one}, {two}"
         assert one[1].startswith("rank 1: ") and (

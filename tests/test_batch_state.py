@@ -4,9 +4,12 @@ What a row is given must be what its next token follows from, and nothing else m
 """
 
 import contextlib
+import functools
 import gc
+import itertools
 import multiprocessing
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -371,11 +374,9 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("outside", MODES)
-@pytest.mark.parametrize("inside", MODES)
-def test_sampler_batch_and_steps_may_each_be_under_another_mode(inside, outside, backend):
-    """Built under one, stepped and appended to under the other, and once more the other way."""
+def _story(backend: str, inside: str, outside: str) -> list[list[int]]:
+    """Tokens of a batch that is built, stepped and changed under two modes in turn."""
+    first, second = MODES[inside], MODES[outside]
     params = [
         SamplingParams(seed=1, repetition_penalty=1.3, logprobs=1),
         SamplingParams(seed=2, top_p=0.8),
@@ -384,32 +385,41 @@ def test_sampler_batch_and_steps_may_each_be_under_another_mode(inside, outside,
     ]
     hidden_states, weight = _head(8)
     weight.requires_grad_(True)
+    with first():
+        sampler = LMHeadSampler(weight, backend=backend, max_rows=16, desync_every=2)
+        batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=5)
+    tokens = []
+    for number, mode in enumerate((second, first, second, first)):
+        with mode():
+            out = sampler(hidden_states[:4] * 1.0, batch, number)
+            tokens.append(out.token_ids.tolist())
+        with (first if number % 2 else second)():
+            batch.append(out.token_ids)
+    with second():
+        batch.add(SamplingParams(presence_penalty=1.0, seed=6))
+    with first():
+        drafts = torch.zeros(5, 1, dtype=torch.int64)
+        states = hidden_states[[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]].view(5, 2, D)
+        tokens += verify(sampler, states, drafts, batch, 9).token_ids.tolist()
+        batch.permute([4, 3, 2, 1, 0])
+    with second():
+        batch.drop([0, 1])
+        tokens.append(sampler(hidden_states[:3], batch, 10).token_ids.tolist())
+    return tokens
 
-    def story(*modes: str) -> list[list[int]]:
-        first, second = (MODES[mode] for mode in modes)
-        with first():
-            sampler = LMHeadSampler(weight, backend=backend, max_rows=16, desync_every=2)
-            batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=5)
-        tokens = []
-        for number, mode in enumerate((second, first, second, first)):
-            with mode():
-                out = sampler(hidden_states[:4] * 1.0, batch, number)
-                tokens.append(out.token_ids.tolist())
-            with (first if number % 2 else second)():
-                batch.append(out.token_ids)
-        with second():
-            batch.add(SamplingParams(presence_penalty=1.0, seed=6))
-        with first():
-            drafts = torch.zeros(5, 1, dtype=torch.int64)
-            states = hidden_states[[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]].view(5, 2, D)
-            tokens += verify(sampler, states, drafts, batch, 9).token_ids.tolist()
-            batch.permute([4, 3, 2, 1, 0])
-        with second():
-            batch.drop([0, 1])
-            tokens.append(sampler(hidden_states[:3], batch, 10, out=None).token_ids.tolist())
-        return tokens
 
-    assert story(inside, outside) == story("grad", "grad")
+@functools.cache
+def _story_with_gradients() -> list[list[int]]:
+    return _story("torch", "grad", "grad")
+
+
+@pytest.mark.parametrize(
+    ("backend", "inside", "outside"),
+    [("torch", *pair) for pair in itertools.permutations(MODES, 2)]
+    + [("triton", "inference", "grad"), ("triton", "grad", "inference")],
+)
+def test_sampler_batch_and_steps_may_each_be_under_another_mode(backend, inside, outside):
+    assert _story(backend, inside, outside) == _story_with_gradients()
 
 
 def test_a_mask_may_be_assigned_under_inference_mode():
@@ -479,6 +489,35 @@ def test_a_forked_child_draws_other_seeds_than_its_parent():
     for child in children:
         child.join()
     assert len(set(drawn)) == 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fixed_rounds", [False, True])
+def test_a_row_made_greedy_by_its_temperature_has_no_filters(backend, fixed_rounds):
+    asked = {"logprobs": 3, "logprobs_mode": "processed_logprobs"}
+    params = [
+        SamplingParams(seed=1, top_k=2, **asked),
+        SamplingParams(seed=2, top_p=0.5, allowed_token_ids=list(range(4, 20)), **asked),
+        SamplingParams(seed=3, min_p=0.9, **asked),
+        SamplingParams(seed=4, top_k=20, top_p=0.3, **asked),
+    ]
+    greedy = [replace(p, temperature=0.0) for p in params]
+    hidden_states, weight = _head(4)
+    weight = weight + torch.randn(V, D, generator=torch.Generator().manual_seed(1)) / 8
+    sampler = LMHeadSampler(weight, backend=backend)
+    kept = {} if fixed_rounds else {"kept_cap": V}
+    written = SamplingBatch.from_params(params, vocab_size=V, fixed_rounds=fixed_rounds, **kept)
+    written.temperature[:3] = 0.0
+    out = sampler(hidden_states, written, 0)
+    built = SamplingBatch.from_params([*greedy[:3], params[3]], vocab_size=V)
+    expected = sampler(hidden_states, built, 0)
+    assert torch.equal(out.token_ids, expected.token_ids)
+    for name in ("token_ids", "values", "ranks", "entropies"):
+        assert torch.equal(getattr(out.logprobs, name), getattr(expected.logprobs, name)), name
+    if not fixed_rounds:
+        assert out.kept.sizes.tolist()[:3] == [V, 16, V]
+        mask = reference.kept_mask(reference.logits(hidden_states, weight), written)
+        assert out.kept.sizes.tolist() == mask.sum(dim=1).tolist()
 
 
 # --- numbers

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import typer
 from typer.testing import CliRunner
 
 from benchmarks import (
@@ -37,8 +38,10 @@ from benchmarks.report import PAGE, RESULT, write_report
 from benchmarks.results import Result, row, with_ratios
 from benchmarks.shapes import TINY
 from benchmarks.timing import Prepared, Timing, measure, prepare
+from tests.commands import run_command
 from tests.ranks import run_ranks
 from tpsample import LMHeadSampler
+from tpsample.cli import bench
 from tpsample.distributed import Job
 
 CPU = torch.device("cpu")
@@ -286,6 +289,23 @@ class TestCommand:
         (folder,) = tmp_path.iterdir()
         assert folder.name.startswith("scaling_model-cpu-20")
         assert (folder / PAGE).exists()
+
+    @pytest.mark.parametrize("command", ["benchmarks.run", "tpsample.cli bench"])
+    def test_runs_all_of_them_as_a_user_without_a_gpu_does(self, command, tmp_path):
+        """Without the interpreter, which a user does not ask for."""
+        words = ("-m", *command.split(), "--tiny", "--batches", 2, "--repeats", 1)
+        done = run_command(sys.executable, *words, "--output", tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert {folder.name.split("-cpu-")[0] for folder in tmp_path.iterdir()} == set(NAMES)
+        assert "exchange: nothing measured: peer is not measured, because" in done.stderr
+
+    def test_an_installed_package_says_where_they_are(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "benchmarks.run", None)
+        app = typer.Typer()
+        bench.register(app)
+        app.command("other")(lambda: None)
+        shown = CliRunner().invoke(app, ["bench", "exchange", "--tiny"])
+        assert shown.exit_code == 1 and "are in the source checkout" in shown.output
 
     def test_fails_at_a_wrong_token(self, tmp_path, wrong_token):
         arguments = ["epilogue", "--tiny", "--batches", "1", "--output", str(tmp_path)]

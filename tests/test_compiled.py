@@ -23,7 +23,6 @@ class Model(torch.nn.Module):
         return out.token_ids + 0, out.status
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sampler_backend", ["torch", "triton"])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_the_same_tokens_with_fullgraph_and_changing_batches(compiler, sampler_backend):

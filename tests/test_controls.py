@@ -120,7 +120,7 @@ def random_cases() -> list:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_random_requests_give_the_oracles_tokens(world_size, random_cases):
-    for wrong in run_ranks(world_size, _sample_random_rows, random_cases, timeout_s=200):
+    for wrong in run_ranks(world_size, _sample_random_rows, random_cases):
         assert not wrong, f"{len(wrong)} rows, first: {wrong[0]}"
 
 
@@ -205,7 +205,7 @@ def _generate(steps: int) -> tuple[list, list[str]]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_rows_join_leave_move_and_change_over_64_steps(world_size):
-    for _, wrong in run_ranks(world_size, _generate, 64, timeout_s=120):
+    for _, wrong in run_ranks(world_size, _generate, 64):
         assert not wrong, wrong[0]
 
 

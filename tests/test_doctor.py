@@ -17,6 +17,7 @@ from tpsample.exchange.ranks import Ranks
 def test_alone():
     shown = CliRunner().invoke(app, ["doctor", "--seconds", "0.1"])
     assert shown.exit_code == 0, shown.output
+    assert "1 rank, started by hand" in shown.output
     assert "exchange auto  none: one rank" in shown.output
     assert "self-check none: ok; " in shown.output
     assert "hint: no GPU is visible" in shown.output
@@ -42,11 +43,10 @@ def test_what_is_missing_is_named(monkeypatch):
     assert "hint: no-such-package missing: pip install 'tpsample[hf]'" in shown.output
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize("source", STARTERS)
 def test_on_two_ranks(source):
     command = (*STARTERS[source], "-m", "tpsample.cli", "doctor", "--seconds", "0.2")
-    done = run_command(*command, timeout_s=90)
+    done = run_command(*command)
     assert done.returncode == 0, done.stderr
     assert f"2 ranks, started by {source}" in done.stdout
     assert "exchange auto  collective: the ranks are CPUs" in done.stdout

@@ -67,7 +67,7 @@ def grid_cases() -> list[tuple[Rows, torch.Tensor]]:
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_tokens_are_the_oracles(world_size, grid_cases):
-    for wrong in run_ranks(world_size, _sample_grid, grid_cases, timeout_s=200):
+    for wrong in run_ranks(world_size, _sample_grid, grid_cases):
         assert not wrong, "\n".join(wrong[:5])
 
 

@@ -71,7 +71,7 @@ def _sample(cases: list[Rows], num_samples: int | None) -> list[SampleOutput]:
 def test_tokens_and_logprobs_are_the_oracles_without_a_host_read(world_size, num_samples):
     cases = _rows()
     expected = [rows.oracle(num_samples) for rows in cases]
-    for outputs in run_ranks(world_size, _sample, cases, num_samples, timeout_s=120):
+    for outputs in run_ranks(world_size, _sample, cases, num_samples):
         for out, oracle in zip(outputs, expected, strict=True):
             assert torch.equal(out.token_ids, oracle.token_ids)
             assert torch.equal(out.status, oracle.status)
@@ -98,7 +98,7 @@ def test_the_rounds_do_not_depend_on_the_logits():
     """Twelve rows that one rejection would decide, and twelve that it would not."""
     easy = Rows([KINDS["spike"]], [SamplingParams(top_p=0.99, seed=s) for s in range(12)])
     hard = Rows([KINDS["all-equal"]], [SamplingParams(top_p=1e-6, seed=s) for s in range(12)])
-    for easy_bytes, hard_bytes in run_ranks(2, _sent, [easy, hard], timeout_s=120):
+    for easy_bytes, hard_bytes in run_ranks(2, _sent, [easy, hard]):
         assert easy_bytes == hard_bytes > 0
 
 

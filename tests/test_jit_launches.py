@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
 
+from tests.commands import run_command
 from tests.jit_launches import cases
 
 
 @pytest.fixture(scope="module")
 def launched() -> dict[str, list[str]]:
     """Kernels by case, of a process that does not interpret."""
-    compiled = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.jit_launches"],
-        env=compiled,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_command(sys.executable, "-m", "tests.jit_launches")
     assert done.returncode == 0, done.stderr[-4000:]
     kernels: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():

@@ -58,7 +58,7 @@ def test_sets_are_the_oracles_and_the_same_everywhere():
     tokens = [rows.oracle().token_ids for rows in cases]
     first = None
     for world_size in WORLD_SIZES:
-        for outputs in run_ranks(world_size, _sample, cases, cap, timeout_s=120):
+        for outputs in run_ranks(world_size, _sample, cases, cap):
             first = first or outputs
             for expected, out, same in zip(tokens, outputs, first, strict=True):
                 assert torch.equal(out.token_ids, expected)

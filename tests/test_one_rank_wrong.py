@@ -325,6 +325,29 @@ def test_a_shard_that_one_rank_did_not_prepare_is_told_to_all():
         assert text.startswith("rank 1: batch: tokens were appended before a sampler of")
 
 
+def _counted() -> list[int]:
+    """Steps by number, after calls that emit no token, a verification, and a step refused."""
+    sampler, counts = _sampler(), []
+    roll = sampler.exchange.ranks.roll
+    for call in (
+        lambda: _step(sampler),
+        sampler.compare,
+        lambda: _call(sampler, "prompt_logprobs", RIGHT["prompt_logprobs"]()),
+        lambda: _call(sampler, "sample_draft", RIGHT["sample_draft"]()),
+        lambda: _call(sampler, "verify", RIGHT["verify"]()),
+        lambda: sampler(torch.ones(B + dist.get_rank(), D), _batch(), 0),
+        lambda: _step(sampler) if dist.get_rank() else sampler.compare(),
+        lambda: _step(sampler),
+    ):
+        _outcome(call)
+        counts.append(roll.step)
+    return counts
+
+
+def test_steps_are_counted_alike_on_every_rank_whatever_is_refused():
+    assert run_ranks(2, _counted) == [[0, 0, 0, 0, 1, 1, 1, 2]] * 2
+
+
 # --- seeds
 
 
@@ -556,6 +579,23 @@ def test_a_rank_alone_with_too_few_rows_disagrees_with_nobody():
     with pytest.raises(ValueError, match="lm_head_weight: rank 0 needs 10 rows") as error:
         LMHeadSampler(torch.zeros(5, D), vocab_size=V)
     assert not isinstance(error.value, RankMismatch)
+
+
+def _alone() -> list[int]:
+    """A process group of one rank, which has nobody to leave behind."""
+    sampler = LMHeadSampler(torch.cat([_head(0), _head(1)]), backend="torch")
+    expected = _step(sampler)
+    with pytest.raises(ValueError, match="hidden_states") as error:
+        sampler(torch.ones(B + 1, D), _batch(), 0)
+    assert not isinstance(error.value, RankMismatch)
+    with pytest.raises(ValueError, match="token_ids"):
+        sampler.prompt_logprobs(torch.ones(1, D), torch.tensor([V]))
+    assert _step(sampler) == expected
+    return expected
+
+
+def test_a_group_of_one_rank_steps_on_after_an_error():
+    run_ranks(1, _alone)
 
 
 class DTensor(torch.Tensor):

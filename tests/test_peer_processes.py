@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.cases import Case
 from tests.ranks import run_ranks
 from tests.test_peer import assert_all_equal, even_shards
-from tpsample import LMHeadSampler, PeerLost, Status
+from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status
 from tpsample.exchange.choice import choose_exchange
 from tpsample.exchange.ranks import Ranks
 
@@ -32,7 +32,7 @@ def _random_steps(case: Case, num_steps: int) -> None:
     dist.barrier()
     assert (sampler.exchange.memory.own == 0).all()
     sampler.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RankMismatch, match="closed"):
         sampler(case.hidden_states, case.batch, case.positions)
 
 

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.cases import Case
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
+from tpsample import record as record_module
 from tpsample.record import verify_record, write_record
 
 HEAD = {"logit_scale": 1.5, "logit_softcap": 20.0, "philox_rounds": 7}
@@ -90,25 +91,110 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
 @pytest.mark.parametrize(
     ("tensors", "what", "message"),
     [
-        ({"seeds": None}, {}, "seeds"),
-        ({"lm_head_weight": None}, {}, "neither lm_head_weight"),
-        ({"lm_head_weight": torch.zeros(300, 15)}, {}, "lm_head_weight"),
+        ({"seeds": None}, {}, "seeds: expected a tensor of 6 rows, got none"),
+        ({"lm_head_weight": None}, {}, "expected lm_head_weight or the name of a model"),
+        ({}, {"model": "x"}, "expected lm_head_weight or the name of a model, and not both"),
+        ({"lm_head_weight": torch.zeros(300, 15)}, {}, r"lm_head_weight: expected .*\[V, 16\]"),
+        ({"lm_head_weight": torch.zeros(300, 16).to(torch.float8_e5m2)}, {}, "lm_head_weight"),
+        (
+            {"lm_head_weight": torch.zeros(2**20 + 1, 1), "bias": None},
+            {},
+            "vocab_size: expected 1 to 1048576",
+        ),
+        ({"lm_head_weight": torch.zeros(2**40, 0)}, {}, "lm_head_weight: expected values"),
         ({"bias": torch.zeros(3)}, {}, "bias"),
-        ({"positions": torch.zeros(5, dtype=torch.int64)}, {}, "positions"),
+        ({"x": torch.zeros(3)}, {}, "expected metadata 'tpsample' and tensors among"),
+        ({"positions": torch.zeros(5, dtype=torch.int64)}, {}, "positions: expected 6 rows"),
+        ({"positions": torch.full((6,), -1)}, {}, "positions: expected values >= 0, got -1"),
         ({"token_ids": torch.zeros(6)}, {}, "token_ids"),
+        ({"token_ids": torch.zeros(6, 0, dtype=torch.int64)}, {}, "token_ids: expected values"),
+        ({"token_ids": torch.zeros(6, 2731, dtype=torch.int64)}, {}, "token_ids: expected at most"),
         ({}, {"version": 2}, "version 2"),
         ({}, {"layout": "other"}, "noise 'other'"),
-        ({}, {"params": [{"temperature": -1}] * 6}, "temperature"),
-        ({}, {"params": [{"__class__": "os.system"}] * 6}, "__class__"),
-        ({}, {"params": 3}, "garbles"),
-        ({}, {"head": {"scale": 1}}, "garbles"),
-        ({}, {"philox_rounds": 9}, "philox_rounds|rounds"),
+        ({}, {"params": [{"temperature": -1}] * 6}, r"params\[0\]: temperature"),
+        ({}, {"params": [{"__class__": "os.system"}] * 6}, "__class__: not a field"),
+        ({}, {"params": [{}, {"bad_words": 5}] * 3}, r"params\[1\]: bad_words: expected a list"),
+        ({}, {"params": 3}, "params: expected a list of 1 to 16384 requests"),
+        ({}, {"head": {"scale": 1}}, "head: expected"),
+        ({}, {"head": {"logit_scale": "x", "logit_softcap": None}}, "logit_scale: expected"),
+        ({}, {"philox_rounds": 9}, "philox_rounds: expected 10"),
+        ({}, {"tokens_so_far": {"max_rows": 2**31}}, "tokens_so_far: expected lists by name"),
+        ({}, {"tokens_so_far": {"prompt_token_ids": 5}}, "prompt_token_ids: expected a list of 6"),
+        ({}, {"tokens_so_far": {"prompt_token_ids": [["a"]] * 6}}, r"prompt_token_ids\[0\]"),
+        ({}, {"more": 1}, "metadata: expected"),
     ],
 )
 def test_a_garbled_record_says_what_is_wrong(tmp_path, tensors, what, message):
     _record(tmp_path / "step")
     with pytest.raises(ValueError, match=message):
         verify_record(_rewritten(tmp_path / "step", tensors, **what))
+
+
+def test_requests_with_tokens_so_far_are_repeated_a_slice_at_a_time(tmp_path, monkeypatch):
+    """Penalties and bad_words see each row's own tokens, wherever the slices are cut."""
+    case = Case.make(300, 7)
+    params = [
+        SamplingParams(repetition_penalty=9.0, presence_penalty=2.0, bad_words=[[4]], seed=row)
+        for row in range(7)
+    ]
+    prompts = [list(range(row * 40, row * 40 + 40)) for row in range(7)]
+    outputs = [[row, 299] for row in range(7)]
+    so_far = {"prompt_token_ids": prompts, "output_token_ids": outputs}
+    batch = SamplingBatch.from_params(params, vocab_size=300, **so_far)
+    out = reference.sample(reference.logits(case.hidden_states, case.weight), batch, case.positions)
+    states = case.hidden_states.T.contiguous().T  # not contiguous
+    write_record(tmp_path / "step", states, case.weight, params, case.positions, out, **so_far)
+    for logits, sampled, weights in ((2**24, 2**20, 2**22), (900, 300, 100), (1, 1, 1)):
+        monkeypatch.setattr(record_module, "_LOGITS", logits)
+        monkeypatch.setattr(record_module, "_SAMPLED_LOGITS", sampled)
+        monkeypatch.setattr(record_module, "_WEIGHT_VALUES", weights)
+        again = verify_record(tmp_path / "step")
+        assert [v.recorded == v.expected for v in again] == [True] * 7
+    write_record(tmp_path / "bare", states, case.weight, params, case.positions, out)
+    assert not all(verdict.confirmed for verdict in verify_record(tmp_path / "bare"))
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
+    case = Case.make(300, 2)
+    step = (tmp_path / "step", case.hidden_states, case.weight, case.params)
+    with pytest.raises(ValueError, match="positions: expected values >= 0, got -1"):
+        write_record(*step, -1, case.oracle())
+    with pytest.raises(ValueError, match="prompt_token_ids: expected a list of 2 lists"):
+        write_record(*step, 0, case.oracle(), prompt_token_ids=[[1]])
+    with pytest.raises(TypeError, match="integer"):
+        write_record(*step, 0, case.oracle(), output_token_ids=[[1.5], []])
+    assert not (tmp_path / "step").exists()
+
+
+def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch):
+    """The hub is asked only with --allow-download; a folder and the bundled model need no hub."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    from tpsample.cli import model as model_module
+
+    case = Case.make(300, 2)
+    record = (tmp_path / "step", case.hidden_states, "some/model", case.params, 0, case.oracle())
+    write_record(*record)
+    asked = []
+
+    def from_pretrained(source, **options):
+        asked.append((source, options["local_files_only"]))
+        raise OSError("not here")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(model_module, "_hub_fault", lambda: None)
+    with pytest.raises(ValueError, match="downloads are not allowed; see --allow-download"):
+        verify_record(tmp_path / "step")
+    with pytest.raises(ValueError, match="not here"):
+        verify_record(tmp_path / "step", allow_download=True)
+    monkeypatch.setattr(model_module, "_hub_fault", lambda: "no network")
+    with pytest.raises(ValueError, match=r"does not answer \(no network\)"):
+        verify_record(tmp_path / "step", allow_download=True)
+    assert asked == [("some/model", True), ("some/model", False), ("some/model", True)]
+    monkeypatch.setattr(model_module, "_bundled", lambda job: tmp_path)
+    write_record(*record[:2], model_module.BUNDLED, *record[3:])
+    with pytest.raises(ValueError, match="the folder does not hold a model"):
+        verify_record(tmp_path / "step")
+    assert asked[-1] == (str(tmp_path), True)
 
 
 class _Bomb:

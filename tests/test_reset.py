@@ -4,12 +4,16 @@ import gc
 import os
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import tpsample.exchange.choice
 from tests.cases import Case
 from tests.ranks import run_ranks
+from tests.test_peer import even_shards
 from tpsample import LMHeadSampler, VocabShard
+from tpsample.exchange.peer_memory import VirtualWorld
+from tpsample.word import pack
 
 EXCHANGES = ("collective", "p2p", "two_level")
 
@@ -72,3 +76,22 @@ def _samplers(times: int) -> list[tuple[int, int]]:
 def test_samplers_that_are_gone_hold_nothing():
     for held in run_ranks(2, _samplers, 5):
         assert max(held[1:]) <= held[0], held
+
+
+@pytest.mark.parametrize("exchange", ["none", "peer"])
+def test_a_reset_clears_the_words(exchange):
+    """What a broken step left would win every row of a captured step, which begins nothing."""
+    case = Case.make(40, 3)
+    world = VirtualWorld([VocabShard(0, 40)] if exchange == "none" else even_shards(40, 2))
+    samplers = [
+        LMHeadSampler(case.weight[s.start : s.stop], group=ranks, backend="triton")
+        for s, ranks in zip(world.shards, world.ranks, strict=True)
+    ]
+    left = pack(torch.tensor(1e30), torch.tensor(3))
+    for sampler in samplers:
+        sampler.exchange.words.fill_(left)
+    for sampler in samplers:
+        sampler.reset()
+        assert not sampler.exchange.words.any()
+    for out in world.step(samplers, case.hidden_states, case.batch, case.positions):
+        assert torch.equal(out.token_ids, case.oracle().token_ids)

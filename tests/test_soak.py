@@ -6,15 +6,18 @@ one costs 0.2 s; each test prints what it did.
 
 from __future__ import annotations
 
+import gc
 import random
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from tests.cases import Case
+from tests.mixtures import ModelHead, OneRank, Story, Tally
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards, virtual
 from tpsample import LMHeadSampler
@@ -26,6 +29,7 @@ MAX_GROWTH_MB = 8
 
 
 def _resident_mb() -> float:
+    gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
@@ -33,8 +37,8 @@ def _resident_mb() -> float:
 class Growth:
     """Of the resident memory in the second half of the steps."""
 
-    def __init__(self, num_steps: int) -> None:
-        self._half, self._at_half = num_steps // 2, 0.0
+    def __init__(self, num_steps: int, limit_mb: float = MAX_GROWTH_MB) -> None:
+        self._half, self._limit_mb, self._at_half = num_steps // 2, limit_mb, 0.0
 
     def step(self, number: int) -> None:
         if number == self._half:
@@ -43,7 +47,7 @@ class Growth:
     def mb(self) -> float:
         """How much; raises if memory is not flat."""
         growth = _resident_mb() - self._at_half
-        assert growth < MAX_GROWTH_MB
+        assert growth < self._limit_mb, f"{growth:.2f} MB in half of the steps"
         return growth
 
 
@@ -110,6 +114,42 @@ def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
         assert out.token_ids.tolist() == expected, f"step {number}"
     sampler.check()
     return f"{exchange}: {num_steps} steps, {growth.mb():+.1f} MB in half"
+
+
+def _changing_soak(num_steps: int, size: int, limit_mb: float) -> tuple[str, Tally]:
+    """Rows with controls and filters come and go; plain steps and verification; a weight that
+    asks for gradients, as a module's own does. One step in fifty is judged."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    pick = random.Random(3)
+    head = ModelHead.of_size(size, 8, world_size)
+    options = {"exchange": "collective", "backend": "torch", "max_rows": 32}
+    ranks = OneRank(rank, head, pick, gradients=True, **options)
+    story = Story(pick, head, ranks, max_rows=6, judge=lambda number: number % 50 == 0)
+    growth = Growth(2, limit_mb)
+    for half in range(2):
+        growth.step(half)
+        story.run(num_steps // 2)
+    line = f"{world_size} ranks: {story.number} changing steps, {growth.mb():+.2f} MB in half"
+    ranks.close()
+    return line, story.tally
+
+
+def _require_flat(world_size: int, *arguments: Any, timeout_s: float = 60) -> None:
+    how = {"timeout_s": timeout_s, "group_timeout_s": 300}
+    for line, tally in run_ranks(world_size, _changing_soak, *arguments, **how):
+        print("soak,", line)
+        tally.require_none_wrong("soak")
+
+
+def test_a_changing_batch_does_not_grow():
+    _require_flat(1, 300, 2000, 4.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_changing_batch_does_not_grow_for_long(world_size):
+    _require_flat(world_size, 20_000, 300, 0.5, timeout_s=7000)
 
 
 def test_virtual_ranks_out_of_step_through_the_wrap():

@@ -81,7 +81,7 @@ def plain() -> tuple[Toy, torch.Tensor]:
 def test_the_text_is_that_of_plain_decoding(plain, world_size, lengths, options):
     """18 × 45 = 810 sequences; a quarter of the drafts is wrong, rows are ragged."""
     toy, expected = plain
-    for texts in run_ranks(world_size, _texts, toy, expected, lengths, options, timeout_s=120):
+    for texts in run_ranks(world_size, _texts, toy, expected, lengths, options):
         for num_drafts, text in zip(lengths, texts, strict=True):
             wrong = (text != expected).any(dim=1).nonzero().flatten().tolist()
             assert not wrong, f"K={num_drafts}: {[PARAMS[row] for row in wrong]}"

@@ -123,13 +123,12 @@ def test_prompt_lookup_continues_the_longest_suffix() -> None:
     assert drafts.tolist() == [[9, 2, 3], [-1] * 3, [7, -1, -1], [-1] * 3]
 
 
-@pytest.mark.timeout(300)
 def test_the_command_reports_what_drafts_were_worth(tiny: Path) -> None:
     options = (
         *("-m", "tpsample.cli", "generate", "--model", tiny, "--max-new-tokens", 8),
         *("--prompt", "w5 w7 w9 w5 w7", "--draft", "early-exit", "--draft-layers", 2),
     )
-    done = run_command(*TORCHRUN, 2, *options, timeout_s=200)
+    done = run_command(*TORCHRUN, 2, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "same tokens: 1 rank = 2 ranks = oracle (40 tokens compared, 0 differ" in done.stdout
     assert re.search(r"draft +early-exit", done.stdout)

@@ -130,7 +130,7 @@ def test_every_rank_count_emits_the_oracles_tokens(world_size, problem):
         for method in METHODS
         for certain in (True, False)
     }
-    for outputs in run_ranks(world_size, _verify, problem, timeout_s=120):
+    for outputs in run_ranks(world_size, _verify, problem):
         for (even, method, certain), out in outputs.items():
             expected = oracle[method, certain]
             assert not differing(out, expected), (even, method, certain)
@@ -162,7 +162,7 @@ def test_the_kernel_in_the_interpreter_stores_the_same_laws(world_size, exchange
     generator = torch.Generator().manual_seed(9)
     kinds = [torch.randn(61, generator=generator) for _ in range(16)]
     problem = Problem(kinds, copies=1, requests=({}, {"temperature": 0.0}, {"top_k": 7}))
-    for outputs in run_ranks(world_size, _verify_by_kernel, problem, exchange, timeout_s=100):
+    for outputs in run_ranks(world_size, _verify_by_kernel, problem, exchange):
         for method, out in outputs.items():
             expected = problem.oracle(method, None if method == "coupled" else problem.draft)
             assert not differing(out, expected), method

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -20,6 +18,7 @@ from benchmarks.sass import (
 )
 from benchmarks.static_builds import lm_head
 from benchmarks.static_report import MAX_EPILOGUE, judge
+from tests.commands import run_command
 from tpsample.kernels.tile_table import all_tiles
 
 TILE_64, DTYPE = next((tile, dtype) for tile, dtype in all_tiles() if tile.block_b == 64)
@@ -27,16 +26,15 @@ TILE_64, DTYPE = next((tile, dtype) for tile, dtype in all_tiles() if tile.block
 
 def run_report(folder, *options):
     """The report in a process that compiles: (exit status, rows)."""
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     record = folder / "report.json"
-    command = [sys.executable, "-m", "benchmarks.static_report", "--json", str(record), *options]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=580)
+    command = (sys.executable, "-m", "benchmarks.static_report", "--json", record, *options)
+    done = run_command(*command, timeout_s=900)
     print(done.stdout)
     assert record.exists(), done.stderr
     return done.returncode, json.loads(record.read_text())["rows"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1000)
 def test_every_kernel_meets_the_requirements(tmp_path, capsys):
     with capsys.disabled():
         print()
@@ -61,9 +59,8 @@ def test_bad_tiles_are_flagged(tmp_path):
 
 
 def test_the_report_refuses_to_run_interpreted(tmp_path):
-    env = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "benchmarks.static_report"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    command = (sys.executable, "-m", "benchmarks.static_report")
+    done = run_command(*command, env={"TRITON_INTERPRET": "1"})
     assert done.returncode == 2 and "unset TRITON_INTERPRET" in done.stdout
 
 

@@ -45,7 +45,7 @@ def _sample(rows: Rows, num_samples: int | None) -> SampleOutput:
 def test_filtered_tokens_and_logprobs_are_the_oracles(world_size, num_samples):
     rows = _mixed_rows(bias=torch.linspace(-1, 1, V))
     oracle = rows.oracle(num_samples)
-    for out in run_ranks(world_size, _sample, rows, num_samples, timeout_s=120):
+    for out in run_ranks(world_size, _sample, rows, num_samples):
         assert torch.equal(out.token_ids, oracle.token_ids)
         assert torch.equal(out.status, oracle.status)
         assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)

@@ -13,6 +13,7 @@ import tpsample.agreement
 import tpsample.exchange.choice
 import tpsample.exchange.peer
 from tests.cases import Case, uneven_shards
+from tests.limits import slowness
 from tests.ranks import run_ranks
 from tpsample import (
     LMHeadSampler,
@@ -168,7 +169,7 @@ def test_auto_takes_collective_on_all_ranks_together_if_peer_cannot_be_set_up():
 def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
     """`peer` inside the hosts: tokens, filters, then rank 3 stays away from a step."""
     sampler = _sampler(case, hosts, backend="triton", chunks=2)
-    sampler.exchange.timeout_s = 3.0
+    sampler.exchange.timeout_s = 3.0 * slowness()
     kind = type(sampler.exchange).__name__
     tokens = [sampler(case.hidden_states, case.batch, case.positions).token_ids.tolist()]
     several = sampler(case.hidden_states, case.batch, case.positions, num_samples=2)
@@ -193,10 +194,9 @@ def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
     return tokens, filtered, kind, lost
 
 
-@pytest.mark.timeout(200)
 def test_peer_inside_the_hosts():
     case = Case.make(60, 6)
-    results = run_ranks(4, _peer_inside, case, "aabb", timeout_s=150)
+    results = run_ranks(4, _peer_inside, case, "aabb")
     assert results == [results[0]] * 4
     tokens, filtered, kind, lost = results[0]
     assert kind == "TwoLevelPeerExchange"
@@ -227,7 +227,7 @@ def test_versions_that_differ_are_a_warning_on_every_rank():
 def _threads_of_many_samplers(count: int) -> list[int]:
     rank = dist.get_rank()
     tpsample.exchange.choice.socket.gethostname = lambda: "ab"[rank % 2]
-    weight, threads = torch.randn(8, 4), []
+    weight, threads = torch.randn(8, 4, generator=torch.Generator().manual_seed(rank)), []
     batch = SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=32)
     for _ in range(count):
         sampler = LMHeadSampler(weight, exchange="two_level", backend="torch")
@@ -237,7 +237,7 @@ def _threads_of_many_samplers(count: int) -> list[int]:
     return threads
 
 
-def test_samplers_share_the_groups_of_their_levels():
-    """Each group has threads and sockets of its own, which torch does not give back."""
+def test_samplers_let_go_of_the_groups_of_their_levels():
+    """Each group has threads and sockets of its own, which torch's registry would keep."""
     for threads in run_ranks(4, _threads_of_many_samplers, 6):
         assert threads[-1] == threads[1]

@@ -4,16 +4,22 @@ A record is a safetensors file (the extra `hf` brings the library):
 
     tensors   hidden_states [B, D], positions, seeds, status [B], token_ids [B] or [B, S];
               lm_head_weight [V, D] and bias [V], unless the metadata name a model
-    metadata  "tpsample": JSON of the format's version, the noise layout, the requests, the head
+    metadata  "tpsample": JSON of the format's version, the noise layout, the requests, the head,
+              the tokens so far
 
 Reading it runs nothing that the file brings: tensors and JSON, every value checked like a caller's.
+Nothing is downloaded unless the caller allows it. Memory stays within ten times the size of the
+file and a constant (about 300 MB at V = 2^20), because rows are sampled again a few at a time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +27,39 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
+from tpsample.exchange.ranks import Ranks
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
+from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.sampler import LMHeadSampler
 from tpsample.score import Head
 
 VERSION = 1
 NEAR_TIE = 4e-5
 """Scores this close may swap between a GPU and a CPU."""
+MAX_DRAWS = 2**14
+"""Most rows × samples of a record."""
 _KEY = "tpsample"
-_VOCAB_ROWS = 8192
+_MAX_METADATA = 2**24
+"""Characters. JSON takes up to 24 times its size in memory."""
+_ENTRIES = {"version", "layout", "params", "head", "philox_rounds", "model", "tokens_so_far"}
+_TOKENS_SO_FAR = ("prompt_token_ids", "output_token_ids")
+_TENSORS = {
+    "positions": ((torch.int64,), (1,)),
+    "seeds": ((torch.int64,), (1,)),
+    "status": ((torch.int32,), (1,)),
+    "token_ids": ((torch.int64,), (1, 2)),
+    "hidden_states": ((torch.bfloat16, torch.float16, torch.float32), (2,)),
+}
+"""Dtypes and numbers of axes."""
+_WEIGHT_VALUES = 2**22
 """Of the head at a time: the oracle multiplies in float64."""
+_LOGITS = 2**24
+"""As many at a time are computed, or D rows of them, which are no more than the head has values."""
+_SAMPLED_LOGITS = 2**20
+"""As many at a time are sampled, which takes about 200 bytes for each."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +94,8 @@ def write_record(
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
     philox_rounds: int = 10,
-    **tokens_so_far: Any,
+    prompt_token_ids: Sequence[Sequence[int]] | None = None,
+    output_token_ids: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Write what a step was given and what it returned.
 
@@ -79,8 +107,11 @@ def write_record(
         output: what the step returned; its `seeds` are the rows' seeds.
         bias, logit_scale, logit_softcap, philox_rounds: as `LMHeadSampler` has them. A model
             brings its own bias, scale and soft-cap.
-        tokens_so_far: `prompt_token_ids` and `output_token_ids`, as `SamplingBatch.from_params`
+        prompt_token_ids, output_token_ids: tokens so far per row, as `SamplingBatch.from_params`
             took them.
+
+    Raises:
+        TypeError, ValueError: what could not be read again, such as a position below 0.
     """
     from safetensors.torch import save_file
 
@@ -107,156 +138,255 @@ def write_record(
         tensors["lm_head_weight"] = lm_head_weight
         if bias is not None:
             tensors["bias"] = bias
+    tokens_so_far = {
+        name: [[operator.index(token_id) for token_id in row] for row in lists]
+        for name, lists in zip(_TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
+        if lists is not None
+    }
     what = {
         "version": VERSION,
         "layout": LAYOUT,
-        "params": [_changed(request) for request in requests],
+        "params": [to_json(request) for request in requests],
         "head": asdict(Head(logit_scale, logit_softcap)),
         "philox_rounds": philox_rounds,
         "model": model,
         "tokens_so_far": tokens_so_far,
     }
-    # A copy: safetensors refuses tensors that share memory, as a tied embedding's rows may.
-    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    save_file(copies, str(path), metadata={_KEY: json.dumps(what)})
+    text = json.dumps(what)
+    # Copies: safetensors refuses tensors with gaps, or that share memory as a tied embedding's do.
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    _Record.of(text, copies)
+    save_file(copies, str(path), metadata={_KEY: text})
 
 
-def verify_record(path: str | Path) -> list[RowVerdict]:
+def verify_record(path: str | Path, *, allow_download: bool = False) -> list[RowVerdict]:
     """Sample every row of a record again, by `tpsample.reference`, on the CPU.
+
+    Args:
+        allow_download: a record may name a model that is not on this machine.
 
     Raises:
         ValueError: not a record, or one that this version cannot repeat; says why.
-        ModuleNotFoundError: safetensors is not installed, or what loading its model needs.
+        ImportError: safetensors is not installed, or what loading its model needs.
     """
-    what, tensors = _read(path)
-    weight, bias, head = _head(what, tensors)
-    hidden_states, token_ids = tensors["hidden_states"].to(weight.dtype), tensors["token_ids"]
-    logits = torch.cat(
-        [
-            reference.logits(
-                hidden_states,
-                weight[first : first + _VOCAB_ROWS],
-                bias=None if bias is None else bias[first : first + _VOCAB_ROWS],
-                **head,
-            )
-            for first in range(0, weight.shape[0], _VOCAB_ROWS)
-        ],
-        dim=1,
-    )
-    params = [
-        replace(request, seed=seed, logprobs=None, logprob_token_ids=None)
-        for request, seed in zip(what["params"], tensors["seeds"].tolist(), strict=True)
-    ]
-    batch = SamplingBatch.from_params(
-        params, vocab_size=weight.shape[0], **what.get("tokens_so_far", {})
-    )
-    num_samples = token_ids.shape[1] if token_ids.ndim == 2 else None
-    rounds = what["philox_rounds"]
-    positions = tensors["positions"]
-    again = reference.sample(
-        logits, batch, positions, num_samples=num_samples, philox_rounds=rounds
-    )
-    kept = reference.kept_mask(logits, batch)
-
-    def gap(row: int, sample: int, recorded: int, expected: int) -> float:
-        """inf for a token that could not have been drawn."""
-        if not 0 <= recorded < weight.shape[0] or expected < 0 or not kept[row, recorded]:
-            return torch.inf
-        scores = reference.scores(logits, batch, positions, sample=sample, philox_rounds=rounds)
-        return float(scores[row, expected] - scores[row, recorded])
-
-    verdicts = []
-    for row in range(len(params)):
-        recorded = token_ids[row].view(-1).tolist(), int(tensors["status"][row])
-        expected = again.token_ids[row].view(-1).tolist(), int(again.status[row])
-        pairs = enumerate(zip(recorded[0], expected[0], strict=True))
-        gaps = [gap(row, sample, *pair) for sample, pair in pairs if pair[0] != pair[1]]
-        apart = max(gaps, default=0.0)
-        near = bool(gaps) and recorded[1] == expected[1] and apart < NEAR_TIE
-        verdicts.append(RowVerdict(recorded, expected, apart, near))
-    return verdicts
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever made the requests has been warned
+            record = _read(path)
+            return list(_verdicts(record, *record.head_of(allow_download)))
+    except ImportError:
+        raise
+    except Exception as error:  # whatever a file brings about, it is the file that is wrong
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"record: {kind}{error}") from error
 
 
-def _changed(request: SamplingParams) -> dict[str, Any]:
-    """The fields that are not at their defaults, as JSON values."""
-    default = SamplingParams()
-    fields = {name: getattr(request, name) for name in SamplingParams.__dataclass_fields__}
-    changed = {name: v for name, v in fields.items() if v != getattr(default, name)}
-    if changed.get("logit_bias"):
-        changed["logit_bias"] = {str(key): v for key, v in changed["logit_bias"].items()}
-    return changed
-
-
-def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Metadata, with the requests as SamplingParams, and tensors; both checked."""
+def _read(path: str | Path) -> _Record:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = set(file.keys())
+            known = {*_TENSORS, "lm_head_weight", "bias"}
+            if _KEY not in metadata or not names <= known:
+                raise ValueError(
+                    f"not a record: expected metadata {_KEY!r} and tensors among {sorted(known)}, "
+                    f"got {sorted(metadata)} and {sorted(names)}"
+                )
+            # Before they are read: an empty tensor may have any shape.
+            for name in names:
+                if 0 in (shape := file.get_slice(name).get_shape()):
+                    raise ValueError(f"{name}: expected values, got shape {shape}")
+            return _Record.of(metadata[_KEY], {name: file.get_tensor(name) for name in names})
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"record: {path} is not a safetensors file: {error}") from error
-    try:
-        what = json.loads(metadata[_KEY])
-        version, layout = what["version"], what["layout"]
+        raise ValueError(f"not a safetensors file: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A record whose values have been checked, all but the head.
+
+    Attributes:
+        params: requests with their seeds, without logprobs.
+        tokens_so_far: arguments of `SamplingBatch.from_params`, a list per row.
+    """
+
+    tensors: dict[str, Tensor]
+    params: list[SamplingParams]
+    tokens_so_far: dict[str, list[list[int]]]
+    head: dict[str, Any]
+    philox_rounds: int
+    model: str | None
+
+    @staticmethod
+    def of(text: str, tensors: dict[str, Tensor]) -> _Record:
+        """From the metadata and the tensors."""
+        if len(text) > _MAX_METADATA:
+            raise ValueError(f"metadata: expected at most {_MAX_METADATA} characters of JSON")
+        try:
+            what = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"metadata: expected JSON, got {error}") from error
+        if not isinstance(what, dict):
+            raise ValueError(f"metadata: expected an object, got {what!r}")
+        version, layout = what.get("version"), what.get("layout")
         if (version, layout) != (VERSION, LAYOUT):
             raise ValueError(
-                f"record: {path} is of version {version!r} with noise {layout!r}; expected "
-                f"{VERSION} with {LAYOUT!r}"
+                f"is of version {version!r} with noise {layout!r}; expected {VERSION} with "
+                f"{LAYOUT!r}"
             )
-        what["params"] = [_request(changed) for changed in what["params"]]
-        what["head"] = asdict(Head(**what["head"]))
-        rows = len(what["params"])
-        _require_shapes(tensors, rows)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"record: {path} lacks or garbles {error}") from error
-    return what, tensors
+        if set(what) != _ENTRIES:
+            raise ValueError(f"metadata: expected {sorted(_ENTRIES)}, got {sorted(what)}")
+        requests, model, head = what["params"], what["model"], what["head"]
+        if not isinstance(requests, list) or not 1 <= len(requests) <= MAX_DRAWS:
+            raise ValueError(f"params: expected a list of 1 to {MAX_DRAWS} requests")
+        if not isinstance(head, dict) or set(head) != set(Head.__dataclass_fields__):
+            raise ValueError(f"head: expected {sorted(Head.__dataclass_fields__)}, got {head!r}")
+        if model is not None and not isinstance(model, str):
+            raise ValueError(f"model: expected a name or null, got {model!r}")
+        if (model is None) != ("lm_head_weight" in tensors):
+            raise ValueError("expected lm_head_weight or the name of a model, and not both")
+        _check_tensors(tensors, len(requests))
+        params = []
+        for row, (request, seed) in enumerate(
+            zip(requests, tensors["seeds"].tolist(), strict=True)
+        ):
+            params.append(SamplingParams(**from_json(f"params[{row}]", request)))
+            params[-1] = replace(params[-1], seed=seed, logprobs=None, logprob_token_ids=None)
+        so_far = _tokens_so_far(what["tokens_so_far"], len(requests))
+        return _Record(tensors, params, so_far, head, what["philox_rounds"], model)
 
+    @property
+    def num_samples(self) -> int | None:
+        token_ids = self.tensors["token_ids"]
+        return token_ids.shape[1] if token_ids.ndim == 2 else None
 
-def _request(changed: dict[str, Any]) -> SamplingParams:
-    if changed.get("logit_bias"):
-        changed["logit_bias"] = {int(key): value for key, value in changed["logit_bias"].items()}
-    return SamplingParams(**changed)
+    def head_of(self, allow_download: bool) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+        """All rows of the head, its bias, and the scale and soft-cap."""
+        if self.model is None:
+            weight, bias, head = self.tensors["lm_head_weight"], self.tensors.get("bias"), self.head
+        else:
+            from tpsample.cli.model import load
+            from tpsample.distributed import Job
 
-
-def _require_shapes(tensors: dict[str, Tensor], rows: int) -> None:
-    for name, dtype, ndims in (
-        ("positions", torch.int64, (1,)),
-        ("seeds", torch.int64, (1,)),
-        ("status", torch.int32, (1,)),
-        ("token_ids", torch.int64, (1, 2)),
-        ("hidden_states", None, (2,)),
-    ):
-        tensor = tensors[name]
-        if tensor.ndim not in ndims or tensor.shape[0] != rows or dtype not in (None, tensor.dtype):
+            dtype = self.tensors["hidden_states"].dtype
+            model = load(self.model, Job(), dtype, allow_download=allow_download)
+            weight, bias, head = model.lm_head_weight, model.lm_head_bias, model.head
+        # Checks the head as it does a caller's.
+        LMHeadSampler(
+            weight,
+            group=Ranks(),
+            bias=bias,
+            max_rows=1,
+            philox_rounds=self.philox_rounds,
+            backend="torch",
+            **head,
+        ).close()
+        hidden_states = self.tensors["hidden_states"]
+        if (weight.dtype, weight.shape[1]) != (hidden_states.dtype, hidden_states.shape[1]):
             raise ValueError(
-                f"record: expected {name} of {rows} rows and {dtype or 'floats'}, got "
-                f"{tensor.dtype} {tuple(tensor.shape)}"
+                f"lm_head_weight: expected {hidden_states.dtype} [V, {hidden_states.shape[1]}] as "
+                f"hidden_states has, got {weight.dtype} {list(weight.shape)}"
             )
+        return weight, bias, head
 
-
-def _head(
-    what: dict[str, Any], tensors: dict[str, Tensor]
-) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-    """All rows of the head, its bias, and the scale and soft-cap."""
-    if what["model"] is not None:
-        from tpsample.cli.model import load
-        from tpsample.distributed import Job
-
-        dtype = tensors["hidden_states"].dtype
-        model = load(str(what["model"]), Job(), dtype)
-        weight, bias, head = model.lm_head_weight, model.lm_head_bias, model.head
-    elif "lm_head_weight" in tensors:
-        weight, bias, head = tensors["lm_head_weight"], tensors.get("bias"), what["head"]
-    else:
-        raise ValueError("record: has neither lm_head_weight nor the name of a model")
-    hidden_size = tensors["hidden_states"].shape[1]
-    if weight.ndim != 2 or weight.shape[1] != hidden_size or not weight.is_floating_point():
-        raise ValueError(
-            f"record: expected lm_head_weight [V, {hidden_size}] of floats as hidden_states has, "
-            f"got {weight.dtype} {tuple(weight.shape)}"
+    def batch(self, rows: range, vocab_size: int) -> SamplingBatch:
+        """Some of the rows."""
+        part = slice(rows.start, rows.stop)
+        return SamplingBatch.from_params(
+            self.params[part],
+            vocab_size=vocab_size,
+            **{name: lists[part] for name, lists in self.tokens_so_far.items()},  # type: ignore[arg-type]
         )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"record: expected bias [{weight.shape[0]}], got {tuple(bias.shape)}")
-    return weight, bias, head
+
+
+def _check_tensors(tensors: dict[str, Tensor], rows: int) -> None:
+    for name, (dtypes, axes) in _TENSORS.items():
+        if name not in tensors:
+            raise ValueError(f"{name}: expected a tensor of {rows} rows, got none")
+        tensor = tensors[name]
+        if tensor.dtype not in dtypes or tensor.ndim not in axes or tensor.shape[0] != rows:
+            raise ValueError(
+                f"{name}: expected {rows} rows, {' or '.join(map(str, axes))} axes and one of "
+                f"{', '.join(map(str, dtypes))}, got {tensor.dtype} {list(tensor.shape)}"
+            )
+    if tensors["token_ids"].numel() > MAX_DRAWS:
+        raise ValueError(f"token_ids: expected at most {MAX_DRAWS} rows × samples")
+    if (lowest := int(tensors["positions"].min())) < 0:
+        raise ValueError(f"positions: expected values >= 0, got {lowest}")
+
+
+def _tokens_so_far(given: Any, rows: int) -> dict[str, list[list[int]]]:
+    if not isinstance(given, dict) or not set(given) <= set(_TOKENS_SO_FAR):
+        raise ValueError(f"tokens_so_far: expected lists by name, {_TOKENS_SO_FAR}, got {given!r}")
+    for name, lists in given.items():
+        if not isinstance(lists, list) or len(lists) != rows:
+            raise ValueError(f"{name}: expected a list of {rows} lists, one per row")
+        for row, ids in enumerate(lists):
+            if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
+                raise ValueError(f"{name}[{row}]: expected a list of token ids, got {ids!r}")
+    return given
+
+
+def _verdicts(
+    record: _Record, weight: Tensor, bias: Tensor | None, head: dict[str, Any]
+) -> Iterator[RowVerdict]:
+    """Row by row; as many logits at a time as the memory allows."""
+    vocab_size, hidden_size = weight.shape
+    hidden_states = record.tensors["hidden_states"]
+    for rows in _slices(range(len(hidden_states)), max(hidden_size, _LOGITS // vocab_size)):
+        logits = torch.empty(len(rows), vocab_size)
+        for ids in _slices(range(vocab_size), _WEIGHT_VALUES // hidden_size):
+            part = slice(ids.start, ids.stop)
+            logits[:, part] = reference.logits(
+                hidden_states[rows.start : rows.stop],
+                weight[part],
+                bias=None if bias is None else bias[part],
+                **head,
+            )
+        for some in _slices(rows, _SAMPLED_LOGITS // vocab_size):
+            first = some.start - rows.start
+            yield from _sampled_again(record, some, logits[first : first + len(some)])
+
+
+def _slices(whole: range, length: int) -> Iterator[range]:
+    """Consecutive parts of a range, of at least one value."""
+    length = max(1, length)
+    for start in range(whole.start, whole.stop, length):
+        yield range(start, min(start + length, whole.stop))
+
+
+def _sampled_again(record: _Record, rows: range, logits: Tensor) -> Iterator[RowVerdict]:
+    """Verdicts on rows whose raw logits these are."""
+    batch = record.batch(rows, logits.shape[1])
+    rounds, num_samples = record.philox_rounds, record.num_samples
+    positions = record.tensors["positions"][rows.start : rows.stop]
+    again = reference.sample(
+        logits, batch, positions, num_samples=num_samples, philox_rounds=rounds
+    )
+    kept = reference.kept_mask(logits, batch)
+
+    @lru_cache(maxsize=4)
+    def scores(sample: int) -> Tensor:
+        return reference.scores(logits, batch, positions, sample=sample, philox_rounds=rounds)
+
+    def gap(row: int, sample: int, recorded: int, expected: int) -> float:
+        """Returns inf for a token that could not have been drawn."""
+        if not 0 <= recorded < logits.shape[1] or expected < 0 or not kept[row, recorded]:
+            return torch.inf
+        return float(scores(sample)[row, expected] - scores(sample)[row, recorded])
+
+    for row in range(len(rows)):
+        token_ids = record.tensors["token_ids"][rows[row]].view(-1).tolist()
+        recorded = token_ids, int(record.tensors["status"][rows[row]])
+        expected = again.token_ids[row].view(-1).tolist(), int(again.status[row])
+        apart, near = 0.0, recorded[1] == expected[1]
+        for sample, (one, other) in enumerate(zip(recorded[0], expected[0], strict=True)):
+            if near and one != other:
+                apart = max(apart, gap(row, sample, one, other))
+                near = apart < NEAR_TIE
+        yield RowVerdict(recorded, expected, apart, near and recorded[0] != expected[0])

@@ -69,6 +69,11 @@ class Call:
     token_ids: Tensor | None = None
     seeds_drawn: int = 0
 
+    @property
+    def emits_tokens(self) -> bool:
+        """Whether this is a step or a verification, which `PeerLost.step` counts."""
+        return self.name.startswith(("step", "verify"))
+
     def record(self) -> dict[str, int]:
         """What the ranks compare. Reads tensors, so for those on a CPU."""
         found = dict.fromkeys(_FIELDS, 0) | {
@@ -140,7 +145,14 @@ class StepAgreement:
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
         if self._exchange.compares_steps:
-            self._compare(call, own, error)
+            roll = ranks.roll
+            assert roll is not None and roll.step is not None
+            before, roll.step = roll.step, roll.step + (call is None or call.emits_tokens)
+            try:
+                self._compare(call, own, error)
+            except RankMismatch:  # no rank takes this step
+                roll.step = before
+                raise
         elif error is not None:
             if ranks.world_size > 1 and ranks.roll is not None:
                 text = f"rank {ranks.rank}: {error}"
@@ -152,8 +164,6 @@ class StepAgreement:
 
     def _compare(self, call: Call | None, own: dict[str, int], error: Exception | None) -> None:
         ranks = self._ranks
-        assert ranks.roll is not None and ranks.roll.step is not None
-        ranks.roll.step += 1
         values = torch.tensor([own[name] for name in _FIELDS], dtype=torch.int64)
         records = ranks.gather_tensor(values).tolist()
         if not all(right for right, *_ in records):
@@ -167,7 +177,7 @@ class StepAgreement:
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may wait, that this rank is not in the step with them."""
         roll = self._ranks.roll
-        if roll is not None:
+        if roll is not None and self._ranks.world_size > 1:
             roll.say(text, refused=refused)
             self._left = text
 

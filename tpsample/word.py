@@ -28,6 +28,8 @@ TOKEN_MASK = MAX_VOCAB_SIZE - 1
 
 KEY_NAN = 0xFFFFFFFF
 KEY_MINUS_INF = 0x007FFFFF
+LOWEST_DRAWABLE = (KEY_MINUS_INF + 1) << TOKEN_BITS
+"""The least word of a candidate that may be drawn: of a logit, or a score, above -inf."""
 NO_TOKEN = -1
 LOST = 2**63 - 1
 """Above every word of every epoch: a rank is lost, whatever the others found."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from benchmarks import gpu_check
+from tests.commands import run_command
 
 TILES = [f"tiles:{part}/{gpu_check.TILE_PROCESSES}" for part in range(gpu_check.TILE_PROCESSES)]
 RIGHT_OR_WRONG = ("noise", "goldens", "oracle", "invariance", *TILES, "virtual_ranks")
@@ -20,15 +19,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 @pytest.mark.parametrize("section", RIGHT_OR_WRONG)
 def test_section(section, tmp_path):
     """In a process of its own: the tests interpret kernels, this one compiles them."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--section", section]
-    done = subprocess.run(
-        [*command, "--output", str(tmp_path)],
-        cwd=gpu_check.ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    command = (sys.executable, "-m", "benchmarks.gpu_check", "--section", section)
+    done = run_command(*command, "--output", tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]

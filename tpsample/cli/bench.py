@@ -16,7 +16,9 @@ def register(app: Any) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "benchmarks":
             raise
-        app.command("bench")(_not_in_a_checkout)
+        # Whatever the options are, the answer is the same.
+        anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+        app.command("bench", context_settings=anything)(_not_in_a_checkout)
     else:
         app.command("bench")(bench)
 

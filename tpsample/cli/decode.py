@@ -17,6 +17,10 @@ Sampler = Callable[[Tensor, Tensor], SampleOutput]
 """hidden states [B, D] and positions [B] to the next tokens."""
 
 
+class NoToken(RuntimeError):
+    """A row could not be given a token."""
+
+
 @dataclass
 class Step:
     """One step as the sampler saw it: what a check needs to repeat it.
@@ -56,7 +60,7 @@ def decode(
     batch keeps its shape.
 
     Raises:
-        RuntimeError: a row has no token (NaN logits).
+        NoToken: the logits of a row are NaN, or all masked.
     """
     device = model.lm_head_weight.device
     token_ids, mask = pad_left(prompts, device)
@@ -104,7 +108,7 @@ def _collect(
     pairs = zip(sampled.token_ids.tolist(), sampled.status.tolist(), strict=True)
     for row, (token_id, status) in enumerate(pairs):
         if status != Status.OK:
-            raise RuntimeError(f"row {row}: no token could be sampled: {Status(status).name}")
+            raise NoToken(f"row {row}: no token could be sampled: {Status(status).name}")
         ended[row] |= token_id in eos
         if not ended[row]:
             rows[row].append(token_id)

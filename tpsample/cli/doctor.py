@@ -63,7 +63,7 @@ def _examine(job: Job, seconds: float) -> bool:
     reaches = [record["reach"] for record in records]
     chosen = choose_exchange("auto", ranks, reaches)
 
-    shown.table([("job", f"{job.world_size} ranks, started by {job.source}"), *_machines(records)])
+    shown.table([("job", report.started(job)), *_machines(records)])
     shown.table(
         [
             *_versions(records),

@@ -13,7 +13,7 @@ from torch import Tensor
 from tpsample.cli import report, requests
 from tpsample.cli import trace as trace_file
 from tpsample.cli.check import check
-from tpsample.cli.decode import Decoded, Sampler, decode
+from tpsample.cli.decode import Decoded, NoToken, Sampler, decode
 from tpsample.cli.drafters import Drafting
 from tpsample.cli.model import Model, load
 from tpsample.cli.requests import Request
@@ -133,7 +133,7 @@ def generate(
     except ModuleNotFoundError as missing:
         report.error(f"{missing}: pip install 'tpsample[cli,hf]'")
         raise typer.Exit(1) from missing
-    except (LaunchError, PeerLost, ValueError) as wrong:
+    except (LaunchError, NoToken, PeerLost, ValueError) as wrong:
         report.error(str(wrong))
         raise typer.Exit(1) from wrong
     if not ok:
@@ -148,11 +148,13 @@ def _requests(
     params_file: Path | None,
 ) -> list[Request]:
     """One request per row; one prompt alone is repeated per temperature."""
-    if len(prompts) == 1:
+    why = "one per prompt"
+    if len(prompts) == 1 and len(temperatures) > 1:
         prompts = prompts * len(temperatures)
+        why = "one per --temperature, since one prompt alone is asked at each of them"
     own: list[dict[str, Any]] = [{} for _ in prompts]
     if params_file is not None:
-        own = requests.read_params(params_file, len(prompts))
+        own = requests.read_params(params_file, len(prompts), why)
     return [
         Request.of(
             prompt,
@@ -289,19 +291,19 @@ def _summary(
     rows, others = len(decoded.rows), job.world_size - 1
     tokens = sum(map(len, decoded.rows))
     device = torch.cuda.get_device_name() if job.device.type == "cuda" else "CPU"
-    # Filtered rows exchange integers beside their words.
-    integers = sampler.exchange.integers.bytes_sent // len(decoded.steps)
-    sent = sampler.exchange.bytes_sent(rows) + integers
-    gathered = others * sampler.vocab_size * 4 * rows / job.world_size
+    travels = "nothing: one rank"
+    if job.world_size > 1:
+        # Filtered rows exchange integers beside their words.
+        integers = sampler.exchange.integers.bytes_sent // len(decoded.steps)
+        sent = report.size(sampler.exchange.bytes_sent(rows) + integers)
+        gathered = report.size(others * sampler.vocab_size * 4 * rows / job.world_size)
+        travels = f"{sent} sent, instead of {gathered} of gathered logits"
     return [
         ("model", f"{lm.name}, vocabulary {sampler.vocab_size}"),
         ("tokens per second", f"{tokens / decoded.seconds:.1f} (all {rows} rows)"),
         ("time", f"{decoded.seconds:.1f} s for {tokens} tokens in {len(decoded.steps)} steps"),
-        ("ranks", f"{job.world_size} on {device} ({job.source})"),
+        ("job", f"{report.started(job)}, on {device}"),
         ("backend", f"{sampler.backend}, {str(lm.lm_head_weight.dtype).removeprefix('torch.')}"),
         ("exchange", sampler.exchange.name),
-        (
-            "bytes per step and rank",
-            f"{report.size(sent)} sent, instead of {report.size(gathered)} of gathered logits",
-        ),
+        ("bytes per step and rank", travels),
     ]

@@ -55,12 +55,13 @@ class Model:
         return list(encoded["input_ids"])
 
 
-def load(model: str | None, job: Job, dtype: torch.dtype) -> Model:
+def load(model: str | None, job: Job, dtype: torch.dtype, *, allow_download: bool = True) -> Model:
     """Load a model on every rank.
 
     Args:
-        model: folder or Hugging Face id; None is the bundled one, converted from GGUF by one rank
-            of each machine the first time.
+        model: folder or Hugging Face id; None or its name is the bundled one, converted from GGUF
+            by one rank of each machine the first time.
+        allow_download: an id may name a model that is not on this machine yet.
 
     Raises:
         ValueError: no such model, or an LM head that is not scale, soft-cap and bias alone.
@@ -71,12 +72,14 @@ def load(model: str | None, job: Job, dtype: torch.dtype) -> Model:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    source = model if model is not None else str(_bundled(job))
+    source = str(_bundled(job)) if model in (None, BUNDLED) else str(model)
+    way_out = _obstacle(source, allow_download)
+    local = {"local_files_only": way_out is not None}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        causal_lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(source, **local)
+        causal_lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **local)
     except OSError as error:
-        raise ValueError(f"model: cannot load {source!r}: {error}") from error
+        raise ValueError(f"model: cannot load {source!r}: {way_out or error}") from error
     causal_lm = causal_lm.to(job.device).eval()
 
     config = causal_lm.config.get_text_config()
@@ -95,6 +98,29 @@ def load(model: str | None, job: Job, dtype: torch.dtype) -> Model:
     )
     _check_head(loaded, causal_lm)
     return loaded
+
+
+def _obstacle(source: str, allow_download: bool) -> str | None:
+    """Why nothing is downloaded, so that the model has to be on this machine; None if it may be."""
+    if Path(source).is_dir():
+        return "the folder does not hold a model that transformers can read"
+    missing = "there is no such folder and no model of that name in the cache"
+    if not allow_download:
+        return f"{missing}, and downloads are not allowed; see --allow-download"
+    fault = _hub_fault()
+    return None if fault is None else f"{missing}, and Hugging Face does not answer ({fault})"
+
+
+def _hub_fault() -> str | None:
+    """One request, because the hub's own library retries for 46 seconds without a network."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception as error:  # of the HTTP library, which differs between versions of the hub's
+        return str(error)
+    return None
 
 
 @torch.inference_mode()

@@ -10,7 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from tpsample.distributed import Place
 from tpsample.request.params import SamplingParams
+
+_LONGEST = 1000
+"""Characters of an error message."""
 
 
 class Report:
@@ -60,7 +64,20 @@ class Report:
 
 def error(message: str) -> None:
     """Why this rank gives up, on standard error."""
-    Console(stderr=True).print(Text(f"error: {message}", "bold red"), soft_wrap=True)
+    Console(stderr=True).print(Text(f"error: {one_line(message)}", "bold red"), soft_wrap=True)
+
+
+def one_line(message: str) -> str:
+    """A message for a terminal, because a file may have put anything into it."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in message[:_LONGEST])
+    return " ".join(shown.split()) + " …" * (len(message) > _LONGEST)
+
+
+def started(job: Place) -> str:
+    """How many ranks there are and where they come from."""
+    if job.source == "alone":
+        return "1 rank, started by hand"
+    return f"{job.world_size} rank{'s' * (job.world_size != 1)}, started by {job.source}"
 
 
 def size(num_bytes: float) -> str:

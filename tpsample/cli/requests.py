@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tpsample.request.as_json import from_json
 from tpsample.request.params import SamplingParams
 
-FIELDS = tuple(field.name for field in fields(SamplingParams))
 _LATER = ("bad_words", "min_tokens", "stop_token_ids")
 """Fields that may need the model: its tokenizer, its end-of-sequence ids."""
 
@@ -66,9 +66,6 @@ class Request:
         Raises:
             TypeError, ValueError: naming the field.
         """
-        for name in values:
-            if name not in FIELDS:
-                raise ValueError(f"{name}: not a field of SamplingParams ({', '.join(FIELDS)})")
         params = SamplingParams(**{k: v for k, v in values.items() if k not in _LATER})
         bad_words, min_tokens = values.get("bad_words") or (), values.get("min_tokens", 0)
         stop_token_ids = values.get("stop_token_ids") or ()
@@ -118,29 +115,35 @@ def bias_of(texts: Sequence[str] | None) -> dict[int, float] | None:
     return bias or None
 
 
-def read_params(path: Path, prompts: int) -> list[dict[str, Any]]:
-    """Fields per prompt from a JSON file: a list of objects, or one object for all prompts.
+def read_params(path: Path, rows: int, why: str = "one per prompt") -> list[dict[str, Any]]:
+    """Fields per row from a JSON file: a list of objects, or one object for all rows.
+
+    Args:
+        why: there are so many rows.
 
     Raises:
-        ValueError: not JSON, or not so many objects.
+        ValueError: not JSON, a field that cannot be used, or another number of objects.
     """
     try:
-        read = json.loads(path.read_text())
-    except (OSError, ValueError) as wrong:
+        read = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
+    except (OSError, ValueError, RecursionError) as wrong:
         raise ValueError(f"params: cannot read {path}: {wrong}") from wrong
-    found = [read] * prompts if isinstance(read, dict) else read
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ValueError(f"params: expected a list of objects in {path}, one per prompt")
-    if len(found) != prompts:
+    found = [read] * rows if isinstance(read, dict) else read
+    if not isinstance(found, list):
+        raise ValueError(f"params: expected a list of objects in {path}, {why}")
+    if len(found) != rows:
         raise ValueError(
-            f"params: expected {prompts} objects, one per prompt, got {len(found)} in {path}"
+            f"params: expected {rows} object{'s' * (rows != 1)}, {why}, got {len(found)} in "
+            f"{path}; an object without a list around it is for all"
         )
-    return [_with_int_keys(each) for each in found]
+    return [from_json(f"params[{row}]", each) for row, each in enumerate(found)]
 
 
-def _with_int_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no integer keys: those of logit_bias are made so."""
-    bias = values.get("logit_bias")
-    if not isinstance(bias, dict):
-        return values
-    return values | {"logit_bias": bias_of([f"{k}={v}" for k, v in bias.items()])}
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names differ."""
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"{name!r} is given twice in one object")
+        values[name] = value
+    return values

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.cli.decode import Decoded, Step, pad_left
+from tpsample.cli.decode import Decoded, NoToken, Step, pad_left
 from tpsample.cli.drafters import Decoding, Drafter
 from tpsample.cli.model import Model
 from tpsample.request.batch import SamplingBatch
@@ -74,7 +74,7 @@ def decode_with_drafts(
         on_token: called for every token that all rows have got beyond, or have ended before.
 
     Raises:
-        RuntimeError: a row has no token (NaN logits).
+        NoToken: the logits of a row are NaN, or all masked.
         ValueError: a model whose cache cannot forget tokens.
     """
     device = model.lm_head_weight.device
@@ -180,7 +180,7 @@ def _collect(
     for row, token_ids in enumerate(verified.token_ids.tolist()):
         if statuses[row] != Status.OK:
             name = Status(statuses[row]).name
-            raise RuntimeError(f"row {row}: no token could be sampled: {name}")
+            raise NoToken(f"row {row}: no token could be sampled: {name}")
         if not ended[row]:
             done.row_steps += 1
             done.proposed += proposed[row]

@@ -7,29 +7,36 @@ from typing import Annotated
 
 import typer
 
+from tpsample.cli import report
 from tpsample.record import RowVerdict, verify_record
 from tpsample.word import Status
 
 
 def verify(
     records: Annotated[list[Path], typer.Argument(help="Files of tpsample.record.write_record.")],
+    allow_download: Annotated[
+        bool,
+        typer.Option(
+            "--allow-download", help="Let a record name a model that is not on this machine."
+        ),
+    ] = False,
 ) -> None:
     """Sample every row of recorded steps again, by the definition of the correct token.
 
     Each file brings the hidden states, the head or the name of its model, the requests, seeds and
-    positions. Exit status 0 if every token is confirmed, 1 if one is refuted, 2 if a file cannot
-    be read or repeated. Nothing a file brings is run.
+    positions. Exit status 0 if every token is confirmed, 1 if one is refuted, 2 if a file is not a
+    record or cannot be repeated. Nothing a file brings is run.
     """
     refuted = unusable = 0
     for path in records:
         try:
-            verdicts = verify_record(path)
-        except ModuleNotFoundError as missing:
-            typer.echo(f"{path}: {missing}: pip install 'tpsample[cli,hf]'", err=True)
+            verdicts = verify_record(path, allow_download=allow_download)
+        except ImportError as missing:
+            report.error(f"{path}: {missing}: pip install 'tpsample[cli,hf]'")
             unusable += 1
             continue
         except ValueError as error:
-            typer.echo(f"{path}: {error}", err=True)
+            report.error(f"{path}: {error}")
             unusable += 1
             continue
         for row, verdict in enumerate(verdicts):

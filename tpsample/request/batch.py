@@ -24,6 +24,8 @@ from tpsample.request.batch_checks import (
 from tpsample.request.controls import ControlRows, ControlTables, needs_controls
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.row_masks import NAMES as MASKS
+from tpsample.request.row_masks import RowMasks
 from tpsample.request.seeds import SeedSource, signed64
 from tpsample.request.token_mask import num_words
 from tpsample.vocab_shard import VocabShard
@@ -71,9 +73,7 @@ class SamplingBatch:
         # Of the rows there are, then of those that may come.
         self._slots = list(range(self.max_rows))
         self._tables: ControlTables | None = None
-        self._grammar_bitmask: Tensor | None = None
-        self._forced: Tensor | None = None
-        self._stale: set[str] = set()
+        self._masks = RowMasks()
         self._single: CheckedRequest | None = None
         self._expanded: dict[int, SamplingBatch] = {}
         self._changed()
@@ -165,8 +165,8 @@ class SamplingBatch:
             expanded._temperature.copy_(self._temperature.expand(rows))
             if self._single.params.seed is not None:
                 expanded._seed.copy_(self._seed.expand(rows))
-        expanded.grammar_bitmask = _for_each(self._grammar_bitmask, rows)
-        expanded.forced_token_ids = _for_each(self._forced, rows)
+        expanded.grammar_bitmask = self._masks.for_each("grammar_bitmask", rows)
+        expanded.forced_token_ids = self._masks.for_each("forced_token_ids", rows)
         return expanded
 
     def _repeated(self, single: CheckedRequest, rows: int) -> SamplingBatch:
@@ -300,7 +300,7 @@ class SamplingBatch:
         the batch when it is assigned: after rows joined, left, moved or changed, assign it anew
         before the next step. For `verify` it has a row for each of the B · (K + 1) positions.
         """
-        return self._grammar_bitmask
+        return self._masks["grammar_bitmask"]
 
     @grammar_bitmask.setter
     def grammar_bitmask(self, bitmask: Tensor | None) -> None:
@@ -308,8 +308,7 @@ class SamplingBatch:
             words = num_words(self.vocab_size)
             check_per_row("grammar_bitmask", bitmask, torch.int32, self.seed, words)
             self._make_tables()
-        self._grammar_bitmask = bitmask
-        self._stale.discard("grammar_bitmask")
+        self._masks.assign("grammar_bitmask", bitmask)
 
     @property
     def forced_token_ids(self) -> Tensor | None:
@@ -318,15 +317,14 @@ class SamplingBatch:
         Stands above every other mask. Kept by reference, with rows as those of `grammar_bitmask`.
         Values from V on leave no id (EMPTY).
         """
-        return self._forced
+        return self._masks["forced_token_ids"]
 
     @forced_token_ids.setter
     def forced_token_ids(self, forced: Tensor | None) -> None:
         if forced is not None:
             check_per_row("forced_token_ids", forced, torch.int64, self.seed)
             self._make_tables()
-        self._forced = forced
-        self._stale.discard("forced_token_ids")
+        self._masks.assign("forced_token_ids", forced)
 
     @property
     def has_controls(self) -> bool:
@@ -372,7 +370,7 @@ class SamplingBatch:
     def state_digests(self) -> dict[str, int]:
         """64 bits each of what a step reads beside requests and seeds, for ranks to compare. Reads
         tensors, so for those on a CPU."""
-        found = {"grammar_bitmask": self._grammar_bitmask, "forced_token_ids": self._forced}
+        found = {name: self._masks[name] for name in MASKS}
         if self._tables is not None:
             found["tokens so far"] = self._tables.told[self._tables.slot_of[: self.rows]]
         return {
@@ -426,7 +424,7 @@ class SamplingBatch:
         self.temperature = self._temperature[: len(self._rows)]
         self.seed = self._seed[: len(self._rows)]
         self.unseeded = [index for index, row in enumerate(self._rows) if row.unseeded]
-        self._stale = {"grammar_bitmask", "forced_token_ids"}
+        self._masks.rows_changed()
         self.plan = BatchPlan.of(
             [row.params for row in self._rows],
             self.vocab_size,
@@ -441,29 +439,15 @@ class SamplingBatch:
         return self._tables
 
     def check_masks(self, rows: int) -> None:
-        """Whether grammar bitmask and forced ids are of so many rows, and of those of now.
-
-        Raises:
-            ValueError: they are not.
-        """
-        masks = {"grammar_bitmask": self._grammar_bitmask, "forced_token_ids": self._forced}
-        for name, mask in masks.items():
-            if mask is not None and name in self._stale:
-                raise ValueError(
-                    f"batch.{name}: rows of the batch joined, left, moved or changed since it was "
-                    "assigned; assign it anew, or None"
-                )
-            if mask is not None and mask.shape[0] != rows:
-                raise ValueError(
-                    f"batch.{name}: expected a row for each of the {rows} rows of the step, got "
-                    f"{mask.shape[0]}; assign another"
-                )
+        """Raise a ValueError if grammar bitmask or forced ids are not of so many rows, and of those
+        of now."""
+        self._masks.check(rows)
 
     def _control_rows(self) -> ControlRows | None:
         if self._tables is None:
             return None
         slots = self._tables.slot_of[: self.rows]
-        found = ControlRows(self._tables, slots, self._grammar_bitmask, self._forced)
+        found = ControlRows(self._tables, slots, self.grammar_bitmask, self.forced_token_ids)
         return found if found.changes_logits else None
 
     def _require_list(self, method: str) -> None:
@@ -481,10 +465,3 @@ def _listed(params: Any) -> list[Any]:
             f"params: expected SamplingParams or a sequence of them, got {type(params).__name__}"
         )
     return list(params)
-
-
-def _for_each(mask: Tensor | None, rows: int) -> Tensor | None:
-    """The mask of one request for each of so many rows."""
-    if mask is None or mask.shape[0] != 1:
-        return mask
-    return mask.expand(rows, *mask.shape[1:]).contiguous()

@@ -27,8 +27,6 @@ from tpsample.stored.rows import StoredRows, tile_elements
 from tpsample.stored.threshold import find_cut
 from tpsample.word import Status
 
-_LOWEST_DRAWABLE = (word.KEY_MINUS_INF + 1) << word.TOKEN_BITS
-
 
 @dataclass(frozen=True)
 class Laws:
@@ -87,7 +85,7 @@ class Laws:
         )
         top = word.value_of(top_word)
 
-        cut = torch.full_like(top_word, _LOWEST_DRAWABLE)
+        cut = torch.full_like(top_word, word.LOWEST_DRAWABLE)
         if batch.plan.filters is not None:
             index = batch.plan.filters.rows
             tops = top.flatten()[index]

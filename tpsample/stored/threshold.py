@@ -29,7 +29,8 @@ def find_cut(
 ) -> Tensor:
     """int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
 
-    Nothing is kept in a row with a NaN, or with nothing but masked tokens. Collective: one search
+    Nothing is kept in a row with a NaN, or with nothing but masked tokens; a greedy row has no
+    filters. Collective: one search
     if a row has top_k, one if a row has top_p; the requests alone decide that.
 
     Args:
@@ -50,7 +51,9 @@ def find_cut(
         limit = mass_limit(integers.sum(candidates.mass_from(total_cut)), filters.top_p)
         top_p_cut = _weighted_cut(candidates, limit, filters, integers, mass=True)
         cut = torch.where(filters.top_p < 1, cut.maximum(top_p_cut), cut)
-    return cut
+    # A row that was made greedy by its temperature alone keeps what a mask leaves.
+    unfiltered = torch.where(min_p_cut < 1 << word.EPOCH_SHIFT, word.LOWEST_DRAWABLE, min_p_cut)
+    return torch.where(rows.noise.random.squeeze(1), cut, unfiltered)
 
 
 def find_top_k_cut(

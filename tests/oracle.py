@@ -1,0 +1,416 @@
+"""The definition of the correct token, written a second time: numpy, one row, by sorting.
+
+Nothing here comes from the library, neither code nor constants nor a way of computing: noise from
+the layout tps-philox-v1, masses as Python integers, the kept set from the sorted row. Where a
+sampler and this file disagree, the definition decides which of them is wrong.
+
+    answer = draw(logits, Request(top_k=5), seed=1, position=17)
+    answer.token, answer.status, answer.kept
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import numpy as np
+
+OK, NAN, EMPTY = "OK", "NAN", "EMPTY"
+NEAR_TIE = 4e-5
+"""Two devices may take either of two tokens whose scores are nearer than this."""
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+# -- noise -------------------------------------------------------------------------------------
+
+
+def philox(key: tuple[int, int], counter: Sequence[np.ndarray | int], rounds: int) -> np.ndarray:
+    """uint64 [4, ...], the four 32-bit words of Philox4x32 (Salmon et al., SC 2011)."""
+    low = np.uint64(0xFFFFFFFF)
+    x = [np.asarray(word, dtype=np.uint64) & low for word in counter]
+    k0, k1 = key
+    for _ in range(rounds):
+        product0, product2 = np.uint64(0xD2511F53) * x[0], np.uint64(0xCD9E8D57) * x[2]
+        x = [
+            (product2 >> np.uint64(32)) ^ x[1] ^ np.uint64(k0),
+            product2 & low,
+            (product0 >> np.uint64(32)) ^ x[3] ^ np.uint64(k1),
+            product0 & low,
+        ]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack(np.broadcast_arrays(*x))
+
+
+def halves(number: int) -> tuple[int, int]:
+    """The low and the high 32 bits of a 64-bit number, negative ones in two's complement."""
+    number &= (1 << 64) - 1
+    return number & 0xFFFFFFFF, number >> 32
+
+
+def noise_words(
+    seed: int, position: int, token_ids: np.ndarray, *, sample: int = 0, rounds: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """The word of each id, and the exclusive or of the four words of its group."""
+    domain = 0x7470536D
+    stream = philox(halves(seed), (*halves(position), sample & 0xFFFFFFFF, domain), 10)
+    groups, place = np.unique(token_ids >> 2, return_inverse=True)
+    words = philox((0x1BD11BDA, 0xA9FC1A22), (groups, *stream[:3]), rounds)
+    return words[token_ids & 3, place], np.bitwise_xor.reduce(words)[place]
+
+
+def noise(
+    seed: int, position: int, token_ids: np.ndarray, *, sample: int = 0, rounds: int = 10
+) -> np.ndarray:
+    """fp32 L of each id: the Gumbel noise in base 2 is −L. Each fp32 operation is rounded once."""
+    words, mixed = noise_words(seed, position, token_ids, sample=sample, rounds=rounds)
+    low = ((mixed ^ words) & np.uint64(0xFFFF)).astype(np.float64) * 2.0**-48 + 2.0**-49
+    whole = words.astype(np.float32).astype(np.float64)
+    u = (whole * (2.0**-32 * (1 - 2.0**-24)) + low).astype(np.float32)
+    polynomial = np.full(u.shape, np.float32(0.51374837))
+    for coefficient in (0.30503643, 0.48617405, 0.72117668, 1.44269586):
+        fused = polynomial.astype(np.float64) * u + np.float64(np.float32(coefficient))
+        polynomial = fused.astype(np.float32)
+    near_one = -np.log2((np.float32(1) - u).astype(np.float64))
+    e = np.where(u < np.float32(0.25), u * polynomial, near_one.astype(np.float32))
+    return np.log2(e.astype(np.float64)).astype(np.float32)
+
+
+# -- a request and its row ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a request asks for; the names and defaults of the contract."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[Sequence[int]] | None = None
+    min_tokens: int = 0
+    stop_token_ids: Sequence[int] | None = None
+    logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
+    logprobs_mode: str = "raw_logprobs"
+    ties: str = "exact"
+    filter_order: str = "sequential"
+    repetition_scope: str = "all"
+
+    @property
+    def greedy(self) -> bool:
+        return float(np.float32(self.temperature)) < float(np.float32(1e-5))
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a row's masks and penalties refer to.
+
+    Attributes:
+        prompt, output: token ids so far; −1 is none, other prompt ids outside [0, V) are ignored.
+        grammar: int words, bit v % 32 of word v // 32 allows v; None allows all.
+        forced: the only id that may be drawn; −1 is none.
+    """
+
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+    grammar: tuple[int, ...] | None = None
+    forced: int = -1
+
+    def after(self, tokens: Sequence[int]) -> Context:
+        return replace(self, output=self.output + tuple(t for t in tokens if t >= 0))
+
+
+def head_logits(
+    hidden_state: np.ndarray,
+    weight: np.ndarray,
+    *,
+    bias: np.ndarray | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+) -> np.ndarray:
+    """fp32 [V]: products in float64, rounded once; then scale, soft-cap and bias in fp32."""
+    with np.errstate(all="ignore"):
+        x = (weight.astype(np.float64) @ hidden_state.astype(np.float64)).astype(np.float32)
+        if scale != 1.0:
+            x = x * np.float32(scale)
+        if softcap is not None:
+            cap = np.float32(softcap)
+            x = cap * np.tanh((x / cap).astype(np.float64)).astype(np.float32)
+        return x if bias is None else x + bias.astype(np.float32)
+
+
+def process(logits: np.ndarray, request: Request, context: Context) -> np.ndarray:
+    """fp32 [V], the processed logits: masks, bias, min_tokens, penalties, bad words."""
+    x, size = logits.astype(np.float32).copy(), len(logits)
+    ids = np.arange(size)
+    output = [t for t in context.output if t >= 0]
+    open_ = np.ones(size, dtype=bool)
+    if request.allowed_token_ids is not None:
+        open_ &= np.isin(ids, request.allowed_token_ids)
+    if context.grammar is not None:
+        words = np.array([word & 0xFFFFFFFF for word in context.grammar], dtype=np.int64)
+        open_ &= (words[ids >> 5] >> (ids & 31)) & 1 == 1
+    stopped = np.zeros(size, dtype=bool)
+    if len(output) < request.min_tokens:
+        stopped[list(request.stop_token_ids or ())] = True
+        if not (open_ & ~stopped).any():
+            stopped[:] = False
+    banned = np.zeros(size, dtype=bool)
+    for word in request.bad_words or ():
+        start = list(word[:-1])
+        if len(start) <= len(output) and output[len(output) - len(start) :] == start:
+            banned[word[-1]] = True
+    masked = ~open_ | stopped | banned
+    if context.forced >= 0:
+        masked = ids != context.forced
+    masked |= x == -np.inf
+
+    with np.errstate(all="ignore"):
+        for token, bias in (request.logit_bias or {}).items():
+            x[token] += np.float32(min(100.0, max(-100.0, bias)))
+        counts = np.bincount(output, minlength=size) if output else np.zeros(size, dtype=np.int64)
+        seen = counts > 0
+        if request.repetition_scope == "all":
+            seen[[t for t in context.prompt if 0 <= t < size]] = True
+        repetition = np.float32(request.repetition_penalty)
+        x = np.where(seen, np.where(x > 0, x / repetition, x * repetition), x)
+        x = x - np.float32(request.frequency_penalty) * counts.astype(np.float32)
+        x = x - np.float32(request.presence_penalty) * (counts > 0).astype(np.float32)
+    return np.where(masked, np.float32(-np.inf), x).astype(np.float32)
+
+
+# -- the kept set ------------------------------------------------------------------------------
+
+
+def order_of(x: np.ndarray) -> np.ndarray:
+    """Ids by (logit descending, id ascending)."""
+    return np.argsort(-x.astype(np.float64), kind="stable")
+
+
+def scaled(x: np.ndarray, temperature: float) -> np.ndarray:
+    """fp32 x · log2 e / T, with what lies beyond fp32 at ±inf."""
+    with np.errstate(all="ignore"):
+        return (x.astype(np.float64) * np.float64(_scale(temperature))).astype(np.float32)
+
+
+def masses(x: np.ndarray, temperature: float) -> list[int]:
+    """rint(2^40 · exp(x / T − max / T)) as Python ints."""
+    wide, top = x.astype(np.longdouble), np.longdouble(x.max())
+    with np.errstate(all="ignore"):
+        below = np.where(x == x.max(), 0, (wide - top) / np.longdouble(np.float32(temperature)))
+        return [int(q) for q in np.rint(np.longdouble(2.0**40) * np.exp(below))]
+
+
+def kept_set(x: np.ndarray, request: Request) -> np.ndarray:
+    """bool [V] of processed logits without a NaN; filters do not apply to a greedy row."""
+    if request.greedy:
+        return x > -np.inf
+    kept = np.zeros(len(x), dtype=bool)
+    finite = scaled(x, request.temperature) > -np.inf
+    left = [int(v) for v in order_of(x) if finite[v]]
+    if not left:
+        return kept
+    likely = _likely(x, request)
+    if request.filter_order == "min_p_last":
+        left = _top_p(_top_k(left, x, request), x, request)
+        left = [v for v in left if likely[v]]
+    elif request.filter_order == "joint":
+        left = [v for v in left if likely[v]]
+        both = set(_top_k(left, x, request)) & set(_top_p(left, x, request))
+        left = [v for v in left if v in both]
+    else:
+        left = _top_p(_top_k([v for v in left if likely[v]], x, request), x, request)
+    kept[left] = True
+    return kept
+
+
+def _likely(x: np.ndarray, request: Request) -> np.ndarray:
+    """What min_p keeps: x / T ≥ max / T + ln(min_p)."""
+    if request.min_p == 0:
+        return np.ones(len(x), dtype=bool)
+    wide = x.astype(np.longdouble) / np.longdouble(np.float32(request.temperature))
+    return wide >= wide.max() + np.log(np.longdouble(request.min_p))
+
+
+def _top_k(left: list[int], x: np.ndarray, request: Request) -> list[int]:
+    if request.top_k <= 0 or request.top_k >= len(left):
+        return left
+    return _with_ties(left, request.top_k, x, request)
+
+
+def _top_p(left: list[int], x: np.ndarray, request: Request) -> list[int]:
+    if request.top_p == 1 or not left:
+        return left
+    q = masses(x[left], request.temperature)
+    limit, before, count = Fraction(repr(request.top_p)) * sum(q), 0, 0  # as it was written
+    for mass in q:
+        if count and before >= limit:
+            break
+        before, count = before + mass, count + 1
+    return _with_ties(left, count, x, request)
+
+
+def _with_ties(left: list[int], count: int, x: np.ndarray, request: Request) -> list[int]:
+    if request.ties == "keep":
+        while count < len(left) and x[left[count]] == x[left[count - 1]]:
+            count += 1
+    return left[:count]
+
+
+# -- a draw ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a step must return for a row.
+
+    Attributes:
+        raw, logits: fp32 [V], before and after processing.
+        kept: bool [V]; scores: fp32 [V], −inf outside the kept set.
+    """
+
+    token: int
+    status: str
+    raw: np.ndarray = field(repr=False)
+    logits: np.ndarray = field(repr=False)
+    kept: np.ndarray = field(repr=False)
+    scores: np.ndarray = field(repr=False)
+
+    def near_tie(self, token: int) -> bool:
+        """Whether another device may take `token` in place of this one."""
+        if self.status != OK or not (0 <= token < len(self.kept)) or not self.kept[token]:
+            return False
+        with np.errstate(all="ignore"):
+            return bool(abs(self.scores[self.token] - self.scores[token]) < NEAR_TIE)
+
+
+def draw(
+    logits: np.ndarray,
+    request: Request,
+    context: Context | None = None,
+    *,
+    seed: int,
+    position: int,
+    sample: int = 0,
+    rounds: int = 10,
+) -> Answer:
+    """The token of one row with raw logits fp32 [V]."""
+    x = process(logits, request, context or Context())
+    nothing = np.full(len(x), np.float32(-np.inf))
+    none = np.zeros(len(x), dtype=bool)
+    if np.isnan(x).any():
+        return Answer(-1, NAN, logits, x, none, nothing)
+    kept = kept_set(x, request)
+    if not kept.any():
+        return Answer(-1, EMPTY, logits, x, kept, nothing)
+    if request.greedy:
+        return Answer(int(np.argmax(x)), OK, logits, x, kept, np.where(kept, x, nothing))
+    ids = np.flatnonzero(kept)
+    scores = nothing.copy()
+    with np.errstate(all="ignore"):
+        product = x[ids].astype(np.float64) * np.float64(_scale(request.temperature))
+        drawn = noise(seed, position, ids, sample=sample, rounds=rounds)
+        scores[ids] = (product - drawn.astype(np.float64)).astype(np.float32)
+    return Answer(int(np.argmax(scores)), OK, logits, x, kept, scores)
+
+
+def _scale(temperature: float) -> np.float32:
+    """log2 e / T, rounded once."""
+    return np.float32(1.4426950408889634 / np.float64(np.float32(temperature)))
+
+
+# -- logprobs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """Entry i is (id, value, rank): the tokens drawn, the N most likely ones, the chosen ids."""
+
+    entries: list[tuple[int, float, int]]
+    entropy: float
+
+
+def report(answer: Answer, request: Request, tokens: Sequence[int]) -> Report:
+    """The logprobs of a row whose status is OK; `tokens` are those drawn."""
+    mode = request.logprobs_mode
+    if mode.startswith("raw"):
+        x = answer.raw.astype(np.longdouble)
+    else:
+        temperature = 1.0 if request.greedy else float(np.float32(request.temperature))
+        x = np.where(answer.kept, answer.logits, -np.inf) / np.longdouble(temperature)
+    order = [int(v) for v in order_of(answer.raw if mode.startswith("raw") else answer.logits)]
+    with np.errstate(all="ignore"):
+        top = x[order[0]]
+        weights = np.where(x == top, 1, np.exp(np.where(np.isinf(x), -np.inf, x) - top))
+        if np.isinf(top):
+            weights = (x == top).astype(np.longdouble)
+        total = weights.sum()
+        logprobs = np.log(weights / total)
+        direct = x - top - np.log(total)
+        logprobs = np.where(np.isfinite(direct), direct, logprobs)
+    likely = weights > 0
+    p = weights[likely] / total
+    entropy = float(-(p * np.log(p)).sum())
+    values = logprobs if mode.endswith("logprobs") else x
+    wanted = len(x) if request.logprobs == -1 else min(request.logprobs or 0, len(x))
+    ids = [*tokens, *order[:wanted], *(request.logprob_token_ids or ())]
+    return Report([(v, float(values[v]), int((x >= x[v]).sum())) for v in ids], entropy)
+
+
+# -- verification ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The accepted drafts and the token behind them; `answers` are of the positions reached."""
+
+    tokens: list[int]
+    num_accepted: int
+    status: str
+    answers: list[Answer] = field(repr=False)
+
+
+def verify_coupled(
+    logits: Sequence[np.ndarray],
+    drafts: Sequence[int],
+    request: Request,
+    contexts: Sequence[Context],
+    *,
+    seed: int,
+    position: int,
+    rounds: int = 10,
+) -> Verified:
+    """Plain decoding along the drafts: position i is drawn as ever, after the drafts before it.
+
+    Args:
+        logits: K + 1 rows of raw logits.
+        drafts: K ids; the first that is not in the vocabulary ends them.
+        contexts: K + 1, of which the output is the one before the drafts.
+    """
+    answers: list[Answer] = []
+    for i, raw in enumerate(logits):
+        so_far = contexts[i].after(drafts[:i])
+        how = {"seed": seed, "position": position + i, "rounds": rounds}
+        answers.append(draw(raw, request, so_far, **how))
+        token = answers[-1].token
+        if i == len(drafts) or token != drafts[i] or not 0 <= drafts[i] < len(raw):
+            break
+    tokens = [answer.token for answer in answers]
+    return Verified(tokens, len(tokens) - 1, answers[-1].status, answers)
+
+
+def bits(allowed: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Signed 32-bit words in which the bits of `allowed` are set."""
+    words = [0] * math.ceil(vocab_size / 32)
+    for v in allowed:
+        words[v // 32] |= 1 << (v % 32)
+    return tuple(word - (1 << 32) if word >> 31 else word for word in words)

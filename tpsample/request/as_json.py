@@ -1,0 +1,97 @@
+"""A request as JSON: what a record keeps of it, and what a file of requests may say.
+
+    {"top_p": 0.9, "logit_bias": {"17": -5}, "seed": null, "logprobs": true, "top_logprobs": 2}
+
+The fields are those of `SamplingParams`; the spellings of OpenAI's API are taken too, because that
+is what clients send. A field that is null counts as not given.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
+from tpsample.word import MAX_VOCAB_SIZE
+
+FIELDS = tuple(field.name for field in fields(SamplingParams))
+_REFUSED = (TypeError, ValueError)
+_LISTS = ("allowed_token_ids", "bad_words", "stop_token_ids", "logprob_token_ids")
+
+
+def to_json(params: SamplingParams) -> dict[str, Any]:
+    """The fields that are not at their defaults, as JSON values."""
+    default = SamplingParams()
+    changed = {n: getattr(params, n) for n in FIELDS if getattr(params, n) != getattr(default, n)}
+    as_json: dict[str, Any] = json.loads(json.dumps(changed))
+    return as_json
+
+
+def from_json(where: str, values: Any) -> dict[str, Any]:
+    """Fields of SamplingParams from a JSON object; bad_words may hold texts as well as ids.
+
+    Biases beyond ±100 are clamped. ``logprobs: true`` with ``top_logprobs: n`` is ``logprobs: n``.
+
+    Raises:
+        ValueError: a field that is not known or whose value cannot be used; names `where` and it.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where}: expected an object of fields, got {values!r}")
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in given:
+        if name not in (*FIELDS, "top_logprobs"):
+            raise ValueError(
+                f"{where}: {name}: not a field of SamplingParams ({', '.join(FIELDS)})"
+            )
+    _join_logprobs(where, given)
+    if "logit_bias" in given:
+        given["logit_bias"] = _biases(where, given["logit_bias"])
+    try:
+        _check(given)
+    except _REFUSED as together:
+        for name, value in given.items():
+            try:
+                _check({name: value})
+            except _REFUSED as alone:
+                text = str(alone) if str(alone).startswith(name) else f"{name}: {alone}"
+                raise ValueError(f"{where}: {text}") from alone
+        raise ValueError(f"{where}: {together}") from together
+    return given
+
+
+def _join_logprobs(where: str, given: dict[str, Any]) -> None:
+    """``"logprobs": true, "top_logprobs": 2`` becomes ``"logprobs": 2``."""
+    top = given.pop("top_logprobs", None)
+    if isinstance(given.get("logprobs"), bool) and given.pop("logprobs"):
+        given["logprobs"] = 0 if top is None else top
+    elif top is not None:
+        raise ValueError(f"{where}: top_logprobs: expected logprobs: true beside it, got {top!r}")
+
+
+def _check(given: dict[str, Any]) -> None:
+    """See that these fields make a request."""
+    for name in _LISTS:
+        if not isinstance(given.get(name, []), list):
+            raise TypeError(f"{name}: expected a list, got {given[name]!r}")
+    words = [each for each in given.get("bad_words", []) if not isinstance(each, str)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of min_tokens, whose stop ids may be the model's
+        params = SamplingParams(**given | ({"bad_words": words} if words else {}))
+    params.check_vocab(MAX_VOCAB_SIZE)
+
+
+def _biases(where: str, value: Any) -> dict[int, float]:
+    """Biases by token id, because JSON has strings as keys."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: logit_bias: expected an object of biases by id, got {value!r}")
+    biases = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdecimal() and str(int(key)) == key):
+            raise ValueError(f"{where}: logit_bias: expected token ids as keys, got {key!r}")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or bias != bias:
+            raise ValueError(f"{where}: logit_bias[{key}]: expected a number, got {bias!r}")
+        biases[int(key)] = float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias)))
+    return biases
