@@ -457,9 +457,9 @@ REQUESTS = [
     ),
     Fault(
         "masks of rows that moved are taken",
-        "tpsample/request/batch.py",
-        'self._stale = {"grammar_bitmask", "forced_token_ids"}',
-        "self._stale = set()",
+        "tpsample/request/row_masks.py",
+        "self._stale = set(NAMES)",
+        "pass",
         (
             "tests/test_batch_state.py::"
             "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew",
@@ -467,8 +467,8 @@ REQUESTS = [
     ),
     Fault(
         "a mask that is assigned anew stays stale",
-        "tpsample/request/batch.py",
-        'self._stale.discard("forced_token_ids")',
+        "tpsample/request/row_masks.py",
+        "self._stale.discard(name)",
         "pass",
         (
             "tests/test_batch_state.py::"
@@ -492,7 +492,7 @@ REQUESTS = [
     Fault(
         "one request for all rows loses its forced id",
         "tpsample/request/batch.py",
-        "expanded.forced_token_ids = _for_each(self._forced, rows)",
+        'expanded.forced_token_ids = self._masks.for_each("forced_token_ids", rows)',
         "pass",
         ("tests/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",),
     ),
@@ -684,7 +684,7 @@ SPECULATIVE = [
         "return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)",
         "return stop, torch.ones_like(coefficient[:, 0])",
         (
-            "tests/test_speculative_law.py::test_the_emitted_law_is_the_targets[16-12000-3-uniform-block]",
+            "tests/test_speculative_shards.py::test_rows_that_stop_within_a_block_recover_at_its_coefficient",
         ),
     ),
 ]
@@ -762,8 +762,8 @@ FILES = [
     Fault(
         "any token of a record is a near tie",
         "tpsample/record.py",
-        "and apart < NEAR_TIE",
-        "and apart < torch.inf",
+        "near = apart < NEAR_TIE",
+        "near = apart < torch.inf",
         (
             "tests/test_record.py::test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not",
         ),

@@ -10,7 +10,8 @@ from tests.faults import FAULTS, Fault
 
 def test_every_fault_is_a_change_of_text_that_its_file_has_once():
     for fault in FAULTS:
-        assert (mutants.ROOT / fault.file).read_text().count(fault.old) == 1, fault.name
+        count = (mutants.ROOT / fault.file).read_text().count(fault.old)
+        assert count == 1, f"{fault.name}: {fault.file} has {fault.old!r} {count} times, not once"
         assert fault.old != fault.new and fault.tests, fault.name
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 

@@ -140,6 +140,19 @@ def test_every_rank_count_emits_the_oracles_tokens(world_size, problem):
             assert 0 < expected.num_accepted.float().mean() < K
 
 
+def test_rows_that_stop_within_a_block_recover_at_its_coefficient():
+    """Small laws, of which many drafts are accepted with a coefficient below 1."""
+    generator = torch.Generator().manual_seed(2)
+    kinds = [torch.randn(16, generator=generator) for _ in range(4)]
+    problem = Problem(kinds, copies=400, requests=({},))
+    sampler = problem.sampler(VocabShard(0, 16), max_rows=400 * (K + 1))
+    out = verify(
+        sampler, problem.hidden_states, problem.drafts, problem.batch, problem.positions,
+        method="block", draft=problem.draft,
+    )  # fmt: skip
+    assert not differing(out, problem.oracle("block", problem.draft))
+
+
 def _verify_by_kernel(problem: Problem, exchange: str) -> dict[str, VerifyOutput]:
     shard = _shard(problem.vocab_size, even=False)
     sampler = problem.sampler(shard, backend="triton", exchange=exchange, max_rows=128)
