@@ -737,7 +737,7 @@ LIFETIME = [
         "with torch.no_grad():",
         (
             "tests/test_batch_state.py::"
-            "test_sampler_batch_and_steps_may_each_be_under_another_mode[inference-grad-torch]",
+            "test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]",
         ),
     ),
     Fault(
@@ -746,7 +746,7 @@ LIFETIME = [
         "    @torch.inference_mode(False)\n    def __init__(",
         "    def __init__(",
         (
-            "tests/test_batch_state.py::test_sampler_batch_and_steps_may_each_be_under_another_mode[grad-inference-torch]",
+            "tests/test_batch_state.py::test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-grad-inference]",
         ),
     ),
     Fault(

@@ -29,17 +29,14 @@ import pytest
 from tests.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[1]
-_COPIED = ("tpsample", "tests", "benchmarks", "pyproject.toml")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def copy_tree(folder: Path) -> Path:
     """A copy in `folder` of what the tests of the table read."""
-    for path in map(ROOT.joinpath, _COPIED):
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name, ignore=lambda *_: ["__pycache__"])
-        else:
-            shutil.copy(path, folder)
+    for name in ("tpsample", "tests", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
 
@@ -67,7 +64,7 @@ def run_tests(copy: Path, tests: Iterable[str], limit_s: float) -> str:
     if process.returncode == pytest.ExitCode.TESTS_FAILED and failed is not None:
         return failed[1]
     if process.returncode != pytest.ExitCode.OK:
-        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}\n{output}")
+        raise RuntimeError(f"pytest: exit status {process.returncode}\n{output}")
     return ""
 
 
@@ -91,12 +88,11 @@ def plant_all(faults: Sequence[Fault], workers: int) -> Iterator[tuple[Fault, st
             copies.put(copy)
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
-        trees = [copy_tree(Path(tempfile.mkdtemp(dir=folder))) for _ in range(workers)]
         tests = dict.fromkeys(test for fault in faults for test in fault.tests)
-        if failed := run_tests(trees[0], tests, limit_s=3600):
+        for _ in range(workers):
+            copies.put(copy := copy_tree(Path(tempfile.mkdtemp(dir=folder))))
+        if failed := run_tests(copy, tests, limit_s=3600):
             raise RuntimeError(f"without any fault, there is {failed}")
-        for tree in trees:
-            copies.put(tree)
         yield from pool.map(timed, faults)
 
 
