@@ -2,10 +2,9 @@
 
     python -m tests.mutants [--list] [--only NAME] [--workers N]
 
-Prints a line per fault, and exits with 1 if one survives that is not said to be equivalent.
-
-The faults are chosen by hand (`tests.faults`), because mutmut and cosmic-ray make thousands of
-generic ones and give them no tests of their own, which on a suite this slow takes days.
+Prints a line per fault, and exits with 1 if one survives that is not said to be equivalent. The
+faults are chosen by hand (`tests.faults`), because mutmut and cosmic-ray take no such list and make
+generic ones by the thousand, which on a suite this slow lasts for days.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ import pytest
 from tests.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[1]
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def copy_tree(folder: Path) -> Path:
@@ -58,14 +56,12 @@ def run_tests(copy: Path, tests: Iterable[str], limit_s: float) -> str:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # its ranks too
-    failed = _FAILED.search(output)
-    if process.returncode < 0:
-        return f"a crash by signal {-process.returncode}"
-    if process.returncode == pytest.ExitCode.TESTS_FAILED and failed is not None:
-        return failed[1]
-    if process.returncode != pytest.ExitCode.OK:
+    if process.returncode == pytest.ExitCode.OK:
+        return ""
+    if process.returncode > pytest.ExitCode.TESTS_FAILED:
         raise RuntimeError(f"pytest: exit status {process.returncode}\n{output}")
-    return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    return failed[1] if failed else f"a crash, exit status {process.returncode}"
 
 
 def plant_all(faults: Sequence[Fault], workers: int) -> Iterator[tuple[Fault, str, float]]:
