@@ -154,7 +154,7 @@ def _weight_digest(weight: torch.Tensor) -> int | None:
     few = torch.cat([weight[:16], weight[-16:]])
     if weight.shape[0] == 0 or bool((few == few[:1]).all()):
         return None
-    return int(digest_bits(few))
+    return digest_bits(few)
 
 
 def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:

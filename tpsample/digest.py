@@ -1,7 +1,7 @@
-"""Digests of 64 bits, for ranks to compare: of tensors on their device, of requests on the host.
+"""Digests of 64 bits, for ranks to compare: of tensors where they are, of texts on the host.
 
-mix is the finaliser of SplitMix64 (Steele et al., OOPSLA 2014), a bijection: two tensors that
-differ in one element never have the same digest.
+On a device it is mix, the finaliser of SplitMix64 (Steele et al., OOPSLA 2014), a bijection: two
+tensors that differ in one element never have the same digest. On the host it is BLAKE2b.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from torch import Tensor
 # The constants of SplitMix64 as signed 64-bit integers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+
+_FEW = 4096
+"""Elements of a tensor that the host reads one by one."""
 
 
 def digest_rows(*columns: Tensor) -> Tensor:
@@ -28,11 +31,18 @@ def digest_rows(*columns: Tensor) -> Tensor:
     return digest.sum()
 
 
-def digest_bits(tensor: Tensor) -> Tensor:
-    """int64 scalar of the bits and the number of elements of a tensor of any dtype and shape."""
-    flat = tensor.detach().contiguous().view(-1)
+def digest_bits(tensor: Tensor) -> int:
+    """A signed 64-bit integer of the bits of a tensor of any dtype, and of how many there are.
+
+    Few elements are read and hashed by the host, because that takes less time than mixing them by
+    small operators; many are mixed.
+    """
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return digest_rows(flat.view(same_size[flat.element_size()]).to(torch.int64))
+    flat = tensor.detach().contiguous().view(-1)
+    flat = flat.view(same_size[flat.element_size()])
+    if flat.numel() <= _FEW:
+        return digest_text(str(flat.tolist()))
+    return int(digest_rows(flat.to(torch.int64)))
 
 
 def digest_text(text: str) -> int:

@@ -85,7 +85,7 @@ class Call:
             "token_ids": _digest(self.token_ids),
         }
         if self.batch is not None:
-            found["batch"] = digest_text(self.batch.plan.text)
+            found["batch"] = self.batch.plan.digest
             found["seeds"] = _digest(self.batch.seed)
             found["temperatures"] = _digest(self.batch.temperature)
         if isinstance(self.batch, SamplingBatch):
@@ -223,7 +223,7 @@ def _each(values: Any) -> str:
 
 
 def _digest(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else int(digest_bits(tensor))
+    return 0 if tensor is None else digest_bits(tensor)
 
 
 _EXPECTED = {

@@ -374,8 +374,7 @@ class SamplingBatch:
         if self._tables is not None:
             found["tokens so far"] = self._tables.told[self._tables.slot_of[: self.rows]]
         return {
-            name: 0 if tensor is None else int(digest_bits(tensor))
-            for name, tensor in found.items()
+            name: 0 if tensor is None else digest_bits(tensor) for name, tensor in found.items()
         }
 
     def _append_rows(self, checked: list[CheckedRequest]) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tpsample.digest import digest_text
 from tpsample.request.controls import ControlRows
 from tpsample.request.params import SamplingParams
 from tpsample.stored.kept_set import RowFilters
@@ -113,6 +114,11 @@ class BatchPlan:
         options = f"kept_cap={self.kept_cap}, fixed_rounds={self.fixed_rounds}"
         stored = f"storing {self.host_stored}"
         return "\n".join([*rows, options, stored])
+
+    @cached_property
+    def digest(self) -> int:
+        """64 bits of the text."""
+        return digest_text(self.text)
 
 
 @dataclass(frozen=True, eq=False)
