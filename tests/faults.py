@@ -560,7 +560,7 @@ AGREEMENT = [
     Fault(
         "ranks do not compare requests",
         "tpsample/step_agreement.py",
-        'found["batch"] = digest_text(self.batch.plan.text)',
+        'found["batch"] = self.batch.plan.digest',
         'found["batch"] = 0',
         (
             "tests/test_bad_arguments.py::"
