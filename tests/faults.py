@@ -49,21 +49,21 @@ FILTERS = [
         ("tests/test_filters.py::test_mass_before_equal_to_the_limit_is_too_much",),
     ),
     Fault(
-        "kept set of k + 1",
+        "the kept set has k + 1 tokens",
         "tpsample/stored/kept_set.py",
         "in_top_k = (rank < top_k) | (keep_ties & (logits == kth))",
         "in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))",
         ("tests/test_kept_set.py::test_golden",),
     ),
     Fault(
-        "top words of k + 1",
+        "the top words are k + 1",
         "tpsample/stored/rows.py",
         "in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)",
         "in_top_k = torch.arange(count, device=first.device) <= filters.top_k.unsqueeze(1)",
         ("tests/test_filters.py::test_tokens_are_the_oracles[1]",),
     ),
     Fault(
-        "first words of the largest groups less one",
+        "the first words are looked for in a group too few",
         "tpsample/stored/rows.py",
         "group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)",
         "group = word.token_of(order_words(grouped.amax(dim=2)).topk(count - 1, dim=1).values)",
@@ -388,14 +388,14 @@ SCORES = [
         ("tests/test_jitted_pieces.py::test_jitted_noise_is_the_definition_bit_for_bit[0-10]",),
     ),
     Fault(
-        "a forced token is empty",
+        "a row of masked tokens draws one",
         "tpsample/word.py",
         "nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF",
         "nan, empty = word_key == KEY_NAN, word_key < KEY_MINUS_INF",
         ("tests/test_word.py::test_special_scores",),
     ),
     Fault(
-        "status of the first sample",
+        "the status of every row is OK",
         "tpsample/torch_backend.py",
         "out.status.copy_(status.amax(dim=0))",
         "out.status.copy_(status[0] * 0)",
@@ -553,8 +553,7 @@ AGREEMENT = [
         '"num_samples": self.num_samples,',
         '"num_samples": 0,',
         (
-            "tests/test_bad_arguments.py::"
-            "test_steps_that_differ_raise_naming_each_value[collective]",
+            "tests/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does[sample_draft]",
         ),
     ),
     Fault(
