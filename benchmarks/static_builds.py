@@ -187,6 +187,7 @@ _SMALL = {
     "tpsample.kernels.token_mask:token_mask_kernel": (
         {
             "TABLES": True,
+            "ALLOWED": True,
             "GRAMMAR": True,
             "FORCED": True,
             "DRAFTS": True,

@@ -1,0 +1,20 @@
+"""The README's Python runs as pasted, block after block."""
+
+import re
+from pathlib import Path
+
+import torch
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_blocks_run_in_order():
+    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 3
+    torch.manual_seed(0)
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), names)
+    assert names["token_ids"].shape == (2,)
+    assert ((names["token_ids"] >= 0) & (names["token_ids"] < 1000)).all()
+    assert names["out"].token_ids.shape == (1, 4)
