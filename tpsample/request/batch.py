@@ -331,15 +331,16 @@ class SamplingBatch:
         """Whether rows have penalties or constraints."""
         return self._control_rows() is not None
 
-    @torch.inference_mode(False)
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
-        if self.unseeded:
+        if not self.unseeded:
+            return
+        with torch.inference_mode(False):
             index = torch.tensor(self.unseeded, dtype=torch.int64)
             self.seed[index.to(self.device)] = source.draw(len(self.unseeded)).to(self.device)
-            for row in self._rows:
-                row.unseeded = False
-            self.unseeded = []
+        for row in self._rows:
+            row.unseeded = False
+        self.unseeded = []
 
     def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """B · (K + 1) rows: row b · (K + 1) + i is row b after i of its K drafts.
