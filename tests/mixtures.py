@@ -737,6 +737,7 @@ class Story:
                 row.fields = row.fields | {"seed": row.seed}
                 so_far = {"prompt_token_ids": row.prompt, "output_token_ids": list(row.output)}
                 row.temperature = row.fields.get("temperature", 1.0)
+                self.moved = True
                 self.batch.update(r, row.params, **so_far)
 
     def _positions(self) -> tuple[list[int], Tensor | int]:
