@@ -2,6 +2,7 @@
 
 import gc
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import tpsample.exchange.choice
 from tests.cases import Case
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards
-from tpsample import LMHeadSampler, VocabShard
+from tpsample import LMHeadSampler, PeerLost, VocabShard
 from tpsample.exchange.peer_memory import VirtualWorld
 from tpsample.word import pack
 
@@ -59,6 +60,25 @@ def test_resets_hold_no_more_than_the_first(exchange):
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_two_hundred_resets(exchange):
     _require_constant(exchange, 3, 200)
+
+
+def _lost_and_found(backend: str) -> bool:
+    """Rank 1 misses a step, of which a gloo group does not recover."""
+    case, shard = Case.make(40, 3), VocabShard.even(40, dist.get_rank(), 2)
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=3))
+    weight = case.weight[shard.start : shard.stop]
+    sampler = LMHeadSampler(weight, group=group, exchange="collective", backend="torch")
+    if dist.get_rank() == 0:
+        with pytest.raises(PeerLost):
+            sampler(case.hidden_states, case.batch, case.positions)
+    sampler.reset()
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    return torch.equal(out.token_ids, case.oracle().token_ids)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"])
+def test_a_reset_recovers_whatever_the_group_calls_its_backend(backend):
+    assert run_ranks(2, _lost_and_found, backend) == [True, True]
 
 
 def _samplers(times: int) -> list[tuple[int, int]]:

@@ -86,8 +86,8 @@ class ProcessRanks(Ranks):
         self.roll = roll or RollCall(group, of_group, len(everybody))
         self._name = f"gloo/{name}/{'-'.join(map(str, self._members))}"
         self._backend = dist.get_backend(group)
-        # A ProcessGroupGloo, in place of the group once it has failed or where only some of it take
-        # part. Its methods are missing in torch's own annotations.
+        # A ProcessGroupGloo for CPU tensors, in place of the group once it has failed or where only
+        # some of it take part. Its methods are missing in torch's own annotations.
         self._own: Any = None
         if members is not None:
             self.connect()
@@ -103,9 +103,10 @@ class ProcessRanks(Ranks):
         names groups by counting and would give the name of one that was destroyed, with what the
         store still holds, to the next. This one is let go of.
         """
-        if self._backend != dist.Backend.GLOO:
-            if len(self._members) < dist.get_world_size(self.group):
-                self.group = subgroup(self.group, self._members)
+        is_part = len(self._members) < dist.get_world_size(self.group)
+        if is_part and self._backend != dist.Backend.GLOO:
+            self.group = subgroup(self.group, self._members)
+        if self._backend == dist.Backend.NCCL:
             return
         old, self._own = self._own, None
         if old is not None:
@@ -116,6 +117,10 @@ class ProcessRanks(Ranks):
         self._own = dist.ProcessGroupGloo(
             self.roll.store(self._name), self.rank, self.world_size, group_timeout(self.group)
         )
+
+    def _gloo_for(self, tensor: Tensor) -> Any:
+        """What carries the tensor in place of the group; None if the group does."""
+        return self._own if tensor.device.type == "cpu" else None
 
     @property
     def can_exchange_tensors(self) -> bool:
@@ -142,10 +147,10 @@ class ProcessRanks(Ranks):
         received = own.new_empty((self.world_size, *own.shape))
         parts = list(received.unbind())
         with self.roll.called_on_error():
-            if self._own is None:
+            if (gloo := self._gloo_for(own)) is None:
                 work = dist.all_gather(parts, own, group=self.group, async_op=True)
             else:
-                work = self._own.allgather([parts], [own])
+                work = gloo.allgather([parts], [own])
         self.wait(work, own)
         return received
 
@@ -156,11 +161,11 @@ class ProcessRanks(Ranks):
     def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
         """Begin to reduce in place; `wait` ends it."""
         with self.roll.called_on_error():
-            if self._own is None:
+            if (gloo := self._gloo_for(tensor)) is None:
                 return dist.all_reduce(tensor, op, group=self.group, async_op=True)
             options = dist.AllreduceOptions()
             options.reduceOp = op  # type: ignore[assignment]
-            work: dist.Work = self._own.allreduce([tensor], options)
+            work: dist.Work = gloo.allreduce([tensor], options)
             return work
 
     def start_swap(self, words: Tensor, tag: int) -> list[dist.Work]:
@@ -168,9 +173,9 @@ class ProcessRanks(Ranks):
         rows; `wait` ends each."""
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
         with self.roll.called_on_error():
-            if self._own is not None:
-                received = [self._own.recv([words[peer]], peer, tag) for peer in peers]
-                return received + [self._own.send([words[self.rank]], peer, tag) for peer in peers]
+            if (gloo := self._gloo_for(words)) is not None:
+                received = [gloo.recv([words[peer]], peer, tag) for peer in peers]
+                return received + [gloo.send([words[self.rank]], peer, tag) for peer in peers]
             group, of_world = self.group, dist.get_global_rank
             swaps = [
                 dist.P2POp(dist.irecv, words[peer], of_world(group, peer), group, tag=tag)
