@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import tpsample
-from tpsample.checks import SamplerArguments, check_current, check_sliced, resolve_shards
+from tpsample.checks import check_current
 from tpsample.digest import digest_bits
 from tpsample.errors import RankMismatch
 from tpsample.exchange.choice import choose_exchange, reach
@@ -21,6 +21,7 @@ from tpsample.exchange.ranks import Ranks, gather_or_raise, ranks_of, require_eq
 from tpsample.kernels import tile_table
 from tpsample.noise import LAYOUT
 from tpsample.request.seeds import SeedSource
+from tpsample.sampler_arguments import SamplerArguments, check_sliced, resolve_shards
 from tpsample.vocab_shard import VocabShard
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tpsample import compiled
 from tpsample.agreement import agree
 from tpsample.checks import (
+    check_current,
     check_num_samples,
     check_out,
     check_prompt,
@@ -231,7 +232,6 @@ class LMHeadSampler:
         out: SampleOutput | None,
     ) -> Call:
         """The step that the arguments ask for."""
-        self.require_open()
         samples = check_num_samples(num_samples)
         check_step(
             hidden_states,
@@ -271,7 +271,7 @@ class LMHeadSampler:
         Raises:
             ValueError: the batch does not fit.
         """
-        self.require_open()
+        self.require_ready()
         if isinstance(batch, SamplingBatch):
             batch = batch.for_rows(rows)
             batch.check_masks(rows if masked_rows is None else masked_rows)
@@ -394,7 +394,7 @@ class LMHeadSampler:
             )
 
     def _checked_prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
-        self.require_open()
+        self.require_ready()
         check_prompt(hidden_states, token_ids, top, weight=self.weight, vocab_size=self.vocab_size)
         self.exchange.integers.require_group("prompt_logprobs")
         rows = hidden_states.shape[0]
@@ -421,7 +421,7 @@ class LMHeadSampler:
             PeerLost: naming the ranks that did not.
             RankMismatch: a rank refused its step; the error it raised.
         """
-        self.require_open()
+        self.require_ready()
         self.exchange.check()
 
     def compare(self) -> None:
@@ -439,7 +439,7 @@ class LMHeadSampler:
             self._desync.compare()
 
     def _checked_compare(self) -> Call:
-        self.require_open()
+        self.require_ready()
         self.exchange.integers.require_group("compare, desync_every")
         return Call("compare")
 
@@ -449,7 +449,7 @@ class LMHeadSampler:
         Raises:
             PeerLost: a rank did not come within the timeout of the process group.
         """
-        self.require_open()
+        self.require_ready()
         self.exchange.reset()
         self._agreement.reset()
         self._desync.reset()
@@ -459,7 +459,8 @@ class LMHeadSampler:
         self._closed = True
         self.exchange.close()
 
-    def require_open(self) -> None:
-        """Raise if this sampler was closed."""
+    def require_ready(self) -> None:
+        """Raise if this sampler was closed, or its device is not the current one."""
         if self._closed:
             raise RuntimeError("sampler: closed; build a new LMHeadSampler")
+        check_current(self.weight.device)

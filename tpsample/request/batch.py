@@ -68,7 +68,8 @@ class SamplingBatch:
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self._kept_cap: int | None = None
         self._fixed_rounds = False
-        self._rows = [_Row(SamplingParams(), False) for _ in range(self.max_rows)]
+        plain = SamplingParams()
+        self._rows = [_Row(plain, False) for _ in range(self.max_rows)]
         self.unseeded: list[int] = []
         # Of the rows there are, then of those that may come.
         self._slots = list(range(self.max_rows))

@@ -2,16 +2,17 @@
 
     x -> allowed ids, grammar bitmask, forced token       -inf outside
       -> + logit_bias
-      -> min_tokens                                       -inf at stop ids while too short
+      -> min_tokens                                       -inf at stop ids while too short, unless
+                                                         nothing else is left
       -> x / r if x > 0 else x · r                        repetition: ids in prompt or output
       -> - f · n                                          frequency: n occurrences in the output
       -> - p  if n > 0                                    presence
       -> bad_words                                        -inf at the end of a begun sequence
 
 Each fp32 operation is rounded once. Order and names are vLLM's. A masked id stays masked: no bias
-revives it. What is as wide as the vocabulary is kept per shard (`token_state`), never as
-[rows, V]; the rest is here, in small tables with a slot per row. Rows find their state by slot, so
-moving a row moves one number.
+revives it. Counts and biases per token id are kept per shard (`token_state`), never as [rows, V].
+The rest is here, in tables with a slot per row, of which allowed ids take one bit per id of the
+whole vocabulary. Rows find their state by slot, so moving a row moves one number.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample.checks import check_batch, require_plain
+from tpsample.checks import check_batch, check_fits_weight, describe, require_plain
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
@@ -27,7 +27,7 @@ def check_verify(
     """
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    device, dtype = sampler.weight.device, sampler.weight.dtype
+    device = sampler.weight.device
     if not isinstance(batch, SamplingBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
     check_batch(batch, sampler.vocab_size, device)
@@ -39,26 +39,17 @@ def check_verify(
     ):
         raise ValueError(
             f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
-            f"got {_describe(draft_token_ids)}"
+            f"got {describe(draft_token_ids)}"
         )
     rows, drafts = draft_token_ids.shape
     shape = (rows, drafts + 1, sampler.weight.shape[1])
     if not isinstance(hidden_states, Tensor) or hidden_states.shape != shape:
         raise ValueError(
             f"hidden_states: expected {list(shape)}, those of the token before the drafts and of "
-            f"each draft, for draft_token_ids {[rows, drafts]}; got {_describe(hidden_states)}"
+            f"each draft, for draft_token_ids {[rows, drafts]}; got {describe(hidden_states)}"
         )
     require_plain("hidden_states", hidden_states)
-    if hidden_states.dtype != dtype or hidden_states.device != device:
-        raise ValueError(
-            f"hidden_states: expected {dtype} on {device} like lm_head_weight, got "
-            f"{_describe(hidden_states)}; convert with .to(lm_head_weight)"
-        )
-    if hidden_states.shape[2] > 1 and hidden_states.stride(2) != 1:
-        raise ValueError(
-            f"hidden_states: expected a contiguous last axis, got strides "
-            f"{hidden_states.stride()}; call .contiguous()"
-        )
+    check_fits_weight(hidden_states, sampler.weight)
     if rows * (drafts + 1) > sampler.max_rows:
         raise ValueError(
             f"hidden_states: {rows} rows × {drafts + 1} positions exceed "
@@ -86,11 +77,5 @@ def _check_draft(
     ):
         raise ValueError(
             f"draft: expected the drafter's logits {list(shape)} on {device}, the columns of "
-            f"{sampler.shard}, got {_describe(draft)}"
+            f"{sampler.shard}, got {describe(draft)}"
         )
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} on {value.device}"
-    return repr(value)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tpsample import word
-from tpsample.checks import check_batch, positions_tensor, require_plain
+from tpsample.checks import check_batch, describe, positions_tensor, require_plain
 from tpsample.noise import DOMAIN_TOKEN, tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
@@ -59,7 +59,7 @@ def sample_draft(
         rows = draft_logits.shape[0]
         at = positions_tensor(positions, rows, draft_logits.device)
         # Its filters, masks and penalties do not count here.
-        sampler.require_open()
+        sampler.require_ready()
         counted = batch.for_rows(rows) if isinstance(batch, SamplingBatch) else batch.view(rows)
         return Call(
             f"sample_draft {method}", rows, counted, at, index, seeds_drawn=sampler.seeds.drawn
@@ -94,10 +94,7 @@ def _check_logits(sampler: LMHeadSampler, draft_logits: Tensor) -> None:
         or not draft_logits.is_floating_point()
         or draft_logits.device != device
     ):
-        got = repr(draft_logits)
-        if isinstance(draft_logits, Tensor):
-            got = f"{draft_logits.dtype} {list(draft_logits.shape)} on {draft_logits.device}"
         raise ValueError(
             f"draft_logits: expected floats [B, {len(shard)}] on {device}, the columns of {shard}, "
-            f"got {got}"
+            f"got {describe(draft_logits)}"
         )
