@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.problem import Problem
-from tpsample import noise, reference, word
+from tpsample import noise, reference
+from tpsample.core import word
 
 MULTINOMIAL = "softmax + multinomial"
 FLASHINFER = "FlashInfer"

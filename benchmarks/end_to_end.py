@@ -16,7 +16,7 @@ from benchmarks.harness import Row, Run
 from benchmarks.problem import Problem, make_sampler
 from benchmarks.results import View, row, with_ratios
 from tpsample import VocabShard
-from tpsample.exchange.ranks import Ranks
+from tpsample.ranks.ranks import Ranks
 
 QUESTION = "A step on W ranks: time, tokens per second, efficiency, against gathering the logits?"
 VIEWS = [

@@ -16,7 +16,7 @@ from benchmarks.problem import Candidate, Problem, make_sampler, make_weight
 from benchmarks.results import View, row
 from benchmarks.timing import Timing
 from tpsample import LMHeadSampler, VocabShard
-from tpsample.exchange.ranks import Ranks
+from tpsample.ranks.ranks import Ranks
 
 QUESTION = "What does each exchange add to a step, and how many words and bytes travel?"
 VIEWS = [

@@ -21,11 +21,11 @@ from benchmarks.problem import Problem, WrongToken, make_sampler
 from benchmarks.results import View, row, with_ratios
 from benchmarks.shapes import Shape
 from tpsample import VocabShard, reference, word
-from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.peer_memory import VirtualRanks, VirtualWorld
-from tpsample.score import RowNoise
-from tpsample.stored.filters import BEST_SCORES, sample_filtered
-from tpsample.stored.rows import StoredRows
+from tpsample.core.score import RowNoise
+from tpsample.exchange.inboxes import VirtualRanks, VirtualWorld
+from tpsample.logits.filters import BEST_SCORES, sample_filtered
+from tpsample.logits.shard_logits import StoredRows
+from tpsample.ranks.integers import IntegerExchange
 
 QUESTION = "What do filters cost beside a plain step, in time, in bytes and in candidates?"
 VIEWS = [

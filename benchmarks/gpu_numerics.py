@@ -19,8 +19,8 @@ from benchmarks.noise_kernel import BLOCK, noise_kernel
 from benchmarks.problem import NearTies, Problem, make_sampler, make_weight
 from benchmarks.timing import one_line
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
-from tpsample.kernels.tile import Tile
-from tpsample.kernels.tile_table import all_tiles
+from tpsample.local.tile_table import all_tiles
+from tpsample.local.tiles import Tile
 
 MAX_ERROR = 1.1e-5
 """Of L in log2, for words up to E = 5.5; beyond, 1 - u runs out of bits and the mean counts."""

@@ -22,7 +22,7 @@ from benchmarks import ranks
 from benchmarks.problem import Problem, make_sampler, make_weight
 from benchmarks.timing import captured, one_line
 from tpsample import VocabShard
-from tpsample.exchange.ranks import Ranks
+from tpsample.ranks.ranks import Ranks
 
 # What several processes on one GPU are tried with: (backend, exchange). Two NCCL ranks of one GPU
 # pass for ranks of two hosts, which talk over the loopback interface.

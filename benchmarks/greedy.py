@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.lm_head import product_tile
-from tpsample.kernels.rows import store_row_noise
+from tpsample.kernels.row_noise import store_row_noise
 
 
 @triton.jit(do_not_specialize=["num_rows"])

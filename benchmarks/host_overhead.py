@@ -23,12 +23,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-import tpsample.triton_backend as backend
+import tpsample.local.triton_backend as backend
 from benchmarks import machine
 from benchmarks.problem import Problem, make_weight
 from tpsample import LMHeadSampler, SampleOutput
-from tpsample.exchange.ranks import Ranks
-from tpsample.score import Head
+from tpsample.core.score import Head
+from tpsample.ranks.ranks import Ranks
 
 ROUNDS = 7
 KERNELS = ("lm_head_kernel", "finish_kernel")

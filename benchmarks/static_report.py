@@ -42,8 +42,8 @@ from benchmarks.sass import (
     spills,
 )
 from benchmarks.static_builds import DTYPES, GREEDY, LM_HEAD, ROW_NOISE, Subject, lm_head, subjects
-from tpsample.kernels.tile import Tile
-from tpsample.kernels.tile_table import all_tiles
+from tpsample.local.tile_table import all_tiles
+from tpsample.local.tiles import Tile
 
 MAX_EPILOGUE = 30.0
 FLASHSAMPLING_EPILOGUE = 104.8

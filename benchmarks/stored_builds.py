@@ -1,15 +1,15 @@
 """How the kernels over stored logits are compiled for the report: as the launches of
-`tpsample.stored.triton_rows` have them, with 8 ranks and every feature."""
+`tpsample.logits.shard_logits_triton` have them, with 8 ranks and every feature."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tpsample.stored.candidates import DIGIT_BITS
-from tpsample.stored.filters import BEST_SCORES
-from tpsample.stored.kept_set import MAX_TOP_WORDS
-from tpsample.stored.rows import GROUP
-from tpsample.stored.triton_rows import BLOCK, NUM_WARPS
+from tpsample.core.order import MAX_TOP_WORDS
+from tpsample.logits.candidates import DIGIT_BITS
+from tpsample.logits.filters import BEST_SCORES
+from tpsample.logits.shard_logits import GROUP
+from tpsample.logits.shard_logits_triton import BLOCK, NUM_WARPS
 
 STORED_TYPES = {
     "every_ptr": "*i64",

@@ -31,9 +31,9 @@ from benchmarks.static_report import tile_text
 from benchmarks.timing import one_line
 from tpsample import VocabShard
 from tpsample.distributed import Job
-from tpsample.kernels import measured_tiles, tile_table
-from tpsample.kernels.measured_tiles import MeasuredTile
-from tpsample.kernels.tile import Gpu, Tile
+from tpsample.local import measured_tiles, tile_table
+from tpsample.local.measured_tiles import MeasuredTile
+from tpsample.local.tiles import Gpu, Tile
 
 WORLD_SIZES = (1, 2, 4, 8)
 BATCHES = (16, 32, 64, 128, 256)

@@ -14,12 +14,12 @@ import torch
 from tests.cases import Case, uneven_shards
 from tests.distribution import chi_squared_p
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
+from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.ranks import Ranks
-from tpsample.kernels.tile import Tile
-from tpsample.score import Head
-from tpsample.torch_backend import TorchBackend
-from tpsample.triton_backend import TritonBackend
+from tpsample.local.tiles import Tile
+from tpsample.local.torch_backend import TorchBackend
+from tpsample.local.triton_backend import TritonBackend
+from tpsample.ranks.ranks import Ranks
 
 NEAR_TIE = 4e-5
 

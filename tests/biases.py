@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tpsample import VocabShard, noise, score, torch_backend
-from tpsample.step import LocalStep
-from tpsample.torch_backend import TorchBackend
+from tpsample.local.torch_backend import TorchBackend
+from tpsample.request.step import LocalStep
 
 
 def noise_ends_at_16_6(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,84 +29,84 @@ class Fault:
 FILTERS = [
     Fault(
         "top_k counts one token more",
-        "tpsample/stored/rows.py",
+        "tpsample/logits/shard_logits.py",
         "member &= number < filters.top_k.unsqueeze(1)",
         "member &= number <= filters.top_k.unsqueeze(1)",
         ("tests/test_second_round.py::test_two_rows_keep_their_tokens",),
     ),
     Fault(
         "mass before equal to the limit",
-        "tpsample/stored/rows.py",
+        "tpsample/logits/shard_logits.py",
         "member &= mass < mass_limit(",
         "member &= mass <= mass_limit(",
         ("tests/test_filters.py::test_mass_before_equal_to_the_limit_is_too_much",),
     ),
     Fault(
         "a token stands before itself",
-        "tpsample/stored/rows.py",
+        "tpsample/logits/shard_logits.py",
         "before = words > marks[:, i, None]",
         "before = words >= marks[:, i, None]",
         ("tests/test_filters.py::test_mass_before_equal_to_the_limit_is_too_much",),
     ),
     Fault(
         "the kept set has k + 1 tokens",
-        "tpsample/stored/kept_set.py",
+        "tpsample/core/order.py",
         "in_top_k = (rank < top_k) | (keep_ties & (logits == kth))",
         "in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))",
         ("tests/test_kept_set.py::test_golden",),
     ),
     Fault(
         "the top words are k + 1",
-        "tpsample/stored/rows.py",
+        "tpsample/logits/shard_logits.py",
         "in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)",
         "in_top_k = torch.arange(count, device=first.device) <= filters.top_k.unsqueeze(1)",
         ("tests/test_filters.py::test_tokens_are_the_oracles[1]",),
     ),
     Fault(
         "the first words are looked for in a group too few",
-        "tpsample/stored/rows.py",
+        "tpsample/logits/shard_logits.py",
         "group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)",
         "group = word.token_of(order_words(grouped.amax(dim=2)).topk(count - 1, dim=1).values)",
         ("tests/test_stored_passes.py::test_first_words",),
     ),
     Fault(
         "min_p is taken off the total though it comes last",
-        "tpsample/stored/kept_set.py",
+        "tpsample/core/order.py",
         '-math.inf if r.filter_order == "min_p_last" else its',
         "its",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "kernel: min_p is taken off the total though it comes last",
-        "tpsample/kernels/kept_set.py",
+        "tpsample/kernels/sums.py",
         "in_total = in_top_k & is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))",
         "in_total = in_top_k & is_candidate(logits, below, tl.load(log_min_p_ptr + row))",
         ("tests/test_stored_passes.py::test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words",),
     ),
     Fault(
         "min_p is exclusive",
-        "tpsample/stored/kept_set.py",
+        "tpsample/core/order.py",
         "return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below >= log_min_p)",
         "return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below > log_min_p)",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "the threshold renormalises joint rows",
-        "tpsample/stored/threshold.py",
+        "tpsample/logits/cut.py",
         "total_cut = torch.where(filters.joint, 0, top_k_cut)",
         "total_cut = top_k_cut",
         ("tests/test_filters.py::test_the_second_round_decides_what_the_first_cannot[hot-joint]",),
     ),
     Fault(
         "words of as many rows are taken for those of all in order",
-        "tpsample/stored/filters.py",
+        "tpsample/logits/filters.py",
         "if lists_all(index, len(words)):",
         "if len(index) == len(words):",
         ("tests/test_second_round.py::test_two_rows_keep_their_tokens[top-words-1]",),
     ),
     Fault(
         "as many rows are taken for all in order",
-        "tpsample/stored/kept_set.py",
+        "tpsample/core/order.py",
         "return index == list(range(count))",
         "return len(index) == count",
         (
@@ -115,7 +115,7 @@ FILTERS = [
     ),
     Fault(
         "a kept set at its cap overflows",
-        "tpsample/stored/kept_tokens.py",
+        "tpsample/logits/kept_sets.py",
         "fits = sizes <= cap",
         "fits = sizes < cap",
         ("tests/test_kept_tokens.py::test_by_hand",),
@@ -125,35 +125,35 @@ FILTERS = [
 TIES = [
     Fault(
         "top_k keeps no ties",
-        "tpsample/stored/kept_set.py",
+        "tpsample/core/order.py",
         "(keep_ties & (logits == kth))",
         "(keep_ties & (logits > kth))",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "top_p keeps no ties",
-        "tpsample/stored/kept_set.py",
+        "tpsample/core/order.py",
         "before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)",
         "pass",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "exact ties are kept",
-        "tpsample/stored/kept_set.py",
+        "tpsample/core/order.py",
         'keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),',
         "keep_ties=tensor([True for r in kept], torch.bool),",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "the rejection keeps no ties",
-        "tpsample/stored/rows.py",
+        "tpsample/logits/shard_logits.py",
         "marks = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)",
         "marks = marks + 0",
         ("tests/test_filters.py::test_tokens_are_the_oracles[1]",),
     ),
     Fault(
         "the threshold keeps no ties",
-        "tpsample/stored/threshold.py",
+        "tpsample/logits/cut.py",
         "return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)",
         "return cut",
         ("tests/test_kept_tokens.py::test_sets_are_the_oracles_and_the_same_everywhere",),
@@ -167,14 +167,14 @@ TIES = [
     ),
     Fault(
         "the highest id of equal scores",
-        "tpsample/word.py",
+        "tpsample/core/word.py",
         "return (key(score) << TOKEN_BITS) | (TOKEN_MASK - token_id)",
         "return (key(score) << TOKEN_BITS) | token_id",
         ("tests/test_word.py::test_the_best_score_wins_and_ties_go_to_the_lowest_id",),
     ),
     Fault(
         "-0.0 is below +0.0",
-        "tpsample/word.py",
+        "tpsample/core/word.py",
         "bits = (score.float() + 0.0).view(torch.int32)",
         "bits = score.float().view(torch.int32)",
         ("tests/test_word.py",),
@@ -191,21 +191,21 @@ SHARDS = [
     ),
     Fault(
         "the state of a shard begins at its shard",
-        "tpsample/request/token_state.py",
+        "tpsample/request/controls/token_state.py",
         "self.shard, self.first_id = shard, shard.start // 4 * 4",
         "self.shard, self.first_id = shard, shard.start",
         ("tests/test_control_kernels.py::test_virtual_ranks_apply_their_own_shards_state",),
     ),
     Fault(
         "the last shard ends behind the vocabulary",
-        "tpsample/vocab_shard.py",
+        "tpsample/core/vocab_shard.py",
         "min((rank + 1) * rows, vocab_size))",
         "(rank + 1) * rows)",
         ("tests/test_vocab_shard.py::test_even_is_torch_chunk",),
     ),
     Fault(
         "padding rows of the weight are seen",
-        "tpsample/torch_backend.py",
+        "tpsample/local/torch_backend.py",
         "num_rows = len(self._shard)",
         "num_rows = len(self._weight)",
         ("tests/test_kernels.py::test_padding_is_never_seen[torch]",),
@@ -226,7 +226,7 @@ SHARDS = [
     ),
     Fault(
         "the ids of other shards are counted",
-        "tpsample/request/token_state.py",
+        "tpsample/request/controls/token_state.py",
         "mine = (token_ids >= self.shard.start) & (token_ids < self.shard.stop)",
         "mine = token_ids >= 0",
         ("tests/test_controls.py::test_rows_join_leave_move_and_change_over_64_steps[2]",),
@@ -236,7 +236,7 @@ SHARDS = [
 EXCHANGES = [
     Fault(
         "the parity of the inbox is not written",
-        "tpsample/kernels/peer.py",
+        "tpsample/kernels/inbox.py",
         "slots += (((epoch & 1) * num_chunks + chunk) * world_size + rank) * max_rows",
         "slots += (chunk * world_size + rank) * max_rows",
         (
@@ -246,7 +246,7 @@ EXCHANGES = [
     ),
     Fault(
         "the epoch is a bit off",
-        "tpsample/kernels/peer.py",
+        "tpsample/kernels/inbox.py",
         "words | (epoch << EPOCH_SHIFT)",
         "words | (epoch << (EPOCH_SHIFT + 1))",
         (
@@ -256,28 +256,28 @@ EXCHANGES = [
     ),
     Fault(
         "the epoch wraps to the same parity",
-        "tpsample/kernels/peer.py",
+        "tpsample/kernels/inbox.py",
         "return tl.where(epoch == EPOCH_MAX, 1, epoch + 1)",
         "return tl.where(epoch == EPOCH_MAX, 2, epoch + 1)",
         ("tests/test_peer.py::test_steps_of_any_size_through_the_wrap_of_the_epoch",),
     ),
     Fault(
         "a word of an old epoch is taken",
-        "tpsample/kernels/peer.py",
+        "tpsample/kernels/inbox.py",
         "return words, mask & ((words >> EPOCH_SHIFT) != epoch) & (words != WORD_LOST)",
         "return words, mask & (words == 0)",
         ("tests/test_peer.py::test_a_word_of_an_earlier_epoch_does_not_stand_for_a_rank",),
     ),
     Fault(
         "a tile belongs to the chunk before",
-        "tpsample/kernels/peer.py",
+        "tpsample/kernels/inbox.py",
         "return ((tile + 1) * num_chunks - 1) // num_tiles",
         "return tile * num_chunks // num_tiles",
         ("tests/test_peer.py::test_every_chunk_has_tiles_and_they_add_up",),
     ),
     Fault(
         "chunks leave out the last rows",
-        "tpsample/torch_backend.py",
+        "tpsample/local/torch_backend.py",
         "(num_rows * c // self._chunks for c in (chunk, chunk + 1))",
         "(num_rows // self._chunks * c for c in (chunk, chunk + 1))",
         ("tests/test_exchanges.py::test_tokens_are_the_oracles[2-7]",),
@@ -311,14 +311,14 @@ EXCHANGES = [
     ),
     Fault(
         "a lost row is settled",
-        "tpsample/stored/rows.py",
+        "tpsample/logits/shard_logits.py",
         "lost = out.status[index] == word.Status.PEER_LOST",
         "lost = out.status[index] > word.Status.PEER_LOST",
         ("tests/test_stored_passes.py::test_settle",),
     ),
     Fault(
         "a digest adds its columns",
-        "tpsample/digest.py",
+        "tpsample/core/digest.py",
         "digest = mix(digest + column)",
         "digest = digest + column",
         ("tests/test_desync.py::test_the_digest_sees_every_bit_of_every_value",),
@@ -345,7 +345,7 @@ EXCHANGES = [
 SCORES = [
     Fault(
         "a greedy row is divided by its temperature",
-        "tpsample/score.py",
+        "tpsample/core/score.py",
         "return torch.where(random, temperature, 1.0), random",
         "return temperature, random",
         (
@@ -354,7 +354,7 @@ SCORES = [
     ),
     Fault(
         "a greedy row draws",
-        "tpsample/score.py",
+        "tpsample/core/score.py",
         "return torch.where(rows.random, product - noise.double(), product).float()",
         "return (product - noise.double()).float()",
         ("tests/test_kernels.py::test_greedy_ties_go_to_the_lowest_id",),
@@ -389,14 +389,14 @@ SCORES = [
     ),
     Fault(
         "a row of masked tokens draws one",
-        "tpsample/word.py",
+        "tpsample/core/word.py",
         "nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF",
         "nan, empty = word_key == KEY_NAN, word_key < KEY_MINUS_INF",
         ("tests/test_word.py::test_special_scores",),
     ),
     Fault(
         "the status of every row is OK",
-        "tpsample/torch_backend.py",
+        "tpsample/local/torch_backend.py",
         "out.status.copy_(status.amax(dim=0))",
         "out.status.copy_(status[0] * 0)",
         (
@@ -405,7 +405,7 @@ SCORES = [
     ),
     Fault(
         "a filtered row forgets its NaN",
-        "tpsample/stored/rows.py",
+        "tpsample/logits/shard_logits.py",
         "nan = word.key_of(top_word) == word.KEY_NAN\n",
         "nan = word.key_of(top_word) < 0\n",
         ("tests/test_filters.py::test_special_rows_and_several_samples[1]",),
@@ -415,42 +415,42 @@ SCORES = [
 REQUESTS = [
     Fault(
         "an output token counts once in the history",
-        "tpsample/request/token_state.py",
+        "tpsample/request/controls/token_state.py",
         "self.history[slots, columns] += 2 * mine.to(torch.int32)",
         "self.history[slots, columns] += mine.to(torch.int32)",
         ("tests/test_controls.py::test_several_tokens_at_once_are_counted_in_order",),
     ),
     Fault(
         "appended ids outside the vocabulary count",
-        "tpsample/request/controls.py",
+        "tpsample/request/controls/tables.py",
         "there = (token_ids >= 0) & (token_ids < self.vocab_size)",
         "there = token_ids >= 0",
         ("tests/test_batch_state.py::test_an_appended_id_outside_the_vocabulary_is_none",),
     ),
     Fault(
         "drafts are not penalised",
-        "tpsample/request/token_state.py",
+        "tpsample/request/controls/token_state.py",
         "history = history + 2 * counted.T.to(torch.int32)",
         "history = history + 0",
         ("tests/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
     ),
     Fault(
         "drafts are not of the length of the output",
-        "tpsample/request/token_mask.py",
+        "tpsample/request/controls/token_mask.py",
         "length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)",
         "length = tables.length[slots]",
         ("tests/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
     ),
     Fault(
         "min_tokens empties a row",
-        "tpsample/request/token_mask.py",
+        "tpsample/request/controls/token_mask.py",
         "held_back &= (others != 0).any(dim=1)",
         "pass",
         ("tests/test_batch_state.py::test_min_tokens_empties_no_row[torch-1]",),
     ),
     Fault(
         "repetition divides negative logits",
-        "tpsample/request/token_state.py",
+        "tpsample/request/controls/token_state.py",
         "scaled = torch.where(logits > 0, logits / repetition, logits * repetition)",
         "scaled = logits / repetition",
         ("tests/test_controls.py::test_the_definition_is_what_lists_say",),
@@ -525,7 +525,7 @@ SEEDS = [
     ),
     Fault(
         "an output shares the batch's seeds",
-        "tpsample/torch_backend.py",
+        "tpsample/local/torch_backend.py",
         "out.seeds.copy_(seeds)",
         "out.seeds = seeds",
         ("tests/test_batch_state.py::test_outputs_do_not_change_when_the_batch_does",),
@@ -542,14 +542,14 @@ SEEDS = [
 AGREEMENT = [
     Fault(
         "ranks do not compare positions",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         '"positions": _digest(self.positions),',
         '"positions": 0,',
         ("tests/test_bad_arguments.py::test_a_rank_that_skips_a_step_is_noticed",),
     ),
     Fault(
         "ranks do not compare the number of samples",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         '"num_samples": self.num_samples,',
         '"num_samples": 0,',
         (
@@ -558,7 +558,7 @@ AGREEMENT = [
     ),
     Fault(
         "ranks do not compare requests",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         'found["batch"] = self.batch.plan.digest',
         'found["batch"] = 0',
         (
@@ -568,7 +568,7 @@ AGREEMENT = [
     ),
     Fault(
         "ranks do not compare masks and tokens so far",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         "found |= self.batch.state_digests()",
         "pass",
         (
@@ -578,7 +578,7 @@ AGREEMENT = [
     ),
     Fault(
         "ranks do not compare written temperatures",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         'found["temperatures"] = _digest(self.batch.temperature)',
         "pass",
         (
@@ -588,7 +588,7 @@ AGREEMENT = [
     ),
     Fault(
         "ranks compare how many rows wait for a seed, not which",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         'digest_text(f"{waiting}, {self.seeds_drawn}")',
         'digest_text(f"{len(waiting)}, {self.seeds_drawn}")',
         ("tests/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
@@ -605,14 +605,14 @@ AGREEMENT = [
     ),
     Fault(
         "reset keeps the group it replaces",
-        "tpsample/exchange/ranks.py",
+        "tpsample/ranks/ranks.py",
         "threading.Thread(target=held.clear, daemon=True).start()",
         'self.__dict__.setdefault("_kept", []).append(held)',
         ("tests/test_reset.py::test_resets_hold_no_more_than_the_first[collective]",),
     ),
     Fault(
         "ranks do not compare how many seeds were drawn",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         'digest_text(f"{waiting}, {self.seeds_drawn}")',
         'digest_text(f"{waiting}")',
         (
@@ -621,7 +621,7 @@ AGREEMENT = [
     ),
     Fault(
         "ranks do not compare which call it is",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         '"call": digest_text(self.name),',
         '"call": 0,',
         (
@@ -630,7 +630,7 @@ AGREEMENT = [
     ),
     Fault(
         "ranks do not compare drafts",
-        "tpsample/step_agreement.py",
+        "tpsample/agreement/step.py",
         '"token_ids": _digest(self.token_ids),',
         '"token_ids": 0,',
         (
@@ -642,14 +642,14 @@ AGREEMENT = [
 SPECULATIVE = [
     Fault(
         "a draft is accepted without its own law",
-        "tpsample/speculative/rejection.py",
+        "tpsample/speculative/tokenwise.py",
         "return leading((u * q < p) & (q > 0))",
         "return leading((u < p) & (q > 0))",
         ("tests/test_speculative_law.py::test_acceptance_is_exactly_as_published",),
     ),
     Fault(
         "a position without a draft is accepted",
-        "tpsample/speculative/rejection.py",
+        "tpsample/speculative/tokenwise.py",
         "return leading((u * q < p) & (q > 0))",
         "return leading(u * q <= p)",
         ("tests/test_speculative_shards.py::test_special_rows[1]",),
@@ -691,21 +691,21 @@ SPECULATIVE = [
 LOGPROBS = [
     Fault(
         "a rank counts no ties",
-        "tpsample/stored/logprobs.py",
+        "tpsample/logits/logprobs.py",
         "_lowest_tie(marks).maximum(",
         "marks.maximum(",
         ("tests/test_logprobs.py::test_the_layout_by_hand",),
     ),
     Fault(
         "entropy has the wrong sign of its moment",
-        "tpsample/stored/logprobs.py",
+        "tpsample/logits/logprobs.py",
         "log_total.squeeze(1) + sums[:, 1] / sums[:, 0]",
         "log_total.squeeze(1) - sums[:, 1] / sums[:, 0]",
         ("tests/test_logprobs.py::test_the_layout_by_hand",),
     ),
     Fault(
         "raw logprobs are divided by the temperature",
-        "tpsample/stored/logprobs.py",
+        "tpsample/logits/logprobs.py",
         "temperature = torch.where(asked.processed, rows.temperature, 1.0)",
         "temperature = rows.temperature",
         (
@@ -731,7 +731,7 @@ LIFETIME = [
     ),
     Fault(
         "a step buffer grows under inference mode",
-        "tpsample/step_buffer.py",
+        "tpsample/core/step_buffer.py",
         "with torch.inference_mode(False):  # the next step may be outside of it",
         "with torch.no_grad():",
         (
@@ -741,7 +741,7 @@ LIFETIME = [
     ),
     Fault(
         "the state of a shard is made under inference mode",
-        "tpsample/request/token_state.py",
+        "tpsample/request/controls/token_state.py",
         "    @torch.inference_mode(False)\n    def __init__(",
         "    def __init__(",
         (
@@ -750,7 +750,7 @@ LIFETIME = [
     ),
     Fault(
         "tables are made under inference mode",
-        "tpsample/request/controls.py",
+        "tpsample/request/controls/tables.py",
         "    @torch.inference_mode(False)\n    def __init__(",
         "    def __init__(",
         ("tests/test_batch_state.py::test_a_mask_may_be_assigned_under_inference_mode",),

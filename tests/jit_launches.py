@@ -21,16 +21,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.integers import IntegerExchange
+from tpsample.exchange.inboxes import VirtualWorld
 from tpsample.exchange.peer import PeerExchange
-from tpsample.exchange.peer_memory import VirtualWorld
-from tpsample.exchange.ranks import Ranks
-from tpsample.kernels.tile import Gpu, Tile
+from tpsample.local.tiles import Gpu, Tile
+from tpsample.local.triton_backend import TritonBackend
+from tpsample.logits.finish import finish_stored_rows
 from tpsample.output import SampleOutput
-from tpsample.score import Head
-from tpsample.stored.plan import finish_stored_rows
-from tpsample.triton_backend import TritonBackend
+from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
 
 V, D, ROWS, MAX_ROWS = 1000, 64, 3, 16
 CPU = torch.device("cpu")

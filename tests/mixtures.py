@@ -35,8 +35,8 @@ from tpsample import (
     VocabShard,
     reference,
 )
-from tpsample.exchange.peer_memory import VirtualWorld
-from tpsample.kernels.tile import Tile
+from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.local.tiles import Tile
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.verify import verify
 

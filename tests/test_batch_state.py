@@ -16,7 +16,7 @@ import torch
 
 from tests.controls import bitmask_of
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
-from tpsample.exchange.peer_memory import VirtualWorld
+from tpsample.exchange.inboxes import VirtualWorld
 from tpsample.request.seeds import SeedSource
 
 V, D = 29, 4

@@ -8,12 +8,12 @@ import torch
 
 from tests.controls import Conversation, bitmask_of
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
-from tpsample.exchange.peer_memory import VirtualWorld
-from tpsample.exchange.ranks import Ranks
-from tpsample.kernels.tile_table import Tile
-from tpsample.request.control_launch import make_mask
-from tpsample.request.controls import ControlRows
-from tpsample.request.token_mask import build_mask
+from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.local.control_arguments import make_mask
+from tpsample.local.tile_table import Tile
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.controls.tables import ControlRows
+from tpsample.request.controls.token_mask import build_mask
 
 V, D, ROWS = 331, 16, 24
 SHARDS = [VocabShard(0, V), VocabShard(0, 90), VocabShard(91, 200), VocabShard(33, 34),

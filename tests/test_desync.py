@@ -8,9 +8,9 @@ from tests.cases import Case
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards
 from tpsample import Desync, LMHeadSampler, SamplingParams
-from tpsample.desync import step_digest
-from tpsample.digest import mix
-from tpsample.word import TOKEN_BITS
+from tpsample.agreement.desync import step_digest
+from tpsample.core.digest import mix
+from tpsample.core.word import TOKEN_BITS
 
 CULPRIT = 2
 

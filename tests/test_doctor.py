@@ -11,7 +11,7 @@ from tests.test_distributed import STARTERS
 from tests.test_peer_processes import _report
 from tpsample.cli.app import app
 from tpsample.exchange.choice import choose_exchange, explain_auto
-from tpsample.exchange.ranks import Ranks
+from tpsample.ranks.ranks import Ranks
 
 
 def test_alone():

@@ -11,12 +11,13 @@ from tests.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.memory import Largest
 from tests.ranks import run_ranks
 from tpsample import LMHeadSampler, SamplingParams, Status, VocabShard, word
-from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.ranks import ranks_of
-from tpsample.score import RowNoise
-from tpsample.stored import filters, threshold
-from tpsample.stored import rows as stored_rows
-from tpsample.stored.kept_set import Way, masses
+from tpsample.core.order import Way, masses
+from tpsample.core.score import RowNoise
+from tpsample.logits import cut as threshold
+from tpsample.logits import filters
+from tpsample.logits import shard_logits as stored_rows
+from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import ranks_of
 
 WORLD_SIZES = [1, 2, 3, 4, 8]
 KINDS = kinds_of_logits()

@@ -16,8 +16,8 @@ from tpsample import (
     UnsupportedParameter,
     VocabShard,
 )
-from tpsample.exchange.integers import IntegerExchange
-from tpsample.stored import plan as stored_plan
+from tpsample.logits import finish as stored_plan
+from tpsample.ranks.integers import IntegerExchange
 
 KINDS = kinds_of_logits()
 

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from tests.ranks import run_ranks
 from tpsample import UnsupportedParameter
-from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.ranks import Ranks, ranks_of
+from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks, ranks_of
 
 
 class _RanksWithoutGroup(Ranks):

@@ -10,14 +10,14 @@ import triton.language as tl
 from tests.agreement import tile
 from tests.cases import Case
 from tpsample import Status, VocabShard, noise, word
+from tpsample.core.score import Head, RowNoise
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.ranks import Ranks
+from tpsample.kernels.decode import decode, finish_kernel
 from tpsample.kernels.epilogue import best_word, pack
-from tpsample.kernels.finish import decode, finish_kernel
 from tpsample.kernels.noise import noise_tile
-from tpsample.kernels.rows import store_row_noise
-from tpsample.score import Head, RowNoise
-from tpsample.triton_backend import TritonBackend
+from tpsample.kernels.row_noise import store_row_noise
+from tpsample.local.triton_backend import TritonBackend
+from tpsample.ranks.ranks import Ranks
 
 INF, NAN = math.inf, math.nan
 

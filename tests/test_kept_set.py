@@ -11,13 +11,13 @@ from scipy import stats
 
 from tests.filtered import Rows, V, grid, kinds_of_logits, masked
 from tpsample import SamplingBatch, SamplingParams, Status, reference, word
-from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.ranks import Ranks
-from tpsample.score import RowNoise
-from tpsample.stored.filters import sample_filtered
-from tpsample.stored.kept_set import TOP_MASS, below_top, candidates, masses, min_p_cut
-from tpsample.stored.rows import StoredRows
-from tpsample.stored.threshold import find_cut
+from tpsample.core.order import TOP_MASS, below_top, candidates, masses, min_p_cut
+from tpsample.core.score import RowNoise
+from tpsample.logits.cut import find_cut
+from tpsample.logits.filters import sample_filtered
+from tpsample.logits.shard_logits import StoredRows
+from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
 
 KINDS = kinds_of_logits()
 INF, NAN = math.inf, math.nan

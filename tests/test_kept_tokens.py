@@ -11,7 +11,7 @@ from tests.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.memory import Largest
 from tests.ranks import run_ranks
 from tpsample import KeptSets, LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams
-from tpsample.stored.kept_set import order_words
+from tpsample.core.order import order_words
 
 KINDS = kinds_of_logits()
 WORLD_SIZES = [1, 2, 3, 8]

@@ -18,8 +18,8 @@ from tests.agreement import (
 )
 from tests.cases import Case, uneven_shards
 from tpsample import SamplingParams, Status, VocabShard, reference
+from tpsample.core.score import Head
 from tpsample.kernels import epilogue
-from tpsample.score import Head
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 TILES = [tile(16, 4, 16), tile(128, 8, 64), tile(512, 16, 32)]

@@ -16,17 +16,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import tpsample.exchange.inboxes as peer_memory
 import tpsample.exchange.peer
-import tpsample.exchange.peer_memory as peer_memory
 import tpsample.sampler
 from tests.cases import Case
 from tests.limits import slowness
 from tests.ranks import run_ranks
 from tests.test_peer import assert_all_equal
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
-from tpsample.exchange.peer_memory import SymmetricMemory
-from tpsample.exchange.ranks import ranks_of
-from tpsample.exchange.roll_call import GRACE_S
+from tpsample.exchange.inboxes import SymmetricMemory
+from tpsample.ranks.ranks import ranks_of
+from tpsample.ranks.roll_call import GRACE_S
 
 PHASES = ("construction", "mid-step", "between steps")
 EXCHANGES = ("collective", "p2p", "peer")

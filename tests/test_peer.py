@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import tpsample.exchange.peer
-import tpsample.triton_backend
+import tpsample.local.triton_backend
 from tests.cases import Case, uneven_shards
 from tpsample import LMHeadSampler, PeerLost, Status, VocabShard, word
-from tpsample.exchange.peer_memory import VirtualWorld
-from tpsample.kernels.peer import chunk_of_tile, tiles_of_chunk
-from tpsample.kernels.tile import Tile
-from tpsample.score import Head
-from tpsample.torch_backend import TorchBackend
+from tpsample.core.score import Head
+from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.kernels.inbox import chunk_of_tile, tiles_of_chunk
+from tpsample.local.tiles import Tile
+from tpsample.local.torch_backend import TorchBackend
 
 SMALL_TILE = Tile(block_v=128, block_b=4, block_d=16, num_warps=1, num_stages=1)
 CANARY = -987654321
@@ -124,11 +124,11 @@ def test_a_chunk_is_pushed_by_its_last_tile_and_not_before(monkeypatch):
     """Stops the launch after each of its programs: 5 tiles in 2 chunks, 2 and 3."""
     case = Case.make(640, 3)
     _, (sampler, peer) = virtual(case, [VocabShard(0, 640), VocabShard(640, 640)], chunks=2)
-    kernel = tpsample.triton_backend.lm_head_kernel
+    kernel = tpsample.local.triton_backend.lm_head_kernel
     pushed = []
     for programs in range(1, 6):
         stopped = Spy(kernel, lambda _, grid, __, programs=programs: (min(programs, *grid),))
-        monkeypatch.setattr(tpsample.triton_backend, "lm_head_kernel", stopped)
+        monkeypatch.setattr(tpsample.local.triton_backend, "lm_head_kernel", stopped)
         sampler.start(case.hidden_states, case.batch, case.positions)
         slots = peer.exchange.memory.own[1, :, 0, :3]
         pushed.append([bool((chunk != 0).all()) for chunk in slots])
@@ -216,7 +216,7 @@ def test_a_step_replayed_from_its_launches(monkeypatch):
     launches = []
 
     for module, name in (
-        (tpsample.triton_backend, "lm_head_kernel"),
+        (tpsample.local.triton_backend, "lm_head_kernel"),
         (tpsample.exchange.peer, "peer_finish_kernel"),
     ):
         spy = Spy(getattr(module, name), lambda *launch: launches.append(launch))

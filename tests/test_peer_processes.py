@@ -13,7 +13,7 @@ from tests.ranks import run_ranks
 from tests.test_peer import assert_all_equal, even_shards
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status
 from tpsample.exchange.choice import choose_exchange
-from tpsample.exchange.ranks import Ranks
+from tpsample.ranks.ranks import Ranks
 
 
 def _random_steps(case: Case, num_steps: int) -> None:

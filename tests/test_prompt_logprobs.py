@@ -125,7 +125,8 @@ def test_memory_is_a_chunk_of_positions_over_a_shard():
 
 
 def test_nothing_is_sampled(monkeypatch):
-    from tpsample import score, torch_backend
+    from tpsample.core import score
+    from tpsample.local import torch_backend
 
     def refuse(*_):
         raise AssertionError("noise")

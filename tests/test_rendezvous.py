@@ -9,8 +9,8 @@ import torch
 from tests.cases import uneven_shards
 from tests.filtered import Rows, V, grid, kinds_of_logits
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter
-from tpsample.exchange.peer_memory import VirtualWorld
-from tpsample.exchange.rendezvous import Rendezvous
+from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.ranks.rendezvous import Rendezvous
 
 KINDS = kinds_of_logits()
 

@@ -13,8 +13,8 @@ from tests.cases import Case
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards
 from tpsample import LMHeadSampler, PeerLost, VocabShard
-from tpsample.exchange.peer_memory import VirtualWorld
-from tpsample.word import pack
+from tpsample.core.word import pack
+from tpsample.exchange.inboxes import VirtualWorld
 
 EXCHANGES = ("collective", "p2p", "two_level")
 

@@ -21,7 +21,7 @@ from tests.mixtures import ModelHead, OneRank, Story, Tally
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards, virtual
 from tpsample import LMHeadSampler
-from tpsample.word import EPOCH_MAX
+from tpsample.core.word import EPOCH_MAX
 
 WORLD_SIZE = 2
 MAX_GROWTH_MB = 8

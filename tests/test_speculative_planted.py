@@ -12,7 +12,8 @@ from tests.chain import (
     p_values,
     text_of_several_calls,
 )
-from tpsample.speculative import laws, reference, rejection, streams
+from tpsample.speculative import laws, reference, streams
+from tpsample.speculative import tokenwise as rejection
 
 
 def _shared_uniform(chain: Chain, shared: bool, method: str) -> list[float]:

@@ -19,7 +19,7 @@ from benchmarks.sass import (
 from benchmarks.static_builds import lm_head
 from benchmarks.static_report import MAX_EPILOGUE, judge
 from tests.commands import run_command
-from tpsample.kernels.tile_table import all_tiles
+from tpsample.local.tile_table import all_tiles
 
 TILE_64, DTYPE = next((tile, dtype) for tile, dtype in all_tiles() if tile.block_b == 64)
 

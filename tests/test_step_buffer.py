@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-import tpsample.desync
-from tpsample.desync import DesyncDetector
-from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.ranks import ranks_of
+import tpsample.agreement.desync
+from tpsample.agreement.desync import DesyncDetector
+from tpsample.core.step_buffer import StepBuffer
 from tpsample.output import SampleOutput
-from tpsample.step_buffer import StepBuffer
+from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import ranks_of
 
 
 def test_a_smaller_step_uses_the_same_memory_again():
@@ -35,9 +35,9 @@ def test_a_step_that_is_captured_is_counted_and_not_compared(monkeypatch):
     out = SampleOutput.empty(torch.tensor([7]), None)
     out.seeds = torch.tensor([7])
     out.token_ids.fill_(3)
-    monkeypatch.setattr(tpsample.desync, "capturing", lambda device: True)
+    monkeypatch.setattr(tpsample.agreement.desync, "capturing", lambda device: True)
     detector.add(torch.tensor([0]), out)
     assert int(detector._digest) != 0
-    monkeypatch.setattr(tpsample.desync, "capturing", lambda device: False)
+    monkeypatch.setattr(tpsample.agreement.desync, "capturing", lambda device: False)
     detector.add(torch.tensor([1]), out)  # compares, and begins anew
     assert int(detector._digest) == 0

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tpsample.exchange.peer
-import tpsample.triton_backend
+import tpsample.local.triton_backend
 from tests import host_reads
 from tests.agreement import tile
 from tests.cases import Case, uneven_shards
@@ -17,11 +17,11 @@ from tests.commands import run_command
 from tests.ranks import run_ranks
 from tests.test_peer import even_shards, virtual
 from tpsample import LMHeadSampler, compiled
-from tpsample.step import Step
+from tpsample.request.step import Step
 
 KERNELS = (
-    (tpsample.triton_backend, "lm_head_kernel"),
-    (tpsample.triton_backend, "finish_kernel"),
+    (tpsample.local.triton_backend, "lm_head_kernel"),
+    (tpsample.local.triton_backend, "finish_kernel"),
     (tpsample.exchange.peer, "peer_finish_kernel"),
 )
 # Operators that only make another view of a tensor: they neither allocate nor launch.

@@ -17,11 +17,11 @@ from tpsample import (
     VocabShard,
     reference,
 )
+from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.ranks import Ranks
-from tpsample.kernels.tile import Tile
-from tpsample.score import Head
-from tpsample.triton_backend import TritonBackend
+from tpsample.local.tiles import Tile
+from tpsample.local.triton_backend import TritonBackend
+from tpsample.ranks.ranks import Ranks
 
 KINDS = kinds_of_logits()
 

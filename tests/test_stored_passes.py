@@ -7,11 +7,11 @@ import torch
 
 from tests.filtered import Rows, V, grid, kinds_of_logits
 from tpsample import SampleOutput, SamplingParams, Status, word
-from tpsample.score import RowNoise
-from tpsample.stored.candidates import DIGIT_BITS, Search
-from tpsample.stored.kept_set import mass_limit
-from tpsample.stored.rows import StoredRows
-from tpsample.stored.triton_rows import TritonStoredRows
+from tpsample.core.order import mass_limit
+from tpsample.core.score import RowNoise
+from tpsample.logits.candidates import DIGIT_BITS, Search
+from tpsample.logits.shard_logits import StoredRows
+from tpsample.logits.shard_logits_triton import TritonStoredRows
 
 # The interpreter computes with the NaN and infinities of these rows as a GPU does, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

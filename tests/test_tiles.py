@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import tpsample.triton_backend
+import tpsample.local.triton_backend
 from benchmarks import tune
 from benchmarks.problem import WrongToken
 from benchmarks.shapes import TINY
@@ -17,9 +17,9 @@ from tests.ranks import run_ranks
 from tests.test_peer import Spy, even_shards, virtual
 from tests.test_peer import step as peer_step
 from tpsample import LMHeadSampler, RankMismatch, VocabShard
-from tpsample.kernels import measured_tiles, tile_table
-from tpsample.kernels.measured_tiles import MeasuredTile
-from tpsample.kernels.tile import Gpu, Tile
+from tpsample.local import measured_tiles, tile_table
+from tpsample.local.measured_tiles import MeasuredTile
+from tpsample.local.tiles import Gpu, Tile
 
 H200 = Gpu("NVIDIA H200", 90, 132)
 TILE = Tile(128, 64, 64, 4, 4)
@@ -108,10 +108,10 @@ def described_launches(monkeypatch):
     """Whether each launch of the LM head loads through descriptors."""
     launches = []
     spy = Spy(
-        tpsample.triton_backend.lm_head_kernel,
+        tpsample.local.triton_backend.lm_head_kernel,
         lambda _, __, arguments: launches.append(arguments["DESCRIPTORS"]),
     )
-    monkeypatch.setattr(tpsample.triton_backend, "lm_head_kernel", spy)
+    monkeypatch.setattr(tpsample.local.triton_backend, "lm_head_kernel", spy)
     return launches
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tpsample
-from tpsample.exchange.peer_memory import SharedFiles
+from tpsample.exchange.inboxes import SharedFiles
 
 SOURCES = sorted(Path(tpsample.__file__).parent.rglob("*.py"))
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "subprocess", "runpy"}

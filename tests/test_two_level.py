@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import tpsample.agreement
+import tpsample.agreement.construction
 import tpsample.exchange.choice
 import tpsample.exchange.peer
 from tests.cases import Case, uneven_shards
@@ -25,9 +25,9 @@ from tpsample import (
     reference,
 )
 from tpsample.exchange import CollectiveExchange, make_exchange
-from tpsample.exchange.peer_memory import SharedFiles
-from tpsample.exchange.ranks import ranks_of
+from tpsample.exchange.inboxes import SharedFiles
 from tpsample.exchange.two_level import levels
+from tpsample.ranks.ranks import ranks_of
 
 HOSTS = {
     "2x2": "aabb",
@@ -213,7 +213,7 @@ def _old_torch() -> list[str]:
     warnings = _Warnings()
     logging.getLogger("tpsample").addHandler(warnings)
     if dist.get_rank() == 1:
-        tpsample.agreement._versions = lambda: {"torch": "1.0"}
+        tpsample.agreement.construction._versions = lambda: {"torch": "1.0"}
     LMHeadSampler(torch.zeros(3, 2), backend="torch")
     return warnings.lines
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tpsample import RankMismatch, VocabShard
-from tpsample.sampler_arguments import resolve_shards
+from tpsample.agreement.arguments import resolve_shards
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 1000, 49152, 50257, 151936])

@@ -5,8 +5,8 @@ import struct
 import pytest
 import torch
 
-from tpsample import word
-from tpsample.word import Status
+from tpsample.core import word
+from tpsample.core.word import Status
 
 INF = float("inf")
 NAN = float("nan")

@@ -1,6 +1,8 @@
 """Sample next tokens where the logits are computed. See `LMHeadSampler`."""
 
 from tpsample import noise, reference
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.core.word import Status
 from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
@@ -9,8 +11,6 @@ from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import VerifyOutput, sample_draft, verify
 from tpsample.trace import TopKTrace
-from tpsample.vocab_shard import VocabShard
-from tpsample.word import Status
 
 __version__ = "0.1.0"
 

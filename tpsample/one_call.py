@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.checks import check_num_samples
+from tpsample.agreement.step_checks import check_num_samples
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
-from tpsample.vocab_shard import VocabShard
 
 
 def sample(

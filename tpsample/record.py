@@ -27,14 +27,14 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
-from tpsample.exchange.ranks import Ranks
+from tpsample.core.score import Head
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
-from tpsample.score import Head
 
 VERSION = 1
 NEAR_TIE = 4e-5

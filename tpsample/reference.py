@@ -8,16 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample import word
-from tpsample.checks import check_num_samples, positions_tensor
+from tpsample.agreement.step_checks import check_num_samples, positions_tensor
+from tpsample.core import word
+from tpsample.core.order import kept_rows, order_words
+from tpsample.core.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.noise import check_rounds
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
-from tpsample.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
-from tpsample.stored.kept_set import kept_rows, order_words
-from tpsample.vocab_shard import VocabShard
 
 
 def logits(
@@ -37,7 +37,7 @@ def logits(
 
 
 def processed_logits(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
-    """fp32 [B, V] after constraints, bias and penalties, in the order of `request.controls`.
+    """fp32 [B, V] after constraints, bias and penalties, in the order of `tpsample.request.controls.tables`.
 
     Args:
         logits: [B, V], any floating dtype, raw.
@@ -73,7 +73,7 @@ def scores(
 def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
     """bool [B, V]: the tokens that min_p, then top_k, then top_p leave to be drawn.
 
-    The rules are in `stored.kept_set`. A row without filters, and a greedy row, keeps every token
+    The rules are in `tpsample.core.order`. A row without filters, and a greedy row, keeps every token
     that is not masked (-inf); a row with a NaN keeps none.
 
     Args:

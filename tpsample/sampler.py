@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample import compiled
-from tpsample.agreement import agree
-from tpsample.checks import (
+from tpsample.agreement.construction import agree
+from tpsample.agreement.desync import DesyncDetector
+from tpsample.agreement.step import Call, StepAgreement
+from tpsample.agreement.step_checks import (
     check_current,
     check_num_samples,
     check_out,
@@ -20,27 +22,25 @@ from tpsample.checks import (
     check_step,
     positions_tensor,
 )
-from tpsample.desync import DesyncDetector
+from tpsample.core.score import Head
+from tpsample.core.step_buffer import capturing
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.ranks import Ranks
+from tpsample.local.torch_backend import TorchBackend
+from tpsample.logits.finish import finish_stored_rows
+from tpsample.logits.prompt import find_prompt_logprobs
+from tpsample.logits.shard_logits import StoredRows
 from tpsample.output import Logprobs, SampleOutput
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
-from tpsample.score import Head
-from tpsample.step import Step
-from tpsample.step_agreement import Call, StepAgreement
-from tpsample.step_buffer import capturing
-from tpsample.stored.plan import finish_stored_rows
-from tpsample.stored.prompt_logprobs import find_prompt_logprobs
-from tpsample.stored.rows import StoredRows
-from tpsample.torch_backend import TorchBackend
-from tpsample.vocab_shard import VocabShard
+from tpsample.request.step import Step
 
 if TYPE_CHECKING:
-    from tpsample.triton_backend import TritonBackend
+    from tpsample.local.triton_backend import TritonBackend
 
 
 class LMHeadSampler:
@@ -54,7 +54,7 @@ class LMHeadSampler:
     per row, the ranks exchange 8 bytes per row, and all return the same token. The token depends
     on nothing but the row: not on ranks, shards, tiles, other rows or exchange. Of rows with
     top_k, top_p, min_p or logprobs each rank stores its own part of the logits, and the ranks
-    exchange some integers more (`tpsample.stored.filters`, `tpsample.stored.logprobs`).
+    exchange some integers more (`tpsample.logits.filters`, `tpsample.logits.logprobs`).
 
     Building it is collective over `group`: ranks compare their arguments, and if one is wrong or
     they disagree every rank raises the same error.
@@ -153,7 +153,7 @@ class LMHeadSampler:
         part = (self.weight, self.shard, self._bias, self._head)
         if self.backend == "torch":
             return TorchBackend(*part, rounds=self._rounds, chunks=exchange.chunks)
-        from tpsample.triton_backend import TritonBackend  # needs Triton
+        from tpsample.local.triton_backend import TritonBackend  # needs Triton
 
         return TritonBackend(*part, rounds=self._rounds, exchange=exchange)
 
@@ -187,7 +187,7 @@ class LMHeadSampler:
             UnsupportedParameter: (a ValueError) filters or logprobs between ranks without a
                 process group.
             RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
-                rank: here on CPUs, by `check` on GPUs and with `peer` (`tpsample.step_agreement`).
+                rank: here on CPUs, by `check` on GPUs and with `peer` (`tpsample.agreement.step`).
             Desync: with `desync_every`, on every rank, after this step.
             PeerLost: on CPUs, a rank did not answer within the timeout of the process group. On
                 GPUs and with `peer` the status says so, and `check` names the rank.
@@ -285,7 +285,7 @@ class LMHeadSampler:
     def settled(self, check: Callable[[], Call]) -> Call:
         """Run `check` on every rank. Return its result if it succeeded everywhere alike.
 
-        Collective where ranks meet on the host; see `tpsample.step_agreement`.
+        Collective where ranks meet on the host; see `tpsample.agreement.step`.
         """
         return self._agreement.settle(check)
 
@@ -425,7 +425,7 @@ class LMHeadSampler:
         self.exchange.check()
 
     def compare(self) -> None:
-        """Whether all ranks sampled the same since they last compared; see `tpsample.desync`.
+        """Whether all ranks sampled the same since they last compared; see `tpsample.agreement.desync`.
 
         Collective. Without `desync_every` the last step alone is looked at. Waits for the GPU.
 

@@ -13,7 +13,7 @@ from tpsample import reference
 from tpsample.cli.decode import Step
 from tpsample.cli.model import Model
 from tpsample.distributed import Job
-from tpsample.exchange.ranks import Ranks
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tpsample.cli.model import Model
+from tpsample.core.word import Status
 from tpsample.output import SampleOutput
-from tpsample.word import Status
 
 Sampler = Callable[[Tensor, Tensor], SampleOutput]
 """hidden states [B, D] and positions [B] to the next tokens."""

@@ -14,16 +14,16 @@ import typer
 
 import tpsample
 from tpsample import reference
-from tpsample.agreement import default_backend
+from tpsample.agreement.construction import default_backend
 from tpsample.cli import report
 from tpsample.cli.check import NEAR_TIE, compare
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
-from tpsample.exchange.ranks import ranks_of
+from tpsample.ranks.ranks import ranks_of
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
-from tpsample.vocab_shard import VocabShard
 
 _VOCAB_SIZE, _HIDDEN_SIZE, _ROWS = 1003, 32, 4
 _PACKAGES = {

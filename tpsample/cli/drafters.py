@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tpsample import word
 from tpsample.cli.model import Model
+from tpsample.core import word
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 

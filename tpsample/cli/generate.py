@@ -18,6 +18,7 @@ from tpsample.cli.drafters import Drafting
 from tpsample.cli.model import Model, load
 from tpsample.cli.requests import Request
 from tpsample.cli.speculate import Speculated, decode_with_drafts
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.errors import PeerLost
 from tpsample.output import SampleOutput
@@ -25,7 +26,6 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 from tpsample.trace import TopKTrace
-from tpsample.vocab_shard import VocabShard
 
 PROMPTS = (
     "What is the capital of France?",

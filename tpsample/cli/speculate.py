@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpsample import word
 from tpsample.cli.decode import Decoded, NoToken, Step, pad_left
 from tpsample.cli.drafters import Decoding, Drafter
 from tpsample.cli.model import Model
+from tpsample.core import word
+from tpsample.core.word import Status
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import VerifyOutput, verify
-from tpsample.word import Status
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from tpsample.cli import report
+from tpsample.core.word import Status
 from tpsample.record import RowVerdict, verify_record
-from tpsample.word import Status
 
 
 def verify(

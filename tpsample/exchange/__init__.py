@@ -11,8 +11,8 @@ from tpsample.errors import RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.collective import CollectiveExchange
 from tpsample.exchange.p2p import P2PExchange
-from tpsample.exchange.ranks import Ranks
 from tpsample.exchange.two_level import TwoLevelExchange
+from tpsample.ranks.ranks import Ranks
 
 log = logging.getLogger(__name__)
 

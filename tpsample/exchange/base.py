@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tpsample.exchange.integers import IntegerExchange
-from tpsample.exchange.ranks import ProcessRanks, Ranks, group_timeout
 from tpsample.output import SampleOutput
+from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import ProcessRanks, Ranks, group_timeout
 
 Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
 """Of a backend: from the words of all sources and the seeds, what a step returns."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tpsample.exchange.peer_memory import VirtualRanks
-from tpsample.exchange.ranks import Ranks
+from tpsample.exchange.inboxes import VirtualRanks
+from tpsample.ranks.ranks import Ranks
 
 
 def reach(backend: str, device: torch.device) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.ranks import ProcessRanks, Ranks
+from tpsample.ranks.ranks import ProcessRanks, Ranks
 
 
 class CollectiveExchange(Exchange):

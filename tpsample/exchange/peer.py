@@ -1,6 +1,6 @@
 """In-kernel exchange: the LM-head kernel writes words into the peers' inboxes.
 
-The protocol is in `tpsample.kernels.peer`, the memory in `tpsample.exchange.peer_memory`.
+The protocol is in `tpsample.kernels.inbox`, the memory in `tpsample.exchange.inboxes`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import triton
 from torch import Tensor
 
 from tpsample.exchange.base import Decode, Exchange
-from tpsample.exchange.peer_memory import PeerMemory, peer_memory
-from tpsample.exchange.ranks import Ranks
-from tpsample.exchange.roll_call import DeviceLoss, raise_if_lost
-from tpsample.kernels.peer import peer_finish_kernel
+from tpsample.exchange.inboxes import PeerMemory, peer_memory
+from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
+from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 
 INTERPRET: bool = triton.knobs.runtime.interpret
 MAX_WORLD_SIZE = 63

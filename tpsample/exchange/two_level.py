@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.collective import CollectiveExchange
-from tpsample.exchange.ranks import ProcessRanks, Ranks
+from tpsample.ranks.ranks import ProcessRanks, Ranks
 
 
 class TwoLevelExchange(CollectiveExchange):

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample import word
+from tpsample.core import word
 from tpsample.exchange.base import Decode
-from tpsample.exchange.integers import IntegerExchange
 from tpsample.exchange.peer import PeerExchange, chosen
-from tpsample.exchange.ranks import ProcessRanks, Ranks
-from tpsample.exchange.roll_call import DeviceLoss, raise_if_lost
 from tpsample.exchange.two_level import levels
 from tpsample.output import SampleOutput
+from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import ProcessRanks, Ranks
+from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 
 
 class TwoLevelPeerExchange(PeerExchange):

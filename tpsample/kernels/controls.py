@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from tpsample.request import controls, token_state
+from tpsample.request.controls import tables as controls
+from tpsample.request.controls import token_state
 
 PENALISED = tl.constexpr(controls.PENALISED)
 BIASED = tl.constexpr(controls.BIASED)

@@ -4,7 +4,7 @@ word, maximum."""
 import triton
 import triton.language as tl
 
-from tpsample import word
+from tpsample.core import word
 from tpsample.kernels.controls import control_tile
 from tpsample.kernels.noise import fma, noise_tile
 
@@ -121,7 +121,7 @@ def best_word(score_tile, offs_v, INTERPRET: tl.constexpr):
 
 @triton.jit
 def pack(score, token_id):
-    """(fp32 score, int32 id) to an int64 word of epoch 0; layout and example in `tpsample.word`."""
+    """(fp32 score, int32 id) to an int64 word of epoch 0; layout and example in `tpsample.core.word`."""
     bits = tl.where(score == 0.0, 0.0, score).to(tl.uint32, bitcast=True)
     ordered = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
     key = tl.where(score != score, KEY_NAN, ordered.to(tl.int64))

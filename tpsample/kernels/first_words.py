@@ -1,6 +1,6 @@
 """The first words of a row's order, by the groups of ids in which they lie.
 
-Twin: `StoredRows.first_words` of `tpsample.stored.rows`, whose docstring says why these groups
+Twin: `StoredRows.first_words` of `tpsample.logits.shard_logits`, whose docstring says why these groups
 are enough.
 """
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import TOKEN_MASK
-from tpsample.kernels.stored_tile import best_of_groups, load_block, order_words
+from tpsample.kernels.order import best_of_groups, load_block, order_words
 
 
 @triton.jit

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import store_candidates
-from tpsample.kernels.peer import chunk_of_tile, push_last_arrival, tiles_of_chunk
-from tpsample.kernels.rows import store_row_noise
+from tpsample.kernels.inbox import chunk_of_tile, push_last_arrival, tiles_of_chunk
+from tpsample.kernels.row_noise import store_row_noise
 
 
 @triton.jit

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
-from tpsample.word import MAX_VOCAB_SIZE
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
 _REFUSED = (TypeError, ValueError)

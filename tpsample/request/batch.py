@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.digest import digest_bits
+from tpsample.core.digest import digest_bits
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import (
     CheckedRequest,
     check_appended,
@@ -21,14 +22,13 @@ from tpsample.request.batch_checks import (
     check_sizes,
     token_lists,
 )
-from tpsample.request.controls import ControlRows, ControlTables, needs_controls
+from tpsample.request.controls.tables import ControlRows, ControlTables, needs_controls
+from tpsample.request.controls.token_mask import num_words
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.row_masks import NAMES as MASKS
 from tpsample.request.row_masks import RowMasks
 from tpsample.request.seeds import SeedSource, signed64
-from tpsample.request.token_mask import num_words
-from tpsample.vocab_shard import VocabShard
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.params import SamplingParams
-from tpsample.word import MAX_VOCAB_SIZE
 
 MAX_ROWS = 2**20
 

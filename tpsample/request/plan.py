@@ -13,11 +13,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tpsample.digest import digest_text
-from tpsample.request.controls import ControlRows
+from tpsample.core.digest import digest_text
+from tpsample.core.order import RowFilters
+from tpsample.request.controls.tables import ControlRows
+from tpsample.request.logprob_rows import AskingRows, LogprobRows, stored_order
 from tpsample.request.params import SamplingParams
-from tpsample.stored.kept_set import RowFilters
-from tpsample.stored.logprob_rows import AskingRows, LogprobRows, stored_order
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.exchange.integers import IntegerExchange
+from tpsample.core.word import Status
+from tpsample.ranks.integers import IntegerExchange
 from tpsample.speculative.laws import Laws
-from tpsample.word import Status
 
 SUM_UNIT = 2.0**-60
 """Residuals are summed as multiples of this, so that no order of summation enters."""

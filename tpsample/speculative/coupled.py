@@ -18,8 +18,8 @@ from torch import Tensor
 from tpsample.output import Logprobs
 from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
+from tpsample.speculative.expand import position_of_rows
 from tpsample.speculative.output import VerifyOutput, leading, reached
-from tpsample.speculative.rows import position_of_rows
 
 
 def verify_coupled(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample import word
-from tpsample.checks import check_batch, describe, positions_tensor, require_plain
+from tpsample.agreement.step import Call
+from tpsample.agreement.step_checks import check_batch, describe, positions_tensor, require_plain
+from tpsample.core import word
+from tpsample.core.score import RowNoise, score
 from tpsample.noise import DOMAIN_TOKEN, tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.score import RowNoise, score
 from tpsample.speculative.checks import METHODS
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
-from tpsample.step_agreement import Call
 
 
 def sample_draft(

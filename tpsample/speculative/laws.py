@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tpsample import word
-from tpsample.exchange.integers import IntegerExchange
+from tpsample.core import word
+from tpsample.core.order import TOP_MASS, below_top, masses, order_words
+from tpsample.core.word import Status
+from tpsample.logits.cut import find_cut
+from tpsample.logits.shard_logits import StoredRows, tile_elements
+from tpsample.ranks.integers import IntegerExchange
 from tpsample.request.plan import BatchView
-from tpsample.stored.kept_set import TOP_MASS, below_top, masses, order_words
-from tpsample.stored.rows import StoredRows, tile_elements
-from tpsample.stored.threshold import find_cut
-from tpsample.word import Status
 
 
 @dataclass(frozen=True)

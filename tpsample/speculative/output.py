@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpsample import word
+from tpsample.core import word
 from tpsample.output import Logprobs
 
 

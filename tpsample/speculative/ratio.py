@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from tpsample.logits.finish import logprobs_of
 from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.block import stop_block
+from tpsample.speculative.expand import position_of_rows
 from tpsample.speculative.laws import Laws
 from tpsample.speculative.output import VerifyOutput, emit
 from tpsample.speculative.recovery import recovered
-from tpsample.speculative.rejection import stop_tokenwise
-from tpsample.speculative.rows import position_of_rows
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
-from tpsample.stored.plan import logprobs_of
+from tpsample.speculative.tokenwise import stop_tokenwise
 
 
 def verify_by_ratio(

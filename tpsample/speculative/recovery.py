@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample import word
-from tpsample.exchange.integers import IntegerExchange
+from tpsample.core import word
 from tpsample.noise import tile_noise
+from tpsample.ranks.integers import IntegerExchange
 from tpsample.speculative.laws import Laws
 
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample import reference, word
-from tpsample.checks import positions_tensor
+from tpsample import reference
+from tpsample.agreement.step_checks import positions_tensor
+from tpsample.core import word
+from tpsample.core.order import TOP_MASS, below_top, masses, order_words
+from tpsample.core.score import safe_temperature
+from tpsample.core.word import Status
 from tpsample.noise import tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
-from tpsample.score import safe_temperature
-from tpsample.speculative import block, laws, recovery, rejection
+from tpsample.speculative import block, laws, recovery
+from tpsample.speculative import tokenwise as rejection
+from tpsample.speculative.expand import position_of_rows
 from tpsample.speculative.output import VerifyOutput, emit, leading
-from tpsample.speculative.rows import position_of_rows
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
-from tpsample.stored.kept_set import TOP_MASS, below_top, masses, order_words
-from tpsample.word import Status
 
 
 def verify(

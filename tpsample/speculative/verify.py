@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample import word
-from tpsample.checks import positions_tensor
+from tpsample.agreement.step import Call
+from tpsample.agreement.step_checks import positions_tensor
+from tpsample.core import word
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.checks import check_verify
 from tpsample.speculative.coupled import verify_coupled
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.ratio import verify_by_ratio
-from tpsample.step_agreement import Call
 
 
 def verify(

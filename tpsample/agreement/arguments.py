@@ -1,0 +1,185 @@
+"""The arguments of `LMHeadSampler`: checked on each rank, then put together over all ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample.agreement.step_checks import check_int, describe, require_plain
+from tpsample.core.score import Head
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.core.word import MAX_VOCAB_SIZE
+from tpsample.errors import RankMismatch
+from tpsample.noise import check_rounds
+
+WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+EXCHANGES = ("auto", "collective", "p2p", "peer", "two_level")
+BACKENDS = ("auto", "triton", "torch")
+MAX_CHUNKS = 64
+
+
+@dataclass(frozen=True)
+class SamplerArguments:
+    """The arguments of `LMHeadSampler` that can be checked on one rank alone."""
+
+    weight: Tensor
+    vocab_size: int | None
+    shard: VocabShard | None
+    bias: Tensor | None
+    head: Head
+    max_rows: int
+    exchange: str
+    chunks: int
+    philox_rounds: int
+    backend: str
+    desync_every: int
+
+    def __post_init__(self) -> None:
+        _check_weight(self.weight)
+        if self.vocab_size is not None:
+            check_int("vocab_size", self.vocab_size, 1, MAX_VOCAB_SIZE)
+        if self.shard is not None:
+            _check_shard(self.shard, self.weight, self.vocab_size)
+        if self.bias is not None:
+            _check_bias(self.bias, self.weight)
+        _check_head(self.head)
+        check_int("max_rows", self.max_rows, 1, 2**20)
+        check_int("chunks", self.chunks, 1, MAX_CHUNKS)
+        _check_choice("exchange", self.exchange, EXCHANGES)
+        _check_choice("backend", self.backend, BACKENDS)
+        check_rounds(self.philox_rounds)
+        check_int("desync_every", self.desync_every, 0, 2**31 - 1)
+
+
+def resolve_shards(
+    vocab_size: int | None, shards: list[VocabShard | None], weight_rows: list[int]
+) -> tuple[int, list[VocabShard]]:
+    """The vocabulary size and every rank's shard, from what each rank gave.
+
+    With neither `vocab_size` nor shards the ranks' weight rows follow one another; with
+    `vocab_size` alone the vocabulary is cut evenly.
+
+    Raises:
+        RankMismatch: shards do not tile [0, vocab_size), or a weight has too few rows.
+    """
+    ranks = range(len(shards))
+    if any((shard is None) != (shards[0] is None) for shard in shards):
+        raise RankMismatch(f"shard: give it on every rank or on none, got {shards}")
+    if shards[0] is not None:
+        given = [shard for shard in shards if shard is not None]
+        vocab_size = vocab_size or max(shard.stop for shard in given)
+    elif vocab_size is not None:
+        given = [VocabShard.even(vocab_size, rank, len(shards)) for rank in ranks]
+    else:
+        stops = [sum(weight_rows[: rank + 1]) for rank in ranks]
+        vocab_size = stops[-1]
+        given = [
+            VocabShard(stop - rows, stop) for stop, rows in zip(stops, weight_rows, strict=True)
+        ]
+
+    if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
+        raise RankMismatch(f"vocab_size: expected 1 to {MAX_VOCAB_SIZE}, got {vocab_size}")
+    covered = 0
+    for shard in sorted(shard for shard in given if len(shard)):
+        if shard.start != covered:
+            raise RankMismatch(
+                f"shard: the ranks' shards must tile [0, {vocab_size}) without gap or overlap, "
+                f"got {given}"
+            )
+        covered = shard.stop
+    if covered != vocab_size:
+        raise RankMismatch(f"shard: expected shards up to vocab_size={vocab_size}, got {given}")
+    for rank in ranks:
+        if weight_rows[rank] < len(given[rank]):
+            raise RankMismatch(
+                f"lm_head_weight: rank {rank} needs {len(given[rank])} rows for its shard "
+                f"{given[rank]}, got {weight_rows[rank]}"
+            )
+    return vocab_size, given
+
+
+def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[int | None]) -> None:
+    """Whether each of several ranks, which name no shards, was given rows of its own.
+
+    Args:
+        digests: of each rank's rows; None if unknown.
+
+    Raises:
+        RankMismatch: every rank holds the whole vocabulary, or two ranks the same rows.
+    """
+    way_out = (
+        "pass each rank its own rows, lm_head_weight[shard.start : shard.stop] with shard = "
+        "VocabShard.even(vocab_size, rank, world_size); where this is meant, name them by shard="
+    )
+    if len(weight_rows) > 1 and vocab_size is not None and min(weight_rows) >= vocab_size:
+        raise RankMismatch(
+            f"lm_head_weight: expected a shard of the {vocab_size} rows of the vocabulary, but "
+            f"every rank holds at least as many; {way_out}"
+        )
+    first: dict[tuple[int, int], int] = {}
+    for rank, (rows, digest) in enumerate(zip(weight_rows, digests, strict=True)):
+        if digest is not None and first.setdefault((rows, digest), rank) != rank:
+            raise RankMismatch(
+                f"lm_head_weight: rank {first[rows, digest]} and rank {rank} hold the same "
+                f"{rows} rows; {way_out}"
+            )
+
+
+def _check_weight(weight: Tensor) -> None:
+    require_plain("lm_head_weight", weight)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise TypeError(f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}")
+    if weight.dtype not in WEIGHT_DTYPES:
+        raise ValueError(f"lm_head_weight: expected one of {WEIGHT_DTYPES}, got {weight.dtype}")
+    if weight.shape[1] < 1:
+        raise ValueError(f"lm_head_weight: expected D >= 1, got {describe(weight)}")
+    if weight.shape[1] > 1 and weight.shape[0] > 1 and weight.stride(1) != 1:
+        raise ValueError(
+            f"lm_head_weight: expected a contiguous last axis, got strides {weight.stride()}; "
+            "pass the [V_local, D] layout, not a transposed view"
+        )
+
+
+def _check_shard(shard: VocabShard, weight: Tensor, vocab_size: int | None) -> None:
+    if not isinstance(shard, VocabShard):
+        raise TypeError(f"shard: expected a VocabShard, got {shard!r}")
+    if len(shard) > weight.shape[0]:
+        raise ValueError(
+            f"shard: {shard} needs {len(shard)} weight rows, lm_head_weight has {weight.shape[0]}"
+        )
+    if vocab_size is not None and shard.stop > vocab_size:
+        raise ValueError(f"shard: {shard} reaches past vocab_size={vocab_size}")
+
+
+def _check_bias(bias: Tensor, weight: Tensor) -> None:
+    if (
+        not isinstance(bias, Tensor)
+        or bias.shape != weight.shape[:1]
+        or bias.dtype not in WEIGHT_DTYPES
+        or bias.device != weight.device
+        or (bias.shape[0] > 1 and bias.stride(0) != 1)
+    ):
+        raise ValueError(
+            f"bias: expected a contiguous floating-point tensor [{weight.shape[0]}] on "
+            f"{weight.device}, one value per row of lm_head_weight, got {describe(bias)}"
+        )
+
+
+def _check_head(head: Head) -> None:
+    if not _is_real(head.logit_scale) or head.logit_scale == 0:
+        raise ValueError(f"logit_scale: expected a finite number ≠ 0, got {head.logit_scale!r}")
+    cap = head.logit_softcap
+    if cap is not None and (not _is_real(cap) or cap <= 0):
+        raise ValueError(f"logit_softcap: expected None or a finite number > 0, got {cap!r}")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,94 @@
+"""Did every rank sample the same? A digest of what was sampled, compared across ranks.
+
+Tokens are the same on every rank by construction; this is for what construction cannot see: a
+flipped bit, inputs that differ where no rank looks, a rank that is a step behind.
+
+    row     mix(row, position, seed, token ids), 64 bits
+    step    sum over the rows, modulo 2^64, so that no order of summation enters
+    digest  mix(digest + step), over the steps since the last comparison
+
+mix is of `tpsample.core.digest`. The digest stays on the device; a comparison gathers every rank's, so
+that the error can say whose is different, and waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from tpsample.core.digest import digest_rows, mix
+from tpsample.core.step_buffer import capturing
+from tpsample.errors import Desync
+from tpsample.output import SampleOutput
+from tpsample.ranks.integers import IntegerExchange
+
+
+class DesyncDetector:
+    """What this rank sampled since the last comparison.
+
+    Args:
+        every: compare after this many steps; 0: only when asked, and then the last step alone.
+    """
+
+    def __init__(self, every: int, integers: IntegerExchange, device: torch.device) -> None:
+        self.every = every
+        self._integers = integers
+        with torch.inference_mode(False):
+            self._digest = torch.zeros((), dtype=torch.int64, device=device)
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        self._steps = 0
+
+    def add(self, positions: Tensor, out: SampleOutput) -> None:
+        """Count a step in. Does not wait, unless it is time to compare.
+
+        Raises:
+            Desync: it was, and ranks differ.
+        """
+        self._last = (positions, out.seeds, out.token_ids)
+        if self.every == 0:
+            return
+        self._digest.copy_(mix(self._digest + step_digest(*self._last)))
+        self._steps += 1
+        # While a CUDA graph is captured the host may not wait, and replays do not pass here.
+        if self._steps >= self.every and not capturing(self._digest.device):
+            self.compare()
+
+    def forget_step(self) -> None:
+        """Let go of the tensors of the last step."""
+        self._last = None
+
+    def compare(self) -> None:
+        """Compare with the other ranks. Collective.
+
+        Raises:
+            Desync: naming the ranks that differ from most.
+        """
+        if self.every == 0 and self._last is not None:
+            self._digest.copy_(step_digest(*self._last))
+        digests = self._integers.gather(self._digest.view(1)).flatten().tolist()
+        steps = self._steps if self.every else 1
+        self.reset()
+        if len(set(digests)) == 1:
+            return
+        (common, count), *_ = Counter(digests).most_common()
+        majority = 2 * count > len(digests)
+        ranks = [r for r, digest in enumerate(digests) if not majority or digest != common]
+        each = ", ".join(f"rank {rank}: {d & (2**64 - 1):016x}" for rank, d in enumerate(digests))
+        raise Desync(
+            f"ranks {', '.join(map(str, ranks))} sampled other tokens, or from other seeds or "
+            f"positions, in the last {steps} steps: {each}",
+            ranks,
+        )
+
+    def reset(self) -> None:
+        """Forget the steps so far; on all ranks."""
+        self._digest.zero_()
+        self._last, self._steps = None, 0
+
+
+def step_digest(positions: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:
+    """int64 scalar of a step: positions and seeds int64 [B], token_ids int64 [B] or [B, S]."""
+    columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
+    return digest_rows(positions, seeds, *columns.unbind(1))

@@ -1,0 +1,236 @@
+"""A call that is wrong on one rank is wrong on all: how the others learn of it.
+
+Where ranks meet on the host (CPU tensors; `Exchange.compares_steps`) they compare a few integers
+before anything of a call is sent: that the arguments are right, which call it is, its sizes, and
+digests of the batch, the seeds, the positions and what else a step reads. If one has an error, or
+they differ, a second gather brings the texts. A rank that skipped a step shows by its positions.
+
+Where they meet on the device the host must not wait in every step: a rank that refuses one leaves
+the text in the store of the process group, where the `check()` of the others finds it.
+
+After leaving a step, a rank refuses all further steps until `reset()`. Otherwise its new words
+would be merged with its peers' old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample.core.digest import digest_bits, digest_text
+from tpsample.errors import RankMismatch
+from tpsample.exchange.base import Exchange
+from tpsample.ranks.ranks import Ranks, gather_or_raise
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.plan import BatchView
+
+_SAME = "must be the same on every rank"
+_FIELDS = (
+    "arguments",
+    "call",
+    "hidden_states rows",
+    "num_samples",
+    "batch",
+    "rows without a seed",
+    "seeds",
+    "temperatures",
+    "positions",
+    "token_ids",
+    "grammar_bitmask",
+    "forced_token_ids",
+    "tokens so far",
+)
+"""What ranks compare of a call, in the order in which a difference is told."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective call whose arguments are right on this rank.
+
+    Attributes:
+        name: of the call.
+        rows: rows of hidden states.
+        batch: of these rows; None if the call takes none.
+        positions: int64 [B], or None.
+        num_samples: draws per row, or another number that must be equal.
+        token_ids: int64, tokens the call is about, or None.
+        seeds_drawn: how many seeds this rank has drawn for rows without one.
+    """
+
+    name: str
+    rows: int = 0
+    batch: SamplingBatch | BatchView | None = None
+    positions: Tensor | None = None
+    num_samples: int = 1
+    token_ids: Tensor | None = None
+    seeds_drawn: int = 0
+
+    @property
+    def emits_tokens(self) -> bool:
+        """Whether this is a step or a verification, which `PeerLost.step` counts."""
+        return self.name.startswith(("step", "verify"))
+
+    def record(self) -> dict[str, int]:
+        """What the ranks compare. Reads tensors, so for those on a CPU."""
+        found = dict.fromkeys(_FIELDS, 0) | {
+            "arguments": 1,
+            "call": digest_text(self.name),
+            "hidden_states rows": self.rows,
+            "num_samples": self.num_samples,
+            "positions": _digest(self.positions),
+            "token_ids": _digest(self.token_ids),
+        }
+        if self.batch is not None:
+            found["batch"] = self.batch.plan.digest
+            found["seeds"] = _digest(self.batch.seed)
+            found["temperatures"] = _digest(self.batch.temperature)
+        if isinstance(self.batch, SamplingBatch):
+            waiting = self.batch.unseeded
+            found["rows without a seed"] = digest_text(f"{waiting}, {self.seeds_drawn}")
+            found |= self.batch.state_digests()
+        return found
+
+    def texts(self) -> dict[str, Any]:
+        """What the digests are of, as JSON values, to say where they differ."""
+        found: dict[str, Any] = {"call": self.name}
+        if self.batch is not None:
+            found["batch"] = self.batch.plan.text.split("\n")
+        if isinstance(self.batch, SamplingBatch):
+            found["rows without a seed"] = (
+                f"{self.batch.unseeded} after {self.seeds_drawn} drawn seeds"
+            )
+        return found
+
+
+class StepAgreement:
+    """Compares the steps of a sampler's ranks.
+
+    Args:
+        ranks: of the sampler.
+        exchange: what the words travel by; decides how ranks compare.
+    """
+
+    def __init__(self, ranks: Ranks, exchange: Exchange) -> None:
+        self._ranks, self._exchange = ranks, exchange
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was left and count steps from 0 again; on all ranks."""
+        self._left: str | None = None
+        if self._exchange.compares_steps:
+            roll = self._ranks.roll
+            assert roll is not None
+            roll.step = -1
+
+    def settle(self, check: Callable[[], Call]) -> Call:
+        """Run `check` on every rank. Return its result if it succeeded everywhere alike.
+
+        Raises:
+            RankMismatch: with several ranks; the same text on each.
+            Exception: what `check` raised, on a rank alone or without a process group.
+        """
+        ranks = self._ranks
+        if self._left is not None:
+            raise RankMismatch(f"{self._left}; call reset() on every rank first")
+        call, error = None, None
+        own = dict.fromkeys(_FIELDS, 0)
+        try:
+            call = check()
+            if self._exchange.compares_steps:
+                own = call.record()
+        except Exception as wrong:  # of whatever kind: the other ranks must hear of it
+            error = wrong
+        if self._exchange.compares_steps:
+            roll = ranks.roll
+            assert roll is not None and roll.step is not None
+            before, roll.step = roll.step, roll.step + (call is None or call.emits_tokens)
+            try:
+                self._compare(call, own, error)
+            except RankMismatch:  # no rank takes this step
+                roll.step = before
+                raise
+        elif error is not None:
+            if ranks.world_size > 1 and ranks.roll is not None:
+                text = f"rank {ranks.rank}: {error}"
+                self.leave(text, refused=True)
+                raise RankMismatch(text) from error
+            raise error
+        assert call is not None
+        return call
+
+    def _compare(self, call: Call | None, own: dict[str, int], error: Exception | None) -> None:
+        ranks = self._ranks
+        values = torch.tensor([own[name] for name in _FIELDS], dtype=torch.int64)
+        records = ranks.gather_tensor(values).tolist()
+        if not all(right for right, *_ in records):
+            gather_or_raise(ranks, {}, error)
+        for place, name in enumerate(_FIELDS):
+            of_ranks = [record[place] for record in records]
+            if len(set(of_ranks)) > 1:
+                assert call is not None
+                raise RankMismatch(_difference(name, of_ranks, ranks.gather(call.texts())))
+
+    def leave(self, text: str, *, refused: bool) -> None:
+        """Tell the peers, who may wait, that this rank is not in the step with them."""
+        roll = self._ranks.roll
+        if roll is not None and self._ranks.world_size > 1:
+            roll.say(text, refused=refused)
+            self._left = text
+
+
+def _difference(name: str, values: list[int], texts: list[dict[str, Any]]) -> str:
+    """Where the ranks' calls differ, with every rank's value."""
+    if name == "batch":
+        return _batch_difference([text["batch"] for text in texts])
+    shown: list[Any] = values
+    if name in texts[0]:
+        shown = [text.get(name) for text in texts]
+    return f"{name}: {_EXPECTED.get(name, f'{_SAME}, by digest')}, got {_each(shown)}"
+
+
+def _batch_difference(plans: list[list[str]]) -> str:
+    """The first row, and its first field, in which the ranks' requests differ."""
+    for lines in zip(*plans, strict=False):
+        if len(set(lines)) > 1:
+            row, _, first = lines[0].partition(": ")
+            fields = [dict(_fields(line.partition(": ")[2])) for line in lines]
+            for field in dict(_fields(first)):
+                values = [of_rank.get(field) for of_rank in fields]
+                if len(set(values)) > 1:
+                    return f"batch: {row}: {field}: {_SAME}, got {_each(values)}"
+            return f"batch: {_SAME}, got {_each(lines)}"
+    return f"batch: {_SAME}, got batches of {_each([len(plan) for plan in plans])} lines"
+
+
+def _fields(line: str) -> list[tuple[str, str]]:
+    """(name, value) of a line such as ``temperature=1.0, top_k=0``; values may have commas."""
+    found: list[tuple[str, str]] = []
+    for part in line.split(", "):
+        name, equals, value = part.partition("=")
+        if equals and name.isidentifier():
+            found.append((name, value))
+        elif found:
+            found[-1] = (found[-1][0], f"{found[-1][1]}, {part}")
+    return found
+
+
+def _each(values: Any) -> str:
+    return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+
+
+def _digest(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else digest_bits(tensor)
+
+
+_EXPECTED = {
+    "call": "every rank must make the same call",
+    "hidden_states rows": _SAME,
+    "num_samples": _SAME,
+    "rows without a seed": f"{_SAME}, and so must be how many seeds were drawn before",
+    "positions": f"{_SAME}, by digest; a rank that skipped a step has others",
+    "tokens so far": f"{_SAME}, by digest; every rank appends the same tokens as often",
+}

@@ -1,0 +1,1 @@
+"""What everything else is made of; imports nothing above it."""

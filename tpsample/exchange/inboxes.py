@@ -1,0 +1,301 @@
+"""Where the inboxes of the `peer` exchange live, and how a rank comes to its peers' addresses.
+
+    several ranks in one process   VirtualWorld      any device
+    processes of one host, CPU     SharedFiles       the Triton interpreter, for tests
+    one GPU per process            SymmetricMemory   torch symmetric memory, NVLink
+
+The device and the ranks decide which; `peer_memory` makes it. Addresses hold in the process that
+asks for them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.output import SampleOutput
+from tpsample.ranks.ranks import Ranks, gather_or_raise
+from tpsample.ranks.rendezvous import Rendezvous
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.seeds import SeedSource
+
+if TYPE_CHECKING:
+    from tpsample.request.step import Step
+    from tpsample.sampler import LMHeadSampler
+
+T = TypeVar("T")
+
+
+class PeerMemory:
+    """One zeroed int64 tensor per rank, which every rank can write.
+
+    Building it is collective and ends when every rank's tensor is zero and reachable, or with a
+    RankMismatch on every rank.
+
+    Attributes:
+        own: this rank's tensor.
+        addresses: int64 [world_size] on the device, of every rank's tensor, own included.
+    """
+
+    own: Tensor
+    addresses: Tensor
+
+    def barrier(self) -> None:
+        """Wait until every rank is here and has done what it launched before."""
+
+    def close(self) -> None:
+        """Let go of the memory. Every rank has finished its last step."""
+        del self.own, self.addresses
+
+
+def peer_memory(ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> PeerMemory:
+    """The memory that fits the ranks and the device. Collective."""
+    if isinstance(ranks, VirtualRanks):
+        return VirtualMemory(ranks, shape)
+    if device.type == "cuda":
+        return SymmetricMemory(ranks, shape, device)
+    return SharedFiles(ranks, shape)
+
+
+class VirtualWorld:
+    """Several ranks in one process, on one device: all the kernels of `peer`, no other process.
+
+        world = VirtualWorld([VocabShard.even(V, r, 4) for r in range(4)], device)
+        samplers = [LMHeadSampler(weight[s.start : s.stop], group=ranks, exchange="peer")
+                    for s, ranks in zip(world.shards, world.ranks)]
+        outputs = world.step(samplers, hidden_states, batch, positions)
+
+    Args:
+        shards: the ranks' shards, in rank order; samplers need not repeat them.
+        device: of the weights.
+
+    Attributes:
+        ranks: one `Ranks` per rank, for the `group` argument of its `LMHeadSampler`. Every rank
+            builds as many samplers as the others, in the same order.
+    """
+
+    def __init__(self, shards: list[VocabShard], device: torch.device | str = "cpu") -> None:
+        self.shards = list(shards)
+        self.device = torch.device(device)
+        self.seed_root = SeedSource().root
+        self.ranks = [VirtualRanks(self, rank) for rank in range(len(shards))]
+        self.rendezvous = Rendezvous()
+        self._allocations: list[Tensor] = []
+
+    def step(
+        self,
+        samplers: list[LMHeadSampler],
+        hidden_states: Tensor,
+        batch: SamplingBatch,
+        positions: Tensor | int,
+        *,
+        num_samples: int | None = None,
+    ) -> list[SampleOutput]:
+        """One step of every rank: all local steps first, since nothing may wait before them."""
+
+        def start(sampler: LMHeadSampler) -> Step:
+            return sampler.start(hidden_states, batch, positions, num_samples=num_samples)
+
+        def step(sampler: LMHeadSampler, ranks: VirtualRanks) -> SampleOutput:
+            started = start(sampler)
+            ranks.gather_tensor(started.out.status)  # wait for every local step
+            return sampler.finish(started)
+
+        if batch.plan.stored is not None:
+            pairs = zip(samplers, self.ranks, strict=True)
+            return self.run([partial(step, sampler, ranks) for sampler, ranks in pairs])
+        steps = [start(sampler) for sampler in samplers]
+        return [sampler.finish(step) for sampler, step in zip(samplers, steps, strict=True)]
+
+    def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
+        """bodies[rank]() of every rank, each in a thread, one at a time: for calls in which ranks
+        exchange integers, such as `LMHeadSampler.prompt_logprobs`. Results in rank order."""
+        return self.rendezvous.run(bodies)
+
+    def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
+        """int64 [world_size, *shape], the same tensor for every rank's request number `index`."""
+        if index == len(self._allocations):
+            zeros = torch.zeros(len(self.ranks), *shape, dtype=torch.int64, device=self.device)
+            self._allocations.append(zeros)
+        if self._allocations[index].shape[1:] != shape:
+            raise ValueError(
+                f"group: the virtual ranks built different samplers, {tuple(shape)} after "
+                f"{tuple(self._allocations[index].shape[1:])}"
+            )
+        return self._allocations[index]
+
+
+class VirtualRanks(Ranks):
+    """One of several ranks in this process; the world knows what the others would answer."""
+
+    def __init__(self, world: VirtualWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.num_allocations = 0
+
+    @property
+    def world_size(self) -> int:  # type: ignore[override]
+        return len(self.world.shards)
+
+    @property
+    def can_exchange_tensors(self) -> bool:
+        return self.world_size == 1 or self.world.rendezvous.running
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        if self.world_size == 1:
+            return own.unsqueeze(0)
+        return torch.stack(self.world.rendezvous.gather(self.rank, own))
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
+
+    def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The record as every rank would give it, were it built with the same arguments."""
+        records = []
+        for rank, shard in enumerate(self.world.shards):
+            known: dict[str, Any] = {
+                "shard": [shard.start, shard.stop],
+                "seed_root": self.world.seed_root,
+            }
+            if rank != self.rank:
+                known |= {"weight_rows": len(shard), "weight": None}
+            records.append({**record, **known})
+        return records
+
+
+class VirtualMemory(PeerMemory):
+    """A slice of one tensor per rank."""
+
+    def __init__(self, ranks: VirtualRanks, shape: tuple[int, ...]) -> None:
+        tensors = ranks.world.allocation(ranks.num_allocations, shape)
+        ranks.num_allocations += 1
+        self.own = tensors[ranks.rank]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=tensors.device)
+
+
+class SharedFiles(PeerMemory):
+    """A file in shared memory per rank, mapped by every rank and unlinked at once."""
+
+    _FOLDER = "/dev/shm"
+    _PREFIX = "tpsample-"
+
+    def __init__(self, ranks: Ranks, shape: tuple[int, ...]) -> None:
+        self._ranks = ranks
+        path = ""
+        error: Exception | None = None
+        try:
+            descriptor, path = tempfile.mkstemp(prefix=self._PREFIX, dir=self._FOLDER)
+            os.ftruncate(descriptor, 8 * math.prod(shape))
+            os.close(descriptor)
+        except OSError as wrong:
+            error = wrong
+        try:
+            paths = [record["path"] for record in gather_or_raise(ranks, {"path": path}, error)]
+            try:
+                self._mapped = [self._map(path, shape) for path in paths]
+            except RuntimeError as wrong:
+                error = wrong
+            gather_or_raise(ranks, {}, error)
+        finally:
+            if path:
+                os.unlink(path)
+        self.own = self._mapped[ranks.rank]
+        addresses = [tensor.data_ptr() for tensor in self._mapped]
+        self.addresses = torch.tensor(addresses, dtype=torch.int64)
+
+    @classmethod
+    def _map(cls, path: str, shape: tuple[int, ...]) -> Tensor:
+        if os.path.dirname(path) != cls._FOLDER or not os.path.basename(path).startswith(
+            cls._PREFIX
+        ):
+            raise RuntimeError(f"a peer named {path!r}, which is no file of this exchange")
+        flat = torch.from_file(path, shared=True, size=math.prod(shape), dtype=torch.int64)
+        return flat.view(shape)
+
+    def barrier(self) -> None:
+        self._ranks.gather({})
+
+    def close(self) -> None:
+        super().close()
+        del self._mapped
+
+
+class SymmetricMemory(PeerMemory):
+    """torch symmetric memory. All use of that interface, which torch calls alpha, is here.
+
+    Not out of torch's pool: there ranks may be given back blocks of different earlier samplers,
+    whose rendezvous is remembered and would pair them. And every rank reads a number of its peers
+    through the addresses it got before it trusts them.
+    """
+
+    def __init__(self, ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> None:
+        assert ranks.group is not None
+        self._ranks, self._device = ranks, device
+        number = secrets.randbits(62)
+        with _on_every_rank(ranks):
+            self.own = _allocate(shape, device)
+        with _on_every_rank(ranks):
+            self._handle = _rendezvous(self.own, ranks.group)
+            # The handle's addresses are of allocations; a tensor may begin behind a header.
+            offset = self.own.data_ptr() - self._handle.buffer_ptrs[ranks.rank]
+            addresses = [address + offset for address in self._handle.buffer_ptrs]
+            self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
+            self.own.fill_(number)
+            torch.cuda.synchronize(device)
+        numbers = [record["number"] for record in ranks.gather({"number": number})]
+        with _on_every_rank(ranks):
+            found = [
+                int(self._handle.get_buffer(peer, shape, torch.int64).view(-1)[-1])
+                for peer in range(ranks.world_size)
+            ]
+            if found != numbers:
+                wrong = [peer for peer, n in enumerate(numbers) if found[peer] != n]
+                raise RuntimeError(f"symmetric memory of ranks {wrong} is not theirs")
+        self.own.zero_()
+        self.barrier()
+
+    def barrier(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._ranks.gather({})
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+        super().close()
+        del self._handle
+
+
+@contextmanager
+def _on_every_rank(ranks: Ranks) -> Iterator[None]:
+    """Raise on every rank if the body does on one, of whatever kind: peers must not wait."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as wrong:
+        error = wrong
+    gather_or_raise(ranks, {}, error)
+
+
+def _allocate(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    stride = torch.empty(shape, device="meta").stride()
+    own: Tensor = _SymmetricMemory.empty_strided_p2p(shape, stride, torch.int64, device)
+    return own
+
+
+def _rendezvous(own: Tensor, group: dist.ProcessGroup) -> Any:
+    import torch.distributed._symmetric_memory as symm_mem
+
+    return symm_mem.rendezvous(own, group)

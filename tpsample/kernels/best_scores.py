@@ -1,0 +1,273 @@
+"""A filtered row's token as the best score that is in its kept set: the kernels of the rejection.
+
+Twins: `StoredRows.leading`, `.before` and `.first_kept` of `tpsample.logits.shard_logits`. What a rank
+sends is its *leading* words, int64 [1 + 2 · S · COUNT] per row: the first order word, then per
+sample the COUNT best score words, then in the same order their order words.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.kernels.first_words import group_columns
+from tpsample.kernels.order import (
+    KEY_MASK,
+    below_top,
+    best_of_groups,
+    block_scores,
+    is_candidate,
+    is_number,
+    load_block,
+    mass_limit,
+    masses,
+    nan_word,
+    order_words,
+    pop,
+    token_scores,
+    value_of,
+)
+
+
+@triton.jit(do_not_specialize=["num_samples", "groups"])
+def group_best_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    seed_ptr,  # [F] int64
+    position_ptr,  # [F] int64
+    temperature_ptr,  # [F] fp32
+    # outputs
+    best_ptr,  # [F, num_samples, groups] int64, score words
+    first_ptr,  # [F, blocks] int64, order words
+    # sizes
+    num_samples,
+    groups,
+    vocab_start,
+    lead,
+    width,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """The best score of each group of ids, the first order word of each block.
+
+    Grid: (blocks, F). To take a block's COUNT best here costs some 50 instructions per logit more.
+    """
+    block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    logits, ids, mask, first_id = load_block(
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
+    )
+    one = tl.arange(0, 1)
+    first = best_of_groups(logits, ids, mask, BLOCK, INTERPRET)
+    tl.store(first_ptr + row * blocks + block + one, first)
+    seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
+    temperature = tl.load(temperature_ptr + row + one)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    for sample in range(num_samples):
+        scores = block_scores(
+            logits, first_id, seed, position, temperature, sample, BLOCK, ROUNDS, INTERPRET
+        )
+        best = best_of_groups(scores, ids, mask, GROUP, INTERPRET)
+        out = best_ptr + (row * num_samples + sample).to(tl.int64) * groups
+        tl.store(out + group, best, mask=group < groups)
+
+
+@triton.jit(do_not_specialize=["num_samples", "num_groups", "blocks"])
+def leading_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    seed_ptr,  # [F] int64
+    position_ptr,  # [F] int64
+    temperature_ptr,  # [F] fp32
+    group_ptr,  # [F, num_samples, num_groups] int64, score words of the best groups
+    first_ptr,  # [F, blocks] int64
+    # outputs
+    leading_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64
+    # sizes
+    num_samples,
+    num_groups,
+    blocks,
+    vocab_start,
+    lead,
+    width,
+    COUNT: tl.constexpr,
+    GROUP: tl.constexpr,
+    WORDS: tl.constexpr,  # >= num_groups · GROUP
+    BLOCKS: tl.constexpr,  # >= blocks
+    ROUNDS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """The best scores of the best groups. Grid: (num_samples, F)."""
+    sample, row = tl.program_id(0), tl.program_id(1)
+    out = leading_ptr + row * (1 + 2 * num_samples * COUNT)
+    if sample == 0:
+        offs_block = tl.arange(0, BLOCKS)
+        first = tl.load(first_ptr + row * blocks + offs_block, mask=offs_block < blocks, other=0)
+        tl.store(out, tl.max(first, axis=0))
+
+    offs = tl.arange(0, WORDS)
+    groups = group_ptr + (row * num_samples + sample) * num_groups
+    group_word = tl.load(groups + offs // GROUP, mask=offs < num_groups * GROUP, other=0)
+    columns = group_columns(group_word, offs % GROUP, vocab_start, lead, GROUP)
+    ids = vocab_start + columns
+    mask = (group_word > 0) & (columns >= 0) & (columns < width)
+    address = logits_ptr + row.to(tl.int64) * stride_logits + columns
+    logits = tl.load(address, mask=mask, other=float("-inf"))
+    one = tl.arange(0, 1)
+    scores = token_scores(
+        logits,
+        ids,
+        tl.load(seed_ptr + row + one),
+        tl.load(position_ptr + row + one),
+        tl.load(temperature_ptr + row + one),
+        sample,
+        ROUNDS,
+        INTERPRET,
+    )
+    words = tl.where(mask, pack(scores, ids), 0)
+    orders = pack(logits, ids)
+    for c in tl.static_range(COUNT):
+        best, order, words = pop(words, orders)
+        place = out + 1 + sample * COUNT + c
+        tl.store(place, best)
+        tl.store(place + num_samples * COUNT, order)
+
+
+@triton.jit
+def load_leading(
+    every_ptr,
+    row,
+    sample,
+    num_rows,
+    num_samples,
+    num_sources,
+    COUNT: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Score and order words [WORDS] of all ranks for one sample of a row; 0 beyond them."""
+    offs = tl.arange(0, WORDS)
+    source = offs // COUNT
+    per_row = 1 + 2 * num_samples * COUNT
+    words = every_ptr + (source * num_rows + row).to(tl.int64) * per_row
+    words += 1 + sample * COUNT + offs % COUNT
+    mask = source < num_sources
+    scores = tl.load(words, mask=mask, other=0)
+    return scores, tl.load(words + num_samples * COUNT, mask=mask, other=0)
+
+
+@triton.jit
+def load_first(
+    every_ptr, row, num_rows, num_samples, num_sources, COUNT: tl.constexpr, WORDS: tl.constexpr
+):
+    """The largest first order word of the ranks."""
+    source = tl.arange(0, WORDS)
+    per_row = 1 + 2 * num_samples * COUNT
+    words = every_ptr + (source * num_rows + row).to(tl.int64) * per_row
+    return tl.max(tl.load(words, mask=source < num_sources, other=0), axis=0)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
+def before_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    total_log_min_p_ptr,  # [F] fp64
+    keep_ties_ptr,  # [F] bool
+    cut_ptr,  # [F] int64, or None
+    every_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
+    # outputs
+    sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, zero before
+    # sizes
+    num_rows,
+    num_samples,
+    num_sources,
+    vocab_start,
+    lead,
+    width,
+    HAS_CUT: tl.constexpr,
+    COUNT: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Mass and number of the tokens before each of the best scores. Grid: (blocks, F)."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    logits, ids, mask, _ = load_block(
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
+    )
+    orders = order_words(logits, ids, mask)
+    top = value_of(load_first(every_ptr, row, num_rows, num_samples, num_sources, COUNT, WORDS))
+    below = below_top(logits, top, tl.load(temperature_ptr + row))
+    mass = tl.where(mask, masses(below), 0)
+    in_total = is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
+    if HAS_CUT:
+        in_total = in_total & (orders >= tl.load(cut_ptr + row))
+    # ties="keep": only greater logits come before.
+    tie_bits = tl.where(tl.load(keep_ties_ptr + row), TOKEN_MASK, 0)
+    marks = num_samples * COUNT
+    out = sums_ptr + row * (2 * marks + 1)
+    block_first = tl.max(orders, axis=0)
+    tl.atomic_add(out + 2 * marks, tl.sum(tl.where(in_total, mass, 0), axis=0), sem="relaxed")
+    for sample in range(num_samples):
+        scores, score_orders = load_leading(
+            every_ptr, row, sample, num_rows, num_samples, num_sources, COUNT, WORDS
+        )
+        for c in tl.static_range(COUNT):
+            mark, scores = pop(scores, score_orders)[1:]
+            mark = mark | tie_bits
+            # Winners are likely tokens: most blocks have none before them.
+            if block_first > mark:
+                sum_mass = tl.sum(tl.where(orders > mark, mass, 0), axis=0)
+                number = tl.sum((orders > mark).to(tl.int32), axis=0)
+                place = out + sample * COUNT + c
+                tl.atomic_add(place, sum_mass, sem="relaxed")
+                tl.atomic_add(place + marks, number.to(tl.int64), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
+def first_kept_kernel(
+    # inputs
+    temperature_ptr,  # [F] fp32
+    top_k_ptr,  # [F] int64
+    top_p_ptr,  # [F] fp64
+    log_min_p_ptr,  # [F] fp64
+    every_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
+    sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, over all ranks
+    # outputs
+    words_ptr,  # [F, num_samples] int64, score words; 0 if none of COUNT is kept
+    decided_ptr,  # [F] bool
+    # sizes
+    num_rows,
+    num_samples,
+    num_sources,
+    COUNT: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """The first of the best scores that is in the kept set. Grid: (F,)."""
+    row = tl.program_id(0)
+    first = load_first(every_ptr, row, num_rows, num_samples, num_sources, COUNT, WORDS)
+    top, temperature = value_of(first), tl.load(temperature_ptr + row)
+    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+    log_min_p = tl.load(log_min_p_ptr + row)
+    marks = num_samples * COUNT
+    sums = sums_ptr + row * (2 * marks + 1)
+    limit = mass_limit(tl.load(sums + 2 * marks), top_p)
+    is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
+    decided = tl.full((), 1, tl.int1)
+    for sample in range(num_samples):
+        scores, orders = load_leading(
+            every_ptr, row, sample, num_rows, num_samples, num_sources, COUNT, WORDS
+        )
+        found = tl.full((), 0, tl.int64)
+        for c in tl.static_range(COUNT):
+            score, mark, scores = pop(scores, orders)
+            place = sums + sample * COUNT + c
+            logit = value_of(mark)
+            member = (mark > 0) & is_candidate(logit, below_top(logit, top, temperature), log_min_p)
+            member = member & (tl.load(place + marks) < top_k) & (tl.load(place) < limit)
+            found = tl.maximum(found, tl.where(member, score, 0))
+        decided = decided & ((found > 0) | ~is_number(first))
+        tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), found))
+    tl.store(decided_ptr + row, decided)

@@ -1,0 +1,242 @@
+"""The `peer` exchange on the device: words go straight into every rank's inbox.
+
+An inbox is int64 [2, num_chunks, world_size, max_rows]: epoch parity, chunk, source rank, row. A
+word carries the step's epoch above its key, so it needs neither flag nor fence: 8 aligned bytes
+arrive whole, and the reader waits for the epoch. Every slot is written once per step by its
+source and cleared by its reader. Clearing is safe because of the two parities: a peer writes this
+parity again only two steps on, after our push of the step between, which follows our clearing.
+
+A rank that lost another sends LOST, which is above every word, from its next step on: a rank that
+had the words it missed learns one step later, without waiting for its own timeout.
+
+Inboxes are reached through addresses, a rank's own too: the interpreter may copy tensor arguments
+onto themselves after a launch, over a word that a peer has just written.
+"""
+
+import time
+
+import triton
+import triton.language as tl
+
+from tpsample.core import word
+from tpsample.kernels.decode import decode
+
+EPOCH_SHIFT = tl.constexpr(word.EPOCH_SHIFT)
+EPOCH_MAX = tl.constexpr(word.EPOCH_MAX)
+EPOCH_ONE = tl.constexpr(1 << word.EPOCH_SHIFT)
+WORD_LOST = tl.constexpr(word.LOST)
+STATUS_PEER_LOST = tl.constexpr(int(word.Status.PEER_LOST))
+
+
+@triton.jit
+def chunk_of_tile(tile, num_tiles, num_chunks):
+    """Chunk c holds the tiles num_tiles · c // num_chunks up to that of c + 1, at least one.
+
+    10 tiles in 4 chunks: 0 1 | 2 3 4 | 5 6 | 7 8 9.
+    """
+    return ((tile + 1) * num_chunks - 1) // num_tiles
+
+
+@triton.jit
+def tiles_of_chunk(chunk, num_tiles, num_chunks):
+    """How many tiles a chunk holds."""
+    return num_tiles * (chunk + 1) // num_chunks - num_tiles * chunk // num_chunks
+
+
+@triton.jit
+def next_epoch(epoch):
+    """1 … 2046, then 1: parity alternates for ever."""
+    return tl.where(epoch == EPOCH_MAX, 1, epoch + 1)
+
+
+@triton.jit
+def push_last_arrival(
+    words_ptr,
+    arrive_ptr,
+    num_arrivals,
+    epoch_ptr,
+    lost_ptr,
+    inboxes_ptr,
+    chunk,
+    offs_b,
+    num_rows,
+    num_samples,
+    num_chunks,
+    rank,
+    world_size,
+    max_rows,
+    MANY_SAMPLES: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """Count this program as arrived; the last one pushes the chunk's words of its rows.
+
+    It clears them for the next step, behind a barrier: several threads may have read a word that
+    one of them clears.
+
+    The first barrier puts the maxima of all warps before the arrival, which releases them; the last
+    arrival acquires those of all programs. Nothing is fenced behind the pushes: a fence there
+    would wait for the links to drain.
+    """
+    tl.debug_barrier()
+    if tl.atomic_add(arrive_ptr, 1, sem="acq_rel", scope="gpu") == num_arrivals - 1:
+        tl.store(arrive_ptr, 0)
+        epoch = tl.load(epoch_ptr)
+        lost = (tl.load(lost_ptr) | tl.load(lost_ptr + 1)) != 0
+        offs_w = tl.arange(0, BLOCK_W)
+        mask_w = offs_w < world_size
+        mask_b = offs_b < num_rows
+        inboxes = tl.load(inboxes_ptr + offs_w, mask=mask_w, other=0)
+        slots = inboxes.to(tl.pointer_type(tl.int64))[:, None]
+        slots += (((epoch & 1) * num_chunks + chunk) * world_size + rank) * max_rows
+        for sample in range(num_samples if MANY_SAMPLES else 1):
+            offs_word = sample * num_rows + offs_b
+            words = tl.load(words_ptr + offs_word, mask=mask_b, other=0, volatile=True)
+            tl.debug_barrier()
+            tl.store(words_ptr + offs_word, tl.zeros_like(words), mask=mask_b)
+            tl.atomic_max(
+                slots + offs_word[None, :],
+                tl.where(lost, WORD_LOST, words | (epoch << EPOCH_SHIFT))[None, :],
+                mask=mask_w[:, None] & mask_b[None, :],
+                sem="relaxed",
+                scope="sys",
+            )
+
+
+def host_clock():
+    """The interpreter's timer: it calls plain Python."""
+    return time.monotonic_ns()
+
+
+host_clock.__triton_builtin__ = True  # for the compiler, which reads this name but never calls it
+
+
+@triton.jit
+def clock(INTERPRET: tl.constexpr):
+    """Nanoseconds."""
+    if INTERPRET:
+        return tl.full((), host_clock(), tl.int64)
+    else:
+        return tl.extra.cuda.globaltimer()
+
+
+@triton.jit
+def poll(slots, mask, epoch):
+    """Words of the slots and which of them have not arrived."""
+    words = tl.load(slots, mask=mask, other=0, volatile=True)
+    return words, mask & ((words >> EPOCH_SHIFT) != epoch) & (words != WORD_LOST)
+
+
+@triton.jit
+def wait(slots, mask, epoch, deadline, INTERPRET: tl.constexpr):
+    """Poll until every word is of this epoch, or LOST, or the deadline is over.
+
+    Threads read different times; the maximum over the tile makes them leave together. That needs
+    one warp and a tile that fills it: at least 64 words.
+    """
+    words, missing = poll(slots, mask, epoch)
+    while tl.max((missing & (clock(INTERPRET) < deadline)).to(tl.int32)) > 0:
+        words, missing = poll(slots, mask, epoch)
+    return words, missing
+
+
+@triton.jit
+def report(lost_ptr, of_slot, offs_s, world_size, BLOCK_S: tl.constexpr):
+    """Set the bits of the sources that have a true in their row of [BLOCK_S, BLOCK_B]."""
+    tl.atomic_or(
+        lost_ptr + tl.zeros((BLOCK_S,), tl.int32),
+        tl.full((BLOCK_S,), 1, tl.int64) << (offs_s % world_size),
+        mask=tl.max(of_slot.to(tl.int32), axis=1) > 0,
+        sem="relaxed",
+        scope="gpu",
+    )
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "num_samples",
+        "num_slots",
+        "rank",
+        "world_size",
+        "max_rows",
+        "timeout",
+    ]
+)
+def peer_finish_kernel(
+    # exchange
+    inboxes_ptr,  # [world_size] int64, addresses of every rank's inbox
+    epoch_ptr,  # [1] int64, advanced by the last program
+    done_ptr,  # [1] int32, zero between steps
+    lost_ptr,  # [4] int64, bit r: rank r did not arrive in time; rank r sent LOST; steps until now;
+    # the step that was lost first
+    # inputs
+    seed_ptr,  # [num_rows] int64
+    # outputs
+    words_ptr,  # [num_samples, num_rows] int64, the winners without epoch; LOST if a rank is
+    token_ptr,  # [num_rows, num_samples] int64
+    status_ptr,  # [num_rows] int32
+    out_seed_ptr,  # [num_rows] int64, a copy: the batch may change its own
+    # sizes
+    num_rows,
+    num_samples,
+    num_slots,  # num_chunks · world_size
+    rank,
+    world_size,
+    max_rows,
+    timeout,  # int64, nanoseconds
+    # flags
+    INTERPRET: tl.constexpr,
+    # blocks
+    BLOCK_S: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """Wait for the words of all chunks and sources, decode the largest, clear, advance the epoch.
+
+    Once a rank is lost, every row is PEER_LOST, at once, until the exchange is reset.
+    """
+    offs_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    mask_b = offs_b < num_rows
+    epoch = tl.load(epoch_ptr)
+    inbox = tl.load(inboxes_ptr + rank).to(tl.pointer_type(tl.int64))
+    inbox += (epoch & 1) * num_slots * max_rows
+    lost_before = (tl.load(lost_ptr) | tl.load(lost_ptr + 1)) != 0
+    step = tl.load(lost_ptr + 2)
+    deadline = clock(INTERPRET) + tl.where(lost_before, 0, timeout)
+
+    row_status = tl.zeros((BLOCK_B,), tl.int32)
+    for sample in range(num_samples):
+        best = tl.zeros((BLOCK_B,), tl.int64)
+        lost = tl.zeros((BLOCK_B,), tl.int32) + lost_before.to(tl.int32)
+        for first_slot in range(0, num_slots, BLOCK_S):
+            offs_s = first_slot + tl.arange(0, BLOCK_S)
+            slots = (
+                inbox
+                + offs_s.to(tl.int64)[:, None] * max_rows
+                + (sample * num_rows + offs_b)[None, :]
+            )
+            mask = (offs_s < num_slots)[:, None] & mask_b[None, :]
+            words, missing = wait(slots, mask, epoch, deadline, INTERPRET)
+            tl.store(slots, tl.zeros((BLOCK_S, BLOCK_B), tl.int64), mask=mask)
+            best = tl.maximum(best, tl.max(words, axis=0))
+            told = mask & (words == WORD_LOST)
+            lost = tl.maximum(lost, tl.max((missing | told).to(tl.int32), axis=0))
+            if not lost_before:
+                report(lost_ptr, missing, offs_s, world_size, BLOCK_S)
+                report(lost_ptr + 1, told, offs_s, world_size, BLOCK_S)
+        if (tl.max(lost, axis=0) > 0) & ~lost_before:
+            tl.store(lost_ptr + 3, step)
+        winner = tl.where(lost > 0, WORD_LOST, best & (EPOCH_ONE - 1))
+        tl.store(words_ptr + sample * num_rows + offs_b, winner, mask=mask_b)
+        token_id, status = decode(best)
+        token_id = tl.where(lost > 0, -1, token_id)
+        status = tl.where(lost > 0, STATUS_PEER_LOST, status)
+        tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
+        row_status = tl.maximum(row_status, status)
+    tl.store(status_ptr + offs_b, row_status, mask=mask_b)
+    tl.store(out_seed_ptr + offs_b, tl.load(seed_ptr + offs_b, mask=mask_b), mask=mask_b)
+
+    # The next step may begin with another epoch once every program has used this one.
+    if tl.atomic_add(done_ptr, 1, sem="relaxed", scope="gpu") == tl.num_programs(0) - 1:
+        tl.store(done_ptr, 0)
+        tl.store(lost_ptr + 2, step + 1)
+        tl.store(epoch_ptr, next_epoch(epoch))

@@ -1,0 +1,207 @@
+"""What the kernels over stored logits share: a block of one row, its order words and masses.
+
+Twins: `tpsample.logits.shard_logits` and the functions of `tpsample.core.order` and `tpsample.core.word`
+that it names.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample.core import order as kept_set
+from tpsample.core import word
+from tpsample.kernels.decode import KEY_MINUS_INF
+from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, max_or_nan, pack
+from tpsample.kernels.noise import (
+    KEY0,
+    KEY1,
+    fma,
+    log2_exponential,
+    low_base,
+    noise_tile,
+    philox4x32,
+)
+from tpsample.kernels.row_noise import LOG2_E, row_scale, row_stream
+
+NO_ID = tl.constexpr(word.MAX_VOCAB_SIZE)
+KEY_MASK = tl.constexpr(0xFFFFFFFF)
+ROUNDER = tl.constexpr(1.5 * 2.0**52)
+P0 = tl.constexpr(kept_set.POWER_OF_2[0])
+P1 = tl.constexpr(kept_set.POWER_OF_2[1])
+P2 = tl.constexpr(kept_set.POWER_OF_2[2])
+P3 = tl.constexpr(kept_set.POWER_OF_2[3])
+P4 = tl.constexpr(kept_set.POWER_OF_2[4])
+P5 = tl.constexpr(kept_set.POWER_OF_2[5])
+P6 = tl.constexpr(kept_set.POWER_OF_2[6])
+P7 = tl.constexpr(kept_set.POWER_OF_2[7])
+P8 = tl.constexpr(kept_set.POWER_OF_2[8])
+P9 = tl.constexpr(kept_set.POWER_OF_2[9])
+P10 = tl.constexpr(kept_set.POWER_OF_2[10])
+P11 = tl.constexpr(kept_set.POWER_OF_2[11])
+P12 = tl.constexpr(kept_set.POWER_OF_2[12])
+P13 = tl.constexpr(kept_set.POWER_OF_2[13])
+
+
+@triton.jit
+def load_block(
+    logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK: tl.constexpr
+):
+    """A block of a row: fp32 logits [BLOCK], -inf outside the shard, ids int32, whether they are
+    of the shard, and the first id, a multiple of 4.
+
+    The first block begins `lead` = vocab_start % 4 columns before the shard: an argument, since the
+    compiler sees that four logits can be loaded at once if it is 0 there, and not from `%`.
+    """
+    first_column = block * BLOCK - lead
+    columns = first_column + tl.arange(0, BLOCK)
+    mask = (columns >= 0) & (columns < width)
+    address = logits_ptr + row.to(tl.int64) * stride_logits + columns
+    logits = tl.load(address, mask=mask, other=float("-inf"))
+    return logits, vocab_start + columns, mask, vocab_start + first_column
+
+
+@triton.jit
+def order_words(logits, ids, mask):
+    """Order words int64 [BLOCK], 0 outside the shard."""
+    return tl.where(mask, pack(logits, ids), 0)
+
+
+@triton.jit
+def best_of_groups(values, ids, mask, GROUP: tl.constexpr, INTERPRET: tl.constexpr):
+    """The best word of each GROUP of neighbours, 0 of a group outside the shard.
+
+    As `best_word` in two passes: to pack and compare a word of 64 bits per logit costs more.
+    """
+    GROUPS: tl.constexpr = values.shape[0] // GROUP
+    in_groups = tl.where(mask, values, float("-inf")).reshape((GROUPS, GROUP))
+    best = max_or_nan(in_groups, 1, INTERPRET)
+    holds_best = (in_groups == best[:, None]) | (in_groups != in_groups)
+    holds_best = holds_best & mask.reshape((GROUPS, GROUP))
+    token_id = tl.where(holds_best, ids.reshape((GROUPS, GROUP)), NO_ID)
+    token_id = tl.min(token_id, axis=1)
+    return tl.where(token_id < NO_ID, pack(best, token_id), 0)
+
+
+@triton.jit
+def block_scores(
+    logits,
+    first_id,
+    seed,
+    position,
+    temperature,
+    sample,
+    BLOCK: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """fp32 scores [BLOCK] of one row, whose seed, position and temperature are [1]."""
+    scale, gain = row_scale(temperature)
+    r0, r1, r2 = row_stream(seed, position, sample, INTERPRET)
+    noise = noise_tile(first_id, r0, r1, r2, BLOCK, 1, ROUNDS, INTERPRET).reshape((BLOCK,))
+    return fma(logits, scale, noise * gain, INTERPRET)
+
+
+@triton.jit
+def token_scores(
+    logits,
+    ids,
+    seed,
+    position,
+    temperature,
+    sample,
+    ROUNDS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """As `block_scores`, of any ids int32 [n]: a Philox call for each, not for four."""
+    scale, gain = row_scale(temperature)
+    r0, r1, r2 = row_stream(seed, position, sample, INTERPRET)
+    zero = tl.zeros(ids.shape, tl.uint32)
+    k0, k1 = tl.full((1,), KEY0, tl.uint32), tl.full((1,), KEY1, tl.uint32)
+    w0, w1, w2, w3 = philox4x32(
+        (ids >> 2).to(tl.uint32), r0 + zero, r1 + zero, r2 + zero, k0, k1, ROUNDS, INTERPRET
+    )
+    low, high = tl.where(ids & 1 == 0, w0, w1), tl.where(ids & 1 == 0, w2, w3)
+    own = tl.where(ids & 2 == 0, low, high)
+    noise = log2_exponential(own, low_base(w0, w1, w2, w3), INTERPRET)
+    return fma(logits, scale, noise * gain, INTERPRET)
+
+
+@triton.jit
+def value_of(word):
+    """The fp32 number behind each word's key; NaN for KEY_NAN."""
+    key = ((word >> TOKEN_BITS) & KEY_MASK).to(tl.uint32)
+    bits = tl.where(key >> 31 != 0, key ^ 0x80000000, key ^ 0xFFFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def is_candidate(logits, below, log_min_p):
+    """Whether a token is neither masked nor cut by min_p."""
+    return (logits != float("-inf")) & (below >= log_min_p)
+
+
+@triton.jit
+def is_number(word):
+    """Whether a row's first order word is of a logit that can be drawn."""
+    key = (word >> TOKEN_BITS) & KEY_MASK
+    return (key > KEY_MINUS_INF) & (key != KEY_NAN)
+
+
+@triton.jit
+def nan_word():
+    """A NaN's word, of no token in particular."""
+    return tl.full((), KEY_NAN, tl.int64) << TOKEN_BITS
+
+
+@triton.jit
+def below_top(logits, top, temperature):
+    """y = (logit - top) / T in float64; 0 for the top itself even if it is infinite."""
+    difference = (logits.to(tl.float64) - top.to(tl.float64)) / temperature.to(tl.float64)
+    return tl.where(logits == top, 0.0, difference)
+
+
+@triton.jit
+def rint(x):
+    """float64 x, |x| < 2^51, to the nearest int64, ties to even."""
+    bits = (x + ROUNDER).to(tl.int64, bitcast=True)
+    return bits - tl.full((), ROUNDER, tl.float64).to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def masses(below):
+    """q = rint(2^40 · e^y), int64, of y <= 0 in float64; the same operations as the twin's."""
+    exponent = tl.maximum(below * tl.full((), LOG2_E, tl.float64), -64.0)
+    shifted = exponent + ROUNDER
+    whole = shifted - ROUNDER
+    f = exponent - whole
+    p = f * tl.full((), P13, tl.float64) + tl.full((), P12, tl.float64)
+    p = p * f + tl.full((), P11, tl.float64)
+    p = p * f + tl.full((), P10, tl.float64)
+    p = p * f + tl.full((), P9, tl.float64)
+    p = p * f + tl.full((), P8, tl.float64)
+    p = p * f + tl.full((), P7, tl.float64)
+    p = p * f + tl.full((), P6, tl.float64)
+    p = p * f + tl.full((), P5, tl.float64)
+    p = p * f + tl.full((), P4, tl.float64)
+    p = p * f + tl.full((), P3, tl.float64)
+    p = p * f + tl.full((), P2, tl.float64)
+    p = p * f + tl.full((), P1, tl.float64)
+    p = p * f + tl.full((), P0, tl.float64)
+    # 2^(40 + whole) from its exponent bits, so the scaling is exact. `shifted` ends in the bits of
+    # `whole`: converting would be slower.
+    scale = ((shifted.to(tl.int64, bitcast=True) + (1023 + 40)) << 52).to(tl.float64, bitcast=True)
+    return rint(p * scale)
+
+
+@triton.jit
+def mass_limit(total, top_p):
+    """int64: top_p keeps the tokens before which there is less mass; 2^62 where top_p is off."""
+    limit = tl.ceil(total.to(tl.float64) * top_p).to(tl.int64)
+    return tl.where(top_p < 1, limit, tl.full((), 1 << 62, tl.int64))
+
+
+@triton.jit
+def pop(scores, orders):
+    """The largest score word with its order word, and the scores without it; 0 and 0 at the end."""
+    best = tl.max(scores, axis=0)
+    order = tl.sum(tl.where((scores == best) & (best > 0), orders, 0), axis=0)
+    return best, order, tl.where(scores == best, 0, scores)

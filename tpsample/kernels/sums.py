@@ -1,0 +1,262 @@
+"""Kept sets over stored logits: masses and numbers down to a word, histograms, best scores.
+
+Twins: the methods of the same purpose of `tpsample.logits.shard_logits`.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample.kernels.decode import KEY_MINUS_INF
+from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.kernels.order import (
+    KEY_MASK,
+    below_top,
+    block_scores,
+    is_candidate,
+    load_block,
+    mass_limit,
+    masses,
+    nan_word,
+    order_words,
+    rint,
+    token_scores,
+    value_of,
+)
+
+
+@triton.jit
+def mass_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    cut_ptr,  # [F] int64
+    # outputs
+    sums_ptr,  # [F, 2] int64, zero before: Σ q, Σ rint(-q y) of order words >= cut
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    MOMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Mass of the tokens down to a word, and with MOMENT their entropy's sum. Grid: (blocks, F)."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    logits, ids, mask, _ = load_block(
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
+    )
+    orders = order_words(logits, ids, mask)
+    below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    kept = mask & (orders >= tl.load(cut_ptr + row))
+    mass = tl.where(kept, masses(below), 0)
+    tl.atomic_add(sums_ptr + row * 2, tl.sum(mass, axis=0), sem="relaxed")
+    if MOMENT:
+        # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
+        moment = rint(tl.where(mass > 0, -mass.to(tl.float64) * below, 0.0))
+        tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
+
+
+@triton.jit
+def min_p_cut_kernel(
+    # inputs
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    log_min_p_ptr,  # [F] fp64
+    # outputs
+    cut_ptr,  # [F] int64
+):
+    """The lowest order word that min_p keeps. Grid: (F,). Twin: `stored.kept_set.min_p_cut`."""
+    row = tl.program_id(0)
+    top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
+    log_min_p = tl.load(log_min_p_ptr + row)
+    top_key = pack(top, tl.full((), 0, tl.int32)) >> TOKEN_BITS
+    bytes_ = tl.arange(0, 256).to(tl.int64)
+    key = tl.full((), 0, tl.int64)
+    for shift in tl.static_range(24, -1, -8):
+        keys = tl.minimum(tl.maximum(key + (bytes_ << shift), KEY_MINUS_INF), top_key)
+        logits = value_of(keys << TOKEN_BITS)
+        kept = is_candidate(logits, below_top(logits, top, temperature), log_min_p)
+        key += (tl.sum((~kept).to(tl.int64), axis=0) - 1) << shift
+    tl.store(cut_ptr + row, (key + 1) << TOKEN_BITS)
+
+
+@triton.jit(do_not_specialize=["num_marks"])
+def count_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    marks_ptr,  # [F, num_marks] int64
+    # outputs
+    counts_ptr,  # [F, num_marks] int64, zero before
+    # sizes
+    num_marks,
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """How many order words are >= each mark. Grid: (blocks, F)."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    logits, ids, mask, _ = load_block(
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
+    )
+    orders = order_words(logits, ids, mask)
+    for mark in range(num_marks):
+        place = row * num_marks + mark
+        reached = mask & (orders >= tl.load(marks_ptr + place))
+        number = tl.sum(reached.to(tl.int32), axis=0)
+        tl.atomic_add(counts_ptr + place, number.to(tl.int64), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["shift"])
+def digit_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    prefix_ptr,  # [F] int64
+    # outputs
+    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before
+    # sizes
+    shift,
+    vocab_start,
+    lead,
+    width,
+    MASS: tl.constexpr,
+    DIGIT_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Histogram of the next digit of the words that begin with the prefix. Grid: (blocks, F)."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    logits, ids, mask, _ = load_block(
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
+    )
+    orders = order_words(logits, ids, mask)
+    inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
+    inside = inside & (logits != float("-inf"))
+    # What is outside costs no arithmetic: after two digits that is most blocks.
+    if tl.max(inside.to(tl.int32), axis=0) > 0:
+        DIGITS: tl.constexpr = 1 << DIGIT_BITS
+        digit = (~(orders >> shift) & (DIGITS - 1)).to(tl.int32)
+        if MASS:
+            below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+            weight = masses(below)
+        else:
+            weight = tl.full((BLOCK,), 1, tl.int32)
+        tl.atomic_add(bins_ptr + row * DIGITS + digit, weight, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def next_digit_kernel(
+    # inputs
+    bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
+    prefix_ptr,  # [F] int64
+    reached_ptr,  # [F] int64
+    limit_ptr,  # [F] int64
+    # outputs
+    next_prefix_ptr,  # [F] int64
+    next_reached_ptr,  # [F] int64
+    next_limit_ptr,  # [F] int64
+    # sizes
+    DIGIT_BITS: tl.constexpr,
+):
+    """Add the digit in which the running sum of the bins reaches the limit. Grid: (F,)."""
+    row = tl.program_id(0)
+    DIGITS: tl.constexpr = 1 << DIGIT_BITS
+    digits = tl.arange(0, DIGITS)
+    bins = tl.load(bins_ptr + row * DIGITS + digits).to(tl.int64)
+    reached = tl.load(reached_ptr + row)
+    upto = reached + tl.cumsum(bins, axis=0)
+    limit = tl.minimum(tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0))
+    found = tl.sum((upto < limit).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(digits < found, bins, 0), axis=0)
+    prefix = (tl.load(prefix_ptr + row) << DIGIT_BITS) | (DIGITS - 1 - found)
+    tl.store(next_prefix_ptr + row, prefix)
+    tl.store(next_reached_ptr + row, reached + before)
+    tl.store(next_limit_ptr + row, limit)
+
+
+@triton.jit(do_not_specialize=["num_samples"])
+def best_kept_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    seed_ptr,  # [F] int64
+    position_ptr,  # [F] int64
+    temperature_ptr,  # [F] fp32
+    cut_ptr,  # [F] int64
+    # outputs
+    words_ptr,  # [F, num_samples] int64, zero before
+    # sizes
+    num_samples,
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """The best score of the tokens down to a word. Grid: (blocks, F)."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    logits, ids, mask, first_id = load_block(
+        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
+    )
+    kept = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))
+    if tl.max(kept.to(tl.int32), axis=0) > 0:
+        one = tl.arange(0, 1)
+        seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
+        temperature = tl.load(temperature_ptr + row + one)
+        for sample in range(num_samples):
+            scores = block_scores(
+                logits, first_id, seed, position, temperature, sample, BLOCK, ROUNDS, INTERPRET
+            )
+            best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
+            tl.atomic_max(words_ptr + row * num_samples + sample, best, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["num_samples", "count"])
+def top_words_kernel(
+    # inputs
+    first_ptr,  # [F, count] int64, order words, descending
+    seed_ptr,  # [F] int64
+    position_ptr,  # [F] int64
+    temperature_ptr,  # [F] fp32
+    top_k_ptr,  # [F] int64
+    top_p_ptr,  # [F] fp64
+    log_min_p_ptr,  # [F] fp64
+    total_log_min_p_ptr,  # [F] fp64
+    # outputs
+    words_ptr,  # [F, num_samples] int64
+    # sizes
+    num_samples,
+    count,
+    BLOCK: tl.constexpr,  # >= count
+    ROUNDS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """The best score among the kept of a row's first tokens. Grid: (F,)."""
+    row = tl.program_id(0)
+    offs = tl.arange(0, BLOCK)
+    orders = tl.load(first_ptr + row * count + offs, mask=offs < count, other=0)
+    first = tl.max(orders, axis=0)
+    logits = value_of(orders)
+    below = below_top(logits, value_of(first), tl.load(temperature_ptr + row))
+    in_top_k = (orders > 0) & (offs < tl.load(top_k_ptr + row))
+    in_total = in_top_k & is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
+    mass = tl.where(in_top_k, masses(below), 0)
+    total = tl.sum(tl.where(in_total, mass, 0), axis=0)
+    limit = mass_limit(total, tl.load(top_p_ptr + row))
+    kept = in_top_k & is_candidate(logits, below, tl.load(log_min_p_ptr + row))
+    kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
+
+    ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
+    one = tl.arange(0, 1)
+    seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
+    temperature = tl.load(temperature_ptr + row + one)
+    is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
+    for sample in range(num_samples):
+        scores = token_scores(logits, ids, seed, position, temperature, sample, ROUNDS, INTERPRET)
+        best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
+        tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))

@@ -1,0 +1,111 @@
+"""Block sizes of the LM-head kernel, and why.
+
+The choice can change the speed and nothing else: every entry gives the same tokens. A shape that
+was measured on this GPU takes what was fastest there (`measured_tiles`); any other takes a rule.
+The rules are argued from static counts and limits: nothing here has been measured yet.
+"""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from tpsample.local.measured_tiles import FILE, measured_tiles
+from tpsample.local.tiles import Gpu, Tile
+
+MAX_BLOCK_B = 256
+
+# One batch tile up to 256 rows, so the weights are read once, from HBM and through L2. block_v >=
+# 64 with at least 4 warps keeps wgmma / tcgen05; more than 8 warps loses tcgen05. Stages fill
+# shared memory so that two programs fit an SM (one for 256 rows): one computes its epilogue while
+# the other loads.
+_TILES = {
+    16: Tile(block_v=128, block_b=16, block_d=64, num_warps=4, num_stages=5),
+    32: Tile(block_v=128, block_b=32, block_d=64, num_warps=4, num_stages=5),
+    64: Tile(block_v=128, block_b=64, block_d=64, num_warps=4, num_stages=4),
+    128: Tile(block_v=128, block_b=128, block_d=64, num_warps=8, num_stages=3),
+    256: Tile(block_v=128, block_b=256, block_d=64, num_warps=8, num_stages=3),
+}
+# Half the height, for shards that would not fill the SMs twice: a shard of 16032 rows is 126 tiles
+# of 128, fewer than the 132 SMs of an H200, but 251 of 64.
+_SHORT_TILES = {
+    16: Tile(block_v=64, block_b=16, block_d=64, num_warps=4, num_stages=8),
+    32: Tile(block_v=64, block_b=32, block_d=64, num_warps=4, num_stages=7),
+    64: Tile(block_v=64, block_b=64, block_d=64, num_warps=4, num_stages=5),
+    128: Tile(block_v=64, block_b=128, block_d=64, num_warps=8, num_stages=4),
+    256: Tile(block_v=64, block_b=256, block_d=64, num_warps=8, num_stages=3),
+}
+# fp32 runs on the CUDA cores with full precision, which needs registers for both operands.
+_FP32 = Tile(block_v=64, block_b=16, block_d=32, num_warps=4, num_stages=2)
+
+# The interpreter pays per operation, not per element: few large tiles.
+_INTERPRETER_BLOCK_V = 1024
+
+
+@cache
+def tile_for(
+    num_rows: int,
+    vocab_rows: int,
+    hidden_size: int,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    edits: bool = False,
+) -> Tile:
+    """The configuration for a batch of `num_rows` rows over `vocab_rows` of the vocabulary.
+
+    Penalties and biases (`edits`) need registers that only the short tiles leave.
+    """
+    if edits and dtype != torch.float32:
+        return _SHORT_TILES[batch_tile(num_rows)]
+    measured = measured_tiles().get((gpu, vocab_rows, hidden_size, batch_tile(num_rows)))
+    if measured is None or dtype == torch.float32:
+        return rule(num_rows, vocab_rows, dtype, gpu)
+    return measured
+
+
+def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
+    """The configuration of a shape that was not measured."""
+    if dtype == torch.float32:
+        return _FP32
+    block_b = batch_tile(num_rows)
+    fills_twice = vocab_rows >= 2 * gpu.num_sms * _TILES[block_b].block_v
+    return _TILES[block_b] if fills_twice else _SHORT_TILES[block_b]
+
+
+def batch_tile(num_rows: int) -> int:
+    """Rows of one batch tile: all of the batch, padded, up to MAX_BLOCK_B."""
+    return min(MAX_BLOCK_B, max(16, next_power_of_2(num_rows)))
+
+
+def interpreter_tile(num_rows: int, hidden_size: int) -> Tile:
+    """The configuration for the interpreter."""
+    return Tile(
+        block_v=_INTERPRETER_BLOCK_V,
+        block_b=min(64, max(4, next_power_of_2(num_rows))),
+        block_d=min(1024, max(16, next_power_of_2(hidden_size))),
+        num_warps=1,
+        num_stages=1,
+    )
+
+
+def all_tiles() -> list[tuple[Tile, torch.dtype]]:
+    """Every GPU configuration with the weight dtypes it serves."""
+    tiles = [*_TILES.values(), *_SHORT_TILES.values()]
+    halves = [(tile, dtype) for tile in tiles for dtype in (torch.bfloat16, torch.float16)]
+    return [*halves, (_FP32, torch.float32)]
+
+
+def is_short(tile: Tile) -> bool:
+    """Whether batches with penalties or biases use the tile."""
+    return tile in (*_SHORT_TILES.values(), _FP32)
+
+
+def fingerprint() -> str:
+    """Short hash of the rules and of the measured tiles: what ranks compare when they are built."""
+    return hashlib.sha256(Path(__file__).read_bytes() + FILE.read_bytes()).hexdigest()[:16]
+
+
+def next_power_of_2(n: int) -> int:
+    """Smallest power of two >= n >= 1."""
+    return 1 << (n - 1).bit_length()

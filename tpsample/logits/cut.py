@@ -1,0 +1,91 @@
+"""The last token of a kept set, found on vocabulary shards by radix search: exact and bounded.
+
+Each rule keeps a prefix of the total order, which one order word, its cut, describes; the kept set
+goes down to the largest of the cuts. min_p's follows from the largest logit. The cut of top_k is
+where the number of tokens reaches k, the cut of top_p where their mass reaches its limit. These two
+are found digit by digit from the top: ranks sum a histogram of the next digit's weights, 64
+integers per row, and the digit in which the running sum reaches the limit is the cut's. A word has
+52 bits, so nine rounds end it, whatever the logits. Larger digits take fewer rounds and more bytes:
+8 bits would be seven rounds of four times the size.
+
+The histograms are those of radix select; the rounds are fixed, so nothing here reads the device
+from the host.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tpsample.core import word
+from tpsample.core.order import RowFilters, mass_limit
+from tpsample.logits.candidates import DIGIT_BITS, Candidates, Search
+from tpsample.logits.shard_logits import StoredRows
+from tpsample.ranks.integers import IntegerExchange
+
+
+def find_cut(
+    rows: StoredRows, filters: RowFilters, top: Tensor, integers: IntegerExchange
+) -> Tensor:
+    """int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
+
+    Nothing is kept in a row with a NaN, or with nothing but masked tokens; a greedy row has no
+    filters. Collective: one search
+    if a row has top_k, one if a row has top_p; the requests alone decide that.
+
+    Args:
+        rows: the logits of the filtered rows on this rank.
+        filters: their filters; the same on every rank.
+        top: fp32 [F], largest logits over all ranks.
+    """
+    candidates = rows.candidates(top)
+    min_p_cut = rows.min_p_cut(top, filters.log_min_p)
+    top_k_cut = torch.zeros_like(min_p_cut)
+    if min(filters.host_top_k) < rows.vocab_size:
+        top_k_cut = _cut_of_top_k(candidates, filters, integers)
+    cut = min_p_cut.maximum(top_k_cut)
+    if min(filters.host_top_p) < 1:
+        total_cut = torch.where(filters.joint, 0, top_k_cut)
+        min_p_first = filters.total_log_min_p > -torch.inf
+        total_cut = torch.where(min_p_first, total_cut.maximum(min_p_cut), total_cut)
+        limit = mass_limit(integers.sum(candidates.mass_from(total_cut)), filters.top_p)
+        top_p_cut = _weighted_cut(candidates, limit, filters, integers, mass=True)
+        cut = torch.where(filters.top_p < 1, cut.maximum(top_p_cut), cut)
+    # A row that was made greedy by its temperature alone keeps what a mask leaves.
+    unfiltered = torch.where(min_p_cut < 1 << word.EPOCH_SHIFT, word.LOWEST_DRAWABLE, min_p_cut)
+    return torch.where(rows.noise.random.squeeze(1), cut, unfiltered)
+
+
+def find_top_k_cut(
+    rows: StoredRows, filters: RowFilters, top: Tensor, integers: IntegerExchange
+) -> Tensor:
+    """int64 [F], the last word that top_k leaves; half the way of `find_cut`, and the cheaper one,
+    since a histogram of numbers of tokens takes 32 bits a bin. Collective."""
+    return _cut_of_top_k(rows.candidates(top), filters, integers)
+
+
+def _cut_of_top_k(candidates: Candidates, filters: RowFilters, integers: IntegerExchange) -> Tensor:
+    return _weighted_cut(candidates, filters.top_k, filters, integers, mass=False)
+
+
+def _weighted_cut(
+    candidates: Candidates,
+    limit: Tensor,
+    filters: RowFilters,
+    integers: IntegerExchange,
+    *,
+    mass: bool,
+) -> Tensor:
+    """The word at which the weight, summed over descending words and all ranks, reaches `limit`;
+    with ties="keep" from there on to the last id of its logit.
+
+    Args:
+        limit: int64 [F] >= 1; above the row's whole weight it stands for the whole.
+        mass: whether a token's weight is its mass, or one.
+    """
+    search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
+    for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
+        bins = integers.sum(candidates.digits(search.prefix, shift, mass=mass))
+        search = candidates.next_digit(search, bins)
+    cut = search.prefix
+    return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)

@@ -1,0 +1,58 @@
+"""Which tokens could have been drawn: the kept sets of filtered rows, for replay in training.
+
+A kept set is a prefix of the total order, so once its last token is known (`threshold`)
+each rank's part of it is the first words of its own order. Beside what finding it takes, a row
+costs every rank 8 (W - 1) bytes for the sizes and 8 (W - 1) · n bytes for the words, n being the
+most words of one rank in one row of the batch that fits. A row whose set is over the cap sends
+none: it is reported as an overflow, never cut short.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tpsample.core import word
+from tpsample.core.order import TOP_MASS, RowFilters, below_top
+from tpsample.logits.cut import find_cut
+from tpsample.logits.shard_logits import StoredRows
+from tpsample.output import KeptSets
+from tpsample.ranks.integers import IntegerExchange
+
+
+def find_kept_sets(
+    rows: StoredRows, filters: RowFilters, cap: int, integers: IntegerExchange
+) -> KeptSets:
+    """The kept set of every filtered row, equal on every rank. Collective; waits for the GPU.
+
+    Args:
+        rows: the logits of the filtered rows on this rank.
+        cap: most tokens of a row.
+    """
+    top_word = integers.gather(rows.first_words(1)).amax(dim=0).squeeze(1)
+    top = word.value_of(top_word)
+    cut = find_cut(rows, filters, top, integers)
+    mass = integers.sum(rows.mass_from(cut, top)[:, 0])
+    cut = cut.unsqueeze(1)
+
+    counts = integers.gather(rows.count_from(cut)).squeeze(2)  # [W, F]
+    sizes = counts.sum(dim=0)
+    fits = sizes <= cap
+    # How wide the exchange has to be, the host reads; the same on every rank.
+    width, longest = torch.stack([(counts * fits).max(), (sizes * fits).max()]).tolist()
+    words = rows.first_words(width)
+    every = integers.gather(words * (words >= cut) * fits.unsqueeze(1))
+    first = every.transpose(0, 1).flatten(1).topk(longest, dim=1).values
+
+    kept = first > 0
+    below = below_top(word.value_of(first), top.unsqueeze(1), rows.temperature.unsqueeze(1))
+    log_masses = below - (mass.double() / TOP_MASS).log().unsqueeze(1)
+    offsets = torch.zeros(len(filters) + 1, dtype=torch.int64, device=sizes.device)
+    offsets[1:] = (sizes * fits).cumsum(dim=0)
+    return KeptSets(
+        rows=filters.rows,
+        offsets=offsets,
+        token_ids=word.token_of(first[kept]),
+        log_masses=log_masses[kept],
+        sizes=sizes,
+        overflow=~fits,
+    )

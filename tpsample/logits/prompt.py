@@ -1,0 +1,76 @@
+"""Log-probabilities of a prompt on vocabulary shards, a chunk of positions at a time.
+
+    value[l] = x_l[t_l] - max x_l - ln(Σ e^(x_l - max x_l)),   t_l the token that came after l
+
+The local step stores the logits of a chunk and samples nothing; `logprobs` does the rest,
+as for a row of a step. A rank holds [chunk, V_local] logits at a time, never [L, V_local], and no
+rank holds [chunk, V].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tpsample.local.torch_backend import TorchBackend
+from tpsample.logits.logprobs import find_logprobs
+from tpsample.output import Logprobs
+from tpsample.ranks.integers import IntegerExchange
+from tpsample.request.params import SamplingParams
+from tpsample.request.plan import BatchPlan, BatchView
+
+if TYPE_CHECKING:
+    from tpsample.local.triton_backend import TritonBackend
+
+
+def find_prompt_logprobs(
+    local: TorchBackend | TritonBackend,
+    hidden_states: Tensor,
+    token_ids: Tensor,
+    top: int,
+    *,
+    vocab_size: int,
+    chunk: int,
+    integers: IntegerExchange,
+) -> Logprobs:
+    """Raw logprobs of the tokens of a prompt. Collective.
+
+    Args:
+        local: a local step of one chunk of the vocabulary, whose exchange sends nothing.
+        hidden_states: [L, D].
+        token_ids: int64 [L], each in [0, V).
+        top: N, how many of the most likely tokens to report beside the one that came.
+        chunk: most positions at a time.
+
+    Returns:
+        [L, 1 + N], equal on every rank.
+    """
+    # With a draw of no samples nothing is drawn, so neither seeds nor positions matter.
+    asking = SamplingParams(temperature=0.0, logprobs=top)
+    nothing = torch.zeros(min(chunk, len(token_ids)), dtype=torch.int64, device=token_ids.device)
+    no_words = token_ids.new_empty(0)
+    shape = (len(token_ids), 1 + top)
+    found = Logprobs(
+        token_ids=token_ids.new_empty(shape),
+        values=token_ids.new_empty(shape, dtype=torch.float64),
+        ranks=token_ids.new_empty(shape),
+        entropies=token_ids.new_empty(shape[:1], dtype=torch.float64),
+    )
+    for start in range(0, len(token_ids), chunk):
+        part = slice(start, start + chunk)
+        came = token_ids[part]
+        plan = BatchPlan.of([asking] * len(came), vocab_size, token_ids.device)
+        assert plan.logprobs is not None
+        seeds = nothing[: len(came)]
+        batch = BatchView(seeds.to(torch.float32), seeds, plan)
+        step = local.begin(hidden_states[part], batch, seeds, num_samples=0)
+        local.run(step, 0, no_words)
+        rows, sampled = local.stored_rows(step), came.unsqueeze(1)
+        of_part = find_logprobs(rows, plan.logprobs, None, None, sampled, integers)
+        found.token_ids[part] = of_part.token_ids
+        found.values[part] = of_part.values
+        found.ranks[part] = of_part.ranks
+        found.entropies[part] = of_part.entropies
+    return found

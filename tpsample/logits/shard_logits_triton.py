@@ -1,0 +1,294 @@
+"""The passes over stored logits as Triton launches: one reads the logits where the twin in
+`tpsample.logits.shard_logits` makes tens of tensors of their size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tpsample.core.order import RowFilters
+from tpsample.kernels.best_scores import (
+    before_kernel,
+    first_kept_kernel,
+    group_best_kernel,
+    leading_kernel,
+)
+from tpsample.kernels.decode import settle_kernel
+from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
+from tpsample.kernels.sums import (
+    best_kept_kernel,
+    count_kernel,
+    digit_kernel,
+    mass_kernel,
+    min_p_cut_kernel,
+    next_digit_kernel,
+    top_words_kernel,
+)
+from tpsample.logits.candidates import DIGIT_BITS, DIGITS, Candidates, Search
+from tpsample.logits.shard_logits import GROUP, StoredRows
+from tpsample.output import SampleOutput
+
+INTERPRET: bool = triton.knobs.runtime.interpret
+BLOCK = 1024 if INTERPRET else 2048
+NUM_WARPS = 8
+"""Logits and warps of a program: 8 logits a thread, so that words and float64 find registers."""
+
+
+class TritonStoredRows(StoredRows):
+    """`StoredRows` on a GPU, or in the interpreter."""
+
+    def first_words(self, count: int) -> Tensor:
+        groups = self._count(GROUP)
+        if 2 * count > groups:
+            return super().first_words(count)
+        rows = len(self.logits)
+        first = self.logits.new_empty(rows, groups, dtype=torch.int64)
+        self._launch(
+            group_first_kernel,
+            words_ptr=first,
+            groups=groups,
+            GROUP=GROUP,
+            INTERPRET=INTERPRET,
+        )
+        if count == 1:
+            return first.amax(dim=1, keepdim=True)
+        words = first.new_empty(rows, count * GROUP)
+        group_words_kernel[(count, rows)](
+            **self._shard(),
+            first_ptr=first.topk(count, dim=1).values,
+            words_ptr=words,
+            GROUP=GROUP,
+        )
+        return words.topk(count, dim=1).values
+
+    def leading(self, count: int) -> Tensor:
+        rows, samples, groups = len(self.logits), self.noise.num_samples, self._count(GROUP)
+        best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
+        first = best.new_empty(rows, self._count(BLOCK))
+        self._launch(
+            group_best_kernel,
+            **self._noise(),
+            best_ptr=best,
+            first_ptr=first,
+            groups=groups,
+            GROUP=GROUP,
+        )
+        if groups > count:
+            best, groups = best.topk(count, dim=2).values, count
+        leading = best.new_empty(rows, 1 + 2 * samples * count)
+        leading_kernel[(samples, rows)](
+            **self._shard(),
+            **self._noise(),
+            group_ptr=best,
+            first_ptr=first,
+            leading_ptr=leading,
+            num_groups=groups,
+            blocks=first.shape[1],
+            COUNT=count,
+            GROUP=GROUP,
+            WORDS=triton.next_power_of_2(count) * GROUP,
+            BLOCKS=triton.next_power_of_2(max(1, first.shape[1])),
+            enable_fp_fusion=False,
+        )
+        return leading
+
+    def before(
+        self, every: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
+    ) -> Tensor:
+        sums = every.new_zeros(every.shape[1], every.shape[2])
+        self._launch(
+            before_kernel,
+            temperature_ptr=self.temperature,
+            total_log_min_p_ptr=filters.total_log_min_p,
+            keep_ties_ptr=filters.keep_ties,
+            cut_ptr=cut,
+            **self._every(every, count),
+            sums_ptr=sums,
+            HAS_CUT=cut is not None,
+        )
+        return sums
+
+    def first_kept(
+        self, every: Tensor, sums: Tensor, filters: RowFilters, count: int
+    ) -> tuple[Tensor, Tensor]:
+        rows = every.shape[1]
+        words = every.new_empty(rows, self.noise.num_samples)
+        decided = every.new_empty(rows, dtype=torch.bool)
+        first_kept_kernel[(rows,)](
+            temperature_ptr=self.temperature,
+            top_k_ptr=filters.top_k,
+            top_p_ptr=filters.top_p,
+            log_min_p_ptr=filters.log_min_p,
+            **self._every(every, count),
+            sums_ptr=sums.contiguous(),
+            words_ptr=words,
+            decided_ptr=decided,
+            enable_fp_fusion=False,
+        )
+        return words, decided
+
+    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
+        rows, count = first.shape
+        words = first.new_empty(rows, self.noise.num_samples)
+        top_words_kernel[(rows,)](
+            first_ptr=first.contiguous(),
+            **self._noise(),
+            top_k_ptr=filters.top_k,
+            top_p_ptr=filters.top_p,
+            log_min_p_ptr=filters.log_min_p,
+            total_log_min_p_ptr=filters.total_log_min_p,
+            words_ptr=words,
+            count=count,
+            BLOCK=triton.next_power_of_2(count),
+            enable_fp_fusion=False,
+        )
+        return words
+
+    def settle(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
+        settle_kernel[(len(index),)](
+            words_ptr=words,
+            row_ptr=index,
+            token_ptr=out.token_ids,
+            status_ptr=out.status,
+            num_samples=words.shape[1],
+        )
+
+    def min_p_cut(self, top: Tensor, log_min_p: Tensor) -> Tensor:
+        cut = torch.empty_like(top, dtype=torch.int64)
+        min_p_cut_kernel[(len(cut),)](
+            temperature_ptr=self.temperature,
+            top_ptr=top.contiguous(),
+            log_min_p_ptr=log_min_p,
+            cut_ptr=cut,
+            enable_fp_fusion=False,
+        )
+        return cut
+
+    def candidates(self, top: Tensor) -> Candidates:
+        return _LaunchedCandidates(self, top)
+
+    def best_kept(self, cut: Tensor) -> Tensor:
+        words = cut.new_zeros(len(cut), self.noise.num_samples)
+        self._launch(best_kept_kernel, **self._noise(), cut_ptr=cut, words_ptr=words)
+        return words
+
+    def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
+        sums = cut.new_zeros(len(cut), 2)
+        self._weigh(top, cut, sums, moment=True)
+        return sums
+
+    def count_from(self, marks: Tensor) -> Tensor:
+        counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
+        self._launch(
+            count_kernel,
+            marks_ptr=marks.contiguous(),
+            counts_ptr=counts,
+            num_marks=marks.shape[1],
+        )
+        return counts
+
+    def _weigh(self, top: Tensor, cut: Tensor, sums: Tensor, *, moment: bool) -> None:
+        self._launch(
+            mass_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=top,
+            cut_ptr=cut,
+            sums_ptr=sums,
+            MOMENT=moment,
+        )
+
+    def _count(self, size: int) -> int:
+        """Blocks or groups of the shard; the first begins where its group of four ids does."""
+        return -(-(self.first_id % 4 + self.logits.shape[1]) // size)
+
+    def _launch(self, kernel: Any, **arguments: Any) -> None:
+        """One program per block and row; none of an empty shard."""
+        if not self.logits.shape[1]:
+            return
+        kernel[(self._count(BLOCK), len(self.logits))](
+            **self._shard(),
+            **arguments,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=False,  # the twin rounds every product
+        )
+
+    def _shard(self) -> dict[str, Any]:
+        """Where a kernel finds the logits."""
+        return {
+            "logits_ptr": self.logits,
+            "stride_logits": self.logits.stride(0),
+            "vocab_start": self.first_id,
+            "lead": self.first_id % 4,
+            "width": self.logits.shape[1],
+        }
+
+    def _noise(self) -> dict[str, Any]:
+        """What a kernel needs to score."""
+        return {
+            "seed_ptr": self.noise.seed,
+            "position_ptr": self.noise.positions,
+            "temperature_ptr": self.noise.temperature,
+            "num_samples": self.noise.num_samples,
+            "ROUNDS": self.noise.rounds,
+            "INTERPRET": INTERPRET,
+        }
+
+    def _every(self, every: Tensor, count: int) -> dict[str, Any]:
+        """What a kernel needs to merge the `leading` of all ranks."""
+        sources, rows, _ = every.shape
+        return {
+            "every_ptr": every.contiguous(),
+            "num_rows": rows,
+            "num_samples": self.noise.num_samples,
+            "num_sources": sources,
+            "COUNT": count,
+            "WORDS": triton.next_power_of_2(sources * count),
+        }
+
+
+@dataclass(frozen=True)
+class _LaunchedCandidates:
+    """`Candidates` that are made again from the logits by each launch: to read two words of 64
+    bits per token would take longer."""
+
+    rows: TritonStoredRows
+    top: Tensor
+
+    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+        dtype = torch.int64 if mass else torch.int32
+        bins = torch.zeros(len(prefix), DIGITS, dtype=dtype, device=prefix.device)
+        self.rows._launch(
+            digit_kernel,
+            temperature_ptr=self.rows.temperature,
+            top_ptr=self.top,
+            prefix_ptr=prefix,
+            bins_ptr=bins,
+            shift=shift,
+            MASS=mass,
+            DIGIT_BITS=DIGIT_BITS,
+        )
+        return bins
+
+    def next_digit(self, search: Search, bins: Tensor) -> Search:
+        found = Search(*(torch.empty_like(search.limit) for _ in range(3)))
+        next_digit_kernel[(len(bins),)](
+            bins_ptr=bins.contiguous(),
+            prefix_ptr=search.prefix,
+            reached_ptr=search.reached,
+            limit_ptr=search.limit,
+            next_prefix_ptr=found.prefix,
+            next_reached_ptr=found.reached,
+            next_limit_ptr=found.limit,
+            DIGIT_BITS=DIGIT_BITS,
+        )
+        return found
+
+    def mass_from(self, cut: Tensor) -> Tensor:
+        sums = cut.new_zeros(len(cut), 2)
+        self.rows._weigh(self.top, cut, sums, moment=False)
+        return sums[:, 0]

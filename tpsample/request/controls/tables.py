@@ -1,0 +1,282 @@
+"""Penalties and constraints of a batch's rows: what they are, and where a row's state lies.
+
+    x -> allowed ids, grammar bitmask, forced token       -inf outside
+      -> + logit_bias
+      -> min_tokens                                       -inf at stop ids while too short, unless
+                                                         nothing else is left
+      -> x / r if x > 0 else x · r                        repetition: ids in prompt or output
+      -> - f · n                                          frequency: n occurrences in the output
+      -> - p  if n > 0                                    presence
+      -> bad_words                                        -inf at the end of a begun sequence
+
+Each fp32 operation is rounded once. Order and names are vLLM's. A masked id stays masked: no bias
+revives it. Counts and biases per token id are kept per shard (`token_state`), never as [rows, V].
+The rest is here, in tables with a slot per row, of which allowed ids take one bit per id of the
+whole vocabulary. Rows find their state by slot, so moving a row moves one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tpsample.core.digest import digest_text, mix
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.core.word import NO_TOKEN
+from tpsample.request.controls.token_mask import build_mask, pack_ids
+from tpsample.request.controls.token_state import StepControls, TokenState
+from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
+
+ABSENT = -2
+"""In `recent`: no token there yet."""
+
+PENALISED, BIASED = 1, 2
+"""Bits of `wants`."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the state of a slot was made from, and after how many appends."""
+
+    params: SamplingParams
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    appends: int
+
+
+class ControlTables:
+    """Tables by slot, on the device, and the dense state of each shard that was asked for.
+
+    They outlive the call that makes them, so their tensors are ordinary ones under inference mode
+    too, and of explicit dtypes.
+
+    Attributes:
+        vocab_size: V.
+        slot_of: int64 [slots], the slot of each row of the batch.
+        wants: int32 [slots], bits PENALISED and BIASED.
+        penalties: fp32 [slots, 3]: repetition, frequency, presence.
+        min_tokens, length: int32 [slots], tokens wanted and there.
+        stop_ids: int32 [slots, S], each once, -1 where a slot has fewer.
+        bad_words: int32 [slots, N, L], each sequence backwards, then -1.
+        recent: int32 [slots, L - 1 or 1], the last output tokens, latest first; ABSENT before.
+        whole: int32 [1, ceil(V / 32)], a bit per id of the vocabulary.
+        allowed: int32 [slots, ceil(V / 32)], a bit per id that allowed_token_ids leaves; None until
+            a row needs it.
+        told: int64 [slots], digest of the tokens so far of a slot that reads them, else 0. Only
+            kept up to date on a CPU, where ranks compare it.
+        has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
+            for these, and the state is allocated for them.
+    """
+
+    @torch.inference_mode(False)
+    def __init__(self, slot_of: list[int], vocab_size: int, device: torch.device) -> None:
+        self.device, self.vocab_size, slots = device, vocab_size, len(slot_of)
+        self.slot_of = torch.tensor(slot_of, dtype=torch.int64, device=device)
+        self.has_penalties = self.has_bias = self.has_masks = False
+        self.wants = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.penalties = torch.zeros(slots, 3, dtype=torch.float32, device=device)
+        self.penalties[:, 0] = 1.0
+        self.min_tokens = torch.zeros_like(self.wants)
+        self.length = torch.zeros_like(self.wants)
+        self.stop_ids = self._ids(slots, 1)
+        self.bad_words = self._ids(slots, 1, 1)
+        self.recent = self._ids(slots, 1).fill_(ABSENT)
+        self.whole = pack_ids(None, vocab_size).to(device).unsqueeze(0)
+        self.allowed: Tensor | None = None
+        self.told = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._requests: dict[int, _Request] = {}
+        self._states: dict[VocabShard, TokenState] = {}
+        self._appends = 0
+
+    @property
+    def slots(self) -> int:
+        return self.wants.shape[0]
+
+    @torch.inference_mode(False)
+    def load(
+        self, slot: int, params: SamplingParams, prompt: tuple[int, ...], output: tuple[int, ...]
+    ) -> None:
+        """Start the state of a slot anew."""
+        self._requests[slot] = _Request(params, prompt, output, self._appends)
+        self.has_penalties |= params.penalised
+        self.has_bias |= bool(params.logit_bias)
+        self.has_masks |= params.masked
+        self.wants[slot] = PENALISED * params.penalised + BIASED * bool(params.logit_bias)
+        self.penalties[slot] = torch.tensor(
+            [params.repetition_penalty, params.frequency_penalty, params.presence_penalty],
+            dtype=torch.float32,
+        )
+        self.min_tokens[slot] = params.min_tokens if params.stop_token_ids else 0
+        self.length[slot] = len(output)
+        self.told[slot] = digest_text(f"{prompt}{output}") | 1 if params.reads_output else 0
+        self._load_words(slot, params, output)
+        if params.allowed_token_ids is not None and self.allowed is None:
+            self.allowed = self.whole.repeat(self.slots, 1)
+        if self.allowed is not None:
+            self.allowed[slot] = pack_ids(params.allowed_token_ids, self.vocab_size)
+        for state in self._states.values():
+            self._load_state(state, slot)
+
+    def _load_words(self, slot: int, params: SamplingParams, output: tuple[int, ...]) -> None:
+        stop_ids = sorted(set(params.stop_token_ids or ())) if params.min_tokens else []
+        words = [list(reversed(sequence)) for sequence in params.bad_words or ()]
+        longest = max(map(len, words), default=1)
+        self.stop_ids = _widened(self.stop_ids, NO_TOKEN, len(stop_ids))
+        self.bad_words = _widened(self.bad_words, NO_TOKEN, len(words), longest)
+        self.recent = _widened(self.recent, ABSENT, longest - 1)
+        self.stop_ids[slot] = _padded(stop_ids, NO_TOKEN, self.stop_ids.shape[1])
+        self.bad_words[slot] = NO_TOKEN
+        for i, sequence in enumerate(words):
+            self.bad_words[slot, i] = _padded(sequence, NO_TOKEN, self.bad_words.shape[2])
+        width = self.recent.shape[1]
+        self.recent[slot] = _padded(list(reversed(output))[:width], ABSENT, width)
+
+    @torch.inference_mode(False)
+    def append(self, token_ids: Tensor) -> None:
+        """Count one new token per row, int64 [B], on the device; an id outside [0, V), such as -1,
+        is none."""
+        self._appends += 1
+        slots = self.slot_of[: len(token_ids)]
+        there = (token_ids >= 0) & (token_ids < self.vocab_size)
+        self.length[slots] += there.to(torch.int32)
+        recent = self.recent[slots]
+        moved = torch.cat([token_ids.to(torch.int32).unsqueeze(1), recent[:, :-1]], dim=1)
+        self.recent[slots] = torch.where(there.unsqueeze(1), moved, recent)
+        if self.device.type == "cpu":
+            told = self.told[slots]
+            self.told[slots] = torch.where(there & (told != 0), mix(told + token_ids), told)
+        for state in self._states.values():
+            state.append(slots, token_ids)
+
+    def state(self, shard: VocabShard) -> TokenState:
+        """The dense state of a shard, made when it is first asked for.
+
+        Raises:
+            ValueError: tokens have been appended since a penalised row came; its counts on this
+                shard are not known.
+        """
+        state = self._states.get(shard)
+        if state is None:
+            for request in self._requests.values():
+                if request.params.penalised and request.appends < self._appends:
+                    raise ValueError(
+                        f"batch: tokens were appended before a sampler of {shard} first saw it, "
+                        "so their counts are not known there; call batch.prepare(shard) before "
+                        "the first append, or build a new batch with output_token_ids="
+                    )
+            state = TokenState(shard, self.slots, self.device)
+            for slot in self._requests:
+                self._load_state(state, slot)
+            self._states[shard] = state
+        state.reserve(history=self.has_penalties, bias=self.has_bias)
+        return state
+
+    @torch.inference_mode(False)
+    def _load_state(self, state: TokenState, slot: int) -> None:
+        request = self._requests[slot]
+        params = request.params
+        state.reserve(history=self.has_penalties, bias=self.has_bias)
+        state.load(
+            slot,
+            # The prompt only ever matters to the repetition penalty.
+            prompt=request.prompt if params.repetition_scope == "all" else (),
+            output=request.output,
+            bias={
+                token_id: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
+                for token_id, bias in (params.logit_bias or {}).items()
+            },
+        )
+
+    def forget(self, slot: int) -> None:
+        """A row has left; its slot may be loaded again."""
+        self._requests.pop(slot, None)
+
+    def _ids(self, *shape: int) -> Tensor:
+        return torch.full(shape, NO_TOKEN, dtype=torch.int32, device=self.device)
+
+
+@dataclass(frozen=True)
+class ControlRows:
+    """The controls of the rows of a step.
+
+    Attributes:
+        tables: the tables.
+        slots: int64 [B], each row's slot.
+        grammar_bitmask: int32 [B, ceil(V / 32)], bit v % 32 of word v // 32 allows id v; or None.
+        forced: int64 [B], the only id allowed, -1 for any; or None.
+        drafts: int32 [B, K], tokens to count as output beside the state's; or None.
+        num_drafts: int32 [B], how many of each row's; None if drafts is.
+    """
+
+    tables: ControlTables
+    slots: Tensor
+    grammar_bitmask: Tensor | None = None
+    forced: Tensor | None = None
+    drafts: Tensor | None = None
+    num_drafts: Tensor | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.masked or self.tables.has_bias or self.tables.has_penalties
+
+    @property
+    def masked(self) -> bool:
+        return self.tables.has_masks or self.grammar_bitmask is not None or self.forced is not None
+
+    def step(
+        self,
+        shard: VocabShard,
+        make_mask: Callable[[ControlRows, TokenState], Tensor] = build_mask,
+    ) -> StepControls:
+        """What a step applies to the logits of a shard.
+
+        Args:
+            make_mask: `build_mask`, or its kernel.
+
+        Raises:
+            ValueError: as `ControlTables.state`.
+        """
+        state = self.tables.state(shard)
+        mask = make_mask(self, state) if self.masked else None
+        return StepControls(self, state, mask)
+
+    def with_drafts(self, drafts: Tensor | None, times: int) -> ControlRows:
+        """Controls of each row after 0 … K of its drafts: B · (K + 1) rows, which the masks have
+        already.
+
+        Args:
+            drafts: int32 [B, K], or None if K is 0.
+            times: K + 1.
+        """
+        rows = len(self.slots)
+        slots = self.slots.repeat_interleave(times)
+        if drafts is None:
+            return replace(self, slots=slots)
+        return replace(
+            self,
+            slots=slots,
+            drafts=drafts.repeat_interleave(times, dim=0),
+            num_drafts=torch.arange(times, dtype=torch.int32, device=slots.device).repeat(rows),
+        )
+
+
+def needs_controls(request: SamplingParams) -> bool:
+    """Whether a request has penalties or constraints."""
+    return request.penalised or request.masked or bool(request.logit_bias)
+
+
+def _widened(table: Tensor, value: int, *widths: int) -> Tensor:
+    """The table [slots, …], its further axes at least so wide; new places hold `value`."""
+    shape = [max(old, new) for old, new in zip(table.shape[1:], widths, strict=True)]
+    if list(table.shape[1:]) == shape:
+        return table
+    wider = table.new_full((table.shape[0], *shape), value)
+    wider[tuple(slice(0, size) for size in table.shape)] = table
+    return wider
+
+
+def _padded(ids: list[int], value: int, width: int) -> Tensor:
+    return torch.tensor(ids + [value] * (width - len(ids)), dtype=torch.int32)

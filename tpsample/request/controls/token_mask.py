@@ -1,0 +1,118 @@
+"""The ids each row may draw in a step, as packed bits over one shard. Twin: `kernels.token_mask`.
+
+    allowed_token_ids ∧ grammar bitmask, then without stop ids while the output is shorter than
+    min_tokens, unless stop ids are all that is left, and without the last id of every bad word
+    whose other ids are the latest output; a forced token stands alone
+
+Whether only stop ids are left is a question about the whole vocabulary, so allowed ids and grammar
+are kept as bits of all of it on every rank: V / 8 bytes per row.
+
+Drafts of a row count as output: draft i - 1 is then the latest token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tpsample.core.word import NO_TOKEN
+
+if TYPE_CHECKING:
+    from tpsample.request.controls.tables import ControlRows
+    from tpsample.request.controls.token_state import TokenState
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of 32 bits that hold a bit per id."""
+    return -(-vocab_size // 32)
+
+
+def pack_ids(token_ids: Iterable[int] | None, vocab_size: int) -> Tensor:
+    """int32 [ceil(V / 32)]: bit v % 32 of word v // 32 is set for these ids, or for all of [0, V)
+    if they are None."""
+    bits = torch.zeros(num_words(vocab_size) * 32, dtype=torch.bool)
+    if token_ids is None:
+        bits[:vocab_size] = True
+    else:
+        bits[torch.tensor(list(token_ids), dtype=torch.int64)] = True
+    words = (bits.view(-1, 32).long() << torch.arange(32)).sum(dim=1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def build_mask(rows: ControlRows, state: TokenState) -> Tensor:
+    """int32 [B, width / 32]: bit c % 32 of word c // 32 is set if column c may be drawn."""
+    tables, slots = rows.tables, rows.slots
+    mask = state.mask_buffer(len(slots))
+    free = tables.whole.expand(len(slots), -1)
+    if tables.allowed is not None:
+        free = tables.allowed[slots]
+    if rows.grammar_bitmask is not None:
+        free = free & rows.grammar_bitmask
+    mask.copy_(shard_of_bitmask(free, state.first_id, mask.shape[1]))
+    if tables.has_masks:
+        for ids in (_stop_ids(rows, free), _completions(rows)):
+            for token_ids in ids.unbind(dim=1):
+                mask &= ~_single_bit(token_ids, state.first_id, mask.shape[1])
+    if rows.forced is not None:
+        forced = _single_bit(rows.forced, state.first_id, mask.shape[1])
+        mask.copy_(torch.where((rows.forced >= 0).unsqueeze(1), forced, mask))
+    return mask
+
+
+def shard_of_bitmask(bitmask: Tensor, first_id: int, words: int) -> Tensor:
+    """int32 [B, words]: the bits of int32 [B, ceil(V / 32)] from `first_id` on, then zeros."""
+    start, shift = divmod(first_id, 32)
+    part = bitmask[:, start : start + words + 1].long() & 0xFFFFFFFF
+    part = torch.nn.functional.pad(part, (0, words + 1 - part.shape[1]))
+    joined = (part[:, 1:] << 32 | part[:, :-1]) >> shift & 0xFFFFFFFF
+    return torch.where(joined >= 2**31, joined - 2**32, joined).to(torch.int32)
+
+
+def _stop_ids(rows: ControlRows, free: Tensor) -> Tensor:
+    """int32 [B, S], -1 where an id is not held back.
+
+    Args:
+        free: int32 [B, ceil(V / 32)], what allowed ids and grammar leave.
+    """
+    tables, slots = rows.tables, rows.slots
+    length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
+    held_back = length < tables.min_tokens[slots]
+    stop_ids, others = tables.stop_ids[slots], free
+    for token_ids in stop_ids.unbind(dim=1):
+        others = others & ~_single_bit(token_ids, 0, free.shape[1])
+    held_back &= (others != 0).any(dim=1)
+    return stop_ids.where(held_back.unsqueeze(1), NO_TOKEN)
+
+
+def _completions(rows: ControlRows) -> Tensor:
+    """int32 [B, N], the last id of each bad word that its row has begun, else -1."""
+    words, recent = rows.tables.bad_words[rows.slots], _recent(rows)
+    begun = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
+    for j in range(1, words.shape[2]):
+        wanted = words[:, :, j]
+        begun &= (wanted == NO_TOKEN) | (wanted == recent[:, j - 1, None])
+    return words[:, :, 0].where(begun, NO_TOKEN)
+
+
+def _recent(rows: ControlRows) -> Tensor:
+    """int32 [B, L - 1 or 1], the latest tokens of each row, drafts before output."""
+    recent = rows.tables.recent[rows.slots]
+    if rows.drafts is None or rows.num_drafts is None:
+        return recent
+    place = torch.arange(recent.shape[1], device=recent.device)
+    count = rows.num_drafts.unsqueeze(1)
+    draft = rows.drafts.gather(1, (count - 1 - place).clamp(min=0).long())
+    return draft.where(place < count, recent.gather(1, (place - count).clamp(min=0).long()))
+
+
+def _single_bit(token_ids: Tensor, first_id: int, words: int) -> Tensor:
+    """int32 [B, words] with the bit of each row's id, int [B], if the columns from `first_id` on
+    have it."""
+    column = token_ids.long().unsqueeze(1) - first_id
+    column = column.where(token_ids.unsqueeze(1) >= 0, -1)
+    word = torch.arange(words, device=token_ids.device)
+    bit = torch.ones_like(column, dtype=torch.int32) << (column & 31).to(torch.int32)
+    return torch.where(column >> 5 == word, bit, 0)
