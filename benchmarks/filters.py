@@ -20,12 +20,12 @@ from benchmarks.harness import Row, Run
 from benchmarks.problem import Problem, WrongToken, make_sampler
 from benchmarks.results import View, row, with_ratios
 from benchmarks.shapes import Shape
-from tpsample import VocabShard, reference, word
-from tpsample.core.score import RowNoise
-from tpsample.exchange.inboxes import VirtualRanks, VirtualWorld
+from tpsample import VocabShard, reference
+from tpsample.core import word
+from tpsample.core.row_noise import RowNoise
 from tpsample.logits.filters import BEST_SCORES, sample_filtered
-from tpsample.logits.shard_logits import StoredRows
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.logits.shard_logits import ShardLogits
+from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 QUESTION = "What do filters cost beside a plain step, in time, in bytes and in candidates?"
 VIEWS = [
@@ -178,14 +178,14 @@ def _on_virtual_ranks(logits: Tensor, problem: Problem, world_size: int) -> tupl
     """The ids of every row, and the bytes that one rank sent beside its words."""
     shards = [VocabShard.even(problem.vocab_size, rank, world_size) for rank in range(world_size)]
     world, batch = VirtualWorld(shards, logits.device), problem.batch
-    noise = RowNoise.of(batch, problem.positions, 1, 10)
+    noise = RowNoise(batch.temperature, batch.seed, problem.positions, 1, 10)
 
     def body(ranks: VirtualRanks) -> tuple[Tensor, int]:
-        shard, integers = shards[ranks.rank], IntegerExchange(ranks)
+        shard = shards[ranks.rank]
         own = logits[batch.plan.stored][:, shard.start : shard.stop]
-        stored = StoredRows.of(own, batch, noise, first_id=shard.start)
-        words = sample_filtered(stored, batch.plan.filters, integers)
-        return word.decode(words)[0].squeeze(1), integers.bytes_sent
+        stored = ShardLogits.of(own, batch, noise, first_id=shard.start)
+        words = sample_filtered(stored, batch.plan.filters, ranks)
+        return word.decode(words)[0].squeeze(1), ranks.bytes_sent
 
     answers = world.run([partial(body, ranks) for ranks in world.ranks])
     if any(not torch.equal(ids, answers[0][0]) for ids, _ in answers):

@@ -21,6 +21,7 @@ from benchmarks.timing import one_line
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.local.tile_table import all_tiles
 from tpsample.local.tiles import Tile
+from tpsample.local.triton_backend import TritonBackend
 
 MAX_ERROR = 1.1e-5
 """Of L in log2, for words up to E = 5.5; beyond, 1 - u runs out of bits and the mean counts."""
@@ -245,10 +246,8 @@ def best_words(problem: Problem, tile: Tile | None = None) -> Tensor:
 
 def override_tile(sampler: LMHeadSampler, tile: Tile) -> None:
     """Let the sampler take `tile` whatever the table says."""
-    backend = sampler._local
-    if not hasattr(backend, "_tile"):
-        raise AttributeError("the backend takes no tile any more: this check has to change")
-    backend._tile = tile
+    assert isinstance(sampler.local, TritonBackend)
+    sampler.local.tile = tile
 
 
 def _require(holds: bool, message: str) -> None:

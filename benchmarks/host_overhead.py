@@ -23,15 +23,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-import tpsample.local.triton_backend as backend
 from benchmarks import machine
 from benchmarks.problem import Problem, make_weight
 from tpsample import LMHeadSampler, SampleOutput
 from tpsample.core.score import Head
+from tpsample.exchange import decode_triton
+from tpsample.exchange.base import Exchange
+from tpsample.local import triton_backend
 from tpsample.ranks.ranks import Ranks
 
 ROUNDS = 7
-KERNELS = ("lm_head_kernel", "finish_kernel")
+KERNELS = ((triton_backend, "lm_head_kernel"), (decode_triton, "decode_kernel"))
 
 
 class NoDriver:
@@ -63,14 +65,14 @@ class NoKernel:
 @contextmanager
 def without_kernels() -> Iterator[None]:
     """What is left is this package's own Python."""
-    kept = {name: getattr(backend, name) for name in KERNELS}
-    for name in KERNELS:
-        setattr(backend, name, NoKernel())
+    kept = [getattr(module, name) for module, name in KERNELS]
+    for module, name in KERNELS:
+        setattr(module, name, NoKernel())
     try:
         yield
     finally:
-        for name, kernel in kept.items():
-            setattr(backend, name, kernel)
+        for (module, name), kernel in zip(KERNELS, kept, strict=True):
+            setattr(module, name, kernel)
 
 
 def host_us(step: Callable[[], object], steps: int) -> float:
@@ -91,8 +93,11 @@ def overheads(rows: int, steps: int) -> dict[str, float]:
         raise SystemExit("host_overhead: unset TRITON_INTERPRET; it replaces what is measured")
     problem = Problem.make(make_weight(1024, 4096, torch.device("cpu")), rows)
     sampler = LMHeadSampler(problem.weight, group=Ranks(), backend="torch", max_rows=max(256, rows))
-    sampler._local = backend.TritonBackend(
-        problem.weight, sampler.shard, None, Head(), rounds=10, exchange=sampler.exchange
+    sampler.local = triton_backend.TritonBackend(
+        problem.weight, sampler.shard, None, Head(), rounds=10, max_rows=sampler.max_rows
+    )
+    sampler.exchange = Exchange(
+        Ranks(), sampler.max_rows, 1, torch.device("cpu"), decode_triton.decode_by_kernel
     )
     out = SampleOutput.empty(problem.batch.seed, None)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.harness import Run
 from benchmarks.problem import Candidate, Problem, make_sampler
 from tpsample import LMHeadSampler, SampleOutput, VocabShard
-from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.ranks.virtual import VirtualWorld
 
 EXCHANGES = ("collective", "p2p", "peer")
 

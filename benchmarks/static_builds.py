@@ -14,10 +14,10 @@ import triton
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
 from benchmarks.stored_builds import STORED, STORED_TYPES
+from tpsample.exchange.decode_triton import ROW_BLOCK
 from tpsample.local.control_arguments import CONTROL_POINTERS, control_arguments
 from tpsample.local.tile_table import MAX_BLOCK_B, is_short, rule
 from tpsample.local.tiles import Gpu, Tile
-from tpsample.local.triton_backend import ROW_BLOCK
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
 GREEDY = "benchmarks.greedy:greedy_kernel"
@@ -183,7 +183,7 @@ class Subject:
 # Kernels that do not touch the weight: their constants and warps, as their launches have them.
 _SMALL = {
     ROW_NOISE: ({"BLOCK_B": 64}, 4),
-    "tpsample.kernels.decode:finish_kernel": ({"BLOCK": ROW_BLOCK}, 4),
+    "tpsample.kernels.decode:decode_kernel": ({"BLOCK": ROW_BLOCK}, 4),
     "tpsample.kernels.token_mask:token_mask_kernel": (
         {
             "TABLES": True,

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpsample.core.order import MAX_TOP_WORDS
 from tpsample.logits.candidates import DIGIT_BITS
 from tpsample.logits.filters import BEST_SCORES
 from tpsample.logits.shard_logits import GROUP
 from tpsample.logits.shard_logits_triton import BLOCK, NUM_WARPS
+from tpsample.request.filters import MAX_TOP_WORDS
 
 STORED_TYPES = {
     "every_ptr": "*i64",

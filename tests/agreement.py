@@ -16,6 +16,7 @@ from tests.distribution import chi_squared_p
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
+from tpsample.exchange.decode import decoder
 from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.local.triton_backend import TritonBackend
@@ -71,18 +72,20 @@ def step(
             weight = torch.cat([weight, padding.to(weight)])
             if shard_bias is not None:
                 shard_bias = torch.cat([shard_bias, torch.full((len(padding),), 1e6)])
-        exchange = Exchange(Ranks(), slots, 1, weight.device)
+        exchange = Exchange(Ranks(), slots, 1, weight.device, decoder(backend))
         arguments = (weight, shard, shard_bias, head or Head())
         local: TorchBackend | TritonBackend
         if backend == "triton":
-            local = TritonBackend(*arguments, rounds=rounds, exchange=exchange, **override)
+            local = TritonBackend(*arguments, rounds=rounds, max_rows=slots)
         else:
-            local = TorchBackend(*arguments, rounds=rounds, chunks=1, **override)
-        begun = local.begin(case.hidden_states, batch.view(batch.rows), case.positions, samples)
-        local.run(begun, 0, exchange.own_words(0)[:slots])
+            local = TorchBackend(*arguments, rounds=rounds)
+        for name, value in override.items():
+            setattr(local, name, value)
+        step = local.prepare(case.hidden_states, batch.view(batch.rows), case.positions, samples)
+        local.best_words(step, exchange.own_words(0)[:slots])
         words.append(exchange.own_words(0)[:slots].clone())
     out = SampleOutput.empty(batch.seed, num_samples)
-    local.decode(torch.stack(words), batch.seed, out)
+    decoder(backend)(torch.stack(words), batch.seed, out)
     return out
 
 

@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpsample import VocabShard, noise, score, torch_backend
+from tpsample import VocabShard, noise
+from tpsample.core import score
+from tpsample.core.row_noise import RowNoise
+from tpsample.local import torch_backend
 from tpsample.local.torch_backend import TorchBackend
-from tpsample.request.step import LocalStep
+from tpsample.request.step import Step
 
 
 def noise_ends_at_16_6(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,17 +56,17 @@ def shard_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _shift_noise(monkeypatch: pytest.MonkeyPatch, shift: Callable[[VocabShard], int]) -> None:
-    true_run = TorchBackend.run
+    true_run = TorchBackend.best_words
 
-    def run(self: TorchBackend, step: LocalStep, part: int, words: Tensor) -> None:
-        def score_tile(logits: Tensor, first_id: int, rows: score.RowNoise, sample: int) -> Tensor:
+    def run(self: TorchBackend, step: Step, words: Tensor, *parts) -> None:
+        def score_tile(logits: Tensor, first_id: int, rows: RowNoise, sample: int) -> Tensor:
             return score.score_tile(logits, first_id + shift(self._shard), rows, sample)
 
         with monkeypatch.context() as patch:
             patch.setattr(torch_backend, "score_tile", score_tile)
-            true_run(self, step, part, words)
+            true_run(self, step, words, *parts)
 
-    monkeypatch.setattr(TorchBackend, "run", run)
+    monkeypatch.setattr(TorchBackend, "best_words", run)
 
 
 def _change_shard(

@@ -23,14 +23,14 @@ from triton.runtime.jit import JITFunction
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.exchange.decode_triton import decode_by_kernel
 from tpsample.exchange.peer import PeerExchange
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.local.triton_backend import TritonBackend
-from tpsample.logits.finish import finish_stored_rows
+from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.output import SampleOutput
-from tpsample.ranks.integers import IntegerExchange
 from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.virtual import VirtualWorld
 
 V, D, ROWS, MAX_ROWS = 1000, 64, 3, 16
 CPU = torch.device("cpu")
@@ -87,9 +87,12 @@ class Operators(TorchDispatchMode):
 
 def exchange(world_size: int) -> Exchange:
     if world_size == 1:
-        return Exchange(Ranks(), MAX_ROWS, 1, CPU)
+        return Exchange(Ranks(), MAX_ROWS, 1, CPU, decode_by_kernel)
     shards = [VocabShard.even(V, rank, world_size) for rank in range(world_size)]
-    return [PeerExchange(ranks, MAX_ROWS, 2, CPU) for ranks in VirtualWorld(shards).ranks][1]
+    return [
+        PeerExchange(ranks, MAX_ROWS, 2, CPU, decode_by_kernel)
+        for ranks in VirtualWorld(shards).ranks
+    ][1]
 
 
 def step(
@@ -111,20 +114,22 @@ def step(
     weight = torch.empty(len(shard), D, dtype=dtype)
     bias = None if head is None else weight[:, 0].clone()
     backend = TritonBackend(
-        weight, shard, bias, head or Head(1.0, None), rounds=10, exchange=words, tile=tile
+        weight, shard, bias, head or Head(1.0, None), rounds=10, max_rows=MAX_ROWS
     )
+    backend.tile = tile
     positions, batch = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
     hidden_states = torch.empty(batch.rows, D, dtype=dtype)
-    local = backend.begin(hidden_states, batch, positions, num_samples)
+    out = SampleOutput.empty(batch.seed, None if num_samples == 1 else num_samples)
+    begun = backend.prepare(hidden_states, batch, positions, num_samples, out)
     words.begin()
     for part in range(words.parts):
-        backend.run(local, part, words.own_words(part)[: batch.rows * num_samples])
-    out = SampleOutput.empty(batch.seed, None if num_samples == 1 else num_samples)
-    words.finish(out, batch.seed, backend.decode)
+        own = words.own_words(part)[: begun.num_words]
+        backend.best_words(begun, own, part, words.parts, words.push)
+    words.finish(out, batch.seed)
     if batch.plan.stored is None:
         return 0
     with Operators() as operators:
-        finish_stored_rows(backend.stored_rows(local), batch, IntegerExchange(words.ranks), out)
+        finish_logits(shard_logits(begun, shard, "triton"), begun, words.ranks)
     return operators.count
 
 

@@ -35,8 +35,8 @@ from tpsample import (
     VocabShard,
     reference,
 )
-from tpsample.exchange.inboxes import VirtualWorld
 from tpsample.local.tiles import Tile
+from tpsample.ranks.virtual import VirtualWorld
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.verify import verify
 
@@ -380,7 +380,7 @@ class VirtualRanks:
             pick.setstate(state)
             self.samplers.append(head.sampler(rank, pick, group=group, exchange="peer", **options))
         for sampler in self.samplers:
-            sampler._local._tile = SMALL_TILE
+            sampler.local.tile = SMALL_TILE
 
     def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
         return self.world.step(self.samplers, *arguments, **options)

@@ -16,7 +16,7 @@ from tpsample import (
     VocabShard,
     sample,
 )
-from tpsample.agreement.step_checks import check_current
+from tpsample.core.checks import check_current
 
 V, D = 10, 4
 

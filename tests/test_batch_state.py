@@ -16,7 +16,7 @@ import torch
 
 from tests.controls import bitmask_of
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
-from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.seeds import SeedSource
 
 V, D = 29, 4
@@ -461,7 +461,7 @@ def test_steps_with_gradients_leave_nothing_behind():
         out = sampler(hidden_states, batch, step)
         assert not any(
             tensor.requires_grad
-            for tensor in (*vars(sampler._local._logits).values(), out.logprobs.values)
+            for tensor in (*vars(sampler.local._logits).values(), out.logprobs.values)
             if isinstance(tensor, torch.Tensor)
         )
         for method in ("coupled", "rejection", "block"):

@@ -8,11 +8,11 @@ import torch
 
 from tests.controls import Conversation, bitmask_of
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
-from tpsample.exchange.inboxes import VirtualWorld
 from tpsample.local.control_arguments import make_mask
 from tpsample.local.tile_table import Tile
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.controls.tables import ControlRows
+from tpsample.ranks.virtual import VirtualWorld
+from tpsample.request.controls.rows import ControlRows
 from tpsample.request.controls.token_mask import build_mask
 
 V, D, ROWS = 331, 16, 24
@@ -72,7 +72,7 @@ def test_the_mask_kernel_is_its_twin(shard):
 
 def _sampler(weight: torch.Tensor, tile: Tile, **kwargs) -> LMHeadSampler:
     sampler = LMHeadSampler(weight, group=Ranks(), backend="triton", max_rows=64, **kwargs)
-    sampler._local._tile = tile
+    sampler.local.tile = tile
     return sampler
 
 

@@ -5,6 +5,7 @@ import torch
 
 from tests.controls import bitmask_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample.request.controls.apply import StepControls
 from tpsample.request.seeds import SeedSource
 
 V = 331
@@ -34,15 +35,15 @@ def test_a_sampler_that_comes_too_late_is_refused():
     batch.append(torch.tensor([1, 2]))
     reference.processed_logits(torch.zeros(2, V), batch)
     with pytest.raises(ValueError, match="output_token_ids"):
-        batch.view(batch.rows).controls.step(VocabShard(0, 100))
+        StepControls.of(batch.view(batch.rows).controls, VocabShard(0, 100))
 
 
 def test_a_prepared_shard_may_be_sampled_later():
     batch = SamplingBatch.from_params([SamplingParams(presence_penalty=1.0)], vocab_size=V)
     batch.prepare(VocabShard(0, 100))
     batch.append(torch.tensor([7]))
-    processed = (
-        batch.view(batch.rows).controls.step(VocabShard(0, 100)).apply(torch.zeros(1, 100), 0)
+    processed = StepControls.of(batch.view(batch.rows).controls, VocabShard(0, 100)).apply(
+        torch.zeros(1, 100), 0
     )
     assert processed[0, 7] == -1 and processed.sum() == -1
 

@@ -10,14 +10,15 @@ from tests.cases import uneven_shards
 from tests.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.memory import Largest
 from tests.ranks import run_ranks
-from tpsample import LMHeadSampler, SamplingParams, Status, VocabShard, word
-from tpsample.core.order import Way, masses
-from tpsample.core.score import RowNoise
+from tpsample import LMHeadSampler, SamplingParams, Status, VocabShard
+from tpsample.core import word
+from tpsample.core.order import masses
+from tpsample.core.row_noise import RowNoise
 from tpsample.logits import cut as threshold
 from tpsample.logits import filters
 from tpsample.logits import shard_logits as stored_rows
-from tpsample.ranks.integers import IntegerExchange
 from tpsample.ranks.ranks import ranks_of
+from tpsample.request.filters import Way
 
 WORLD_SIZES = [1, 2, 3, 4, 8]
 KINDS = kinds_of_logits()
@@ -195,17 +196,17 @@ def test_mass_before_equal_to_the_limit_is_too_much():
 def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     """The last kept token's word by the threshold, for several tile sizes of the arithmetic."""
     shard, batch = _own_shard(V, even=False), rows.batch
-    stored = stored_rows.StoredRows.of(
+    stored = stored_rows.ShardLogits.of(
         rows.logits[:, shard.start : shard.stop],
         batch,
-        RowNoise.of(batch, rows.positions, 1, 10),
+        RowNoise(batch.temperature, batch.seed, rows.positions, 1, 10),
         first_id=shard.start,
     )
     cuts = []
     for elements in tiles:
         stored_rows.tile_elements = lambda _, elements=elements: elements
         top = rows.logits.amax(dim=1)
-        cut = threshold.find_cut(stored, batch.plan.filters, top, IntegerExchange(ranks_of(None)))
+        cut = threshold.find_cut(stored, batch.plan.filters, top, ranks_of(None))
         cuts.append(word.token_of(cut))
     return cuts
 
@@ -222,10 +223,10 @@ def test_the_boundary_moves_with_neither_ranks_nor_tiles(world_size):
 
 def _bytes_and_memory(rows: Rows) -> tuple[int, int]:
     sampler = LMHeadSampler(**{**rows.head(_own_shard(rows.vocab_size, even=True)), "max_rows": 64})
-    sampler.exchange.integers.bytes_sent = 0
+    sampler.ranks.bytes_sent = 0
     with Largest() as largest:
         sampler(rows.hidden_states, rows.batch, rows.positions)
-    sent = sampler.exchange.integers.bytes_sent + sampler.exchange.bytes_sent(len(rows.params))
+    sent = sampler.ranks.bytes_sent + sampler.exchange.bytes_sent(len(rows.params))
     return sent, largest.elements
 
 

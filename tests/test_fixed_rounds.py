@@ -17,7 +17,7 @@ from tpsample import (
     VocabShard,
 )
 from tpsample.logits import finish as stored_plan
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
 
 KINDS = kinds_of_logits()
 
@@ -90,7 +90,7 @@ def _sent(rows: list[Rows]) -> list[int]:
         shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
         sampler = LMHeadSampler(**case.head(shard))
         sampler(case.hidden_states, _batch(case, True), case.positions)
-        sent.append(sampler.exchange.integers.bytes_sent)
+        sent.append(sampler.ranks.bytes_sent)
     return sent
 
 
@@ -117,10 +117,10 @@ def test_the_rounds_do_not_depend_on_the_logits():
 def test_a_search_that_no_request_needs_is_left_out(monkeypatch, changes, exchanges):
     """The words of the ranks beside them."""
     taken = []
-    for name in ("gather", "sum"):
-        function = getattr(IntegerExchange, name)
+    for name in ("gather_integers", "sum_integers"):
+        function = getattr(Ranks, name)
         monkeypatch.setattr(
-            IntegerExchange, name, lambda *a, function=function: taken.append(a) or function(*a)
+            Ranks, name, lambda *a, function=function: taken.append(a) or function(*a)
         )
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=seed, **changes) for seed in range(20)])
     out = _sampler(rows)(rows.hidden_states, _batch(rows, True), rows.positions)

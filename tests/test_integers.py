@@ -6,7 +6,6 @@ import torch.distributed as dist
 
 from tests.ranks import run_ranks
 from tpsample import UnsupportedParameter
-from tpsample.ranks.integers import IntegerExchange
 from tpsample.ranks.ranks import Ranks, ranks_of
 
 
@@ -15,18 +14,18 @@ class _RanksWithoutGroup(Ranks):
 
 
 def test_ranks_without_a_process_group_refuse_before_they_send():
-    integers = IntegerExchange(_RanksWithoutGroup())
+    ranks = _RanksWithoutGroup()
     with pytest.raises(UnsupportedParameter, match="top_p"):
-        integers.require_group()
-    IntegerExchange(Ranks()).require_group()
+        ranks.require_group()
+    Ranks().require_group()
 
 
 def _count_and_sum() -> tuple[list, list, int]:
-    integers = IntegerExchange(ranks_of(None))
+    ranks = ranks_of(None)
     rank = dist.get_rank()
     own = torch.tensor([[rank, 2**60], [3, -rank]])
-    gathered = integers.gather(own.T.contiguous().T)
-    return gathered[:, 0].tolist(), integers.sum(own[:, :1]).tolist(), integers.bytes_sent
+    gathered = ranks.gather_integers(own.T.contiguous().T)
+    return gathered[:, 0].tolist(), ranks.sum_integers(own[:, :1]).tolist(), ranks.bytes_sent
 
 
 def test_the_integer_exchange_gathers_in_rank_order_sums_exactly_and_counts_its_bytes():

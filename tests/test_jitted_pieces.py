@@ -9,15 +9,15 @@ import triton.language as tl
 
 from tests.agreement import tile
 from tests.cases import Case
-from tpsample import Status, VocabShard, noise, word
-from tpsample.core.score import Head, RowNoise
-from tpsample.exchange.base import Exchange
-from tpsample.kernels.decode import decode, finish_kernel
+from tpsample import Status, VocabShard, noise
+from tpsample.core import word
+from tpsample.core.row_noise import RowNoise
+from tpsample.core.score import Head
+from tpsample.kernels.decode import decode, decode_kernel
 from tpsample.kernels.epilogue import best_word, pack
 from tpsample.kernels.noise import noise_tile
 from tpsample.kernels.row_noise import store_row_noise
 from tpsample.local.triton_backend import TritonBackend
-from tpsample.ranks.ranks import Ranks
 
 INF, NAN = math.inf, math.nan
 
@@ -44,7 +44,7 @@ def test_rows_get_the_streams_and_scales_of_the_oracle():
         batch.seed, case.positions, batch.temperature, streams, streams.stride(0), scale, 6,
         samples, B=4,
     )  # fmt: skip
-    rows = RowNoise.of(batch, case.positions, samples, 10)
+    rows = RowNoise(batch.temperature, batch.seed, case.positions, samples, 10)
     for word_index in range(3):
         expected = torch.cat([stream[word_index][:, 0] for stream in rows.streams])
         assert (
@@ -62,7 +62,7 @@ def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():
     memory = torch.cat([words, torch.full((3, 2), -77)], dim=1)
     tokens, status = torch.full((14,), -77), torch.full((9,), -77, dtype=torch.int32)
     seeds, out_seeds = torch.arange(9) + 2**60, torch.full((9,), -77)
-    finish_kernel[(1,)](
+    decode_kernel[(1,)](
         words_ptr=memory,
         stride_words_s=memory.stride(0),
         seed_ptr=seeds,
@@ -86,20 +86,19 @@ def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():
 def test_the_lm_head_writes_its_words_alone():
     """Behind the words of the batch the buffer keeps what it held."""
     case, canary = Case.make(37, 5), 0x5A5A5A5A
-    exchange = Exchange(Ranks(), 16, 1, torch.device("cpu"))
     local = TritonBackend(
         case.weight,
         VocabShard(0, 37),
         None,
         Head(),
         rounds=10,
-        exchange=exchange,
-        tile=tile(128, 8, 64),
+        max_rows=16,
     )
-    words = exchange.own_words(0)
-    step = local.begin(case.hidden_states, case.batch.view(5), case.positions, 1)
+    local.tile = tile(128, 8, 64)
+    words = torch.zeros(16, dtype=torch.int64)
+    step = local.prepare(case.hidden_states, case.batch.view(5), case.positions, 1)
     words[5:] = canary
-    local.run(step, 0, words[:5])
+    local.best_words(step, words[:5])
     assert (words[:5] > 0).all() and (words[5:] == canary).all()
 
 

@@ -10,13 +10,13 @@ import torch
 from scipy import stats
 
 from tests.filtered import Rows, V, grid, kinds_of_logits, masked
-from tpsample import SamplingBatch, SamplingParams, Status, reference, word
+from tpsample import SamplingBatch, SamplingParams, Status, reference
+from tpsample.core import word
 from tpsample.core.order import TOP_MASS, below_top, candidates, masses, min_p_cut
-from tpsample.core.score import RowNoise
+from tpsample.core.row_noise import RowNoise
 from tpsample.logits.cut import find_cut
 from tpsample.logits.filters import sample_filtered
-from tpsample.logits.shard_logits import StoredRows
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.ranks import Ranks
 
 KINDS = kinds_of_logits()
@@ -112,11 +112,11 @@ def test_a_masked_token_is_never_kept():
     assert not mask[:, 100:1190].any() and mask.any(dim=1).all()
 
 
-def _stored(rows: Rows) -> tuple[StoredRows, SamplingBatch]:
+def _stored(rows: Rows) -> tuple[ShardLogits, SamplingBatch]:
     batch = rows.batch
     view = batch.view(batch.rows)
-    row_noise = RowNoise.of(view, rows.positions, 1, 10)
-    return StoredRows.of(rows.logits[batch.plan.stored], view, row_noise), batch
+    row_noise = RowNoise(view.temperature, view.seed, rows.positions, 1, 10)
+    return ShardLogits.of(rows.logits[batch.plan.stored], view, row_noise), batch
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -125,7 +125,7 @@ def test_sampling_by_an_explicit_threshold_is_the_same(name):
     stored, batch = _stored(rows)
     filtered = batch.plan.filters.rows
     top = stored.logits.amax(dim=1)
-    cut = find_cut(stored, batch.plan.filters, top, IntegerExchange(Ranks()))
+    cut = find_cut(stored, batch.plan.filters, top, Ranks())
 
     mask = reference.kept_mask(rows.logits, batch)[filtered]
     order = word.pack(stored.logits, torch.arange(V))
@@ -256,9 +256,9 @@ def test_filtered_draws_follow_the_renormalised_softmax():
     logits, draws = KINDS["zipf"], 6000
     params = SamplingParams(top_k=40, top_p=0.9, min_p=0.01, seed=77)
     batch = SamplingBatch.from_params([params] * draws, vocab_size=V)
-    row_noise = RowNoise.of(batch, torch.arange(draws), 1, 10)
-    stored = StoredRows.of(logits.expand(draws, -1), batch, row_noise)
-    words = sample_filtered(stored, batch.plan.filters, IntegerExchange(Ranks()))
+    row_noise = RowNoise(batch.temperature, batch.seed, torch.arange(draws), 1, 10)
+    stored = ShardLogits.of(logits.expand(draws, -1), batch, row_noise)
+    words = sample_filtered(stored, batch.plan.filters, Ranks())
     token_ids, _ = word.decode(words.squeeze(1))
 
     one = SamplingBatch.from_params([params], vocab_size=V)

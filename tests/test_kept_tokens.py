@@ -113,7 +113,7 @@ def _cost(rows: Rows, cap: int) -> tuple[int, int, KeptSets]:
     world_size, rank = dist.get_world_size(), dist.get_rank()
     shard = uneven_shards(rows.vocab_size, world_size)[rank]
     sampler = LMHeadSampler(**{**rows.head(shard), "max_rows": 64})
-    integers, sent = sampler.exchange.integers, []
+    integers, sent = sampler.ranks, []
     for batch in (_batch(rows, None), _batch(rows, cap)):
         before = integers.bytes_sent
         with Largest() as largest:

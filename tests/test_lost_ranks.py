@@ -70,7 +70,9 @@ def _kill_one(case: Case, exchange: str, phase: str) -> dict[str, Any]:
         sampler = _make(case, exchange)
         for step in range(LAST_STEP + 3):
             if dying and step == LAST_STEP and phase == "mid-step":
-                sampler._local.run = _die if exchange == "peer" else _second(sampler._local.run)
+                sampler.local.best_words = (
+                    _die if exchange == "peer" else _second(sampler.local.best_words)
+                )
             if dying and step == LAST_STEP and phase == "mid-push":
                 _reach_only_rank_0(sampler)
             if dying and step == LAST_STEP + 1 and phase == "between steps":
@@ -94,14 +96,14 @@ def _second(run: Any) -> Any:
 
 def _reach_only_rank_0(sampler: LMHeadSampler) -> None:
     """Die in the next step when its words are in the inbox of rank 0 and in no other."""
-    nowhere, run = torch.zeros_like(sampler.exchange.memory.own), sampler._local.run
+    nowhere, run = torch.zeros_like(sampler.exchange.memory.own), sampler.local.best_words
     sampler.exchange.memory.addresses[1:] = nowhere.data_ptr()
 
     def push(*arguments: Any) -> None:
         run(*arguments)
         _die()
 
-    sampler._local.run = push
+    sampler.local.best_words = push
 
 
 def _check_survivors(world_size: int, exchange: str, phase: str) -> None:
@@ -219,7 +221,7 @@ def _fail_in_a_step(case: Case, exchange: str) -> str:
         raise MemoryError("planted")
 
     if dist.get_rank() == 1:
-        sampler._local.run = out_of_memory
+        sampler.local.best_words = out_of_memory
         with pytest.raises(MemoryError, match="planted"):
             sampler(case.hidden_states, case.batch, case.positions)
         with pytest.raises(RankMismatch, match=r"planted; call reset\(\)"):

@@ -471,16 +471,16 @@ def test_ranks_with_other_requests_are_told_the_row_and_the_field():
 def _interrupted() -> list[tuple[str, str]]:
     """Ctrl-C on rank 1, in the middle of a step."""
     sampler, found = _sampler(), []
-    expected, run = _step(sampler), sampler._local.run
+    expected, run = _step(sampler), sampler.local.best_words
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     if dist.get_rank() == 1:
-        sampler._local.run = interrupt
+        sampler.local.best_words = interrupt
         with pytest.raises(KeyboardInterrupt):
             _step(sampler)
-        sampler._local.run = run
+        sampler.local.best_words = run
         found.append(_outcome(lambda: _step(sampler)))
     else:
         found.append(_outcome(lambda: _step(sampler)))

@@ -12,12 +12,13 @@ import torch
 import tpsample.exchange.peer
 import tpsample.local.triton_backend
 from tests.cases import Case, uneven_shards
-from tpsample import LMHeadSampler, PeerLost, Status, VocabShard, word
+from tpsample import LMHeadSampler, PeerLost, Status, VocabShard
+from tpsample.core import word
 from tpsample.core.score import Head
-from tpsample.exchange.inboxes import VirtualWorld
 from tpsample.kernels.inbox import chunk_of_tile, tiles_of_chunk
 from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
+from tpsample.ranks.virtual import VirtualWorld
 
 SMALL_TILE = Tile(block_v=128, block_b=4, block_d=16, num_warps=1, num_stages=1)
 CANARY = -987654321
@@ -31,7 +32,7 @@ def virtual(case: Case, shards: list[VocabShard], tile: Tile | None = SMALL_TILE
         for s, ranks in zip(shards, world.ranks, strict=True)
     ]
     for sampler in samplers:
-        sampler._local._tile = tile
+        sampler.local.tile = tile
         if len(shards) > 1:
             sampler.exchange.timeout_s = 0.01
     return world, samplers
@@ -140,10 +141,11 @@ def test_a_chunk_is_pushed_by_its_last_tile_and_not_before(monkeypatch):
 
 def _local_words(case: Case, sampler: LMHeadSampler, num_samples: int | None) -> torch.Tensor:
     """The words of a rank's whole shard by the torch backend."""
-    twin = TorchBackend(sampler.weight, sampler.shard, None, Head(), rounds=10, chunks=1)
-    words = torch.empty(case.hidden_states.shape[0] * (num_samples or 1), dtype=torch.int64)
+    twin = TorchBackend(sampler.weight, sampler.shard, None, Head(), rounds=10)
+    words = torch.zeros(case.hidden_states.shape[0] * (num_samples or 1), dtype=torch.int64)
     view = case.batch.view(case.hidden_states.shape[0])
-    twin.run(twin.begin(case.hidden_states, view, case.positions, num_samples or 1), 0, words)
+    step = twin.prepare(case.hidden_states, view, case.positions, num_samples or 1)
+    twin.best_words(step, words)
     return words
 
 

@@ -183,16 +183,18 @@ def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
     monkeypatch.setattr(model_module, "_hub_fault", lambda: None)
     with pytest.raises(ValueError, match="downloads are not allowed; see --allow-download"):
-        verify_record(tmp_path / "step")
+        verify_record(tmp_path / "step", load_head=model_module.head_loader(False))
     with pytest.raises(ValueError, match="not here"):
-        verify_record(tmp_path / "step", allow_download=True)
+        verify_record(tmp_path / "step", load_head=model_module.head_loader(True))
     monkeypatch.setattr(model_module, "_hub_fault", lambda: "no network")
     with pytest.raises(ValueError, match=r"does not answer \(no network\)"):
-        verify_record(tmp_path / "step", allow_download=True)
+        verify_record(tmp_path / "step", load_head=model_module.head_loader(True))
     assert asked == [("some/model", True), ("some/model", False), ("some/model", True)]
     monkeypatch.setattr(model_module, "_bundled", lambda job: tmp_path)
     write_record(*record[:2], model_module.BUNDLED, *record[3:])
     with pytest.raises(ValueError, match="the folder does not hold a model"):
+        verify_record(tmp_path / "step", load_head=model_module.head_loader(False))
+    with pytest.raises(ValueError, match="names the model .* use `tpsample verify`"):
         verify_record(tmp_path / "step")
     assert asked[-1] == (str(tmp_path), True)
 

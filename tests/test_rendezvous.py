@@ -9,8 +9,8 @@ import torch
 from tests.cases import uneven_shards
 from tests.filtered import Rows, V, grid, kinds_of_logits
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter
-from tpsample.exchange.inboxes import VirtualWorld
 from tpsample.ranks.rendezvous import Rendezvous
+from tpsample.ranks.virtual import VirtualWorld
 
 KINDS = kinds_of_logits()
 

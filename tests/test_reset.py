@@ -14,7 +14,7 @@ from tests.ranks import run_ranks
 from tests.test_peer import even_shards
 from tpsample import LMHeadSampler, PeerLost, VocabShard
 from tpsample.core.word import pack
-from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.ranks.virtual import VirtualWorld
 
 EXCHANGES = ("collective", "p2p", "two_level")
 

@@ -10,7 +10,7 @@ from tests.cases import uneven_shards
 from tests.filtered import Rows, V, kinds_of_logits
 from tests.ranks import run_ranks
 from tpsample import LMHeadSampler, SamplingParams
-from tpsample.exchange.inboxes import VirtualWorld
+from tpsample.ranks.virtual import VirtualWorld
 
 KINDS = kinds_of_logits()
 NORMAL = 2 * torch.randn(2000, generator=torch.Generator().manual_seed(8))

@@ -296,12 +296,12 @@ def _memory_and_bytes(vocab_size: int, rows: int, request: dict) -> list[tuple[i
     draft = logits.expand(rows, K, -1)
     found = []
     for method in METHODS:
-        sampler.exchange.integers.bytes_sent = 0
+        sampler.ranks.bytes_sent = 0
         with Largest() as largest:
             verify(
                 sampler, torch.ones(rows, K + 1, 1), drafts, batch, 3, method=method, draft=draft
             )
-        found.append((largest.elements, sampler.exchange.integers.bytes_sent))
+        found.append((largest.elements, sampler.ranks.bytes_sent))
     return found
 
 

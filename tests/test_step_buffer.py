@@ -8,7 +8,6 @@ import tpsample.agreement.desync
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.core.step_buffer import StepBuffer
 from tpsample.output import SampleOutput
-from tpsample.ranks.integers import IntegerExchange
 from tpsample.ranks.ranks import ranks_of
 
 
@@ -31,7 +30,7 @@ def test_what_is_outgrown_stays_and_is_no_more_than_what_is_used():
 
 
 def test_a_step_that_is_captured_is_counted_and_not_compared(monkeypatch):
-    detector = DesyncDetector(1, IntegerExchange(ranks_of(None)), torch.device("cpu"))
+    detector = DesyncDetector(1, ranks_of(None), torch.device("cpu"))
     out = SampleOutput.empty(torch.tensor([7]), None)
     out.seeds = torch.tensor([7])
     out.token_ids.fill_(3)

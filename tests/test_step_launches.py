@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tpsample.exchange.decode_triton
 import tpsample.exchange.peer
 import tpsample.local.triton_backend
 from tests import host_reads
@@ -21,7 +22,7 @@ from tpsample.request.step import Step
 
 KERNELS = (
     (tpsample.local.triton_backend, "lm_head_kernel"),
-    (tpsample.local.triton_backend, "finish_kernel"),
+    (tpsample.exchange.decode_triton, "decode_kernel"),
     (tpsample.exchange.peer, "peer_finish_kernel"),
 )
 # Operators that only make another view of a tensor: they neither allocate nor launch.
@@ -80,7 +81,7 @@ def test_one_rank_launches_two_kernels_and_nothing_else(num_samples):
     """No other operator: nothing is allocated, filled, copied or read by the host."""
     case = Case.make(301, 5)
     launches = _second_step(LMHeadSampler(case.weight), case, num_samples)
-    assert launches.kernels == ["lm_head_kernel", "finish_kernel"]
+    assert launches.kernels == ["lm_head_kernel", "decode_kernel"]
     assert launches.operators == []
 
 
@@ -94,7 +95,7 @@ def test_the_compiled_operator_adds_its_outputs_alone():
     with Launches() as launches:
         token_ids, _ = inside(*given)
     assert torch.equal(token_ids, case.oracle().token_ids)
-    assert launches.kernels == ["lm_head_kernel", "finish_kernel"]
+    assert launches.kernels == ["lm_head_kernel", "decode_kernel"]
     assert launches.operators == ["aten.empty.memory_format"] * 3  # tokens, status, seeds
 
 
@@ -103,7 +104,7 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[
     sampler = LMHeadSampler(
         case.weight[shard.start : shard.stop], shard=shard, exchange=exchange, chunks=chunks
     )
-    sampler._local._tile = tile(16, 8, 16)  # tiles for every chunk
+    sampler.local.tile = tile(16, 8, 16)  # tiles for every chunk
     host_reads.compare_no_steps(sampler.exchange)
     launches = _second_step(sampler, case)
     dist.barrier()

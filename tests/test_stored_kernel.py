@@ -18,10 +18,9 @@ from tpsample import (
     reference,
 )
 from tpsample.core.score import Head
-from tpsample.exchange.base import Exchange
 from tpsample.local.tiles import Tile
 from tpsample.local.triton_backend import TritonBackend
-from tpsample.ranks.ranks import Ranks
+from tpsample.logits.finish import shard_logits
 
 KINDS = kinds_of_logits()
 
@@ -111,18 +110,16 @@ def test_only_stored_rows_are_written_and_all_of_them(block_v):
     batch, first, last = rows.batch, 5, 777
     tile = Tile(block_v=block_v, block_b=16, block_d=16, num_warps=1, num_stages=1)
     weight = rows.weight[first:last]
-    exchange = Exchange(Ranks(), len(rows.params), 1, weight.device)
-    backend = TritonBackend(
-        weight, VocabShard(first, last), None, Head(), rounds=10, exchange=exchange, tile=tile
-    )
+    shard = VocabShard(first, last)
+    backend = TritonBackend(weight, shard, None, Head(), rounds=10, max_rows=len(rows.params))
+    backend.tile = tile
     stored, width = len(batch.plan.host_stored), last - first
     assert 0 < stored < len(rows.params)
     memory = torch.full((stored * width + 2 * width,), math.nan)
     backend._logits._flat = memory[width:-width]
 
-    step = backend.begin(rows.hidden_states, batch.view(batch.rows), rows.positions, 1)
-    backend.run(step, 0, exchange.own_words(0)[: len(rows.params)])
-    assert torch.equal(
-        backend.stored_rows(step).logits, rows.logits[batch.plan.stored][:, first:last]
-    )
+    step = backend.prepare(rows.hidden_states, batch.view(batch.rows), rows.positions, 1)
+    backend.best_words(step, torch.zeros(len(rows.params), dtype=torch.int64))
+    logits = shard_logits(step, shard, "triton").logits
+    assert torch.equal(logits, rows.logits[batch.plan.stored][:, first:last])
     assert memory[:width].isnan().all() and memory[-width:].isnan().all()

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from tests.filtered import Rows, V, grid, kinds_of_logits
-from tpsample import SampleOutput, SamplingParams, Status, word
+from tpsample import SampleOutput, SamplingParams, Status
+from tpsample.core import word
 from tpsample.core.order import mass_limit
-from tpsample.core.score import RowNoise
+from tpsample.core.row_noise import RowNoise
 from tpsample.logits.candidates import DIGIT_BITS, Search
-from tpsample.logits.shard_logits import StoredRows
-from tpsample.logits.shard_logits_triton import TritonStoredRows
+from tpsample.logits.shard_logits import ShardLogits
+from tpsample.logits.shard_logits_triton import TritonShardLogits
 
 # The interpreter computes with the NaN and infinities of these rows as a GPU does, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -37,10 +38,10 @@ class Twins:
         logits = rows.logits[batch.plan.stored]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
         logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
-        noise = RowNoise.of(batch, rows.positions, num_samples, 10)
+        noise = RowNoise(batch.temperature, batch.seed, rows.positions, num_samples, 10)
         self.filters, self.logits = batch.plan.filters, logits[:, first:last].contiguous()
-        self.plain = StoredRows.of(self.logits, batch, noise, first_id=first)
-        self.triton = TritonStoredRows.of(self.logits, batch, noise, first_id=first)
+        self.plain = ShardLogits.of(self.logits, batch, noise, first_id=first)
+        self.triton = TritonShardLogits.of(self.logits, batch, noise, first_id=first)
         # Of a row with a NaN, or with nothing to draw, sums mean nothing.
         self.numbers = torch.arange(len(self.filters)) % len(self.filters) > 2
         self.numbers[1] = True
@@ -122,8 +123,8 @@ def test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words(order, left):
     params = [SamplingParams(**changes, seed=seed) for seed in range(12)]
     rows = Rows([torch.tensor([0.4, 0.3, 0.2, 0.1]).log()], params)
     batch = rows.batch
-    noise = RowNoise.of(batch, rows.positions, 1, 10)
-    for kind in (StoredRows, TritonStoredRows):
+    noise = RowNoise(batch.temperature, batch.seed, rows.positions, 1, 10)
+    for kind in (ShardLogits, TritonShardLogits):
         stored = kind.of(rows.logits, batch, noise)
         words = stored.best_of_first(stored.first_words(3), batch.plan.filters)
         assert set(word.token_of(words).flatten().tolist()) == left
@@ -179,7 +180,7 @@ def test_settle(num_samples):
         out = SampleOutput.empty(torch.zeros(6, dtype=torch.int64), num_samples)
         out.token_ids.fill_(77)
         out.status.copy_(torch.tensor([0, 1, 0, 3, 0, 3]))
-        rows.settle(words, index, out)
+        rows.write_tokens(words, index, out)
         outs.append(out)
     plain, triton = outs
     assert _equal(triton.token_ids, plain.token_ids) and _equal(triton.status, plain.status)

@@ -25,6 +25,7 @@ from tpsample import (
     reference,
 )
 from tpsample.exchange import CollectiveExchange, make_exchange
+from tpsample.exchange.decode import decode_words
 from tpsample.exchange.inboxes import SharedFiles
 from tpsample.exchange.two_level import levels
 from tpsample.ranks.ranks import ranks_of
@@ -106,7 +107,7 @@ def _lose(case: Case, hosts: str) -> tuple[str, tuple[int, ...]]:
     sampler = _sampler(case, hosts)
     sampler(case.hidden_states, case.batch, case.positions)
     if dist.get_rank() == len(hosts) - 1:
-        sampler._local.run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        sampler.local.best_words = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(PeerLost) as lost:
         sampler(case.hidden_states, case.batch, case.positions)
     return str(lost.value), lost.value.ranks
@@ -152,7 +153,7 @@ def _no_shared_memory() -> tuple[list[str], str]:
             raise RuntimeError("planted")
 
         SharedFiles._map = refuse
-    arguments = ("peer", ranks, 4, 1, torch.device("cpu"))
+    arguments = ("peer", ranks, 4, 1, torch.device("cpu"), decode_words)
     assert type(make_exchange(*arguments, fall_back=True)) is CollectiveExchange
     with pytest.raises(RankMismatch) as error:
         make_exchange(*arguments)
@@ -180,14 +181,14 @@ def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
     lost = ""
     if dist.get_rank() == 3:
         # It takes part between the hosts, but its kernel pushes nothing inside its own.
-        sampler._local.run = lambda *_: None
+        sampler.local.best_words = lambda *_: None
     out = sampler(case.hidden_states, case.batch, case.positions)
     assert (out.token_ids == -1).all() and (out.status == Status.PEER_LOST).all()
     with pytest.raises(PeerLost) as error:
         sampler.check()
     lost = f"{error.value.ranks}"
     if dist.get_rank() == 3:
-        del sampler._local.run
+        del sampler.local.best_words
     sampler.reset()
     tokens.append(sampler(case.hidden_states, case.batch, case.positions).token_ids.tolist())
     sampler.check()

@@ -1,6 +1,7 @@
 """Sample next tokens where the logits are computed. See `LMHeadSampler`."""
 
 from tpsample import noise, reference
+from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import Status
 from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
@@ -12,9 +13,8 @@ from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import VerifyOutput, sample_draft, verify
 from tpsample.trace import TopKTrace
 
-__version__ = "0.1.0"
-
 __all__ = [
+    "__version__",
     "Desync",
     "KeptSets",
     "LMHeadSampler",

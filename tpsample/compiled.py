@@ -8,7 +8,7 @@ a step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,14 +19,30 @@ from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchPlan, BatchView
 
-if TYPE_CHECKING:
-    from tpsample.sampler import LMHeadSampler
+
+class _Sampler(Protocol):
+    """An `LMHeadSampler`, as far as the operator knows it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        batch: BatchView,
+        positions: Tensor,
+        *,
+        num_samples: int | None = None,
+    ) -> SampleOutput: ...
+
+    def forget_step(self) -> None: ...
+
 
 # An operator takes tensors and numbers: it finds its sampler by number.
-_samplers: WeakValueDictionary[int, LMHeadSampler] = WeakValueDictionary()
+_samplers: WeakValueDictionary[int, _Sampler] = WeakValueDictionary()
 
 
-def register(sampler: LMHeadSampler) -> int:
+def register(sampler: _Sampler) -> int:
     """A number for the sampler, as long as it lives."""
     handle = len(_samplers)
     while handle in _samplers:

@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -60,6 +60,12 @@ _LOGITS = 2**24
 """As many at a time are computed, or D rows of them, which are no more than the head has values."""
 _SAMPLED_LOGITS = 2**20
 """As many at a time are sampled, which takes about 200 bytes for each."""
+
+
+FullHead: TypeAlias = tuple[Tensor, Tensor | None, dict[str, Any]]
+"""lm_head_weight [V, D], its bias, and the scale and soft-cap as `LMHeadSampler` takes them."""
+LoadHead: TypeAlias = Callable[[str, torch.dtype], FullHead]
+"""From the name of a model, and the dtype of the hidden states."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +168,11 @@ def write_record(
     save_file(copies, str(path), metadata={_KEY: text})
 
 
-def verify_record(path: str | Path, *, allow_download: bool = False) -> list[RowVerdict]:
+def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> list[RowVerdict]:
     """Sample every row of a record again, by `tpsample.reference`, on the CPU.
 
     Args:
-        allow_download: a record may name a model that is not on this machine.
+        load_head: loads the head of a model that a record may name in place of holding one.
 
     Raises:
         ValueError: not a record, or one that this version cannot repeat; says why.
@@ -176,7 +182,7 @@ def verify_record(path: str | Path, *, allow_download: bool = False) -> list[Row
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whoever made the requests has been warned
             record = _read(path)
-            return list(_verdicts(record, *record.head_of(allow_download)))
+            return list(_verdicts(record, *record.head_of(load_head)))
     except ImportError:
         raise
     except Exception as error:  # whatever a file brings about, it is the file that is wrong
@@ -265,17 +271,17 @@ class _Record:
         token_ids = self.tensors["token_ids"]
         return token_ids.shape[1] if token_ids.ndim == 2 else None
 
-    def head_of(self, allow_download: bool) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+    def head_of(self, load_head: LoadHead | None) -> FullHead:
         """All rows of the head, its bias, and the scale and soft-cap."""
         if self.model is None:
             weight, bias, head = self.tensors["lm_head_weight"], self.tensors.get("bias"), self.head
         else:
-            from tpsample.cli.model import load
-            from tpsample.distributed import Job
-
-            dtype = self.tensors["hidden_states"].dtype
-            model = load(self.model, Job(), dtype, allow_download=allow_download)
-            weight, bias, head = model.lm_head_weight, model.lm_head_bias, model.head
+            if load_head is None:
+                raise ValueError(
+                    f"names the model {self.model!r} in place of a head; use `tpsample verify`, "
+                    "or pass load_head="
+                )
+            weight, bias, head = load_head(self.model, self.tensors["hidden_states"].dtype)
         # Checks the head as it does a caller's.
         LMHeadSampler(
             weight,

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from tpsample.agreement.step_checks import check_num_samples, positions_tensor
 from tpsample.core import word
-from tpsample.core.order import kept_rows, order_words
-from tpsample.core.score import Head, RowNoise, logits_tile, safe_temperature, score_tile
+from tpsample.core.order import below_top, candidates, mass_limit, masses, order_words
+from tpsample.core.row_noise import RowNoise, safe_temperature
+from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.noise import check_rounds
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.controls.apply import StepControls
+from tpsample.request.filters import RowFilters
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 
@@ -49,7 +52,7 @@ def processed_logits(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor
 def _processed(logits: Tensor, batch: BatchView) -> Tensor:
     if batch.controls is None:
         return logits.float()
-    return batch.controls.step(VocabShard(0, batch.vocab_size)).apply(logits.float(), 0)
+    return StepControls.of(batch.controls, VocabShard(0, batch.vocab_size)).apply(logits.float(), 0)
 
 
 def scores(
@@ -93,6 +96,39 @@ def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
         filtered = kept_rows(logits[rows], temperature, filters)
         kept[rows] &= filtered | ~random.unsqueeze(1)
     return kept
+
+
+def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tensor:
+    """bool [F, V]: the kept set of each filtered row, from full logits, by sorting.
+
+    Args:
+        logits: fp32 [F, V] of the filtered rows.
+        temperature: fp32 [F].
+    """
+    top_k, top_p, log_min_p, total_log_min_p, keep_ties, joint = (
+        x.unsqueeze(1)
+        for x in (
+            filters.top_k, filters.top_p, filters.log_min_p, filters.total_log_min_p,
+            filters.keep_ties, filters.joint,
+        )
+    )  # fmt: skip
+    words, order = order_words(logits).sort(dim=1, descending=True)
+    logits = logits.gather(1, order)
+    below = below_top(logits, logits[:, :1], temperature.unsqueeze(1))
+
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    kth = logits.gather(1, (top_k - 1))
+    in_top_k = (rank < top_k) | (keep_ties & (logits == kth))
+    in_total = candidates(words, below, total_log_min_p) & (in_top_k | joint)
+    mass = masses(below)
+    total = (mass * in_total).sum(dim=1, keepdim=True)
+    before = mass.cumsum(dim=1) - mass
+    # ties="keep": before a token come greater logits alone, as before the first of its equals.
+    before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)
+    before = before.cummax(dim=1).values
+    kept = candidates(words, below, log_min_p) & in_top_k & (before < mass_limit(total, top_p))
+    kept &= ~logits[:, :1].isnan()
+    return torch.zeros_like(kept).scatter_(1, order, kept)
 
 
 def sample(
@@ -191,7 +227,9 @@ def _rows(
 ) -> RowNoise:
     batch = _checked(logits, batch)
     positions = positions_tensor(positions, logits.shape[0], logits.device)
-    return RowNoise.of(batch, positions, num_samples, check_rounds(philox_rounds))
+    return RowNoise(
+        batch.temperature, batch.seed, positions, num_samples, check_rounds(philox_rounds)
+    )
 
 
 def _checked(logits: Tensor, batch: SamplingBatch | BatchView) -> BatchView:

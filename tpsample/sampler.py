@@ -1,10 +1,6 @@
-"""LMHeadSampler: hidden states → local candidates → exchange → token, on one page."""
+"""LMHeadSampler: hidden states → local words → exchange → token, on one page."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,34 +9,23 @@ from torch import Tensor
 from tpsample import compiled
 from tpsample.agreement.construction import agree
 from tpsample.agreement.desync import DesyncDetector
-from tpsample.agreement.step import Call, StepAgreement
-from tpsample.agreement.step_checks import (
-    check_current,
-    check_num_samples,
-    check_out,
-    check_prompt,
-    check_step,
-    positions_tensor,
-)
+from tpsample.agreement.step import StepAgreement
+from tpsample.agreement.step_checks import StepChecks
 from tpsample.core.score import Head
 from tpsample.core.step_buffer import capturing
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange import make_exchange
-from tpsample.exchange.base import Exchange
-from tpsample.local.torch_backend import TorchBackend
-from tpsample.logits.finish import finish_stored_rows
-from tpsample.logits.prompt import find_prompt_logprobs
-from tpsample.logits.shard_logits import StoredRows
+from tpsample.exchange.decode import decoder
+from tpsample.local import make_backend
+from tpsample.logits.finish import finish_logits, shard_logits
+from tpsample.logits.prompt import prompt_logprobs
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.request.step import Step
-
-if TYPE_CHECKING:
-    from tpsample.local.triton_backend import TritonBackend
 
 
 class LMHeadSampler:
@@ -121,41 +106,41 @@ class LMHeadSampler:
             backend=backend,
             desync_every=desync_every,
         )
-        self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         # A model's own weight may require a gradient, which no step has.
-        self.max_rows, self.weight = max_rows, lm_head_weight.detach()
-        self.philox_rounds, self._closed = philox_rounds, False
-        device = lm_head_weight.device
-        self.seeds = SeedSource(agreed.seed_root)
-        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.weight, device = lm_head_weight.detach(), lm_head_weight.device
+        self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
+        self.max_rows, self.philox_rounds, self.ranks = max_rows, philox_rounds, agreed.ranks
         self.exchange = make_exchange(
             agreed.exchange,
             agreed.ranks,
             max_rows,
             chunks,
             device,
+            decoder(agreed.backend),
             hosts=agreed.hosts,
             fall_back=exchange == "auto",
         )
-        self._bias = None if bias is None else bias.detach()
-        self._head, self._rounds = agreed.arguments.head, philox_rounds
-        self._local = self._make_backend(self.exchange)
-        self._prompt: TorchBackend | TritonBackend | None = None
-        self._agreement = StepAgreement(agreed.ranks, self.exchange)
+        self.local = make_backend(
+            agreed.backend,
+            self.weight,
+            agreed.shard,
+            None if bias is None else bias.detach(),
+            agreed.arguments.head,
+            rounds=philox_rounds,
+            max_rows=max_rows,
+        )
+        seeds = SeedSource(agreed.seed_root)
+        positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.checks = StepChecks(
+            self.weight, agreed.shard, agreed.vocab_size, max_rows, agreed.ranks, seeds, positions
+        )
+        self.agreement = StepAgreement(agreed.ranks, self.exchange.compares_steps, seeds)
         if desync_every:
-            self.exchange.integers.require_group("desync_every")
-        self._desync = DesyncDetector(desync_every, self.exchange.integers, device)
+            agreed.ranks.require_group("desync_every")
+        self._desync = DesyncDetector(desync_every, agreed.ranks, device)
         self._handle = compiled.register(self)
         # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
-        self._captured: list[object] = []
-
-    def _make_backend(self, exchange: Exchange) -> TorchBackend | TritonBackend:
-        part = (self.weight, self.shard, self._bias, self._head)
-        if self.backend == "torch":
-            return TorchBackend(*part, rounds=self._rounds, chunks=exchange.chunks)
-        from tpsample.local.triton_backend import TritonBackend  # needs Triton
-
-        return TritonBackend(*part, rounds=self._rounds, exchange=exchange)
+        self._captured: list[Step] = []
 
     def __call__(
         self,
@@ -213,103 +198,15 @@ class LMHeadSampler:
         Every start is followed by its `finish`. Several ranks in one process need the halves
         apart; see `VirtualWorld`.
         """
-        with self.leaving_on_error():
-            call = self.settled(
-                lambda: self._checked(hidden_states, batch, positions, num_samples, out)
+        with self.agreement.leaving_on_error():
+            call = self.agreement.settle(
+                lambda: self.checks.step(hidden_states, batch, positions, num_samples, out)
             )
             assert call.positions is not None
-            view = self.settled_view(call)
+            view = call.view
             if out is None:
                 out = SampleOutput.empty(view.seed, num_samples)
             return self._begin(hidden_states.detach(), view, call.positions, call.num_samples, out)
-
-    def _checked(
-        self,
-        hidden_states: Tensor,
-        batch: SamplingBatch | BatchView,
-        positions: Tensor | int,
-        num_samples: int | None,
-        out: SampleOutput | None,
-    ) -> Call:
-        """The step that the arguments ask for."""
-        samples = check_num_samples(num_samples)
-        check_step(
-            hidden_states,
-            batch,
-            samples,
-            weight=self.weight,
-            vocab_size=self.vocab_size,
-            max_rows=self.max_rows,
-        )
-        rows = hidden_states.shape[0]
-        if out is not None:
-            check_out(out, rows, num_samples, self.weight.device)
-        return self.call_of(
-            "step",
-            batch,
-            rows,
-            positions_tensor(positions, rows, self.weight.device, self._positions),
-            num_samples=samples,
-        )
-
-    def call_of(
-        self,
-        name: str,
-        batch: SamplingBatch | BatchView,
-        rows: int,
-        positions: Tensor,
-        *,
-        masked_rows: int | None = None,
-        num_samples: int = 1,
-        token_ids: Tensor | None = None,
-    ) -> Call:
-        """A call on rows of a batch, whose state on this shard is made or refused here.
-
-        Args:
-            masked_rows: rows that a grammar bitmask must have, where that is not `rows`.
-
-        Raises:
-            ValueError: the batch does not fit.
-        """
-        self.require_ready()
-        if isinstance(batch, SamplingBatch):
-            batch = batch.for_rows(rows)
-            batch.check_masks(rows if masked_rows is None else masked_rows)
-            batch.prepare(self.shard)
-        else:
-            batch = batch.view(rows)
-        if batch.plan.stored is not None:
-            self.exchange.integers.require_group()
-        return Call(name, rows, batch, positions, num_samples, token_ids, self.seeds.drawn)
-
-    def settled(self, check: Callable[[], Call]) -> Call:
-        """Run `check` on every rank. Return its result if it succeeded everywhere alike.
-
-        Collective where ranks meet on the host; see `tpsample.agreement.step`.
-        """
-        return self._agreement.settle(check)
-
-    def settled_batch(self, call: Call) -> SamplingBatch | BatchView:
-        """The batch of a call that is settled: only now may seeds be drawn for it."""
-        assert call.batch is not None
-        if isinstance(call.batch, SamplingBatch):
-            call.batch.draw_seeds(self.seeds)
-        return call.batch
-
-    def settled_view(self, call: Call) -> BatchView:
-        """What a step of a settled call reads."""
-        return self.settled_batch(call).view(call.rows)
-
-    @contextmanager
-    def leaving_on_error(self) -> Iterator[None]:
-        """A rank that cannot go on, for whatever reason, tells its peers why; they wait for it."""
-        try:
-            yield
-        except (PeerLost, Desync, RankMismatch):
-            raise
-        except BaseException as error:
-            self._agreement.leave(f"{type(error).__name__}: {error}", refused=False)
-            raise
 
     def _begin(
         self,
@@ -319,38 +216,51 @@ class LMHeadSampler:
         num_samples: int,
         out: SampleOutput,
     ) -> Step:
-        """Compute this rank's words of a checked step, and hand them to the exchange."""
+        """Compute this rank's words of a settled call, and hand them to the exchange."""
         out.logprobs, out.kept = None, None
+        step = self.local.prepare(hidden_states, batch, positions, num_samples, out)
         if capturing(self.weight.device):
-            self._captured.append((batch, positions))
-        if batch.rows == 0:
-            return Step(batch, positions, out, None)
-        local = self._local.begin(hidden_states, batch, positions, num_samples)
-        self.exchange.begin()
-        words = batch.rows * num_samples
-        for part in range(self.exchange.parts):
-            self._local.run(local, part, self.exchange.own_words(part)[:words])
-            self.exchange.publish(part, words)
-        return Step(batch, positions, out, local)
+            self._captured.append(step)
+        if batch.rows:
+            self.exchange.begin()
+            parts, push = self.exchange.parts, self.exchange.push
+            for part in range(parts):
+                words = self.exchange.own_words(part)[: step.num_words]
+                self.local.best_words(step, words, part, parts, push)
+                self.exchange.publish(part, step.num_words)
+        return step
 
     def finish(self, step: Step) -> SampleOutput:
         """Second half of a call: what it returns, once every rank's words are there."""
-        out, batch = step.out, step.batch
-        if step.local is not None:
-            with self.leaving_on_error():
-                self.exchange.finish(out, batch.seed, self._local.decode)
-                if batch.plan.stored is not None:
-                    rows = self._local.stored_rows(step.local)
-                    finish_stored_rows(rows, batch, self.exchange.integers, out)
-                self._desync.add(step.positions, out)
+        out, plan = step.out, step.batch.plan
+        assert out is not None
+        if step.batch.rows:
+            with self.agreement.leaving_on_error():
+                self.exchange.finish(out, step.batch.seed)
+                if plan.stored is not None:
+                    finish_logits(shard_logits(step, self.shard, self.backend), step, self.ranks)
+                self._desync.add(step.noise.positions, out)
         return out
 
     def sample_settled(
         self, hidden_states: Tensor, batch: BatchView, positions: Tensor
     ) -> SampleOutput:
-        """A token per row of a call that is settled already. Collective."""
+        """Sample a token per row of a call that is settled already. Collective."""
         out = SampleOutput.empty(batch.seed, None)
         return self.finish(self._begin(hidden_states, batch, positions, 1, out))
+
+    def local_logits(
+        self, hidden_states: Tensor, batch: BatchView, positions: Tensor
+    ) -> tuple[ShardLogits, Tensor]:
+        """Return this rank's logits of the stored rows of a settled call, and every row's status.
+
+        Collective, because a row's status follows from a draw. The next step overwrites the
+        logits.
+        """
+        out = SampleOutput.empty(batch.seed, None)
+        step = self._begin(hidden_states, batch, positions, 1, out)
+        self.exchange.finish(out, batch.seed)
+        return shard_logits(step, self.shard, self.backend), out.status
 
     def forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""
@@ -378,41 +288,18 @@ class LMHeadSampler:
             ValueError: before anything is sent.
             UnsupportedParameter: (a ValueError) several ranks without a process group.
         """
-        with self.leaving_on_error():
-            self.settled(lambda: self._checked_prompt(hidden_states, token_ids, top))
-            if self._prompt is None:
-                alone = Exchange(Ranks(), self.max_rows, 1, self.weight.device)
-                self._prompt = self._make_backend(alone)
-            return find_prompt_logprobs(
-                self._prompt,
+        with self.agreement.leaving_on_error():
+            self.agreement.settle(lambda: self.checks.prompt(hidden_states, token_ids, top))
+            return prompt_logprobs(
+                self.local,
+                lambda step: shard_logits(step, self.shard, self.backend),
                 hidden_states.detach(),
                 token_ids,
                 top,
                 vocab_size=self.vocab_size,
                 chunk=self.max_rows,
-                integers=self.exchange.integers,
+                ranks=self.ranks,
             )
-
-    def _checked_prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
-        self.require_ready()
-        check_prompt(hidden_states, token_ids, top, weight=self.weight, vocab_size=self.vocab_size)
-        self.exchange.integers.require_group("prompt_logprobs")
-        rows = hidden_states.shape[0]
-        return Call("prompt_logprobs", rows, num_samples=top, token_ids=token_ids)
-
-    def local_logits(
-        self, hidden_states: Tensor, batch: BatchView, positions: Tensor
-    ) -> tuple[StoredRows, Tensor]:
-        """This rank's logits of the stored rows of a settled call, and the status of every row.
-
-        Collective; draws a token of every row for its status. The logits are overwritten by the
-        next step.
-        """
-        out = SampleOutput.empty(batch.seed, None)
-        step = self._begin(hidden_states, batch, positions, 1, out)
-        assert step.local is not None
-        self.exchange.finish(out, batch.seed, self._local.decode)
-        return self._local.stored_rows(step.local), out.status
 
     def check(self) -> None:
         """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
@@ -421,7 +308,7 @@ class LMHeadSampler:
             PeerLost: naming the ranks that did not.
             RankMismatch: a rank refused its step; the error it raised.
         """
-        self.require_ready()
+        self.checks.ready()
         self.exchange.check()
 
     def compare(self) -> None:
@@ -434,14 +321,9 @@ class LMHeadSampler:
             RankMismatch: where ranks meet on the host, another rank made another call.
             UnsupportedParameter: several ranks without a process group.
         """
-        with self.leaving_on_error():
-            self.settled(self._checked_compare)
+        with self.agreement.leaving_on_error():
+            self.agreement.settle(self.checks.compare)
             self._desync.compare()
-
-    def _checked_compare(self) -> Call:
-        self.require_ready()
-        self.exchange.integers.require_group("compare, desync_every")
-        return Call("compare")
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.
@@ -449,18 +331,12 @@ class LMHeadSampler:
         Raises:
             PeerLost: a rank did not come within the timeout of the process group.
         """
-        self.require_ready()
+        self.checks.ready()
         self.exchange.reset()
-        self._agreement.reset()
+        self.agreement.reset()
         self._desync.reset()
 
     def close(self) -> None:
         """Release the exchange. Collective; every call that follows raises."""
-        self._closed = True
+        self.checks.closed = True
         self.exchange.close()
-
-    def require_ready(self) -> None:
-        """Raise if this sampler was closed, or its device is not the current one."""
-        if self._closed:
-            raise RuntimeError("sampler: closed; build a new LMHeadSampler")
-        check_current(self.weight.device)

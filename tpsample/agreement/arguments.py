@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpsample.agreement.step_checks import check_int, describe, require_plain
+from tpsample.core.checks import check_int, describe, require_plain
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import MAX_VOCAB_SIZE

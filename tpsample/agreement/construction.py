@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-import tpsample
 from tpsample.agreement.arguments import SamplerArguments, check_sliced, resolve_shards
-from tpsample.agreement.step_checks import check_current
+from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
+from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
 from tpsample.exchange.choice import choose_exchange, reach
@@ -179,7 +179,7 @@ def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
         "backend": backend,
         "tile_table": tile_table.fingerprint() if backend == "triton" else None,
         "desync_every": arguments.desync_every,
-        "tpsample": tpsample.__version__,
+        "tpsample": __version__,
         "versions": _versions(),
         "device": weight.device.type,
         "reach": reach(backend, weight.device),

@@ -22,7 +22,7 @@ from tpsample.core.digest import digest_rows, mix
 from tpsample.core.step_buffer import capturing
 from tpsample.errors import Desync
 from tpsample.output import SampleOutput
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
 
 
 class DesyncDetector:
@@ -32,9 +32,9 @@ class DesyncDetector:
         every: compare after this many steps; 0: only when asked, and then the last step alone.
     """
 
-    def __init__(self, every: int, integers: IntegerExchange, device: torch.device) -> None:
+    def __init__(self, every: int, ranks: Ranks, device: torch.device) -> None:
         self.every = every
-        self._integers = integers
+        self._ranks = ranks
         with torch.inference_mode(False):
             self._digest = torch.zeros((), dtype=torch.int64, device=device)
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
@@ -67,7 +67,7 @@ class DesyncDetector:
         """
         if self.every == 0 and self._last is not None:
             self._digest.copy_(step_digest(*self._last))
-        digests = self._integers.gather(self._digest.view(1)).flatten().tolist()
+        digests = self._ranks.gather_integers(self._digest.view(1)).flatten().tolist()
         steps = self._steps if self.every else 1
         self.reset()
         if len(set(digests)) == 1:

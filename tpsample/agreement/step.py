@@ -14,7 +14,8 @@ would be merged with its peers' old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +23,11 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_bits, digest_text
-from tpsample.errors import RankMismatch
-from tpsample.exchange.base import Exchange
+from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.ranks.ranks import Ranks, gather_or_raise
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
+from tpsample.request.seeds import SeedSource
 
 _SAME = "must be the same on every rank"
 _FIELDS = (
@@ -70,6 +71,12 @@ class Call:
     seeds_drawn: int = 0
 
     @property
+    def view(self) -> BatchView:
+        """What a step of the call reads, once the call is settled."""
+        assert self.batch is not None
+        return self.batch.view(self.rows)
+
+    @property
     def emits_tokens(self) -> bool:
         """Whether this is a step or a verification, which `PeerLost.step` counts."""
         return self.name.startswith(("step", "verify"))
@@ -111,23 +118,26 @@ class StepAgreement:
 
     Args:
         ranks: of the sampler.
-        exchange: what the words travel by; decides how ranks compare.
+        compares_steps: whether ranks meet on the host before every step.
+        seeds: where rows without a seed get theirs, once a call is settled.
     """
 
-    def __init__(self, ranks: Ranks, exchange: Exchange) -> None:
-        self._ranks, self._exchange = ranks, exchange
+    def __init__(self, ranks: Ranks, compares_steps: bool, seeds: SeedSource) -> None:
+        self._ranks, self._compares, self._seeds = ranks, compares_steps, seeds
         self.reset()
 
     def reset(self) -> None:
         """Forget what was left and count steps from 0 again; on all ranks."""
         self._left: str | None = None
-        if self._exchange.compares_steps:
+        if self._compares:
             roll = self._ranks.roll
             assert roll is not None
             roll.step = -1
 
     def settle(self, check: Callable[[], Call]) -> Call:
         """Run `check` on every rank. Return its result if it succeeded everywhere alike.
+
+        Only then are seeds drawn for the rows of its batch that wait for one.
 
         Raises:
             RankMismatch: with several ranks; the same text on each.
@@ -140,11 +150,11 @@ class StepAgreement:
         own = dict.fromkeys(_FIELDS, 0)
         try:
             call = check()
-            if self._exchange.compares_steps:
+            if self._compares:
                 own = call.record()
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
-        if self._exchange.compares_steps:
+        if self._compares:
             roll = ranks.roll
             assert roll is not None and roll.step is not None
             before, roll.step = roll.step, roll.step + (call is None or call.emits_tokens)
@@ -160,7 +170,20 @@ class StepAgreement:
                 raise RankMismatch(text) from error
             raise error
         assert call is not None
+        if isinstance(call.batch, SamplingBatch):
+            call.batch.draw_seeds(self._seeds)
         return call
+
+    @contextmanager
+    def leaving_on_error(self) -> Iterator[None]:
+        """A rank that cannot go on, for whatever reason, tells its peers why; they wait for it."""
+        try:
+            yield
+        except (PeerLost, Desync, RankMismatch):
+            raise
+        except BaseException as error:
+            self.leave(f"{type(error).__name__}: {error}", refused=False)
+            raise
 
     def _compare(self, call: Call | None, own: dict[str, int], error: Exception | None) -> None:
         ranks = self._ranks

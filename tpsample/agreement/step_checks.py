@@ -3,40 +3,113 @@ expected, what came and, where it is not obvious, the way out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from tpsample.agreement.step import Call
+from tpsample.core.checks import check_current, check_int, describe, require_plain
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
+from tpsample.request.seeds import SeedSource
 
 
-def check_current(device: torch.device) -> None:
-    """Kernels are launched on the current device of the process."""
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        raise ValueError(
-            f"lm_head_weight: is on {device}, but the current device of this process is "
-            f"cuda:{torch.cuda.current_device()}; call torch.cuda.set_device first"
-        )
+@dataclass
+class StepChecks:
+    """Makes the `Call` of a sampler's arguments, or raises before anything is sent.
 
+    Attributes:
+        weight, shard, vocab_size, max_rows, ranks: of the sampler.
+        seeds: where rows without a seed get theirs.
+        positions: int64 [max_rows], where one position given for all rows is spread out.
+        closed: whether the sampler was.
+    """
 
-def check_step(
-    hidden_states: Tensor,
-    batch: object,
-    num_samples: int,
-    *,
-    weight: Tensor,
-    vocab_size: int,
-    max_rows: int,
-) -> None:
-    """What a step can check without reading the device."""
-    _check_hidden_states(hidden_states, weight)
-    check_batch(batch, vocab_size, weight.device)
-    if hidden_states.shape[0] * num_samples > max_rows:
-        raise ValueError(
-            f"hidden_states: {hidden_states.shape[0]} rows × {num_samples} samples exceed "
-            f"max_rows={max_rows}; build the sampler with a larger max_rows"
-        )
+    weight: Tensor
+    shard: VocabShard
+    vocab_size: int
+    max_rows: int
+    ranks: Ranks
+    seeds: SeedSource
+    positions: Tensor
+    closed: bool = False
+
+    def ready(self) -> None:
+        """Raise if the sampler was closed, or its device is not the current one."""
+        if self.closed:
+            raise RuntimeError("sampler: closed; build a new LMHeadSampler")
+        check_current(self.weight.device)
+
+    def step(
+        self,
+        hidden_states: Tensor,
+        batch: SamplingBatch | BatchView,
+        positions: Tensor | int,
+        num_samples: int | None,
+        out: SampleOutput | None,
+    ) -> Call:
+        """Return the step that the arguments of `LMHeadSampler.__call__` ask for."""
+        samples = check_num_samples(num_samples)
+        check_hidden_states(hidden_states, self.weight)
+        check_batch(batch, self.vocab_size, self.weight.device)
+        rows = hidden_states.shape[0]
+        if rows * samples > self.max_rows:
+            raise ValueError(
+                f"hidden_states: {rows} rows × {samples} samples exceed "
+                f"max_rows={self.max_rows}; build the sampler with a larger max_rows"
+            )
+        if out is not None:
+            check_out(out, rows, num_samples, self.weight.device)
+        at = positions_tensor(positions, rows, self.weight.device, self.positions)
+        return self.rows("step", batch, rows, at, num_samples=samples)
+
+    def rows(
+        self,
+        name: str,
+        batch: SamplingBatch | BatchView,
+        rows: int,
+        positions: Tensor,
+        *,
+        masked_rows: int | None = None,
+        num_samples: int = 1,
+        token_ids: Tensor | None = None,
+    ) -> Call:
+        """Return a call on rows of a batch, whose state on this shard is made or refused here.
+
+        Args:
+            masked_rows: rows that a grammar bitmask must have, where that is not `rows`.
+
+        Raises:
+            ValueError: the batch does not fit.
+        """
+        self.ready()
+        if isinstance(batch, SamplingBatch):
+            batch = batch.for_rows(rows)
+            batch.check_masks(rows if masked_rows is None else masked_rows)
+            batch.prepare(self.shard)
+        else:
+            batch = batch.view(rows)
+        if batch.plan.stored is not None:
+            self.ranks.require_group()
+        return Call(name, rows, batch, positions, num_samples, token_ids, self.seeds.drawn)
+
+    def prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
+        """Return what `LMHeadSampler.prompt_logprobs` asks for."""
+        self.ready()
+        check_prompt(hidden_states, token_ids, top, weight=self.weight, vocab_size=self.vocab_size)
+        self.ranks.require_group("prompt_logprobs")
+        rows = hidden_states.shape[0]
+        return Call("prompt_logprobs", rows, num_samples=top, token_ids=token_ids)
+
+    def compare(self) -> Call:
+        """Return a comparison of the ranks."""
+        self.ready()
+        self.ranks.require_group("compare, desync_every")
+        return Call("compare")
 
 
 def check_batch(batch: object, vocab_size: int, device: torch.device) -> None:
@@ -58,7 +131,7 @@ def check_prompt(
     hidden_states: Tensor, token_ids: Tensor, top: int, *, weight: Tensor, vocab_size: int
 ) -> None:
     """What `prompt_logprobs` is given. Reads the ids, so it waits for the GPU."""
-    _check_hidden_states(hidden_states, weight)
+    check_hidden_states(hidden_states, weight)
     shape = (hidden_states.shape[0],)
     if not isinstance(token_ids, Tensor) or (
         token_ids.dtype,
@@ -78,7 +151,7 @@ def check_prompt(
     check_int("top", top, 0, vocab_size)
 
 
-def _check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
+def check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
     require_plain("hidden_states", hidden_states)
     if not isinstance(hidden_states, Tensor) or hidden_states.ndim != 2:
         raise ValueError(
@@ -156,23 +229,3 @@ def positions_tensor(
             f"got {describe(positions)}"
         )
     return positions.contiguous()
-
-
-def require_plain(name: str, value: object) -> None:
-    """A DTensor is a tensor by type; its part on this rank is what is wanted."""
-    if type(value).__name__ == "DTensor":
-        raise TypeError(f"{name}: got a DTensor; pass its part on this rank, {name}.to_local()")
-
-
-def check_int(name: str, value: int, low: int, high: int) -> int:
-    """An int within bounds, returned."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name}: expected an int from {low} to {high}, got {value!r}")
-    return value
-
-
-def describe(value: object) -> str:
-    """What came, for a message."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} on {value.device}"
-    return repr(value)

@@ -179,7 +179,7 @@ def _self_check(job: Job, exchange: str, backend: str, seconds: float) -> tuple[
         tokens, steps = tokens + _ROWS, steps + 1
         # All ranks stop in the same step: when the first of them says so.
         stop = torch.tensor([int(time.perf_counter() - began > seconds)], device=job.device)
-        if sampler.exchange.integers.sum(stop).item():
+        if sampler.ranks.sum_integers(stop).item():
             break
     sampler.compare()
     sampler.close()

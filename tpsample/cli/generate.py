@@ -294,7 +294,7 @@ def _summary(
     travels = "nothing: one rank"
     if job.world_size > 1:
         # Filtered rows exchange integers beside their words.
-        integers = sampler.exchange.integers.bytes_sent // len(decoded.steps)
+        integers = sampler.ranks.bytes_sent // len(decoded.steps)
         sent = report.size(sampler.exchange.bytes_sent(rows) + integers)
         gathered = report.size(others * sampler.vocab_size * 4 * rows / job.world_size)
         travels = f"{sent} sent, instead of {gathered} of gathered logits"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tpsample import reference
 from tpsample.distributed import Job
+from tpsample.record import FullHead, LoadHead
 
 BUNDLED = "SmolLM2-135M-Instruct"
 _GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -98,6 +99,16 @@ def load(model: str | None, job: Job, dtype: torch.dtype, *, allow_download: boo
     )
     _check_head(loaded, causal_lm)
     return loaded
+
+
+def head_loader(allow_download: bool) -> LoadHead:
+    """Return what loads the head of a model that a record names."""
+
+    def load_head(name: str, dtype: torch.dtype) -> FullHead:
+        model = load(name, Job(), dtype, allow_download=allow_download)
+        return model.lm_head_weight, model.lm_head_bias, model.head
+
+    return load_head
 
 
 def _obstacle(source: str, allow_download: bool) -> str | None:

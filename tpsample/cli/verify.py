@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tpsample.cli import report
+from tpsample.cli.model import head_loader
 from tpsample.core.word import Status
 from tpsample.record import RowVerdict, verify_record
 
@@ -30,7 +31,7 @@ def verify(
     refuted = unusable = 0
     for path in records:
         try:
-            verdicts = verify_record(path, allow_download=allow_download)
+            verdicts = verify_record(path, load_head=head_loader(allow_download))
         except ImportError as missing:
             report.error(f"{path}: {missing}: pip install 'tpsample[cli,hf]'")
             unusable += 1

@@ -27,16 +27,11 @@ transformers, llama.cpp, TensorRT-LLM and SGLang. FlashInfer keeps ties, of top_
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.request.params import SamplingParams
 
 TOP_MASS = 2**40
 """Mass of the most likely token."""
@@ -44,142 +39,6 @@ TOP_MASS = 2**40
 _LOG2_E = math.log2(math.e)
 POWER_OF_2 = [math.log(2) ** n / math.factorial(n) for n in range(14)]
 """Taylor series of 2^f; on |f| <= 1/2 its remainder is below 2^-57."""
-
-
-MAX_TOP_WORDS = 256
-"""Largest top_k whose tokens are worth exchanging."""
-
-
-class Way(Enum):
-    """How a filtered row finds its token on shards; see `tpsample.logits.filters`."""
-
-    REJECTION = "rejection"
-    REJECTION_IN_TOP_K = "rejection in top_k"
-    TOP_WORDS = "top words"
-    THRESHOLD = "threshold"
-
-
-@dataclass(frozen=True)
-class RowFilters:
-    """The filters of those rows of a batch that have any. Fixed when the batch is built.
-
-    Attributes:
-        rows: int64 [F], their indices in the batch.
-        top_k: int64 [F]; V where off.
-        top_p: float64 [F]; 1 is off. Not fp32: 0.1 of ten equal tokens must be one token.
-        log_min_p: float64 [F], ln(min_p), -inf where off. The logarithm is taken on the host, so
-            that no device's own enters.
-        total_log_min_p: float64 [F], -inf also where min_p comes last: what min_p takes off the
-            total Z of top_p.
-        keep_ties, joint: bool [F].
-        host_rows, host_top_k, host_top_p, first_way, second_way: what the host plans with, [F]
-            each.
-    """
-
-    rows: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    log_min_p: Tensor
-    total_log_min_p: Tensor
-    keep_ties: Tensor
-    joint: Tensor
-    host_rows: list[int]
-    host_top_k: list[int]
-    host_top_p: list[float]
-    first_way: list[Way]
-    second_way: list[Way]
-
-    @staticmethod
-    def of(
-        requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
-    ) -> RowFilters | None:
-        """The filters of a batch, None if no row has any. Greedy rows have none: the argmax is
-        always kept."""
-        rows = [row for row, request in enumerate(requests) if is_filtered(request, vocab_size)]
-        if not rows:
-            return None
-        kept = [requests[row] for row in rows]
-        top_k = [limit_k(request.top_k, vocab_size) for request in kept]
-        log_min_p = [math.log(r.min_p) if r.min_p > 0 else -math.inf for r in kept]
-        total_log_min_p = [
-            -math.inf if r.filter_order == "min_p_last" else its
-            for r, its in zip(kept, log_min_p, strict=True)
-        ]
-        ways = [_ways(r, k, vocab_size) for r, k in zip(kept, top_k, strict=True)]
-
-        def tensor(values: list[Any], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
-        return RowFilters(
-            rows=tensor(rows, torch.int64),
-            top_k=tensor(top_k, torch.int64),
-            top_p=tensor([r.top_p for r in kept], torch.float64),
-            log_min_p=tensor(log_min_p, torch.float64),
-            total_log_min_p=tensor(total_log_min_p, torch.float64),
-            keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),
-            joint=tensor([r.filter_order == "joint" for r in kept], torch.bool),
-            host_rows=rows,
-            host_top_k=top_k,
-            host_top_p=[r.top_p for r in kept],
-            first_way=[first for first, _ in ways],
-            second_way=[second for _, second in ways],
-        )
-
-    def __len__(self) -> int:
-        return self.rows.shape[0]
-
-    def select(self, index: list[int]) -> RowFilters:
-        """Some of the filtered rows. Nothing is copied if all are listed in order."""
-        if lists_all(index, len(self)):
-            return self
-        return RowFilters(
-            rows=self.rows[index],
-            top_k=self.top_k[index],
-            top_p=self.top_p[index],
-            log_min_p=self.log_min_p[index],
-            total_log_min_p=self.total_log_min_p[index],
-            keep_ties=self.keep_ties[index],
-            joint=self.joint[index],
-            host_rows=[self.host_rows[row] for row in index],
-            host_top_k=[self.host_top_k[row] for row in index],
-            host_top_p=[self.host_top_p[row] for row in index],
-            first_way=[self.first_way[row] for row in index],
-            second_way=[self.second_way[row] for row in index],
-        )
-
-    def by_way(self, ways: list[Way]) -> dict[Way, list[int]]:
-        """The filtered rows of each way."""
-        return {way: [row for row, its in enumerate(ways) if its is way] for way in Way}
-
-
-def lists_all(index: list[int], count: int) -> bool:
-    """Whether these are all of `count` rows in their own order, so that none has to move.
-
-    All rows in another order are not: a second round lists the rows as they come to it.
-    """
-    return index == list(range(count))
-
-
-def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Way]:
-    """The way a filtered row takes, and the one it takes if rejection does not decide it."""
-    few = top_k <= MAX_TOP_WORDS and top_k < vocab_size and request.ties == "exact"
-    renormalised = top_k < vocab_size and request.top_p < 1 and request.filter_order != "joint"
-    if renormalised:
-        if few:
-            return Way.TOP_WORDS, Way.TOP_WORDS
-        return Way.REJECTION_IN_TOP_K, Way.THRESHOLD
-    return Way.REJECTION, Way.TOP_WORDS if few and request.top_p == 1 else Way.THRESHOLD
-
-
-def limit_k(top_k: int, vocab_size: int) -> int:
-    """top_k as a number of tokens: 0, -1 and everything from V on keep V."""
-    return vocab_size if top_k < 1 else min(top_k, vocab_size)
-
-
-def is_filtered(request: SamplingParams, vocab_size: int) -> bool:
-    """Whether a filter can take a token away from this request."""
-    top_k = limit_k(request.top_k, vocab_size)
-    return not request.greedy and (top_k < vocab_size or request.top_p < 1 or request.min_p > 0)
 
 
 def order_words(logits: Tensor, first_id: int = 0) -> Tensor:
@@ -247,36 +106,3 @@ def mass_limit(total: Tensor, top_p: Tensor) -> Tensor:
     """
     limit = (total.double() * top_p).ceil().to(torch.int64)
     return torch.where(top_p < 1, limit, 2**62)
-
-
-def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tensor:
-    """bool [F, V]: the kept set of each filtered row, from full logits, by sorting.
-
-    Args:
-        logits: fp32 [F, V] of the filtered rows.
-        temperature: fp32 [F].
-    """
-    top_k, top_p, log_min_p, total_log_min_p, keep_ties, joint = (
-        x.unsqueeze(1)
-        for x in (
-            filters.top_k, filters.top_p, filters.log_min_p, filters.total_log_min_p,
-            filters.keep_ties, filters.joint,
-        )
-    )  # fmt: skip
-    words, order = order_words(logits).sort(dim=1, descending=True)
-    logits = logits.gather(1, order)
-    below = below_top(logits, logits[:, :1], temperature.unsqueeze(1))
-
-    rank = torch.arange(logits.shape[1], device=logits.device)
-    kth = logits.gather(1, (top_k - 1))
-    in_top_k = (rank < top_k) | (keep_ties & (logits == kth))
-    in_total = candidates(words, below, total_log_min_p) & (in_top_k | joint)
-    mass = masses(below)
-    total = (mass * in_total).sum(dim=1, keepdim=True)
-    before = mass.cumsum(dim=1) - mass
-    # ties="keep": before a token come greater logits alone, as before the first of its equals.
-    before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)
-    before = before.cummax(dim=1).values
-    kept = candidates(words, below, log_min_p) & in_top_k & (before < mass_limit(total, top_p))
-    kept &= ~logits[:, :1].isnan()
-    return torch.zeros_like(kept).scatter_(1, order, kept)

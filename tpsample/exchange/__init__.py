@@ -10,6 +10,7 @@ import torch
 from tpsample.errors import RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.collective import CollectiveExchange
+from tpsample.exchange.decode import Decode
 from tpsample.exchange.p2p import P2PExchange
 from tpsample.exchange.two_level import TwoLevelExchange
 from tpsample.ranks.ranks import Ranks
@@ -25,6 +26,7 @@ def make_exchange(
     max_rows: int,
     chunks: int,
     device: torch.device,
+    decode: Decode,
     *,
     hosts: Sequence[str] = (),
     fall_back: bool = False,
@@ -39,19 +41,19 @@ def make_exchange(
         RankMismatch: it cannot be set up; on every rank alike.
     """
     if name == "two_level":
-        return TwoLevelExchange(ranks, max_rows, chunks, device, hosts=hosts)
+        return TwoLevelExchange(ranks, max_rows, chunks, device, decode, hosts=hosts)
     if name == "two_level_peer":
         from tpsample.exchange.two_level_peer import TwoLevelPeerExchange  # needs Triton
 
-        return TwoLevelPeerExchange(ranks, max_rows, chunks, device, hosts=hosts)
+        return TwoLevelPeerExchange(ranks, max_rows, chunks, device, decode, hosts=hosts)
     if name == "peer":
         from tpsample.exchange.peer import PeerExchange  # needs Triton
 
         try:
-            return PeerExchange(ranks, max_rows, chunks, device)
+            return PeerExchange(ranks, max_rows, chunks, device, decode)
         except RankMismatch as error:
             if not fall_back:
                 raise
             log.warning('exchange: "peer" cannot be set up, using "collective": %s', error)
             name = "collective"
-    return _BY_NAME[name](ranks, max_rows, chunks, device)
+    return _BY_NAME[name](ranks, max_rows, chunks, device, decode)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
-
 import torch
 from torch import Tensor
 
+from tpsample.exchange.decode import Decode
 from tpsample.output import SampleOutput
-from tpsample.ranks.integers import IntegerExchange
 from tpsample.ranks.ranks import ProcessRanks, Ranks, group_timeout
-
-Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
-"""Of a backend: from the words of all sources and the seeds, what a step returns."""
+from tpsample.request.step import Push
 
 
 class Exchange:
@@ -29,43 +24,35 @@ class Exchange:
 
     Attributes:
         name: as in the `exchange` argument of `LMHeadSampler`; "none" for one rank.
-        in_kernel: the local step's kernel publishes by itself (`peer`).
-        parts: launches of the local step; one per chunk, or a single one if in_kernel.
+        parts: launches of the local step: one per chunk, or a single one with `push`.
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
-        integers: what filtered rows exchange beside their words.
     """
 
     name = "none"
-    in_kernel = False
 
     def __init__(
-        self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device, sources: int = 1
+        self,
+        ranks: Ranks,
+        max_rows: int,
+        chunks: int,
+        device: torch.device,
+        decode: Decode,
+        sources: int = 1,
     ) -> None:
         self.ranks = ranks
         self.max_rows = max_rows
         self.chunks = chunks
         self.parts = chunks
         self.own = 0
-        self.integers = IntegerExchange(ranks)
+        self._decode = decode
         self.words = torch.zeros(chunks, sources, max_rows, dtype=torch.int64, device=device)
         self._unfinished = False
 
-    def kernel_arguments(self) -> dict[str, Any]:
-        """What `lm_head_kernel` needs to know of the exchange, the same in every step; here, that
-        it pushes nothing."""
-        return {
-            "arrive_ptr": self.words,
-            "epoch_ptr": self.words,
-            "lost_ptr": self.words,
-            "inboxes_ptr": self.words,
-            "num_chunks": self.chunks,
-            "rank": self.ranks.rank,
-            "world_size": self.ranks.world_size,
-            "max_rows": self.max_rows,
-            "PUSH": False,
-            "BLOCK_W": 1,
-        }
+    @property
+    def push(self) -> Push | None:
+        """What lets the kernel of the local step publish by itself; None if it does not."""
+        return None
 
     def begin(self) -> None:
         """Make sure that the words are zero."""
@@ -85,10 +72,9 @@ class Exchange:
         host for a GPU."""
         return self.words.flatten(0, 1)[:, :rows]
 
-    def finish(self, out: SampleOutput, seeds: Tensor, decode: Decode) -> None:
-        """Write the step's tokens, status and seeds; `decode` does it from the words of all
-        sources, and clears them."""
-        decode(self.collect(out.token_ids.numel()), seeds, out)
+    def finish(self, out: SampleOutput, seeds: Tensor) -> None:
+        """Write the step's tokens, status and seeds, from the words of all sources."""
+        self._decode(self.collect(out.token_ids.numel()), seeds, out)
         self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:

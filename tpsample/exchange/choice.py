@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tpsample.exchange.inboxes import VirtualRanks
 from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.virtual import VirtualRanks
 
 
 def reach(backend: str, device: torch.device) -> dict[str, Any]:

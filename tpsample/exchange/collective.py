@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.base import Exchange
+from tpsample.exchange.decode import Decode
 from tpsample.ranks.ranks import ProcessRanks, Ranks
 
 
@@ -16,8 +17,10 @@ class CollectiveExchange(Exchange):
     name = "collective"
     ranks: ProcessRanks
 
-    def __init__(self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device) -> None:
-        super().__init__(ranks, max_rows, chunks, device)
+    def __init__(
+        self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device, decode: Decode
+    ) -> None:
+        super().__init__(ranks, max_rows, chunks, device, decode)
         self._works: list[dist.Work | None] = []
 
     def publish(self, chunk: int, rows: int) -> None:

@@ -14,27 +14,16 @@ import math
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.core.vocab_shard import VocabShard
-from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks, gather_or_raise
-from tpsample.ranks.rendezvous import Rendezvous
-from tpsample.request.batch import SamplingBatch
-from tpsample.request.seeds import SeedSource
-
-if TYPE_CHECKING:
-    from tpsample.request.step import Step
-    from tpsample.sampler import LMHeadSampler
-
-T = TypeVar("T")
+from tpsample.ranks.virtual import VirtualRanks
 
 
 class PeerMemory:
@@ -66,112 +55,6 @@ def peer_memory(ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> P
     if device.type == "cuda":
         return SymmetricMemory(ranks, shape, device)
     return SharedFiles(ranks, shape)
-
-
-class VirtualWorld:
-    """Several ranks in one process, on one device: all the kernels of `peer`, no other process.
-
-        world = VirtualWorld([VocabShard.even(V, r, 4) for r in range(4)], device)
-        samplers = [LMHeadSampler(weight[s.start : s.stop], group=ranks, exchange="peer")
-                    for s, ranks in zip(world.shards, world.ranks)]
-        outputs = world.step(samplers, hidden_states, batch, positions)
-
-    Args:
-        shards: the ranks' shards, in rank order; samplers need not repeat them.
-        device: of the weights.
-
-    Attributes:
-        ranks: one `Ranks` per rank, for the `group` argument of its `LMHeadSampler`. Every rank
-            builds as many samplers as the others, in the same order.
-    """
-
-    def __init__(self, shards: list[VocabShard], device: torch.device | str = "cpu") -> None:
-        self.shards = list(shards)
-        self.device = torch.device(device)
-        self.seed_root = SeedSource().root
-        self.ranks = [VirtualRanks(self, rank) for rank in range(len(shards))]
-        self.rendezvous = Rendezvous()
-        self._allocations: list[Tensor] = []
-
-    def step(
-        self,
-        samplers: list[LMHeadSampler],
-        hidden_states: Tensor,
-        batch: SamplingBatch,
-        positions: Tensor | int,
-        *,
-        num_samples: int | None = None,
-    ) -> list[SampleOutput]:
-        """One step of every rank: all local steps first, since nothing may wait before them."""
-
-        def start(sampler: LMHeadSampler) -> Step:
-            return sampler.start(hidden_states, batch, positions, num_samples=num_samples)
-
-        def step(sampler: LMHeadSampler, ranks: VirtualRanks) -> SampleOutput:
-            started = start(sampler)
-            ranks.gather_tensor(started.out.status)  # wait for every local step
-            return sampler.finish(started)
-
-        if batch.plan.stored is not None:
-            pairs = zip(samplers, self.ranks, strict=True)
-            return self.run([partial(step, sampler, ranks) for sampler, ranks in pairs])
-        steps = [start(sampler) for sampler in samplers]
-        return [sampler.finish(step) for sampler, step in zip(samplers, steps, strict=True)]
-
-    def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
-        """bodies[rank]() of every rank, each in a thread, one at a time: for calls in which ranks
-        exchange integers, such as `LMHeadSampler.prompt_logprobs`. Results in rank order."""
-        return self.rendezvous.run(bodies)
-
-    def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
-        """int64 [world_size, *shape], the same tensor for every rank's request number `index`."""
-        if index == len(self._allocations):
-            zeros = torch.zeros(len(self.ranks), *shape, dtype=torch.int64, device=self.device)
-            self._allocations.append(zeros)
-        if self._allocations[index].shape[1:] != shape:
-            raise ValueError(
-                f"group: the virtual ranks built different samplers, {tuple(shape)} after "
-                f"{tuple(self._allocations[index].shape[1:])}"
-            )
-        return self._allocations[index]
-
-
-class VirtualRanks(Ranks):
-    """One of several ranks in this process; the world knows what the others would answer."""
-
-    def __init__(self, world: VirtualWorld, rank: int) -> None:
-        self.world = world
-        self.rank = rank
-        self.num_allocations = 0
-
-    @property
-    def world_size(self) -> int:  # type: ignore[override]
-        return len(self.world.shards)
-
-    @property
-    def can_exchange_tensors(self) -> bool:
-        return self.world_size == 1 or self.world.rendezvous.running
-
-    def gather_tensor(self, own: Tensor) -> Tensor:
-        if self.world_size == 1:
-            return own.unsqueeze(0)
-        return torch.stack(self.world.rendezvous.gather(self.rank, own))
-
-    def sum_tensor(self, own: Tensor) -> Tensor:
-        return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
-
-    def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """The record as every rank would give it, were it built with the same arguments."""
-        records = []
-        for rank, shard in enumerate(self.world.shards):
-            known: dict[str, Any] = {
-                "shard": [shard.start, shard.stop],
-                "seed_root": self.world.seed_root,
-            }
-            if rank != self.rank:
-                known |= {"weight_rows": len(shard), "weight": None}
-            records.append({**record, **known})
-        return records
 
 
 class VirtualMemory(PeerMemory):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.base import Exchange
+from tpsample.exchange.decode import Decode
 from tpsample.ranks.ranks import ProcessRanks, Ranks
 
 
@@ -21,8 +22,10 @@ class P2PExchange(Exchange):
     name = "p2p"
     ranks: ProcessRanks
 
-    def __init__(self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device) -> None:
-        super().__init__(ranks, max_rows, chunks, device, sources=ranks.world_size)
+    def __init__(
+        self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device, decode: Decode
+    ) -> None:
+        super().__init__(ranks, max_rows, chunks, device, decode, sources=ranks.world_size)
         self.own = ranks.rank
         self._works: list[dist.Work] = []
 

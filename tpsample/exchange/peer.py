@@ -6,18 +6,19 @@ The protocol is in `tpsample.kernels.inbox`, the memory in `tpsample.exchange.in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from tpsample.exchange.base import Decode, Exchange
+from tpsample.exchange.base import Exchange
+from tpsample.exchange.decode import Decode
 from tpsample.exchange.inboxes import PeerMemory, peer_memory
 from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
+from tpsample.request.step import Push
 
 INTERPRET: bool = triton.knobs.runtime.interpret
 MAX_WORLD_SIZE = 63
@@ -38,15 +39,16 @@ class PeerExchange(Exchange):
     """
 
     name = "peer"
-    in_kernel = True
 
-    def __init__(self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device) -> None:
+    def __init__(
+        self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device, decode: Decode
+    ) -> None:
         if ranks.world_size > MAX_WORLD_SIZE:
             raise ValueError(
                 f'exchange: "peer" takes up to {MAX_WORLD_SIZE} ranks, got {ranks.world_size}; '
                 'use exchange="collective"'
             )
-        super().__init__(ranks, max_rows, chunks, device)
+        super().__init__(ranks, max_rows, chunks, device, decode)
         self.parts = 1
         self.timeout_s = 60.0
         self._arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
@@ -69,21 +71,20 @@ class PeerExchange(Exchange):
         _ = self.memory
         super().begin()
 
-    def kernel_arguments(self) -> dict[str, Any]:
-        return {
-            "arrive_ptr": self._arrive,
-            "epoch_ptr": self._epoch,
-            "lost_ptr": self._lost,
-            "inboxes_ptr": self.memory.addresses,
-            "num_chunks": self.chunks,
-            "rank": self.ranks.rank,
-            "world_size": self.ranks.world_size,
-            "max_rows": self.max_rows,
-            "PUSH": True,
-            "BLOCK_W": triton.next_power_of_2(self.ranks.world_size),
-        }
+    @property
+    def push(self) -> Push:
+        return Push(
+            self._arrive,
+            self._epoch,
+            self._lost,
+            self.memory.addresses,
+            self.chunks,
+            self.ranks.rank,
+            self.ranks.world_size,
+            self.max_rows,
+        )
 
-    def finish(self, out: SampleOutput, seeds: Tensor, decode: Decode) -> None:
+    def finish(self, out: SampleOutput, seeds: Tensor) -> None:
         """Wait on the device for every rank's words; the kernel that waits decodes them too."""
         num_rows = out.status.shape[0]
         num_slots = self.chunks * self.ranks.world_size

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.collective import CollectiveExchange
+from tpsample.exchange.decode import Decode
 from tpsample.ranks.ranks import ProcessRanks, Ranks
 
 
@@ -39,10 +40,11 @@ class TwoLevelExchange(CollectiveExchange):
         max_rows: int,
         chunks: int,
         device: torch.device,
+        decode: Decode,
         *,
         hosts: Sequence[str],
     ) -> None:
-        super().__init__(ranks, max_rows, chunks, device)
+        super().__init__(ranks, max_rows, chunks, device, decode)
         self._best = torch.zeros_like(self.words[0, 0])
         assert isinstance(ranks, ProcessRanks)
         inside, between = levels(hosts, ranks.rank)

@@ -14,11 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.exchange.base import Decode
+from tpsample.exchange.decode import Decode
 from tpsample.exchange.peer import PeerExchange, chosen
 from tpsample.exchange.two_level import levels
 from tpsample.output import SampleOutput
-from tpsample.ranks.integers import IntegerExchange
 from tpsample.ranks.ranks import ProcessRanks, Ranks
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 
@@ -38,6 +37,7 @@ class TwoLevelPeerExchange(PeerExchange):
         max_rows: int,
         chunks: int,
         device: torch.device,
+        decode: Decode,
         *,
         hosts: Sequence[str],
     ) -> None:
@@ -45,9 +45,8 @@ class TwoLevelPeerExchange(PeerExchange):
         assert isinstance(ranks, ProcessRanks)
         self._whole = ranks
         self.inside = ranks.part("inside", inside)
-        super().__init__(self.inside, max_rows, chunks, device)
+        super().__init__(self.inside, max_rows, chunks, device, decode)
         self.between = ranks.part("between", column)
-        self.integers = IntegerExchange(ranks)
         names_of_hosts = list(dict.fromkeys(hosts))
         self._inside = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
         self._host = names_of_hosts.index(hosts[ranks.rank])
@@ -55,8 +54,8 @@ class TwoLevelPeerExchange(PeerExchange):
         size = max_rows + self._lost_of_host.numel()
         self._reduced = torch.zeros(size, dtype=torch.int64, device=device)
 
-    def finish(self, out: SampleOutput, seeds: Tensor, decode: Decode) -> None:
-        super().finish(out, seeds, decode)
+    def finish(self, out: SampleOutput, seeds: Tensor) -> None:
+        super().finish(out, seeds)
         rows = out.token_ids.numel()
         reduced = self._reduced[: rows + self._lost_of_host.numel()].zero_()
         reduced[:rows].copy_(self._winners[:rows])

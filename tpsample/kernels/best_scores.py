@@ -1,6 +1,6 @@
 """A filtered row's token as the best score that is in its kept set: the kernels of the rejection.
 
-Twins: `StoredRows.leading`, `.before` and `.first_kept` of `tpsample.logits.shard_logits`. What a rank
+Twins: `ShardLogits.leading`, `.before` and `.first_kept` of `tpsample.logits.shard_logits`. What a rank
 sends is its *leading* words, int64 [1 + 2 · S · COUNT] per row: the first order word, then per
 sample the COUNT best score words, then in the same order their order words.
 """

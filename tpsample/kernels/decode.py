@@ -24,7 +24,7 @@ def decode(best):
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
-def finish_kernel(
+def decode_kernel(
     # inputs
     words_ptr,  # [num_sources, …] int64; zero afterwards, for the next step
     stride_words_s,
@@ -60,7 +60,7 @@ def finish_kernel(
 
 
 @triton.jit(do_not_specialize=["num_samples"])
-def settle_kernel(
+def overwrite_kernel(
     # inputs
     words_ptr,  # [F, num_samples] int64
     row_ptr,  # [F] int64, their places in the batch
@@ -70,7 +70,7 @@ def settle_kernel(
     # sizes
     num_samples,
 ):
-    """Twin: `StoredRows.settle`. Grid: (F,)."""
+    """Twin: `ShardLogits.settle`. Grid: (F,)."""
     filtered = tl.program_id(0)
     row = tl.load(row_ptr + filtered)
     lost = tl.load(status_ptr + row) == STATUS_PEER_LOST

@@ -1,6 +1,6 @@
 """The first words of a row's order, by the groups of ids in which they lie.
 
-Twin: `StoredRows.first_words` of `tpsample.logits.shard_logits`, whose docstring says why these groups
+Twin: `ShardLogits.first_words` of `tpsample.logits.shard_logits`, whose docstring says why these groups
 are enough.
 """
 

@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
+from tpsample.core import row_noise
 from tpsample.kernels.noise import DOMAIN_TOKEN, philox4x32
-from tpsample.request import params
 
-GREEDY_BELOW = tl.constexpr(params.GREEDY_BELOW)
+GREEDY_BELOW = tl.constexpr(row_noise.GREEDY_BELOW)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from tpsample.kernels.token_mask import token_mask_kernel
-from tpsample.request.controls.tables import ControlRows
-from tpsample.request.controls.token_state import StepControls, TokenState
+from tpsample.request.controls.apply import StepControls
+from tpsample.request.controls.rows import ControlRows
+from tpsample.request.controls.token_state import TokenState
 
 
 def make_mask(rows: ControlRows, state: TokenState) -> Tensor:

@@ -9,23 +9,19 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.core.score import Head, RowNoise
-from tpsample.core.step_buffer import StepBuffer
+from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.exchange.base import Exchange
-from tpsample.kernels.decode import finish_kernel
 from tpsample.kernels.lm_head import lm_head_kernel
+from tpsample.local.backend import Backend
 from tpsample.local.control_arguments import control_arguments, make_mask
 from tpsample.local.descriptors import describe, fits_descriptor
 from tpsample.local.tile_table import MAX_BLOCK_B, interpreter_tile, tile_for
 from tpsample.local.tiles import Gpu, Tile
-from tpsample.logits.shard_logits_triton import TritonStoredRows
-from tpsample.output import SampleOutput
-from tpsample.request.plan import BatchView
-from tpsample.request.step import LocalStep
+from tpsample.request.controls.apply import StepControls
+from tpsample.request.controls.rows import ControlRows
+from tpsample.request.step import Push, Step
 
 INTERPRET: bool = triton.knobs.runtime.interpret
-ROW_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -36,20 +32,19 @@ class _Launch:
     arguments: dict[str, Any]
 
 
-class TritonBackend:
-    """Best word per row over this rank's vocabulary rows. Twin: `tpsample.local.torch_backend`.
+class TritonBackend(Backend):
+    """The words as Triton launches, one per part. Twin: `tpsample.local.torch_backend`.
 
-    All buffers are made here. A step launches one `lm_head_kernel` per part, then `finish_kernel`
-    or what the exchange has in its place: two launches, but for `chunks` of host-side exchanges.
+    All buffers are made here, so that a step allocates nothing.
 
     Args:
-        weight: [V_local, D]; rows behind the shard are never seen.
-        bias: [V_local] or None.
-        exchange: owner of the words the kernels write; says if they write to peers too.
-        tile: overrides the tile table. Never changes a token.
+        max_rows: most rows × samples of a step.
+
+    Attributes:
+        tile: overrides the tile table where it is not None. It never changes a token.
     """
 
-    name = "triton"
+    tile: Tile | None = None
 
     def __init__(
         self,
@@ -59,39 +54,23 @@ class TritonBackend:
         head: Head,
         *,
         rounds: int,
-        exchange: Exchange,
-        tile: Tile | None = None,
+        max_rows: int,
     ) -> None:
-        self._weight, self._bias, self._shard, self._head = weight, bias, shard, head
-        self._rounds, self._exchange, self._tile = rounds, exchange, tile
-        self._logits = StepBuffer(len(shard), torch.float32, weight.device)
+        super().__init__(weight, shard, bias, head, rounds=rounds)
         self._gpu = Gpu.of(weight.device)
         self._describable = len(shard) > 0 and fits_descriptor(weight)
         # A batch tile may reach past the last row, by less than its own size.
-        padded = exchange.max_rows + MAX_BLOCK_B
+        padded = max_rows + MAX_BLOCK_B
         self._streams = torch.zeros(4, padded, dtype=torch.int32, device=weight.device)
         self._scale = torch.ones(padded, dtype=torch.float32, device=weight.device)
         self._launches: dict[tuple[Any, ...], _Launch | None] = {}
 
-    def begin(
-        self, hidden_states: Tensor, batch: BatchView, positions: Tensor, num_samples: int
-    ) -> LocalStep:
-        """The step of these inputs; without samples it only stores logits."""
-        controls = logits = None
-        if batch.controls is not None:
-            controls = batch.controls.step(self._shard, make_mask)
-        if batch.plan.stored is not None:
-            raw_and_processed = 1 if controls is None else 2
-            logits = self._logits.take(raw_and_processed * len(batch.plan.host_stored))
-        noise = RowNoise.of(batch, positions, num_samples, self._rounds)
-        return LocalStep(hidden_states, batch, noise, controls, logits)
+    def controls_of(self, rows: ControlRows) -> StepControls:
+        return StepControls.of(rows, self._shard, make_mask)
 
-    def run(self, step: LocalStep, part: int, words: Tensor) -> None:
-        """Leave the part's best words in `words` [num_samples · B], sample-major.
-
-        A part is a chunk; or all chunks at once, `words` being those of the first, if the
-        exchange works in the kernel.
-        """
+    def best_words(
+        self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
+    ) -> None:
         hidden_states, batch, logits = step.hidden_states, step.batch, step.logits
         num_samples, stores = step.noise.num_samples, logits is not None
         num_rows = hidden_states.shape[0]
@@ -100,9 +79,19 @@ class TritonBackend:
         tile = self._tile_of(num_rows, edits)
         described = tile.descriptors and self._describable and fits_descriptor(hidden_states)
         block_e = tile.block_e(num_samples != 1, controls["MASKS"], edits)
-        key = (part, num_rows, num_samples, stores, tile, described, block_e)
+        key = (
+            part,
+            parts,
+            push is not None,
+            num_rows,
+            num_samples,
+            stores,
+            tile,
+            described,
+            block_e,
+        )
         if key not in self._launches:
-            self._launches[key] = self._prepare(*key)
+            self._launches[key] = self._launch(part, parts, push, *key[3:])
         launch = self._launches[key]
         if launch is None:
             return
@@ -123,16 +112,18 @@ class TritonBackend:
 
     def _tile_of(self, num_rows: int, edits: bool) -> Tile:
         """What the table says, or what overrides it."""
-        if self._tile is not None:
-            return self._tile
+        if self.tile is not None:
+            return self.tile
         hidden_size, dtype = self._weight.shape[1], self._weight.dtype
         if INTERPRET:
             return interpreter_tile(num_rows, hidden_size)
         return tile_for(num_rows, len(self._shard), hidden_size, dtype, self._gpu, edits)
 
-    def _prepare(
+    def _launch(
         self,
         part: int,
+        parts: int,
+        push: Push | None,
         num_rows: int,
         num_samples: int,
         stores: bool,
@@ -143,9 +134,8 @@ class TritonBackend:
         """Grid and arguments that stay the same from step to step; None if the part is empty."""
         start, stop = self._shard.start, self._shard.stop
         num_tiles = -(-(stop - start // 4 * 4) // tile.block_v) if stop > start else 0
-        if self._exchange.in_kernel:
-            num_tiles = max(num_tiles, self._exchange.chunks)
-        parts = self._exchange.parts
+        if push is not None:
+            num_tiles = max(num_tiles, push.num_chunks)
         first, last = (num_tiles * p // parts for p in (part, part + 1))
         if first == last:
             return None
@@ -181,32 +171,32 @@ class TritonBackend:
             "BLOCK_B": tile.block_b,
             "BLOCK_D": tile.block_d,
             "BLOCK_E": block_e,
-            **self._exchange.kernel_arguments(),
+            **push_arguments(push, weight),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
             "enable_fp_fusion": False,
         }
         return _Launch(((last - first) * -(-num_rows // tile.block_b),), arguments)
 
-    def stored_rows(self, step: LocalStep) -> TritonStoredRows:
-        """The logits of `batch.plan.stored`, after the last `run` of a step."""
-        assert step.logits is not None
-        first_id = self._shard.start
-        return TritonStoredRows.of(step.logits, step.batch, step.noise, first_id=first_id)
 
-    def decode(self, words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
-        """Write tokens, status and seeds of the winners of `words` [sources, num_samples · B], and
-        zero those."""
-        num_rows = out.status.shape[0]
-        finish_kernel[(-(-num_rows // ROW_BLOCK),)](
-            words_ptr=words,
-            stride_words_s=words.stride(0),
-            seed_ptr=seeds,
-            token_ptr=out.token_ids,
-            status_ptr=out.status,
-            out_seed_ptr=out.seeds,
-            num_rows=num_rows,
-            num_samples=words.shape[1] // num_rows,
-            num_sources=words.shape[0],
-            BLOCK=ROW_BLOCK,
-        )
+def push_arguments(push: Push | None, weight: Tensor) -> dict[str, Any]:
+    """What `lm_head_kernel` takes of an exchange in the kernel; stand-ins where there is none."""
+    if push is None:
+        push = Push(weight, weight, weight, weight, num_chunks=1, rank=0, world_size=1, max_rows=1)
+        return _push_arguments(push, False)
+    return _push_arguments(push, True)
+
+
+def _push_arguments(push: Push, used: bool) -> dict[str, Any]:
+    return {
+        "arrive_ptr": push.arrive,
+        "epoch_ptr": push.epoch,
+        "lost_ptr": push.lost,
+        "inboxes_ptr": push.inboxes,
+        "num_chunks": push.num_chunks,
+        "rank": push.rank,
+        "world_size": push.world_size,
+        "max_rows": push.max_rows,
+        "PUSH": used,
+        "BLOCK_W": triton.next_power_of_2(push.world_size) if used else 1,
+    }

@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import RowFilters, mass_limit
+from tpsample.core.order import mass_limit
 from tpsample.logits.candidates import DIGIT_BITS, Candidates, Search
-from tpsample.logits.shard_logits import StoredRows
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.logits.shard_logits import ShardLogits
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.filters import RowFilters
 
 
-def find_cut(
-    rows: StoredRows, filters: RowFilters, top: Tensor, integers: IntegerExchange
-) -> Tensor:
+def find_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) -> Tensor:
     """int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
 
     Nothing is kept in a row with a NaN, or with nothing but masked tokens; a greedy row has no
@@ -42,37 +41,35 @@ def find_cut(
     min_p_cut = rows.min_p_cut(top, filters.log_min_p)
     top_k_cut = torch.zeros_like(min_p_cut)
     if min(filters.host_top_k) < rows.vocab_size:
-        top_k_cut = _cut_of_top_k(candidates, filters, integers)
+        top_k_cut = _cut_of_top_k(candidates, filters, ranks)
     cut = min_p_cut.maximum(top_k_cut)
     if min(filters.host_top_p) < 1:
         total_cut = torch.where(filters.joint, 0, top_k_cut)
         min_p_first = filters.total_log_min_p > -torch.inf
         total_cut = torch.where(min_p_first, total_cut.maximum(min_p_cut), total_cut)
-        limit = mass_limit(integers.sum(candidates.mass_from(total_cut)), filters.top_p)
-        top_p_cut = _weighted_cut(candidates, limit, filters, integers, mass=True)
+        limit = mass_limit(ranks.sum_integers(candidates.mass_from(total_cut)), filters.top_p)
+        top_p_cut = _weighted_cut(candidates, limit, filters, ranks, mass=True)
         cut = torch.where(filters.top_p < 1, cut.maximum(top_p_cut), cut)
     # A row that was made greedy by its temperature alone keeps what a mask leaves.
     unfiltered = torch.where(min_p_cut < 1 << word.EPOCH_SHIFT, word.LOWEST_DRAWABLE, min_p_cut)
     return torch.where(rows.noise.random.squeeze(1), cut, unfiltered)
 
 
-def find_top_k_cut(
-    rows: StoredRows, filters: RowFilters, top: Tensor, integers: IntegerExchange
-) -> Tensor:
+def find_top_k_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) -> Tensor:
     """int64 [F], the last word that top_k leaves; half the way of `find_cut`, and the cheaper one,
     since a histogram of numbers of tokens takes 32 bits a bin. Collective."""
-    return _cut_of_top_k(rows.candidates(top), filters, integers)
+    return _cut_of_top_k(rows.candidates(top), filters, ranks)
 
 
-def _cut_of_top_k(candidates: Candidates, filters: RowFilters, integers: IntegerExchange) -> Tensor:
-    return _weighted_cut(candidates, filters.top_k, filters, integers, mass=False)
+def _cut_of_top_k(candidates: Candidates, filters: RowFilters, ranks: Ranks) -> Tensor:
+    return _weighted_cut(candidates, filters.top_k, filters, ranks, mass=False)
 
 
 def _weighted_cut(
     candidates: Candidates,
     limit: Tensor,
     filters: RowFilters,
-    integers: IntegerExchange,
+    ranks: Ranks,
     *,
     mass: bool,
 ) -> Tensor:
@@ -85,7 +82,7 @@ def _weighted_cut(
     """
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
-        bins = integers.sum(candidates.digits(search.prefix, shift, mass=mass))
+        bins = ranks.sum_integers(candidates.digits(search.prefix, shift, mass=mass))
         search = candidates.next_digit(search, bins)
     cut = search.prefix
     return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)

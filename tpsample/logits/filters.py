@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import RowFilters, Way, lists_all
 from tpsample.logits.cut import find_cut, find_top_k_cut
-from tpsample.logits.shard_logits import StoredRows, or_nan
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.logits.shard_logits import ShardLogits, or_nan
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.filters import RowFilters, Way, lists_all
 
 BEST_SCORES = 8
 """Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of
@@ -43,9 +43,9 @@ rows with top_p, or with top_k = 50."""
 
 
 def sample_filtered(
-    rows: StoredRows,
+    rows: ShardLogits,
     filters: RowFilters,
-    integers: IntegerExchange,
+    ranks: Ranks,
     *,
     fixed_rounds: bool = False,
 ) -> Tensor:
@@ -58,7 +58,7 @@ def sample_filtered(
         fixed_rounds: every row by the threshold; the host reads nothing from the device.
     """
     if fixed_rounds:
-        return _by_threshold(rows, filters, integers)
+        return _by_threshold(rows, filters, ranks)
     words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
     todo = filters.by_way(filters.first_way)
 
@@ -67,14 +67,14 @@ def sample_filtered(
             continue
         part, part_filters = rows.select(index), filters.select(index)
         in_top_k = way is Way.REJECTION_IN_TOP_K
-        found, decided = _by_rejection(part, part_filters, integers, in_top_k=in_top_k)
+        found, decided = _by_rejection(part, part_filters, ranks, in_top_k=in_top_k)
         words = _put(words, index, found)
         for row, done in zip(index, decided.tolist(), strict=True):
             if not done:
                 todo[filters.second_way[row]].append(row)
     for way, sample in ((Way.TOP_WORDS, _by_top_words), (Way.THRESHOLD, _by_threshold)):
         if index := todo[way]:
-            found = sample(rows.select(index), filters.select(index), integers)
+            found = sample(rows.select(index), filters.select(index), ranks)
             words = _put(words, index, found)
     return words
 
@@ -88,33 +88,33 @@ def _put(words: Tensor, index: list[int], found: Tensor) -> Tensor:
 
 
 def _by_rejection(
-    rows: StoredRows, filters: RowFilters, integers: IntegerExchange, *, in_top_k: bool
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, in_top_k: bool
 ) -> tuple[Tensor, Tensor]:
     """Words [F, num_samples], and bool [F]: whether they decide the row.
 
     Args:
         in_top_k: the mass of which top_p is a share ends where top_k does.
     """
-    every = integers.gather(rows.leading(BEST_SCORES))
+    every = ranks.gather_integers(rows.leading(BEST_SCORES))
     cut = None
     if in_top_k:
         top = word.value_of(every[:, :, 0].amax(dim=0))
-        cut = find_top_k_cut(rows, filters, top, integers)
-    sums = integers.sum(rows.before(every, filters, BEST_SCORES, cut))
+        cut = find_top_k_cut(rows, filters, top, ranks)
+    sums = ranks.sum_integers(rows.before(every, filters, BEST_SCORES, cut))
     return rows.first_kept(every, sums, filters, BEST_SCORES)
 
 
-def _by_top_words(rows: StoredRows, filters: RowFilters, integers: IntegerExchange) -> Tensor:
+def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
     """Words [F, num_samples] from the first k tokens of the order."""
     count = max(filters.host_top_k)
-    every = integers.gather(rows.first_words(count))  # [W, F, count]
+    every = ranks.gather_integers(rows.first_words(count))  # [W, F, count]
     first = every.transpose(0, 1).flatten(1).topk(count, dim=1).values
     return rows.best_of_first(first, filters)
 
 
-def _by_threshold(rows: StoredRows, filters: RowFilters, integers: IntegerExchange) -> Tensor:
+def _by_threshold(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
     """Words [F, num_samples]: the best scores down to the last kept token."""
-    top_word = integers.gather(rows.first_words(1)).amax(dim=0).squeeze(1)
-    cut = find_cut(rows, filters, word.value_of(top_word), integers)
-    best = integers.gather(rows.best_kept(cut)).amax(dim=0)
+    top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
+    cut = find_cut(rows, filters, word.value_of(top_word), ranks)
+    best = ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)
     return or_nan(best, top_word)

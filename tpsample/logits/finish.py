@@ -5,25 +5,38 @@ from __future__ import annotations
 from torch import Tensor
 
 from tpsample.core.step_buffer import capturing
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.logits.filters import sample_filtered
 from tpsample.logits.kept_sets import find_kept_sets
 from tpsample.logits.logprobs import find_logprobs
-from tpsample.logits.shard_logits import StoredRows
-from tpsample.output import Logprobs, SampleOutput
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.logits.shard_logits import ShardLogits
+from tpsample.output import Logprobs
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
+from tpsample.request.step import Step
 
 
-def finish_stored_rows(
-    rows: StoredRows, batch: BatchView, integers: IntegerExchange, out: SampleOutput
-) -> None:
+def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
+    """Return the logits that a step stored on this rank, with the passes of its backend."""
+    assert step.logits is not None
+    rows = ShardLogits
+    if backend == "triton":
+        from tpsample.logits.shard_logits_triton import TritonShardLogits  # needs Triton
+
+        rows = TritonShardLogits
+    return rows.of(step.logits, step.batch, step.noise, first_id=shard.start)
+
+
+def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
     """Replace the unfiltered draws of filtered rows; add kept sets and logprobs. Collective.
 
     Args:
-        rows: the logits of `batch.plan.stored`.
-        out: what the plain plan drew for every row.
+        rows: the logits of `step.batch.plan.stored`.
+        step: whose output holds an unfiltered draw of every row.
     """
+    batch, out = step.batch, step.out
+    assert out is not None
     filters = batch.plan.filters
     if filters is not None:
         filtered = rows.select(slice(0, len(filters)))
@@ -32,17 +45,15 @@ def finish_stored_rows(
             raise UnsupportedParameter(
                 "kept_cap: not in a captured graph; capture a batch without it"
             )
-        words = sample_filtered(filtered, filters, integers, fixed_rounds=fixed_rounds)
-        filtered.settle(words, filters.rows, out)
+        words = sample_filtered(filtered, filters, ranks, fixed_rounds=fixed_rounds)
+        filtered.write_tokens(words, filters.rows, out)
         if batch.plan.kept_cap is not None:
-            out.kept = find_kept_sets(filtered, filters, batch.plan.kept_cap, integers)
+            out.kept = find_kept_sets(filtered, filters, batch.plan.kept_cap, ranks)
     if batch.plan.logprobs is not None:
-        out.logprobs = logprobs_of(rows, batch, integers, out.token_ids)
+        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids)
 
 
-def logprobs_of(
-    rows: StoredRows, batch: BatchView, integers: IntegerExchange, token_ids: Tensor
-) -> Logprobs:
+def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Tensor) -> Logprobs:
     """What the rows that ask for logprobs are told. Collective.
 
     Args:
@@ -53,5 +64,5 @@ def logprobs_of(
     assert asked is not None and asking is not None
     sampled = token_ids[asked.index].view(len(asked.rows), -1)
     shown = rows.select(asking.places).shown(asked.processed)
-    found = find_logprobs(shown, asked, asking.filters, asking.filtered, sampled, integers)
+    found = find_logprobs(shown, asked, asking.filters, asking.filtered, sampled, ranks)
     return found.of_rows(asked.index, batch.rows)

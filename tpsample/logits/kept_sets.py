@@ -12,35 +12,34 @@ from __future__ import annotations
 import torch
 
 from tpsample.core import word
-from tpsample.core.order import TOP_MASS, RowFilters, below_top
+from tpsample.core.order import TOP_MASS, below_top
 from tpsample.logits.cut import find_cut
-from tpsample.logits.shard_logits import StoredRows
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import KeptSets
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.filters import RowFilters
 
 
-def find_kept_sets(
-    rows: StoredRows, filters: RowFilters, cap: int, integers: IntegerExchange
-) -> KeptSets:
+def find_kept_sets(rows: ShardLogits, filters: RowFilters, cap: int, ranks: Ranks) -> KeptSets:
     """The kept set of every filtered row, equal on every rank. Collective; waits for the GPU.
 
     Args:
         rows: the logits of the filtered rows on this rank.
         cap: most tokens of a row.
     """
-    top_word = integers.gather(rows.first_words(1)).amax(dim=0).squeeze(1)
+    top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
     top = word.value_of(top_word)
-    cut = find_cut(rows, filters, top, integers)
-    mass = integers.sum(rows.mass_from(cut, top)[:, 0])
+    cut = find_cut(rows, filters, top, ranks)
+    mass = ranks.sum_integers(rows.mass_from(cut, top)[:, 0])
     cut = cut.unsqueeze(1)
 
-    counts = integers.gather(rows.count_from(cut)).squeeze(2)  # [W, F]
+    counts = ranks.gather_integers(rows.count_from(cut)).squeeze(2)  # [W, F]
     sizes = counts.sum(dim=0)
     fits = sizes <= cap
     # How wide the exchange has to be, the host reads; the same on every rank.
     width, longest = torch.stack([(counts * fits).max(), (sizes * fits).max()]).tolist()
     words = rows.first_words(width)
-    every = integers.gather(words * (words >= cut) * fits.unsqueeze(1))
+    every = ranks.gather_integers(words * (words >= cut) * fits.unsqueeze(1))
     first = every.transpose(0, 1).flatten(1).topk(longest, dim=1).values
 
     kept = first > 0

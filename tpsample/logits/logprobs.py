@@ -22,21 +22,22 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import TOP_MASS, RowFilters, below_top
+from tpsample.core.order import TOP_MASS, below_top
 from tpsample.logits.cut import find_cut
-from tpsample.logits.shard_logits import StoredRows
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import Logprobs
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.filters import RowFilters
 from tpsample.request.logprob_rows import LogprobRows
 
 
 def find_logprobs(
-    rows: StoredRows,
+    rows: ShardLogits,
     asked: LogprobRows,
     filters: RowFilters | None,
     filtered: Tensor | None,
     sampled: Tensor,
-    integers: IntegerExchange,
+    ranks: Ranks,
 ) -> Logprobs:
     """Logprobs of the asking rows, equal on every rank. Collective.
 
@@ -48,25 +49,27 @@ def find_logprobs(
         sampled: int64 [R, S], the tokens drawn, or those that came. Of a row that has none (-1),
             that has a NaN, or nothing but masked tokens, values are NaN, ids -1 and ranks 0.
     """
-    every = integers.gather(rows.first_words(max(1, asked.top)))
+    every = ranks.gather_integers(rows.first_words(max(1, asked.top)))
     first = every.transpose(0, 1).flatten(1).topk(max(1, asked.top), dim=1).values
     top = word.value_of(first[:, 0])
     status = word.decode(first[:, :1])[1]
-    own = integers.sum(rows.words_of(torch.cat([sampled, asked.chosen], dim=1)))
+    own = ranks.sum_integers(rows.words_of(torch.cat([sampled, asked.chosen], dim=1)))
 
     cut = torch.zeros_like(first[:, 0])
     if filters is not None and filtered is not None:
-        cut[filtered] = find_cut(rows.select(filtered), filters, top[filtered], integers)
+        cut[filtered] = find_cut(rows.select(filtered), filters, top[filtered], ranks)
 
     temperature = torch.where(asked.processed, rows.temperature, 1.0)
-    sums = integers.sum(replace(rows, temperature=temperature).mass_from(cut, top)).double()
+    sums = ranks.sum_integers(replace(rows, temperature=temperature).mass_from(cut, top)).double()
     log_total = (sums[:, :1] / TOP_MASS).log()
     entropies = log_total.squeeze(1) + sums[:, 1] / sums[:, 0]
 
     # Ranks of the N best follow from their own order, but for what ties with the last of them.
     # The kept set is a prefix, so no rank in it exceeds its size.
     marks = torch.cat([own, first[:, -1:]], dim=1)
-    greater_or_equal = integers.sum(rows.count_from(_lowest_tie(marks).maximum(cut.unsqueeze(1))))
+    greater_or_equal = ranks.sum_integers(
+        rows.count_from(_lowest_tie(marks).maximum(cut.unsqueeze(1)))
+    )
     keys = word.key_of(first)
     rank_in_first = torch.searchsorted(-keys, -keys, right=True)
     rank_in_first = rank_in_first.minimum((first >= cut.unsqueeze(1)).sum(dim=1, keepdim=True))
@@ -75,7 +78,7 @@ def find_logprobs(
 
     drawn, listed = sampled.shape[1], first[:, : asked.top]
     words = torch.cat([own[:, :drawn], listed, own[:, drawn:]], dim=1)
-    ranks = torch.cat(
+    token_ranks = torch.cat(
         [greater_or_equal[:, :drawn], rank_in_first[:, : asked.top], greater_or_equal[:, drawn:-1]],
         dim=1,
     )
@@ -85,7 +88,7 @@ def find_logprobs(
         asked.as_logits.unsqueeze(1), logits.double() / temperature.unsqueeze(1), below - log_total
     )
     kept = words >= cut.unsqueeze(1)
-    ranks = torch.where(kept, ranks, rows.vocab_size)
+    token_ranks = torch.where(kept, token_ranks, rows.vocab_size)
 
     wanted = torch.arange(asked.top, device=words.device) < asked.top_of.unsqueeze(1)
     asked_for = torch.cat([sampled >= 0, wanted, asked.chosen >= 0], dim=1)
@@ -94,7 +97,7 @@ def find_logprobs(
     return Logprobs(
         token_ids=word.token_of(words).where(asked_for, word.NO_TOKEN),
         values=values.where(kept, -torch.inf).where(asked_for, torch.nan),
-        ranks=ranks.where(asked_for, 0),
+        ranks=token_ranks.where(asked_for, 0),
         entropies=entropies.where(has_values.squeeze(1), torch.nan),
     )
 

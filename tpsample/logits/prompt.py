@@ -9,36 +9,37 @@ rank holds [chunk, V].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from tpsample.local.torch_backend import TorchBackend
+from tpsample.local.backend import Backend
 from tpsample.logits.logprobs import find_logprobs
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import Logprobs
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
-
-if TYPE_CHECKING:
-    from tpsample.local.triton_backend import TritonBackend
+from tpsample.request.step import Step
 
 
-def find_prompt_logprobs(
-    local: TorchBackend | TritonBackend,
+def prompt_logprobs(
+    local: Backend,
+    stored: Callable[[Step], ShardLogits],
     hidden_states: Tensor,
     token_ids: Tensor,
     top: int,
     *,
     vocab_size: int,
     chunk: int,
-    integers: IntegerExchange,
+    ranks: Ranks,
 ) -> Logprobs:
     """Raw logprobs of the tokens of a prompt. Collective.
 
     Args:
-        local: a local step of one chunk of the vocabulary, whose exchange sends nothing.
+        local: the local step.
+        stored: returns the logits that a step has stored.
         hidden_states: [L, D].
         token_ids: int64 [L], each in [0, V).
         top: N, how many of the most likely tokens to report beside the one that came.
@@ -65,10 +66,10 @@ def find_prompt_logprobs(
         assert plan.logprobs is not None
         seeds = nothing[: len(came)]
         batch = BatchView(seeds.to(torch.float32), seeds, plan)
-        step = local.begin(hidden_states[part], batch, seeds, num_samples=0)
-        local.run(step, 0, no_words)
-        rows, sampled = local.stored_rows(step), came.unsqueeze(1)
-        of_part = find_logprobs(rows, plan.logprobs, None, None, sampled, integers)
+        step = local.prepare(hidden_states[part], batch, seeds, num_samples=0)
+        local.best_words(step, no_words)
+        rows, sampled = stored(step), came.unsqueeze(1)
+        of_part = find_logprobs(rows, plan.logprobs, None, None, sampled, ranks)
         found.token_ids[part] = of_part.token_ids
         found.values[part] = of_part.values
         found.ranks[part] = of_part.ranks

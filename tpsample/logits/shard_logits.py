@@ -14,19 +14,12 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import (
-    RowFilters,
-    below_top,
-    candidates,
-    lists_all,
-    mass_limit,
-    masses,
-    min_p_cut,
-    order_words,
-)
-from tpsample.core.score import RowNoise, safe_temperature, score_tile, score_tokens
+from tpsample.core.order import below_top, candidates, mass_limit, masses, min_p_cut, order_words
+from tpsample.core.row_noise import RowNoise, safe_temperature
+from tpsample.core.score import score_tile, score_tokens
 from tpsample.logits.candidates import Candidates, StoredCandidates
 from tpsample.output import SampleOutput
+from tpsample.request.filters import RowFilters, lists_all
 from tpsample.request.plan import BatchView
 
 if TYPE_CHECKING:
@@ -43,7 +36,7 @@ def tile_elements(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class ShardLogits:
     """Rows whose logits this rank keeps for a step.
 
     Attributes:
@@ -256,7 +249,7 @@ class StoredRows:
         ]
         return or_nan(torch.stack(best, dim=1), first[:, 0])
 
-    def settle(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
+    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of score words [F, num_samples]; a lost row stays lost.
 
         Args:

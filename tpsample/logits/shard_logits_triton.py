@@ -10,14 +10,13 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.core.order import RowFilters
 from tpsample.kernels.best_scores import (
     before_kernel,
     first_kept_kernel,
     group_best_kernel,
     leading_kernel,
 )
-from tpsample.kernels.decode import settle_kernel
+from tpsample.kernels.decode import overwrite_kernel
 from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
 from tpsample.kernels.sums import (
     best_kept_kernel,
@@ -29,8 +28,9 @@ from tpsample.kernels.sums import (
     top_words_kernel,
 )
 from tpsample.logits.candidates import DIGIT_BITS, DIGITS, Candidates, Search
-from tpsample.logits.shard_logits import GROUP, StoredRows
+from tpsample.logits.shard_logits import GROUP, ShardLogits
 from tpsample.output import SampleOutput
+from tpsample.request.filters import RowFilters
 
 INTERPRET: bool = triton.knobs.runtime.interpret
 BLOCK = 1024 if INTERPRET else 2048
@@ -38,8 +38,8 @@ NUM_WARPS = 8
 """Logits and warps of a program: 8 logits a thread, so that words and float64 find registers."""
 
 
-class TritonStoredRows(StoredRows):
-    """`StoredRows` on a GPU, or in the interpreter."""
+class TritonShardLogits(ShardLogits):
+    """`ShardLogits` on a GPU, or in the interpreter."""
 
     def first_words(self, count: int) -> Tensor:
         groups = self._count(GROUP)
@@ -148,8 +148,8 @@ class TritonStoredRows(StoredRows):
         )
         return words
 
-    def settle(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        settle_kernel[(len(index),)](
+    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
+        overwrite_kernel[(len(index),)](
             words_ptr=words,
             row_ptr=index,
             token_ptr=out.token_ids,
@@ -256,7 +256,7 @@ class _LaunchedCandidates:
     """`Candidates` that are made again from the logits by each launch: to read two words of 64
     bits per token would take longer."""
 
-    rows: TritonStoredRows
+    rows: TritonShardLogits
     top: Tensor
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:

@@ -1,4 +1,8 @@
-"""Who takes part: the ranks of a sampler, and how they compare notes when it is built."""
+"""Who takes part: the ranks of a sampler, and what they tell each other beside candidate words.
+
+Ranks exchange integers only, so that what a rank receives cannot depend on the order in which
+ranks are added.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.errors import RankMismatch
+from tpsample.errors import RankMismatch, UnsupportedParameter
 from tpsample.ranks.roll_call import RollCall
 
 
@@ -25,12 +29,44 @@ class Ranks:
         rank, world_size: position in, size of, the group.
         group: the torch process group, or None.
         roll: who is still there; None without a group.
+        bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
+            A gather sends the tensor to each of them; a sum is counted as a ring, which sends
+            2 (W - 1) / W of the tensor.
     """
 
     rank = 0
     world_size = 1
     group: dist.ProcessGroup | None = None
     roll: RollCall | None = None
+    bytes_sent = 0
+
+    def require_group(self, needed_by: str = "top_k, top_p, min_p, logprobs") -> None:
+        """Check that these ranks can exchange integers, as `needed_by` must.
+
+        Raises:
+            UnsupportedParameter: several ranks without a process group.
+        """
+        if not self.can_exchange_tensors:
+            raise UnsupportedParameter(
+                f"{needed_by}: these ranks have no process group to exchange integers with; pass "
+                "group=, leave it off, or let virtual ranks call through VirtualWorld.step or .run"
+            )
+
+    def gather_integers(self, own: Tensor) -> Tensor:
+        """Return every rank's integers [...], in rank order: [W, ...]. Collective.
+
+        All ranks call with equal shapes in the same order.
+
+        Raises:
+            PeerLost: on CPUs, a rank did not call within the timeout of the process group.
+        """
+        self.bytes_sent += (self.world_size - 1) * own.nbytes
+        return self.gather_tensor(own)
+
+    def sum_integers(self, own: Tensor) -> Tensor:
+        """Return the sum of every rank's integers [...]. Collective, as `gather_integers`."""
+        self.bytes_sent += 2 * (self.world_size - 1) * own.nbytes // self.world_size
+        return self.sum_tensor(own)
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's record, in rank order."""

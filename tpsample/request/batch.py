@@ -22,8 +22,9 @@ from tpsample.request.batch_checks import (
     check_sizes,
     token_lists,
 )
-from tpsample.request.controls.tables import ControlRows, ControlTables, needs_controls
-from tpsample.request.controls.token_mask import num_words
+from tpsample.request.controls.bits import num_words
+from tpsample.request.controls.rows import ControlRows
+from tpsample.request.controls.tables import ControlTables, needs_controls
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.row_masks import NAMES as MASKS

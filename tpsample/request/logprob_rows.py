@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import RowFilters, lists_all
+from tpsample.request.filters import RowFilters, lists_all
 from tpsample.request.params import SamplingParams
 
 

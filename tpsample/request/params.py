@@ -11,8 +11,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: the argmax of the logits, no noise."""
+from tpsample.core.row_noise import GREEDY_BELOW
 
 LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 

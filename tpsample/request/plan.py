@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text
-from tpsample.core.order import RowFilters
-from tpsample.request.controls.tables import ControlRows
+from tpsample.request.controls.rows import ControlRows
+from tpsample.request.filters import RowFilters
 from tpsample.request.logprob_rows import AskingRows, LogprobRows, stored_order
 from tpsample.request.params import SamplingParams
 

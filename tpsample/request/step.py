@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from tpsample.core.score import RowNoise
+from tpsample.core.row_noise import RowNoise
 from tpsample.output import SampleOutput
-from tpsample.request.controls.token_state import StepControls
+from tpsample.request.controls.apply import StepControls
 from tpsample.request.plan import BatchView
 
 
-@dataclass(frozen=True)
-class LocalStep:
-    """A step on one rank, as its backend began it.
+class Push(NamedTuple):
+    """What the LM-head kernel needs to write words to the peers by itself; the same in every step.
 
     Attributes:
-        hidden_states: [B, D], as the backend multiplies them.
+        arrive: int32 [num_chunks, max_rows], zero between steps.
+        epoch: int64 [1].
+        lost: int64 [4]; see `tpsample.kernels.inbox`.
+        inboxes: int64 [world_size], addresses of every rank's inbox.
+    """
+
+    arrive: Tensor
+    epoch: Tensor
+    lost: Tensor
+    inboxes: Tensor
+    num_chunks: int
+    rank: int
+    world_size: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step on one rank, made once from arguments that were checked and agreed on.
+
+    Attributes:
+        hidden_states: [B, D].
         batch: its rows.
-        noise: what their scores need.
+        noise: what their scores need; without samples the step only stores logits.
         controls: their controls over the shard; None if there are none.
-        logits: fp32 [R or 2 R, V_local], memory for the logits of `batch.plan.stored`, the raw ones
-            first; None if there are none.
+        logits: fp32 [R or 2 R, V_local], memory for the logits of `batch.plan.stored`: the raw
+            ones, then with controls the processed ones. None if the plan stores none.
+        out: what the step will return; None if it only stores logits.
     """
 
     hidden_states: Tensor
@@ -30,20 +52,9 @@ class LocalStep:
     noise: RowNoise
     controls: StepControls | None
     logits: Tensor | None
+    out: SampleOutput | None = None
 
-
-@dataclass(frozen=True)
-class Step:
-    """A step whose words are on their way to the other ranks.
-
-    Attributes:
-        batch: its rows.
-        positions: int64 [B].
-        out: what it will return.
-        local: None if there are no rows.
-    """
-
-    batch: BatchView
-    positions: Tensor
-    out: SampleOutput
-    local: LocalStep | None
+    @property
+    def num_words(self) -> int:
+        """How many words the step exchanges: one per row and sample."""
+        return self.batch.rows * self.noise.num_samples

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core.word import Status
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
 from tpsample.speculative.laws import Laws
 
 SUM_UNIT = 2.0**-60
@@ -48,7 +48,7 @@ def accept_block(coefficient: Tensor, sums: Tensor, u: Tensor) -> Tensor:
     return (F.pad(passed, (1, 0)) * length).amax(dim=1)
 
 
-def stop_block(laws: Laws, u: Tensor, integers: IntegerExchange) -> tuple[Tensor, Tensor]:
+def stop_block(laws: Laws, u: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Where each row stops, int64 [B], and the residual's coefficient there, float64 [B].
 
     Collective: one sum.
@@ -57,7 +57,7 @@ def stop_block(laws: Laws, u: Tensor, integers: IntegerExchange) -> tuple[Tensor
     units = torch.zeros_like(laws.drafts)
     for _, residual in laws.residual_tiles(coefficient):
         units += (residual / SUM_UNIT).round().to(torch.int64).sum(dim=2)
-    sums = integers.sum(units).double() * SUM_UNIT
+    sums = ranks.sum_integers(units).double() * SUM_UNIT
     # A position without a law has no draft: nothing but c enters its test.
     sums = torch.where(laws.status == Status.OK, sums, coefficient)
     stop = accept_block(coefficient, sums, u)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample.agreement.step_checks import check_batch, check_fits_weight, describe, require_plain
+from tpsample.agreement.step_checks import check_batch, check_fits_weight
+from tpsample.core.checks import describe, require_plain
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.step import Call
-from tpsample.agreement.step_checks import check_batch, describe, positions_tensor, require_plain
+from tpsample.agreement.step_checks import check_batch, positions_tensor
 from tpsample.core import word
-from tpsample.core.score import RowNoise, score
+from tpsample.core.checks import describe, require_plain
+from tpsample.core.row_noise import RowNoise
+from tpsample.core.score import score
 from tpsample.noise import DOMAIN_TOKEN, tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
@@ -55,20 +57,25 @@ def sample_draft(
             raise ValueError(f"index: expected an int from 0 to 2^31 - 1, got {index!r}")
         _check_logits(sampler, draft_logits)
         check_batch(batch, sampler.vocab_size, sampler.weight.device)
-        sampler.exchange.integers.require_group("sample_draft")
+        sampler.ranks.require_group("sample_draft")
         rows = draft_logits.shape[0]
         at = positions_tensor(positions, rows, draft_logits.device)
         # Its filters, masks and penalties do not count here.
-        sampler.require_ready()
+        sampler.checks.ready()
         counted = batch.for_rows(rows) if isinstance(batch, SamplingBatch) else batch.view(rows)
         return Call(
-            f"sample_draft {method}", rows, counted, at, index, seeds_drawn=sampler.seeds.drawn
+            f"sample_draft {method}",
+            rows,
+            counted,
+            at,
+            index,
+            seeds_drawn=sampler.checks.seeds.drawn,
         )
 
-    with sampler.leaving_on_error():
-        call = sampler.settled(check)
-        settled, at = sampler.settled_batch(call), call.positions
-        assert at is not None
+    with sampler.agreement.leaving_on_error():
+        call = sampler.agreement.settle(check)
+        settled, at = call.batch, call.positions
+        assert settled is not None and at is not None
         domain = DOMAIN_TOKEN if method == "coupled" else DOMAIN_DRAFT
         place = 0 if method == "coupled" else index
         streams = stream(settled.seed.unsqueeze(1), at.unsqueeze(1), place, domain)
@@ -80,7 +87,7 @@ def sample_draft(
             scores = score(draft_logits.detach().float(), noise, row_noise)
             ids = torch.arange(first_id, sampler.shard.stop, device=at.device)
             best = word.pack(scores, ids).amax(dim=1)
-        token_ids, _ = word.decode(sampler.exchange.integers.gather(best).amax(dim=0))
+        token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))
         return token_ids
 
 

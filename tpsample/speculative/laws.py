@@ -23,8 +23,8 @@ from tpsample.core import word
 from tpsample.core.order import TOP_MASS, below_top, masses, order_words
 from tpsample.core.word import Status
 from tpsample.logits.cut import find_cut
-from tpsample.logits.shard_logits import StoredRows, tile_elements
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.logits.shard_logits import ShardLogits, tile_elements
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
 
 
@@ -61,12 +61,12 @@ class Laws:
 
     @staticmethod
     def of(
-        rows: StoredRows,
+        rows: ShardLogits,
         batch: BatchView,
         drafts: Tensor,
         draft: Tensor | None,
         status: Tensor,
-        integers: IntegerExchange,
+        ranks: Ranks,
     ) -> Laws:
         """Find what the laws need of all ranks: the largest logits, the kept sets, the sums.
 
@@ -81,7 +81,7 @@ class Laws:
         draft_words = _top_words(rows, draft) if draft is not None else drafts[:, :0]
         own = torch.cat([rows.first_words(1).view(shape), draft_words], dim=1)
         top_word, draft_word = (
-            integers.gather(own).amax(dim=0).split([shape[1], draft_words.shape[1]], dim=1)
+            ranks.gather_integers(own).amax(dim=0).split([shape[1], draft_words.shape[1]], dim=1)
         )
         top = word.value_of(top_word)
 
@@ -90,7 +90,7 @@ class Laws:
             index = batch.plan.filters.rows
             tops = top.flatten()[index]
             filtered = rows.select(batch.plan.filters.host_rows)
-            cut.view(-1)[index] = find_cut(filtered, batch.plan.filters, tops, integers)
+            cut.view(-1)[index] = find_cut(filtered, batch.plan.filters, tops, ranks)
         certain = ~rows.noise.random.view(shape) | (top == torch.inf)
         cut = torch.where(certain, top_word, cut)
 
@@ -114,9 +114,9 @@ class Laws:
             p=empty,
             q=empty,
         )
-        return laws._summed(integers)
+        return laws._summed(ranks)
 
-    def _summed(self, integers: IntegerExchange) -> Laws:
+    def _summed(self, ranks: Ranks) -> Laws:
         """With the sums, and the drafts' own masses, which the owner of each id answers for."""
         sums = self.drafts.new_zeros(4, *self.drafts.shape)
         for first_id, target, draft in self.mass_tiles():
@@ -124,7 +124,7 @@ class Laws:
             own = ids == self.drafts.unsqueeze(2)
             parts = (target, draft, target * own, draft * own)
             sums += torch.stack([part.sum(dim=2) for part in parts])
-        total, draft_total, target_mass, draft_mass = integers.sum(sums).unbind()
+        total, draft_total, target_mass, draft_mass = ranks.sum_integers(sums).unbind()
         total, draft_total = total.clamp(min=1), draft_total.clamp(min=1)
         return replace(
             self,
@@ -194,7 +194,7 @@ def residual(coefficient: Tensor, p: Tensor, q: Tensor) -> Tensor:
     return (scaled - q).maximum(scaled * 2.0**-200)
 
 
-def _top_words(rows: StoredRows, draft: Tensor) -> Tensor:
+def _top_words(rows: ShardLogits, draft: Tensor) -> Tensor:
     """int64 [B, K], the largest order word of the draft's logits on this rank; 0 if it has none."""
     best = draft.new_zeros(draft.shape[:2], dtype=torch.int64)
     width = max(64, tile_elements(draft.device) // max(1, best.numel()))

@@ -48,17 +48,17 @@ def verify_by_ratio(
     stored, status = sampler.local_logits(
         hidden_states.flatten(0, 1), batch, position_of_rows(positions, width)
     )
-    integers = sampler.exchange.integers
-    laws = Laws.of(stored, batch, drafts, draft, status.view(rows, width), integers)
+    ranks = sampler.ranks
+    laws = Laws.of(stored, batch, drafts, draft, status.view(rows, width), ranks)
 
     seed = batch.seed[::width].contiguous()
     u = uniforms(seed, positions, width)
-    stop, coefficient = stop_block(laws, u, integers) if block else stop_tokenwise(laws, u)
+    stop, coefficient = stop_block(laws, u, ranks) if block else stop_tokenwise(laws, u)
 
     noise = stream(seed, positions + stop, stop, DOMAIN_RECOVERY)
-    token = recovered(laws.at(stop), coefficient, noise, stored.noise.rounds, integers)
+    token = recovered(laws.at(stop), coefficient, noise, stored.noise.rounds, ranks)
     verified = VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
     if batch.plan.logprobs is not None:
         emitted = verified.token_ids.flatten()
-        verified.logprobs = logprobs_of(stored, batch, integers, emitted)
+        verified.logprobs = logprobs_of(stored, batch, ranks, emitted)
     return verified

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.noise import tile_noise
-from tpsample.ranks.integers import IntegerExchange
+from tpsample.ranks.ranks import Ranks
 from tpsample.speculative.laws import Laws
 
 
@@ -21,7 +21,7 @@ def recovered(
     coefficient: Tensor,
     stream: tuple[Tensor, ...],
     rounds: int,
-    integers: IntegerExchange,
+    ranks: Ranks,
 ) -> Tensor:
     """int64 [B], the tokens, -1 where the status is not OK. Collective: one gather.
 
@@ -38,7 +38,7 @@ def recovered(
         scores = recovery_scores(residual, noise)
         ids = torch.arange(first_id, first_id + residual.shape[2], device=residual.device)
         best = best.maximum(word.pack(scores, ids).amax(dim=2))
-    token_ids, _ = word.decode(integers.gather(best).amax(dim=0))
+    token_ids, _ = word.decode(ranks.gather_integers(best).amax(dim=0))
     return token_ids.where(laws.status == word.Status.OK, word.NO_TOKEN).squeeze(1)
 
 

@@ -12,7 +12,7 @@ from tpsample import reference
 from tpsample.agreement.step_checks import positions_tensor
 from tpsample.core import word
 from tpsample.core.order import TOP_MASS, below_top, masses, order_words
-from tpsample.core.score import safe_temperature
+from tpsample.core.row_noise import safe_temperature
 from tpsample.core.word import Status
 from tpsample.noise import tile_noise
 from tpsample.request.batch import SamplingBatch

@@ -68,8 +68,8 @@ def verify(
         check_verify(sampler, hidden_states, draft_token_ids, batch, method, draft)
         rows, num_drafts = draft_token_ids.shape
         if method != "coupled":
-            sampler.exchange.integers.require_group(f'method="{method}"')
-        return sampler.call_of(
+            sampler.ranks.require_group(f'method="{method}"')
+        return sampler.checks.rows(
             f"verify {method} {'certain' if draft is None else 'by logits'}",
             batch,
             rows,
@@ -79,9 +79,9 @@ def verify(
             token_ids=draft_token_ids,
         )
 
-    with sampler.leaving_on_error():
-        call = sampler.settled(check)
-        settled, at = sampler.settled_batch(call), call.positions
+    with sampler.agreement.leaving_on_error():
+        call = sampler.agreement.settle(check)
+        settled, at = call.batch, call.positions
         assert isinstance(settled, SamplingBatch) and at is not None
 
         known = (draft_token_ids >= 0) & (draft_token_ids < sampler.vocab_size)

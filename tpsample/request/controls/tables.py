@@ -17,8 +17,7 @@ whole vocabulary. Rows find their state by slot, so moving a row moves one numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,8 +25,8 @@ from torch import Tensor
 from tpsample.core.digest import digest_text, mix
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
-from tpsample.request.controls.token_mask import build_mask, pack_ids
-from tpsample.request.controls.token_state import StepControls, TokenState
+from tpsample.request.controls.bits import pack_ids
+from tpsample.request.controls.token_state import TokenState
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
 
 ABSENT = -2
@@ -196,71 +195,6 @@ class ControlTables:
 
     def _ids(self, *shape: int) -> Tensor:
         return torch.full(shape, NO_TOKEN, dtype=torch.int32, device=self.device)
-
-
-@dataclass(frozen=True)
-class ControlRows:
-    """The controls of the rows of a step.
-
-    Attributes:
-        tables: the tables.
-        slots: int64 [B], each row's slot.
-        grammar_bitmask: int32 [B, ceil(V / 32)], bit v % 32 of word v // 32 allows id v; or None.
-        forced: int64 [B], the only id allowed, -1 for any; or None.
-        drafts: int32 [B, K], tokens to count as output beside the state's; or None.
-        num_drafts: int32 [B], how many of each row's; None if drafts is.
-    """
-
-    tables: ControlTables
-    slots: Tensor
-    grammar_bitmask: Tensor | None = None
-    forced: Tensor | None = None
-    drafts: Tensor | None = None
-    num_drafts: Tensor | None = None
-
-    @property
-    def changes_logits(self) -> bool:
-        return self.masked or self.tables.has_bias or self.tables.has_penalties
-
-    @property
-    def masked(self) -> bool:
-        return self.tables.has_masks or self.grammar_bitmask is not None or self.forced is not None
-
-    def step(
-        self,
-        shard: VocabShard,
-        make_mask: Callable[[ControlRows, TokenState], Tensor] = build_mask,
-    ) -> StepControls:
-        """What a step applies to the logits of a shard.
-
-        Args:
-            make_mask: `build_mask`, or its kernel.
-
-        Raises:
-            ValueError: as `ControlTables.state`.
-        """
-        state = self.tables.state(shard)
-        mask = make_mask(self, state) if self.masked else None
-        return StepControls(self, state, mask)
-
-    def with_drafts(self, drafts: Tensor | None, times: int) -> ControlRows:
-        """Controls of each row after 0 … K of its drafts: B · (K + 1) rows, which the masks have
-        already.
-
-        Args:
-            drafts: int32 [B, K], or None if K is 0.
-            times: K + 1.
-        """
-        rows = len(self.slots)
-        slots = self.slots.repeat_interleave(times)
-        if drafts is None:
-            return replace(self, slots=slots)
-        return replace(
-            self,
-            slots=slots,
-            drafts=drafts.repeat_interleave(times, dim=0),
-            num_drafts=torch.arange(times, dtype=torch.int32, device=slots.device).repeat(rows),
-        )
 
 
 def needs_controls(request: SamplingParams) -> bool:

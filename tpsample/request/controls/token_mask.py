@@ -12,34 +12,13 @@ Drafts of a row count as output: draft i - 1 is then the latest token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from tpsample.core.word import NO_TOKEN
-
-if TYPE_CHECKING:
-    from tpsample.request.controls.tables import ControlRows
-    from tpsample.request.controls.token_state import TokenState
-
-
-def num_words(vocab_size: int) -> int:
-    """Words of 32 bits that hold a bit per id."""
-    return -(-vocab_size // 32)
-
-
-def pack_ids(token_ids: Iterable[int] | None, vocab_size: int) -> Tensor:
-    """int32 [ceil(V / 32)]: bit v % 32 of word v // 32 is set for these ids, or for all of [0, V)
-    if they are None."""
-    bits = torch.zeros(num_words(vocab_size) * 32, dtype=torch.bool)
-    if token_ids is None:
-        bits[:vocab_size] = True
-    else:
-        bits[torch.tensor(list(token_ids), dtype=torch.int64)] = True
-    words = (bits.view(-1, 32).long() << torch.arange(32)).sum(dim=1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+from tpsample.request.controls.bits import shard_of_bitmask, single_bit
+from tpsample.request.controls.rows import ControlRows
+from tpsample.request.controls.token_state import TokenState
 
 
 def build_mask(rows: ControlRows, state: TokenState) -> Tensor:
@@ -55,20 +34,11 @@ def build_mask(rows: ControlRows, state: TokenState) -> Tensor:
     if tables.has_masks:
         for ids in (_stop_ids(rows, free), _completions(rows)):
             for token_ids in ids.unbind(dim=1):
-                mask &= ~_single_bit(token_ids, state.first_id, mask.shape[1])
+                mask &= ~single_bit(token_ids, state.first_id, mask.shape[1])
     if rows.forced is not None:
-        forced = _single_bit(rows.forced, state.first_id, mask.shape[1])
+        forced = single_bit(rows.forced, state.first_id, mask.shape[1])
         mask.copy_(torch.where((rows.forced >= 0).unsqueeze(1), forced, mask))
     return mask
-
-
-def shard_of_bitmask(bitmask: Tensor, first_id: int, words: int) -> Tensor:
-    """int32 [B, words]: the bits of int32 [B, ceil(V / 32)] from `first_id` on, then zeros."""
-    start, shift = divmod(first_id, 32)
-    part = bitmask[:, start : start + words + 1].long() & 0xFFFFFFFF
-    part = torch.nn.functional.pad(part, (0, words + 1 - part.shape[1]))
-    joined = (part[:, 1:] << 32 | part[:, :-1]) >> shift & 0xFFFFFFFF
-    return torch.where(joined >= 2**31, joined - 2**32, joined).to(torch.int32)
 
 
 def _stop_ids(rows: ControlRows, free: Tensor) -> Tensor:
@@ -82,7 +52,7 @@ def _stop_ids(rows: ControlRows, free: Tensor) -> Tensor:
     held_back = length < tables.min_tokens[slots]
     stop_ids, others = tables.stop_ids[slots], free
     for token_ids in stop_ids.unbind(dim=1):
-        others = others & ~_single_bit(token_ids, 0, free.shape[1])
+        others = others & ~single_bit(token_ids, 0, free.shape[1])
     held_back &= (others != 0).any(dim=1)
     return stop_ids.where(held_back.unsqueeze(1), NO_TOKEN)
 
@@ -106,13 +76,3 @@ def _recent(rows: ControlRows) -> Tensor:
     count = rows.num_drafts.unsqueeze(1)
     draft = rows.drafts.gather(1, (count - 1 - place).clamp(min=0).long())
     return draft.where(place < count, recent.gather(1, (place - count).clamp(min=0).long()))
-
-
-def _single_bit(token_ids: Tensor, first_id: int, words: int) -> Tensor:
-    """int32 [B, words] with the bit of each row's id, int [B], if the columns from `first_id` on
-    have it."""
-    column = token_ids.long().unsqueeze(1) - first_id
-    column = column.where(token_ids.unsqueeze(1) >= 0, -1)
-    word = torch.arange(words, device=token_ids.device)
-    bit = torch.ones_like(column, dtype=torch.int32) << (column & 31).to(torch.int32)
-    return torch.where(column >> 5 == word, bit, 0)

@@ -1,0 +1,69 @@
+"""The per-row part of a score: its scale and its random streams. Twin: `tpsample.kernels.row_noise`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tpsample.noise import row_stream
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: the argmax of the logits, no noise."""
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """What of the score does not depend on the token; derived when first asked for.
+
+    Attributes:
+        temperature: fp32 [B].
+        seed, positions: int64 [B].
+        num_samples: draws per row.
+        rounds: Philox rounds of the element words.
+    """
+
+    temperature: Tensor
+    seed: Tensor
+    positions: Tensor
+    num_samples: int
+    rounds: int
+
+    @cached_property
+    def random(self) -> Tensor:
+        """bool [B, 1], False for greedy rows."""
+        return safe_temperature(self.temperature.unsqueeze(1))[1]
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """fp32 [B, 1], log2 e / T, 1 for greedy rows."""
+        safe, random = safe_temperature(self.temperature.unsqueeze(1))
+        return torch.where(random, (math.log2(math.e) / safe.double()).float(), 1.0)
+
+    @cached_property
+    def streams(self) -> list[tuple[Tensor, ...]]:
+        """One row stream per sample, int64 tensors [B, 1]."""
+        seed, positions = self.seed.unsqueeze(1), self.positions.unsqueeze(1)
+        return [row_stream(seed, positions, sample) for sample in range(self.num_samples)]
+
+    def select(self, rows: Tensor | list[int] | slice) -> RowNoise:
+        """The constants of some of the rows."""
+        chosen = replace(
+            self,
+            temperature=self.temperature[rows],
+            seed=self.seed[rows],
+            positions=self.positions[rows],
+        )
+        if "streams" in vars(self):  # about a hundred operators: not made again
+            streams = [tuple(r[rows] for r in stream) for stream in self.streams]
+            vars(chosen)["streams"] = streams
+        return chosen
+
+
+def safe_temperature(temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """(temperature with 1 for greedy rows, whether the row is random)."""
+    random = temperature >= GREEDY_BELOW
+    return torch.where(random, temperature, 1.0), random

@@ -1,0 +1,38 @@
+"""Words to tokens: the winner of every row, its status, and a copy of the row's seed.
+
+    best[s, b] = max over the sources of words[source, s · B + b]        see `tpsample.core.word`
+
+Whoever decodes words clears them, so that the next step finds zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from torch import Tensor
+
+from tpsample.core import word
+from tpsample.output import SampleOutput
+
+Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
+"""Words int64 [sources, num_samples · B] and seeds int64 [B] into an output."""
+
+
+def decoder(backend: str) -> Decode:
+    """Return what decodes words beside a backend: one Triton launch, or its plain twin."""
+    if backend == "triton":
+        from tpsample.exchange.decode_triton import decode_by_kernel  # needs Triton
+
+        return decode_by_kernel
+    return decode_words
+
+
+def decode_words(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
+    """Write tokens, status and seeds; clear the words."""
+    rows = out.status.shape[0]
+    token_ids, status = word.decode(words.amax(dim=0).view(-1, rows))
+    out.token_ids.copy_(token_ids.T.reshape(out.token_ids.shape))
+    out.status.copy_(status.amax(dim=0))
+    out.seeds.copy_(seeds)
+    words.zero_()

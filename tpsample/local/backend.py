@@ -1,0 +1,69 @@
+"""The interface of the local step: hidden states in, this rank's best word per row out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tpsample.core.row_noise import RowNoise
+from tpsample.core.score import Head
+from tpsample.core.step_buffer import StepBuffer
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.output import SampleOutput
+from tpsample.request.controls.apply import StepControls
+from tpsample.request.controls.rows import ControlRows
+from tpsample.request.plan import BatchView
+from tpsample.request.step import Push, Step
+
+
+class Backend:
+    """What computes the words of a rank's shard; [B, V_local] exists for stored rows alone.
+
+    Args:
+        weight: [V_local, D]; rows behind the shard are never read.
+        shard: the global ids of the first rows of `weight`.
+        bias: [V_local] or None.
+        head: what happens to a product before it is a logit.
+        rounds: Philox rounds of the noise.
+    """
+
+    def __init__(
+        self, weight: Tensor, shard: VocabShard, bias: Tensor | None, head: Head, *, rounds: int
+    ) -> None:
+        self._weight, self._shard, self._bias, self._head = weight, shard, bias, head
+        self._rounds = rounds
+        self._logits = StepBuffer(len(shard), torch.float32, weight.device)
+
+    def prepare(
+        self,
+        hidden_states: Tensor,
+        batch: BatchView,
+        positions: Tensor,
+        num_samples: int,
+        out: SampleOutput | None = None,
+    ) -> Step:
+        """Make the step of these inputs. Without samples it only stores logits."""
+        controls = logits = None
+        if batch.rows and batch.controls is not None:
+            controls = self.controls_of(batch.controls)
+        if batch.plan.stored is not None:
+            raw_and_processed = 1 if controls is None else 2
+            logits = self._logits.take(raw_and_processed * len(batch.plan.host_stored))
+        noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
+        return Step(hidden_states, batch, noise, controls, logits, out)
+
+    def controls_of(self, rows: ControlRows) -> StepControls:
+        """The controls of a step's rows over the shard."""
+        return StepControls.of(rows, self._shard)
+
+    def best_words(
+        self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
+    ) -> None:
+        """Leave the best words of one of `parts` parts of the shard in `words`.
+
+        Args:
+            words: int64 [num_samples · B], zeros, sample-major.
+            push: lets the kernel write every chunk to the peers by itself; then `words` are those
+                of the first chunk, and there is one part.
+        """
+        raise NotImplementedError

@@ -1,0 +1,130 @@
+"""Several ranks in one process: what tests and one GPU need to run the kernels of `peer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.output import SampleOutput
+from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.rendezvous import Rendezvous
+from tpsample.request.seeds import SeedSource
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class _Sampler(Protocol[S]):
+    """An `LMHeadSampler`: a call in two halves."""
+
+    def start(self, *arguments: Any, **options: Any) -> S:
+        """Do the local step."""
+
+    def finish(self, step: S) -> SampleOutput:
+        """Wait for the other ranks."""
+
+
+class VirtualWorld:
+    """Several ranks in one process, on one device: all the kernels of `peer`, no other process.
+
+        world = VirtualWorld([VocabShard.even(V, r, 4) for r in range(4)], device)
+        samplers = [LMHeadSampler(weight[s.start : s.stop], group=ranks, exchange="peer")
+                    for s, ranks in zip(world.shards, world.ranks)]
+        outputs = world.step(samplers, hidden_states, batch, positions)
+
+    Args:
+        shards: the ranks' shards, in rank order; samplers need not repeat them.
+        device: of the weights.
+
+    Attributes:
+        ranks: one `Ranks` per rank, for the `group` argument of its `LMHeadSampler`. Every rank
+            builds as many samplers as the others, in the same order.
+    """
+
+    def __init__(self, shards: list[VocabShard], device: torch.device | str = "cpu") -> None:
+        self.shards = list(shards)
+        self.device = torch.device(device)
+        self.seed_root = SeedSource().root
+        self.ranks = [VirtualRanks(self, rank) for rank in range(len(shards))]
+        self.rendezvous = Rendezvous()
+        self._allocations: list[Tensor] = []
+
+    def step(
+        self, samplers: Sequence[_Sampler[S]], *arguments: Any, **options: Any
+    ) -> list[SampleOutput]:
+        """Return what every rank's sampler returns, called with these arguments.
+
+        All local steps come first, since one process cannot wait for its own other ranks.
+        """
+
+        def step(sampler: _Sampler[S], ranks: VirtualRanks) -> SampleOutput:
+            started = sampler.start(*arguments, **options)
+            ranks.meet()
+            return sampler.finish(started)
+
+        pairs = zip(samplers, self.ranks, strict=True)
+        return self.run([partial(step, sampler, ranks) for sampler, ranks in pairs])
+
+    def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
+        """bodies[rank]() of every rank, each in a thread, one at a time: for calls in which ranks
+        exchange integers, such as `LMHeadSampler.prompt_logprobs`. Results in rank order."""
+        return self.rendezvous.run(bodies)
+
+    def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
+        """int64 [world_size, *shape], the same tensor for every rank's request number `index`."""
+        if index == len(self._allocations):
+            zeros = torch.zeros(len(self.ranks), *shape, dtype=torch.int64, device=self.device)
+            self._allocations.append(zeros)
+        if self._allocations[index].shape[1:] != shape:
+            raise ValueError(
+                f"group: the virtual ranks built different samplers, {tuple(shape)} after "
+                f"{tuple(self._allocations[index].shape[1:])}"
+            )
+        return self._allocations[index]
+
+
+class VirtualRanks(Ranks):
+    """One of several ranks in this process; the world knows what the others would answer."""
+
+    def __init__(self, world: VirtualWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.num_allocations = 0
+
+    @property
+    def world_size(self) -> int:  # type: ignore[override]
+        return len(self.world.shards)
+
+    @property
+    def can_exchange_tensors(self) -> bool:
+        return self.world_size == 1 or self.world.rendezvous.running
+
+    def meet(self) -> None:
+        """Wait for every rank of the world."""
+        self.gather_tensor(torch.zeros(0))
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        if self.world_size == 1:
+            return own.unsqueeze(0)
+        return torch.stack(self.world.rendezvous.gather(self.rank, own))
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
+
+    def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The record as every rank would give it, were it built with the same arguments."""
+        records = []
+        for rank, shard in enumerate(self.world.shards):
+            known: dict[str, Any] = {
+                "shard": [shard.start, shard.stop],
+                "seed_root": self.world.seed_root,
+            }
+            if rank != self.rank:
+                known |= {"weight_rows": len(shard), "weight": None}
+            records.append({**record, **known})
+        return records

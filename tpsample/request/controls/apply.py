@@ -1,0 +1,81 @@
+"""Penalties, biases and masks applied to logits. Twin: `tpsample.kernels.controls`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.request.controls.rows import ControlRows
+from tpsample.request.controls.token_mask import build_mask
+from tpsample.request.controls.token_state import TokenState
+
+
+@dataclass(frozen=True)
+class StepControls:
+    """Controls of a step's rows over one shard.
+
+    Attributes:
+        rows: the rows.
+        state: the shard's state.
+        mask: int32 [B, width / 32], the ids a row may draw in this step; None if all may.
+    """
+
+    rows: ControlRows
+    state: TokenState
+    mask: Tensor | None
+
+    @staticmethod
+    def of(
+        rows: ControlRows,
+        shard: VocabShard,
+        make_mask: Callable[[ControlRows, TokenState], Tensor] = build_mask,
+    ) -> StepControls:
+        """The controls of some rows over a shard.
+
+        Args:
+            make_mask: `build_mask`, or its kernel.
+
+        Raises:
+            ValueError: as `ControlTables.state`.
+        """
+        state = rows.tables.state(shard)
+        return StepControls(rows, state, make_mask(rows, state) if rows.masked else None)
+
+    def apply(self, logits: Tensor, first_id: int) -> Tensor:
+        """Processed fp32 logits [B, n] of ids first_id … first_id + n - 1, all of this shard."""
+        tables, slots = self.rows.tables, self.rows.slots
+        start = first_id - self.state.first_id
+        columns = slice(start, start + logits.shape[1])
+        if self.mask is not None:
+            logits = torch.where(self._allowed(columns), logits, -torch.inf)
+        if tables.has_bias:
+            logits = logits + self.state.bias[slots, columns]
+        if tables.has_penalties:
+            history = self._history(slots, columns, first_id)
+            repetition, frequency, presence = tables.penalties[slots].split(1, dim=1)
+            scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+            logits = torch.where(history != 0, scaled, logits)
+            count = history >> 1
+            logits = logits - frequency * count
+            logits = logits - presence * (count > 0)
+        return logits
+
+    def _allowed(self, columns: slice) -> Tensor:
+        assert self.mask is not None
+        column = torch.arange(columns.start, columns.stop, device=self.mask.device)
+        return (self.mask[:, column >> 5] >> (column & 31)) & 1 != 0
+
+    def _history(self, slots: Tensor, columns: slice, first_id: int) -> Tensor:
+        history = self.state.history[slots, columns]
+        drafts, num_drafts = self.rows.drafts, self.rows.num_drafts
+        if drafts is None or num_drafts is None:
+            return history
+        ids = torch.arange(first_id, first_id + history.shape[1], device=history.device)
+        for k in range(drafts.shape[1]):
+            counted = (drafts[:, k] == ids[:, None]) & (k < num_drafts)
+            history = history + 2 * counted.T.to(torch.int32)
+        return history

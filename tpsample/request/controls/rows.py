@@ -1,0 +1,58 @@
+"""The controls of the rows of one step: which slots they have, and what the step itself adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tpsample.request.controls.tables import ControlTables
+
+
+@dataclass(frozen=True)
+class ControlRows:
+    """The controls of the rows of a step.
+
+    Attributes:
+        tables: the tables.
+        slots: int64 [B], each row's slot.
+        grammar_bitmask: int32 [B, ceil(V / 32)], bit v % 32 of word v // 32 allows id v; or None.
+        forced: int64 [B], the only id allowed, -1 for any; or None.
+        drafts: int32 [B, K], tokens to count as output beside the state's; or None.
+        num_drafts: int32 [B], how many of each row's; None if drafts is.
+    """
+
+    tables: ControlTables
+    slots: Tensor
+    grammar_bitmask: Tensor | None = None
+    forced: Tensor | None = None
+    drafts: Tensor | None = None
+    num_drafts: Tensor | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.masked or self.tables.has_bias or self.tables.has_penalties
+
+    @property
+    def masked(self) -> bool:
+        return self.tables.has_masks or self.grammar_bitmask is not None or self.forced is not None
+
+    def with_drafts(self, drafts: Tensor | None, times: int) -> ControlRows:
+        """Controls of each row after 0 … K of its drafts: B · (K + 1) rows, which the masks have
+        already.
+
+        Args:
+            drafts: int32 [B, K], or None if K is 0.
+            times: K + 1.
+        """
+        rows = len(self.slots)
+        slots = self.slots.repeat_interleave(times)
+        if drafts is None:
+            return replace(self, slots=slots)
+        return replace(
+            self,
+            slots=slots,
+            drafts=drafts.repeat_interleave(times, dim=0),
+            num_drafts=torch.arange(times, dtype=torch.int32, device=slots.device).repeat(rows),
+        )

@@ -1,0 +1,149 @@
+"""The filters of a batch's rows as tensors, and the way each row takes to its token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample.request.params import SamplingParams
+
+MAX_TOP_WORDS = 256
+"""Largest top_k whose tokens are worth exchanging."""
+
+
+class Way(Enum):
+    """How a filtered row finds its token on shards; see `tpsample.logits.filters`."""
+
+    REJECTION = "rejection"
+    REJECTION_IN_TOP_K = "rejection in top_k"
+    TOP_WORDS = "top words"
+    THRESHOLD = "threshold"
+
+
+@dataclass(frozen=True)
+class RowFilters:
+    """The filters of those rows of a batch that have any. Fixed when the batch is built.
+
+    Attributes:
+        rows: int64 [F], their indices in the batch.
+        top_k: int64 [F]; V where off.
+        top_p: float64 [F]; 1 is off. Not fp32: 0.1 of ten equal tokens must be one token.
+        log_min_p: float64 [F], ln(min_p), -inf where off. The logarithm is taken on the host, so
+            that no device's own enters.
+        total_log_min_p: float64 [F], -inf also where min_p comes last: what min_p takes off the
+            total Z of top_p.
+        keep_ties, joint: bool [F].
+        host_rows, host_top_k, host_top_p, first_way, second_way: what the host plans with, [F]
+            each.
+    """
+
+    rows: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    log_min_p: Tensor
+    total_log_min_p: Tensor
+    keep_ties: Tensor
+    joint: Tensor
+    host_rows: list[int]
+    host_top_k: list[int]
+    host_top_p: list[float]
+    first_way: list[Way]
+    second_way: list[Way]
+
+    @staticmethod
+    def of(
+        requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
+    ) -> RowFilters | None:
+        """The filters of a batch, None if no row has any. Greedy rows have none: the argmax is
+        always kept."""
+        rows = [row for row, request in enumerate(requests) if is_filtered(request, vocab_size)]
+        if not rows:
+            return None
+        kept = [requests[row] for row in rows]
+        top_k = [limit_k(request.top_k, vocab_size) for request in kept]
+        log_min_p = [math.log(r.min_p) if r.min_p > 0 else -math.inf for r in kept]
+        total_log_min_p = [
+            -math.inf if r.filter_order == "min_p_last" else its
+            for r, its in zip(kept, log_min_p, strict=True)
+        ]
+        ways = [_ways(r, k, vocab_size) for r, k in zip(kept, top_k, strict=True)]
+
+        def tensor(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        return RowFilters(
+            rows=tensor(rows, torch.int64),
+            top_k=tensor(top_k, torch.int64),
+            top_p=tensor([r.top_p for r in kept], torch.float64),
+            log_min_p=tensor(log_min_p, torch.float64),
+            total_log_min_p=tensor(total_log_min_p, torch.float64),
+            keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),
+            joint=tensor([r.filter_order == "joint" for r in kept], torch.bool),
+            host_rows=rows,
+            host_top_k=top_k,
+            host_top_p=[r.top_p for r in kept],
+            first_way=[first for first, _ in ways],
+            second_way=[second for _, second in ways],
+        )
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+    def select(self, index: list[int]) -> RowFilters:
+        """Some of the filtered rows. Nothing is copied if all are listed in order."""
+        if lists_all(index, len(self)):
+            return self
+        return RowFilters(
+            rows=self.rows[index],
+            top_k=self.top_k[index],
+            top_p=self.top_p[index],
+            log_min_p=self.log_min_p[index],
+            total_log_min_p=self.total_log_min_p[index],
+            keep_ties=self.keep_ties[index],
+            joint=self.joint[index],
+            host_rows=[self.host_rows[row] for row in index],
+            host_top_k=[self.host_top_k[row] for row in index],
+            host_top_p=[self.host_top_p[row] for row in index],
+            first_way=[self.first_way[row] for row in index],
+            second_way=[self.second_way[row] for row in index],
+        )
+
+    def by_way(self, ways: list[Way]) -> dict[Way, list[int]]:
+        """The filtered rows of each way."""
+        return {way: [row for row, its in enumerate(ways) if its is way] for way in Way}
+
+
+def lists_all(index: list[int], count: int) -> bool:
+    """Whether these are all of `count` rows in their own order, so that none has to move.
+
+    All rows in another order are not: a second round lists the rows as they come to it.
+    """
+    return index == list(range(count))
+
+
+def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Way]:
+    """The way a filtered row takes, and the one it takes if rejection does not decide it."""
+    few = top_k <= MAX_TOP_WORDS and top_k < vocab_size and request.ties == "exact"
+    renormalised = top_k < vocab_size and request.top_p < 1 and request.filter_order != "joint"
+    if renormalised:
+        if few:
+            return Way.TOP_WORDS, Way.TOP_WORDS
+        return Way.REJECTION_IN_TOP_K, Way.THRESHOLD
+    return Way.REJECTION, Way.TOP_WORDS if few and request.top_p == 1 else Way.THRESHOLD
+
+
+def limit_k(top_k: int, vocab_size: int) -> int:
+    """top_k as a number of tokens: 0, -1 and everything from V on keep V."""
+    return vocab_size if top_k < 1 else min(top_k, vocab_size)
+
+
+def is_filtered(request: SamplingParams, vocab_size: int) -> bool:
+    """Whether a filter can take a token away from this request."""
+    top_k = limit_k(request.top_k, vocab_size)
+    return not request.greedy and (top_k < vocab_size or request.top_p < 1 or request.min_p > 0)
