@@ -15,8 +15,8 @@ from tpsample.core import word
 from tpsample.core.order import masses
 from tpsample.core.row_noise import RowNoise
 from tpsample.logits import cut as threshold
-from tpsample.logits import filters
-from tpsample.logits import shard_logits as stored_rows
+from tpsample.logits import filters, stored_logits
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.ranks import ranks_of
 from tpsample.request.filters import Way
 
@@ -196,7 +196,7 @@ def test_mass_before_equal_to_the_limit_is_too_much():
 def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     """The last kept token's word by the threshold, for several tile sizes of the arithmetic."""
     shard, batch = _own_shard(V, even=False), rows.batch
-    stored = stored_rows.ShardLogits.of(
+    stored = ShardLogits.of(
         rows.logits[:, shard.start : shard.stop],
         batch,
         RowNoise(batch.temperature, batch.seed, rows.positions, 1, 10),
@@ -204,7 +204,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     )
     cuts = []
     for elements in tiles:
-        stored_rows.tile_elements = lambda _, elements=elements: elements
+        stored_logits.tile_elements = lambda _, elements=elements: elements
         top = rows.logits.amax(dim=1)
         cut = threshold.find_cut(stored, batch.plan.filters, top, ranks_of(None))
         cuts.append(word.token_of(cut))

@@ -1,115 +1,31 @@
-"""The fp32 logits of some rows over this rank's shard, and what one pass over them gives.
+"""The passes over stored logits: what each rank finds in its own part of some rows.
 
-Only these rows are stored, [F, V_local]; they never travel. Here in plain PyTorch, the definition
-of the passes; `tpsample.logits.shard_logits_triton` has the same as kernels.
+This is plain PyTorch, the definition of the passes; `tpsample.logits.shard_logits_triton` makes
+them as kernels, each of which reads the logits once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import below_top, candidates, mass_limit, masses, min_p_cut, order_words
-from tpsample.core.row_noise import RowNoise, safe_temperature
+from tpsample.core.order import candidates, mass_limit, masses, min_p_cut, order_words
 from tpsample.core.score import score_tile, score_tokens
-from tpsample.logits.candidates import Candidates, StoredCandidates
+from tpsample.logits.candidates import Candidates
+from tpsample.logits.stored_logits import StoredLogits
 from tpsample.output import SampleOutput
-from tpsample.request.filters import RowFilters, lists_all
-from tpsample.request.plan import BatchView
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tpsample.request.filters import RowFilters
 
 GROUP = 64
 """Neighbouring ids whose largest logit is looked at before they are."""
 
 
-def tile_elements(device: torch.device) -> int:
-    """Logits per pass of the arithmetic: on a CPU its float64 temporaries then stay in a core's
-    cache, on a GPU few launches do much each."""
-    return 2**18 if device.type == "cpu" else 2**23
-
-
 @dataclass(frozen=True)
-class ShardLogits:
-    """Rows whose logits this rank keeps for a step.
-
-    Attributes:
-        logits: fp32 [F, V_local], processed: after penalties and constraints.
-        raw: the same before them.
-        first_id: global id of the first column.
-        vocab_size: V, over all ranks.
-        temperature: fp32 [F], 1 for greedy rows.
-        noise: what the scores of these rows need.
-    """
-
-    logits: Tensor
-    raw: Tensor
-    first_id: int
-    vocab_size: int
-    temperature: Tensor
-    noise: RowNoise
-
-    @classmethod
-    def of(
-        cls,
-        stored: Tensor,
-        batch: BatchView,
-        noise: RowNoise,
-        *,
-        first_id: int = 0,
-    ) -> Self:
-        """The stored rows of a batch.
-
-        Args:
-            stored: fp32 [F, V_local], the raw logits of `batch.plan.stored`; with request controls
-                [2 F, V_local], the processed ones behind them.
-            noise: of all rows of the batch.
-        """
-        count = len(batch.plan.host_stored)
-        raw, processed = stored[:count], stored[count:]
-        every = lists_all(batch.plan.host_stored, batch.rows)
-        index = slice(None) if every else batch.plan.stored
-        assert index is not None
-        return cls(
-            logits=processed if len(processed) else raw,
-            raw=raw,
-            first_id=first_id,
-            vocab_size=batch.vocab_size,
-            temperature=safe_temperature(batch.temperature[index])[0],
-            noise=noise.select(index),
-        )
-
-    def shown(self, processed: Tensor) -> Self:
-        """The rows with raw logits in place of the processed ones where `processed` is False."""
-        if self.logits is self.raw:
-            return self
-        mode = processed.unsqueeze(1)
-        return replace(self, logits=torch.where(mode, self.logits, self.raw))
-
-    def select(self, index: list[int] | slice | Tensor) -> Self:
-        """Some of the rows. Nothing is copied if a list has all in order."""
-        if isinstance(index, list) and lists_all(index, self.logits.shape[0]):
-            return self
-        logits = self.logits[index]
-        return replace(
-            self,
-            logits=logits,
-            raw=logits if self.raw is self.logits else self.raw[index],
-            temperature=self.temperature[index],
-            noise=self.noise.select(index),
-        )
-
-    def tiles(self) -> Iterator[tuple[int, Tensor]]:
-        """(global id of the first column, fp32 [F, n]) of each tile of the shard."""
-        width = max(64, tile_elements(self.logits.device) // max(1, self.logits.shape[0]))
-        for start in range(0, self.logits.shape[1], width):
-            yield self.first_id + start, self.logits[:, start : start + width]
+class ShardLogits(StoredLogits):
+    """Stored logits with the passes over them."""
 
     def first_words(self, count: int) -> Tensor:
         """The first `count` order words of each row, descending, int64 [F, count]; 0 where the
@@ -190,7 +106,7 @@ class ShardLogits:
         c = marks.shape[1]
         sums = marks.new_zeros(len(marks), 2 * c + 1)
         for first_id, logits in self.tiles():
-            words, below = order_words(logits, first_id), self._below(logits, top)
+            words, below = order_words(logits, first_id), self.below(logits, top)
             mass = masses(below)
             for i in range(c):
                 before = words > marks[:, i, None]
@@ -217,7 +133,7 @@ class ShardLogits:
         scores, orders = self._merged(every, count)
         top_word, marks = every[:, :, 0].amax(dim=0), orders.flatten(1)
         mass, number, total = sums.split([marks.shape[1], marks.shape[1], 1], dim=1)
-        below = self._below(word.value_of(marks), word.value_of(top_word))
+        below = self.below(word.value_of(marks), word.value_of(top_word))
         member = candidates(marks, below, filters.log_min_p.unsqueeze(1))
         member &= number < filters.top_k.unsqueeze(1)
         member &= mass < mass_limit(total, filters.top_p.unsqueeze(1))
@@ -234,7 +150,7 @@ class ShardLogits:
             filters: of these rows: none with ties="keep", top_p only after top_k.
         """
         count, logits = first.shape[1], word.value_of(first)
-        below = self._below(logits, logits[:, 0])
+        below = self.below(logits, logits[:, 0])
         in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
         in_total = in_top_k & candidates(first, below, filters.total_log_min_p.unsqueeze(1))
         mass = masses(below)
@@ -266,21 +182,12 @@ class ShardLogits:
         return min_p_cut(top, self.temperature, log_min_p)
 
     def candidates(self, top: Tensor) -> Candidates:
-        """What is not masked, to be weighed more than once.
+        """Return what is not masked, to be weighed more than once.
 
         Args:
             top: fp32 [F], the rows' largest logits over all ranks.
         """
-        words = torch.empty_like(self.logits, dtype=torch.int64)
-        mass = torch.empty_like(words)
-        for first_id, logits in self.tiles():
-            start = first_id - self.first_id
-            tile = slice(start, start + logits.shape[1])
-            tile_words, below = order_words(logits, first_id), self._below(logits, top)
-            unmasked = logits > -torch.inf
-            words[:, tile] = tile_words * unmasked
-            mass[:, tile] = masses(below) * unmasked
-        return StoredCandidates(words, mass)
+        return Candidates(self, top)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         """Best score word per row and sample, int64 [F, num_samples], of tokens whose order word
@@ -299,7 +206,7 @@ class ShardLogits:
         sums = cut.new_zeros(len(cut), 2)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
-            below = self._below(logits, top)
+            below = self.below(logits, top)
             mass = masses(below) * kept
             # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
             moment = torch.where(mass > 0, -mass.double() * below, 0.0).round_().to(torch.int64)
@@ -320,9 +227,6 @@ class ShardLogits:
         best = every[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
         scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · count] each
         return _keep_best(scores, orders, count)
-
-    def _below(self, logits: Tensor, top: Tensor) -> Tensor:
-        return below_top(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
 
 
 def or_nan(words: Tensor, top_word: Tensor) -> Tensor:

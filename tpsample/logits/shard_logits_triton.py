@@ -47,7 +47,7 @@ class TritonShardLogits(ShardLogits):
             return super().first_words(count)
         rows = len(self.logits)
         first = self.logits.new_empty(rows, groups, dtype=torch.int64)
-        self._launch(
+        self.launch(
             group_first_kernel,
             words_ptr=first,
             groups=groups,
@@ -69,7 +69,7 @@ class TritonShardLogits(ShardLogits):
         rows, samples, groups = len(self.logits), self.noise.num_samples, self._count(GROUP)
         best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
         first = best.new_empty(rows, self._count(BLOCK))
-        self._launch(
+        self.launch(
             group_best_kernel,
             **self._noise(),
             best_ptr=best,
@@ -100,7 +100,7 @@ class TritonShardLogits(ShardLogits):
         self, every: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
     ) -> Tensor:
         sums = every.new_zeros(every.shape[1], every.shape[2])
-        self._launch(
+        self.launch(
             before_kernel,
             temperature_ptr=self.temperature,
             total_log_min_p_ptr=filters.total_log_min_p,
@@ -169,21 +169,21 @@ class TritonShardLogits(ShardLogits):
         return cut
 
     def candidates(self, top: Tensor) -> Candidates:
-        return _LaunchedCandidates(self, top)
+        return TritonCandidates(self, top)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         words = cut.new_zeros(len(cut), self.noise.num_samples)
-        self._launch(best_kept_kernel, **self._noise(), cut_ptr=cut, words_ptr=words)
+        self.launch(best_kept_kernel, **self._noise(), cut_ptr=cut, words_ptr=words)
         return words
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
         sums = cut.new_zeros(len(cut), 2)
-        self._weigh(top, cut, sums, moment=True)
+        self.weigh(top, cut, sums, moment=True)
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
-        self._launch(
+        self.launch(
             count_kernel,
             marks_ptr=marks.contiguous(),
             counts_ptr=counts,
@@ -191,8 +191,8 @@ class TritonShardLogits(ShardLogits):
         )
         return counts
 
-    def _weigh(self, top: Tensor, cut: Tensor, sums: Tensor, *, moment: bool) -> None:
-        self._launch(
+    def weigh(self, top: Tensor, cut: Tensor, sums: Tensor, *, moment: bool) -> None:
+        self.launch(
             mass_kernel,
             temperature_ptr=self.temperature,
             top_ptr=top,
@@ -205,7 +205,7 @@ class TritonShardLogits(ShardLogits):
         """Blocks or groups of the shard; the first begins where its group of four ids does."""
         return -(-(self.first_id % 4 + self.logits.shape[1]) // size)
 
-    def _launch(self, kernel: Any, **arguments: Any) -> None:
+    def launch(self, kernel: Any, **arguments: Any) -> None:
         """One program per block and row; none of an empty shard."""
         if not self.logits.shape[1]:
             return
@@ -252,17 +252,16 @@ class TritonShardLogits(ShardLogits):
 
 
 @dataclass(frozen=True)
-class _LaunchedCandidates:
-    """`Candidates` that are made again from the logits by each launch: to read two words of 64
-    bits per token would take longer."""
+class TritonCandidates(Candidates):
+    """`Candidates` whose words and masses each launch makes again from the logits, because reading
+    two words of 64 bits per token would take longer."""
 
     rows: TritonShardLogits
-    top: Tensor
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         dtype = torch.int64 if mass else torch.int32
         bins = torch.zeros(len(prefix), DIGITS, dtype=dtype, device=prefix.device)
-        self.rows._launch(
+        self.rows.launch(
             digit_kernel,
             temperature_ptr=self.rows.temperature,
             top_ptr=self.top,
@@ -290,5 +289,5 @@ class _LaunchedCandidates:
 
     def mass_from(self, cut: Tensor) -> Tensor:
         sums = cut.new_zeros(len(cut), 2)
-        self.rows._weigh(self.top, cut, sums, moment=False)
+        self.rows.weigh(self.top, cut, sums, moment=False)
         return sums[:, 0]

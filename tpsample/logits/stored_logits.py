@@ -1,0 +1,109 @@
+"""The fp32 logits of some rows over this rank's shard. They never leave the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tpsample.core.order import below_top
+from tpsample.core.row_noise import RowNoise, safe_temperature
+from tpsample.request.filters import lists_all
+from tpsample.request.plan import BatchView
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def tile_elements(device: torch.device) -> int:
+    """Logits per pass of the arithmetic: on a CPU its float64 temporaries then stay in a core's
+    cache, on a GPU few launches do much each."""
+    return 2**18 if device.type == "cpu" else 2**23
+
+
+@dataclass(frozen=True)
+class StoredLogits:
+    """Rows whose logits this rank keeps for a step.
+
+    Attributes:
+        logits: fp32 [F, V_local], processed: after penalties and constraints.
+        raw: the same before them.
+        first_id: global id of the first column.
+        vocab_size: V, over all ranks.
+        temperature: fp32 [F], 1 for greedy rows.
+        noise: what the scores of these rows need.
+    """
+
+    logits: Tensor
+    raw: Tensor
+    first_id: int
+    vocab_size: int
+    temperature: Tensor
+    noise: RowNoise
+
+    @classmethod
+    def of(
+        cls,
+        stored: Tensor,
+        batch: BatchView,
+        noise: RowNoise,
+        *,
+        first_id: int = 0,
+    ) -> Self:
+        """The stored rows of a batch.
+
+        Args:
+            stored: fp32 [F, V_local], the raw logits of `batch.plan.stored`; with request controls
+                [2 F, V_local], the processed ones behind them.
+            noise: of all rows of the batch.
+        """
+        count = len(batch.plan.host_stored)
+        raw, processed = stored[:count], stored[count:]
+        every = lists_all(batch.plan.host_stored, batch.rows)
+        index = slice(None) if every else batch.plan.stored
+        assert index is not None
+        return cls(
+            logits=processed if len(processed) else raw,
+            raw=raw,
+            first_id=first_id,
+            vocab_size=batch.vocab_size,
+            temperature=safe_temperature(batch.temperature[index])[0],
+            noise=noise.select(index),
+        )
+
+    def shown(self, processed: Tensor) -> Self:
+        """The rows with raw logits in place of the processed ones where `processed` is False."""
+        if self.logits is self.raw:
+            return self
+        mode = processed.unsqueeze(1)
+        return replace(self, logits=torch.where(mode, self.logits, self.raw))
+
+    def select(self, index: list[int] | slice | Tensor) -> Self:
+        """Some of the rows. Nothing is copied if a list has all in order."""
+        if isinstance(index, list) and lists_all(index, self.logits.shape[0]):
+            return self
+        logits = self.logits[index]
+        return replace(
+            self,
+            logits=logits,
+            raw=logits if self.raw is self.logits else self.raw[index],
+            temperature=self.temperature[index],
+            noise=self.noise.select(index),
+        )
+
+    def tiles(self) -> Iterator[tuple[int, Tensor]]:
+        """(global id of the first column, fp32 [F, n]) of each tile of the shard."""
+        width = max(64, tile_elements(self.logits.device) // max(1, self.logits.shape[0]))
+        for start in range(0, self.logits.shape[1], width):
+            yield self.first_id + start, self.logits[:, start : start + width]
+
+    def below(self, logits: Tensor, top: Tensor) -> Tensor:
+        """Return (logit - top) / temperature of logits [F, n]; see `tpsample.core.order`.
+
+        Args:
+            top: fp32 [F], the rows' largest logits over all ranks.
+        """
+        return below_top(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
