@@ -17,7 +17,7 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.logits import cut as threshold
 from tpsample.logits import filters, stored_logits
 from tpsample.logits.shard_logits import ShardLogits
-from tpsample.ranks.ranks import ranks_of
+from tpsample.ranks.process import ranks_of
 from tpsample.request.filters import Way
 
 WORLD_SIZES = [1, 2, 3, 4, 8]

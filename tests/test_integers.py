@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 from tests.ranks import run_ranks
 from tpsample import UnsupportedParameter
-from tpsample.ranks.ranks import Ranks, ranks_of
+from tpsample.ranks.process import ranks_of
+from tpsample.ranks.ranks import Ranks
 
 
 class _RanksWithoutGroup(Ranks):

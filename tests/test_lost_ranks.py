@@ -25,7 +25,7 @@ from tests.ranks import run_ranks
 from tests.test_peer import assert_all_equal
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
 from tpsample.exchange.inboxes import SymmetricMemory
-from tpsample.ranks.ranks import ranks_of
+from tpsample.ranks.process import ranks_of
 from tpsample.ranks.roll_call import GRACE_S
 
 PHASES = ("construction", "mid-step", "between steps")

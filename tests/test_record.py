@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.cases import Case
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
-from tpsample import record as record_module
+from tpsample.record import verify as record_module
 from tpsample.record import verify_record, write_record
 
 HEAD = {"logit_scale": 1.5, "logit_softcap": 20.0, "philox_rounds": 7}

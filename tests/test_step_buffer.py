@@ -8,7 +8,7 @@ import tpsample.agreement.desync
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.core.step_buffer import StepBuffer
 from tpsample.output import SampleOutput
-from tpsample.ranks.ranks import ranks_of
+from tpsample.ranks.process import ranks_of
 
 
 def test_a_smaller_step_uses_the_same_memory_again():

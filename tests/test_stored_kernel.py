@@ -73,7 +73,10 @@ def test_with_controls_the_processed_logits_are_stored_too(backend):
     rows, batch = _controlled_rows()
     sampler = LMHeadSampler(rows.weight, backend=backend, max_rows=8)
     view = batch.view(batch.rows)
-    stored, _ = sampler.local_logits(rows.hidden_states, view, rows.positions)
+    out = SampleOutput.empty(view.seed, None)
+    step = sampler.begin(rows.hidden_states, view, rows.positions, 1, out)
+    sampler.finish(step)
+    stored = shard_logits(step, sampler.shard, sampler.backend)
     assert batch.plan.host_stored == [1, 2, 3, 4]
     processed = reference.processed_logits(rows.logits, batch)[batch.plan.stored]
     assert torch.equal(stored.raw, rows.logits[batch.plan.stored])

@@ -28,7 +28,7 @@ from tpsample.exchange import CollectiveExchange, make_exchange
 from tpsample.exchange.decode import decode_words
 from tpsample.exchange.inboxes import SharedFiles
 from tpsample.exchange.two_level import levels
-from tpsample.ranks.ranks import ranks_of
+from tpsample.ranks.process import ranks_of
 
 HOSTS = {
     "2x2": "aabb",

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
-from tpsample.ranks.ranks import ranks_of
+from tpsample.ranks.process import ranks_of
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from tpsample.exchange.decode import decoder
 from tpsample.local import make_backend
 from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.logits.prompt import prompt_logprobs
-from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
@@ -206,9 +205,9 @@ class LMHeadSampler:
             view = call.view
             if out is None:
                 out = SampleOutput.empty(view.seed, num_samples)
-            return self._begin(hidden_states.detach(), view, call.positions, call.num_samples, out)
+            return self.begin(hidden_states.detach(), view, call.positions, call.num_samples, out)
 
-    def _begin(
+    def begin(
         self,
         hidden_states: Tensor,
         batch: BatchView,
@@ -216,7 +215,7 @@ class LMHeadSampler:
         num_samples: int,
         out: SampleOutput,
     ) -> Step:
-        """Compute this rank's words of a settled call, and hand them to the exchange."""
+        """Compute this rank's words of a call that is settled, and hand them to the exchange."""
         out.logprobs, out.kept = None, None
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out)
         if capturing(self.weight.device):
@@ -241,26 +240,6 @@ class LMHeadSampler:
                     finish_logits(shard_logits(step, self.shard, self.backend), step, self.ranks)
                 self._desync.add(step.noise.positions, out)
         return out
-
-    def sample_settled(
-        self, hidden_states: Tensor, batch: BatchView, positions: Tensor
-    ) -> SampleOutput:
-        """Sample a token per row of a call that is settled already. Collective."""
-        out = SampleOutput.empty(batch.seed, None)
-        return self.finish(self._begin(hidden_states, batch, positions, 1, out))
-
-    def local_logits(
-        self, hidden_states: Tensor, batch: BatchView, positions: Tensor
-    ) -> tuple[ShardLogits, Tensor]:
-        """Return this rank's logits of the stored rows of a settled call, and every row's status.
-
-        Collective, because a row's status follows from a draw. The next step overwrites the
-        logits.
-        """
-        out = SampleOutput.empty(batch.seed, None)
-        step = self._begin(hidden_states, batch, positions, 1, out)
-        self.exchange.finish(out, batch.seed)
-        return shard_logits(step, self.shard, self.backend), out.status
 
     def forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""

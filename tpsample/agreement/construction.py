@@ -21,29 +21,14 @@ from tpsample.errors import RankMismatch
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.local import tile_table
 from tpsample.noise import LAYOUT
-from tpsample.ranks.ranks import Ranks, gather_or_raise, ranks_of, require_equal
+from tpsample.ranks.process import ranks_of
+from tpsample.ranks.ranks import Ranks, gather_or_raise, require_equal
 from tpsample.request.seeds import SeedSource
 
 log = logging.getLogger(__name__)
 
-_MUST_MATCH = [
-    "layout",
-    "vocab_size",
-    "hidden_size",
-    "dtype",
-    "bias",
-    "logit_scale",
-    "logit_softcap",
-    "max_rows",
-    "exchange",
-    "chunks",
-    "philox_rounds",
-    "backend",
-    "tile_table",
-    "device",
-    "desync_every",
-    "tpsample",
-]
+_COMPARED = ("vocab_size", "max_rows", "exchange", "chunks", "philox_rounds", "desync_every")
+"""Arguments that must be equal on every rank as they were given."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +81,7 @@ def agree(group: object, **given: Any) -> Agreement:
     except (TypeError, ValueError) as wrong:
         error = error or wrong
     records = gather_or_raise(ranks, record, error)
-    require_equal(records, _MUST_MATCH)
+    require_equal([r["same"] for r in records])
     rows = [r["weight_rows"] for r in records]
     if arguments.shard is None:
         check_sliced(arguments.vocab_size, rows, [r["weight"] for r in records])
@@ -161,27 +146,24 @@ def _weight_digest(weight: torch.Tensor) -> int | None:
 def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
     """What the ranks compare, as plain JSON values."""
     weight, shard = arguments.weight, arguments.shard
-    record = {
+    same = {name: getattr(arguments, name) for name in _COMPARED} | {
         "layout": LAYOUT,
-        "vocab_size": arguments.vocab_size,
-        "shard": None if shard is None else [shard.start, shard.stop],
-        "weight_rows": weight.shape[0],
-        "weight": _weight_digest(weight),
         "hidden_size": weight.shape[1],
         "dtype": str(weight.dtype),
+        "device": weight.device.type,
         "bias": arguments.bias is not None,
         "logit_scale": arguments.head.logit_scale,
         "logit_softcap": arguments.head.logit_softcap,
-        "max_rows": arguments.max_rows,
-        "exchange": arguments.exchange,
-        "chunks": arguments.chunks,
-        "philox_rounds": arguments.philox_rounds,
         "backend": backend,
         "tile_table": tile_table.fingerprint() if backend == "triton" else None,
-        "desync_every": arguments.desync_every,
         "tpsample": __version__,
+    }
+    record = {
+        "same": same,
+        "shard": None if shard is None else [shard.start, shard.stop],
+        "weight_rows": weight.shape[0],
+        "weight": _weight_digest(weight),
         "versions": _versions(),
-        "device": weight.device.type,
         "reach": reach(backend, weight.device),
         "seed_root": SeedSource().root,
     }

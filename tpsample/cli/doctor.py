@@ -20,7 +20,7 @@ from tpsample.cli.check import NEAR_TIE, compare
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
-from tpsample.ranks.ranks import ranks_of
+from tpsample.ranks.process import ranks_of
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler

@@ -13,11 +13,12 @@ from torch import Tensor
 from tpsample.cli import report, requests
 from tpsample.cli import trace as trace_file
 from tpsample.cli.check import check
-from tpsample.cli.decode import Decoded, NoToken, Sampler, decode
+from tpsample.cli.decode import NoToken, Sampler, decode
 from tpsample.cli.drafters import Drafting
 from tpsample.cli.model import Model, load
 from tpsample.cli.requests import Request
 from tpsample.cli.speculate import Speculated, decode_with_drafts
+from tpsample.cli.summary import summary
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.errors import PeerLost
@@ -232,11 +233,11 @@ def _generate(
 
     for each, request, row in zip(asked, params, decoded.rows, strict=True):
         shown.text(each.prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
-    summary = _summary(lm, sampler, plain, job)
+    lines = summary(lm, sampler, plain, job)
     if trace is not None and trace_path is not None and job.rank == 0:
         texts = [each.prompt for each in asked]
-        summary.append(("trace", trace_file.write(trace, trace_path, lm, texts, plain)))
-    shown.table(summary)
+        lines.append(("trace", trace_file.write(trace, trace_path, lm, texts, plain)))
+    shown.table(lines)
     if drafting is not None and isinstance(decoded, Speculated):
         shown.table(decoded.summary(drafting.name, plain))
     shown.verdict(verdict.line(job.world_size), verdict.ok)
@@ -283,27 +284,3 @@ def _shard_sampler(lm: Model, job: Job, *, rows: int, options: dict[str, object]
         **lm.head,
         **options,  # type: ignore[arg-type]
     )
-
-
-def _summary(
-    lm: Model, sampler: LMHeadSampler, decoded: Decoded, job: Job
-) -> list[tuple[str, str]]:
-    rows, others = len(decoded.rows), job.world_size - 1
-    tokens = sum(map(len, decoded.rows))
-    device = torch.cuda.get_device_name() if job.device.type == "cuda" else "CPU"
-    travels = "nothing: one rank"
-    if job.world_size > 1:
-        # Filtered rows exchange integers beside their words.
-        integers = sampler.ranks.bytes_sent // len(decoded.steps)
-        sent = report.size(sampler.exchange.bytes_sent(rows) + integers)
-        gathered = report.size(others * sampler.vocab_size * 4 * rows / job.world_size)
-        travels = f"{sent} sent, instead of {gathered} of gathered logits"
-    return [
-        ("model", f"{lm.name}, vocabulary {sampler.vocab_size}"),
-        ("tokens per second", f"{tokens / decoded.seconds:.1f} (all {rows} rows)"),
-        ("time", f"{decoded.seconds:.1f} s for {tokens} tokens in {len(decoded.steps)} steps"),
-        ("job", f"{report.started(job)}, on {device}"),
-        ("backend", f"{sampler.backend}, {str(lm.lm_head_weight.dtype).removeprefix('torch.')}"),
-        ("exchange", sampler.exchange.name),
-        ("bytes per step and rank", travels),
-    ]

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from tpsample.exchange.decode import Decode
 from tpsample.output import SampleOutput
-from tpsample.ranks.ranks import ProcessRanks, Ranks, group_timeout
+from tpsample.ranks.groups import group_timeout
+from tpsample.ranks.process import ProcessRanks
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.step import Push
 
 

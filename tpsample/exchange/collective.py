@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.decode import Decode
-from tpsample.ranks.ranks import ProcessRanks, Ranks
+from tpsample.ranks.process import ProcessRanks
+from tpsample.ranks.ranks import Ranks
 
 
 class CollectiveExchange(Exchange):

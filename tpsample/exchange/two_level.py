@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tpsample.exchange.collective import CollectiveExchange
 from tpsample.exchange.decode import Decode
-from tpsample.ranks.ranks import ProcessRanks, Ranks
+from tpsample.ranks.process import ProcessRanks
+from tpsample.ranks.ranks import Ranks
 
 
 class TwoLevelExchange(CollectiveExchange):

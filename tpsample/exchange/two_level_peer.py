@@ -18,7 +18,8 @@ from tpsample.exchange.decode import Decode
 from tpsample.exchange.peer import PeerExchange, chosen
 from tpsample.exchange.two_level import levels
 from tpsample.output import SampleOutput
-from tpsample.ranks.ranks import ProcessRanks, Ranks
+from tpsample.ranks.process import ProcessRanks
+from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 
 

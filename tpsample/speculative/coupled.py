@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample.output import Logprobs
+from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.expand import position_of_rows
@@ -38,9 +38,8 @@ def verify_coupled(
         positions: int64 [B].
     """
     rows, width = drafts.shape
-    out = sampler.sample_settled(
-        hidden_states.flatten(0, 1), batch, position_of_rows(positions, width)
-    )
+    out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
+    sampler.finish(sampler.begin(hidden_states.flatten(0, 1), batch, at, 1, out))
     token_ids, status = out.token_ids.view(rows, width), out.status.view(rows, width)
     num_accepted = leading((drafts == token_ids) & (drafts >= 0))
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())

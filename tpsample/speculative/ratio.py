@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from tpsample.logits.finish import logprobs_of
+from tpsample.logits.finish import logprobs_of, shard_logits
+from tpsample.output import SampleOutput
 from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.block import stop_block
@@ -45,11 +46,12 @@ def verify_by_ratio(
     """
     rows, width = drafts.shape
     batch = replace(batch, plan=batch.plan.storing_every_row)
-    stored, status = sampler.local_logits(
-        hidden_states.flatten(0, 1), batch, position_of_rows(positions, width)
-    )
-    ranks = sampler.ranks
-    laws = Laws.of(stored, batch, drafts, draft, status.view(rows, width), ranks)
+    # A draw of every row, because it tells the row's status.
+    out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
+    step = sampler.begin(hidden_states.flatten(0, 1), batch, at, 1, out)
+    sampler.exchange.finish(out, batch.seed)
+    stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
+    laws = Laws.of(stored, batch, drafts, draft, out.status.view(rows, width), ranks)
 
     seed = batch.seed[::width].contiguous()
     u = uniforms(seed, positions, width)

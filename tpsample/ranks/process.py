@@ -1,0 +1,193 @@
+"""The ranks of a torch process group, one process each."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.ranks.groups import group_timeout, subgroup
+from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.roll_call import RollCall
+
+
+class ProcessRanks(Ranks):
+    """The ranks of a torch process group, or some of them, one process each.
+
+    Every wait is bounded by the timeout of the group, and one that fails raises `PeerLost`.
+
+    Args:
+        group: of all ranks; it gives backend, store and timeout.
+        roll: shared by groups of the same ranks; None makes one. Collective.
+        members: which ranks of the group take part, ascending; None is all of them.
+        name: tells groups of the same roll and members apart.
+    """
+
+    group: dist.ProcessGroup
+    roll: RollCall
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        roll: RollCall | None = None,
+        members: Sequence[int] | None = None,
+        name: str = "all",
+    ) -> None:
+        self.group = group
+        of_group = dist.get_rank(group)
+        everybody = range(dist.get_world_size(group))
+        self._members = tuple(everybody if members is None else members)
+        self.rank, self.world_size = self._members.index(of_group), len(self._members)
+        self.roll = roll or RollCall(group, of_group, len(everybody))
+        self._name = f"gloo/{name}/{'-'.join(map(str, self._members))}"
+        self._backend = dist.get_backend(group)
+        # A ProcessGroupGloo for CPU tensors, in place of the group once it has failed or where only
+        # some of it take part. Its methods are missing in torch's own annotations.
+        self._own: Any = None
+        if members is not None:
+            self.connect()
+
+    def part(self, name: str, members: Sequence[int]) -> ProcessRanks:
+        """Some of these ranks, over connections of their own. Collective over them."""
+        return ProcessRanks(self.group, self.roll, members, name)
+
+    def connect(self) -> None:
+        """Take new connections, in place of those that a failed collective has closed. Collective.
+
+        A group out of torch's registry would keep its sockets and threads for ever, because torch
+        names groups by counting and would give the name of one that was destroyed, with what the
+        store still holds, to the next. This one is let go of.
+        """
+        is_part = len(self._members) < dist.get_world_size(self.group)
+        if is_part and self._backend != dist.Backend.GLOO:
+            self.group = subgroup(self.group, self._members)
+        if self._backend == dist.Backend.NCCL:
+            return
+        old, self._own = self._own, None
+        if old is not None:
+            # It waits for what is pending, which may last as long as the timeout.
+            held = [old]
+            del old
+            threading.Thread(target=held.clear, daemon=True).start()
+        self._own = dist.ProcessGroupGloo(
+            self.roll.store(self._name), self.rank, self.world_size, group_timeout(self.group)
+        )
+
+    def _gloo_for(self, tensor: Tensor) -> Any:
+        """What carries the tensor in place of the group; None if the group does."""
+        return self._own if tensor.device.type == "cpu" else None
+
+    @property
+    def can_exchange_tensors(self) -> bool:
+        return True
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        total = own.clone(memory_format=torch.contiguous_format)
+        self.all_reduce(total, dist.ReduceOp.SUM)
+        return total
+
+    def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """All-gather one JSON text per rank: lengths, then bytes padded to the longest."""
+        device = torch.device("cpu")
+        if self._backend == dist.Backend.NCCL:
+            device = torch.device("cuda", torch.cuda.current_device())
+        text = json.dumps(record).encode()
+        lengths = self.gather_tensor(torch.tensor([len(text)], device=device)).flatten().tolist()
+        padded = torch.tensor(list(text.ljust(max(lengths))), dtype=torch.uint8, device=device)
+        return [json.loads(bytes(tensor.tolist())) for tensor in self.gather_tensor(padded)]
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        """Every rank's tensor, in rank order: [W, ...]."""
+        own = own.contiguous()
+        received = own.new_empty((self.world_size, *own.shape))
+        parts = list(received.unbind())
+        with self.roll.called_on_error():
+            if (gloo := self._gloo_for(own)) is None:
+                work = dist.all_gather(parts, own, group=self.group, async_op=True)
+            else:
+                work = gloo.allgather([parts], [own])
+        self.wait(work, own)
+        return received
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Reduce in place."""
+        self.wait(self.start_all_reduce(tensor, op), tensor)
+
+    def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
+        """Begin to reduce in place; `wait` ends it."""
+        with self.roll.called_on_error():
+            if (gloo := self._gloo_for(tensor)) is None:
+                return dist.all_reduce(tensor, op, group=self.group, async_op=True)
+            options = dist.AllreduceOptions()
+            options.reduceOp = op  # type: ignore[assignment]
+            work: dist.Work = gloo.allreduce([tensor], options)
+            return work
+
+    def start_swap(self, words: Tensor, tag: int) -> list[dist.Work]:
+        """Begin to send this rank's row of [W, n] to every peer and to receive theirs in the other
+        rows; `wait` ends each."""
+        peers = [peer for peer in range(self.world_size) if peer != self.rank]
+        with self.roll.called_on_error():
+            if (gloo := self._gloo_for(words)) is not None:
+                received = [gloo.recv([words[peer]], peer, tag) for peer in peers]
+                return received + [gloo.send([words[self.rank]], peer, tag) for peer in peers]
+            group, of_world = self.group, dist.get_global_rank
+            swaps = [
+                dist.P2POp(dist.irecv, words[peer], of_world(group, peer), group, tag=tag)
+                for peer in peers
+            ]
+            swaps += [
+                dist.P2POp(dist.isend, words[self.rank], of_world(group, peer), group, tag=tag)
+                for peer in peers
+            ]
+            works: list[dist.Work] = dist.batch_isend_irecv(swaps)
+            return works
+
+    def wait(self, work: dist.Work | None, tensor: Tensor, *, sliced: bool = True) -> None:
+        """Wait for work on a tensor: the host if it is on the CPU, else the GPU's stream.
+
+        Raises:
+            PeerLost: see `RollCall.wait`.
+        """
+        if tensor.device.type == "cpu":
+            self.roll.wait(work, sliced=sliced)
+        elif work is not None:
+            work.wait()
+
+    def renew(self) -> None:
+        """Wait for all ranks, then connect anew where a failed collective may have closed
+        connections (gloo). Collective.
+
+        Raises:
+            PeerLost: a rank did not come within the timeout of the group.
+        """
+        self.roll.begin_anew(group_timeout(self.group).total_seconds())
+        self.connect()
+
+
+def ranks_of(group: object) -> Ranks:
+    """The ranks behind the `group` argument of `LMHeadSampler`.
+
+    None is the default process group if torch.distributed is initialised, else one rank.
+
+    Raises:
+        TypeError: not a process group.
+        ValueError: this process is not a member of the group.
+    """
+    if isinstance(group, Ranks):
+        return group
+    if group is None:
+        if not (dist.is_available() and dist.is_initialized()):
+            return Ranks()
+        group = dist.group.WORLD
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("group: this process is not a member of the group")
+        way_out = "; pass its group, .get_group()" if hasattr(group, "get_group") else ""
+        raise TypeError(f"group: expected a torch process group or None, got {group!r}{way_out}")
+    return ProcessRanks(group)

@@ -1,0 +1,202 @@
+"""A step in a file, to be sampled again offline: did this token come from these inputs?
+
+A record is a safetensors file (the extra `hf` brings the library):
+
+    tensors   hidden_states [B, D], positions, seeds, status [B], token_ids [B] or [B, S];
+              lm_head_weight [V, D] and bias [V], unless the metadata name a model
+    metadata  "tpsample": JSON of the format's version, the noise layout, the requests, the head,
+              the tokens so far
+
+Reading it runs nothing that the file brings: tensors and JSON, every value checked like a caller's.
+Nothing is downloaded unless the caller allows it. Memory stays within ten times the size of the
+file and a constant (about 300 MB at V = 2^20), because rows are sampled again a few at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tpsample.core.score import Head
+from tpsample.noise import LAYOUT
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.as_json import from_json
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
+from tpsample.sampler import LMHeadSampler
+
+VERSION = 1
+MAX_DRAWS = 2**14
+"""Most rows × samples of a record."""
+KEY = "tpsample"
+_MAX_METADATA = 2**24
+"""Characters. JSON takes up to 24 times its size in memory."""
+_ENTRIES = {"version", "layout", "params", "head", "philox_rounds", "model", "tokens_so_far"}
+TOKENS_SO_FAR = ("prompt_token_ids", "output_token_ids")
+_TENSORS = {
+    "positions": ((torch.int64,), (1,)),
+    "seeds": ((torch.int64,), (1,)),
+    "status": ((torch.int32,), (1,)),
+    "token_ids": ((torch.int64,), (1, 2)),
+    "hidden_states": ((torch.bfloat16, torch.float16, torch.float32), (2,)),
+}
+"""Dtypes and numbers of axes."""
+
+FullHead: TypeAlias = tuple[Tensor, Tensor | None, dict[str, Any]]
+"""lm_head_weight [V, D], its bias, and the scale and soft-cap as `LMHeadSampler` takes them."""
+LoadHead: TypeAlias = Callable[[str, torch.dtype], FullHead]
+"""From the name of a model, and the dtype of the hidden states."""
+
+
+def read(path: str | Path) -> Record:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            names = set(file.keys())
+            known = {*_TENSORS, "lm_head_weight", "bias"}
+            if KEY not in metadata or not names <= known:
+                raise ValueError(
+                    f"not a record: expected metadata {KEY!r} and tensors among {sorted(known)}, "
+                    f"got {sorted(metadata)} and {sorted(names)}"
+                )
+            # Before they are read: an empty tensor may have any shape.
+            for name in names:
+                if 0 in (shape := file.get_slice(name).get_shape()):
+                    raise ValueError(f"{name}: expected values, got shape {shape}")
+            return Record.of(metadata[KEY], {name: file.get_tensor(name) for name in names})
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"not a safetensors file: {error}") from error
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record whose values have been checked, all but the head.
+
+    Attributes:
+        params: requests with their seeds, without logprobs.
+        tokens_so_far: arguments of `SamplingBatch.from_params`, a list per row.
+    """
+
+    tensors: dict[str, Tensor]
+    params: list[SamplingParams]
+    tokens_so_far: dict[str, list[list[int]]]
+    head: dict[str, Any]
+    philox_rounds: int
+    model: str | None
+
+    @staticmethod
+    def of(text: str, tensors: dict[str, Tensor]) -> Record:
+        """From the metadata and the tensors."""
+        if len(text) > _MAX_METADATA:
+            raise ValueError(f"metadata: expected at most {_MAX_METADATA} characters of JSON")
+        try:
+            what = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"metadata: expected JSON, got {error}") from error
+        if not isinstance(what, dict):
+            raise ValueError(f"metadata: expected an object, got {what!r}")
+        version, layout = what.get("version"), what.get("layout")
+        if (version, layout) != (VERSION, LAYOUT):
+            raise ValueError(
+                f"is of version {version!r} with noise {layout!r}; expected {VERSION} with "
+                f"{LAYOUT!r}"
+            )
+        if set(what) != _ENTRIES:
+            raise ValueError(f"metadata: expected {sorted(_ENTRIES)}, got {sorted(what)}")
+        requests, model, head = what["params"], what["model"], what["head"]
+        if not isinstance(requests, list) or not 1 <= len(requests) <= MAX_DRAWS:
+            raise ValueError(f"params: expected a list of 1 to {MAX_DRAWS} requests")
+        if not isinstance(head, dict) or set(head) != set(Head.__dataclass_fields__):
+            raise ValueError(f"head: expected {sorted(Head.__dataclass_fields__)}, got {head!r}")
+        if model is not None and not isinstance(model, str):
+            raise ValueError(f"model: expected a name or null, got {model!r}")
+        if (model is None) != ("lm_head_weight" in tensors):
+            raise ValueError("expected lm_head_weight or the name of a model, and not both")
+        _check_tensors(tensors, len(requests))
+        params = []
+        for row, (request, seed) in enumerate(
+            zip(requests, tensors["seeds"].tolist(), strict=True)
+        ):
+            params.append(SamplingParams(**from_json(f"params[{row}]", request)))
+            params[-1] = replace(params[-1], seed=seed, logprobs=None, logprob_token_ids=None)
+        so_far = _tokens_so_far(what["tokens_so_far"], len(requests))
+        return Record(tensors, params, so_far, head, what["philox_rounds"], model)
+
+    @property
+    def num_samples(self) -> int | None:
+        token_ids = self.tensors["token_ids"]
+        return token_ids.shape[1] if token_ids.ndim == 2 else None
+
+    def head_of(self, load_head: LoadHead | None) -> FullHead:
+        """All rows of the head, its bias, and the scale and soft-cap."""
+        if self.model is None:
+            weight, bias, head = self.tensors["lm_head_weight"], self.tensors.get("bias"), self.head
+        else:
+            if load_head is None:
+                raise ValueError(
+                    f"names the model {self.model!r} in place of a head; use `tpsample verify`, "
+                    "or pass load_head="
+                )
+            weight, bias, head = load_head(self.model, self.tensors["hidden_states"].dtype)
+        # Checks the head as it does a caller's.
+        LMHeadSampler(
+            weight,
+            group=Ranks(),
+            bias=bias,
+            max_rows=1,
+            philox_rounds=self.philox_rounds,
+            backend="torch",
+            **head,
+        ).close()
+        hidden_states = self.tensors["hidden_states"]
+        if (weight.dtype, weight.shape[1]) != (hidden_states.dtype, hidden_states.shape[1]):
+            raise ValueError(
+                f"lm_head_weight: expected {hidden_states.dtype} [V, {hidden_states.shape[1]}] as "
+                f"hidden_states has, got {weight.dtype} {list(weight.shape)}"
+            )
+        return weight, bias, head
+
+    def batch(self, rows: range, vocab_size: int) -> SamplingBatch:
+        """Some of the rows."""
+        part = slice(rows.start, rows.stop)
+        return SamplingBatch.from_params(
+            self.params[part],
+            vocab_size=vocab_size,
+            **{name: lists[part] for name, lists in self.tokens_so_far.items()},  # type: ignore[arg-type]
+        )
+
+
+def _check_tensors(tensors: dict[str, Tensor], rows: int) -> None:
+    for name, (dtypes, axes) in _TENSORS.items():
+        if name not in tensors:
+            raise ValueError(f"{name}: expected a tensor of {rows} rows, got none")
+        tensor = tensors[name]
+        if tensor.dtype not in dtypes or tensor.ndim not in axes or tensor.shape[0] != rows:
+            raise ValueError(
+                f"{name}: expected {rows} rows, {' or '.join(map(str, axes))} axes and one of "
+                f"{', '.join(map(str, dtypes))}, got {tensor.dtype} {list(tensor.shape)}"
+            )
+    if tensors["token_ids"].numel() > MAX_DRAWS:
+        raise ValueError(f"token_ids: expected at most {MAX_DRAWS} rows × samples")
+    if (lowest := int(tensors["positions"].min())) < 0:
+        raise ValueError(f"positions: expected values >= 0, got {lowest}")
+
+
+def _tokens_so_far(given: Any, rows: int) -> dict[str, list[list[int]]]:
+    if not isinstance(given, dict) or not set(given) <= set(TOKENS_SO_FAR):
+        raise ValueError(f"tokens_so_far: expected lists by name, {TOKENS_SO_FAR}, got {given!r}")
+    for name, lists in given.items():
+        if not isinstance(lists, list) or len(lists) != rows:
+            raise ValueError(f"{name}: expected a list of {rows} lists, one per row")
+        for row, ids in enumerate(lists):
+            if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
+                raise ValueError(f"{name}[{row}]: expected a list of token ids, got {ids!r}")
+    return given
