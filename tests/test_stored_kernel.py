@@ -74,7 +74,7 @@ def test_with_controls_the_processed_logits_are_stored_too(backend):
     sampler = LMHeadSampler(rows.weight, backend=backend, max_rows=8)
     view = batch.view(batch.rows)
     out = SampleOutput.empty(view.seed, None)
-    step = sampler.begin(rows.hidden_states, view, rows.positions, 1, out)
+    step = sampler.begin(rows.hidden_states, view, rows.positions, out)
     sampler.finish(step)
     stored = shard_logits(step, sampler.shard, sampler.backend)
     assert batch.plan.host_stored == [1, 2, 3, 4]

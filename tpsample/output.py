@@ -89,6 +89,11 @@ class SampleOutput:
     logprobs: Logprobs | None = None
     kept: KeptSets | None = None
 
+    @property
+    def num_samples(self) -> int:
+        """Draws per row."""
+        return 1 if self.token_ids.ndim == 1 else self.token_ids.shape[1]
+
     @staticmethod
     @torch.inference_mode(False)
     def empty(seeds: Tensor, num_samples: int | None) -> SampleOutput:

@@ -23,7 +23,6 @@ from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
-from tpsample.request.seeds import SeedSource
 from tpsample.request.step import Step
 
 
@@ -33,43 +32,40 @@ class LMHeadSampler:
         logit = softcap · tanh(logit_scale · (hidden_states · weight^T) / softcap) + bias
         token = argmax over the vocabulary of fma(logit, log2 e / T, -L(seed, position, id))
 
-    which is a draw from softmax(logit / T) (Gumbel-max; fused into the LM head by FlashSampling,
-    arXiv 2603.15854). Logits are never stored or gathered: each rank keeps its best candidate
-    per row, the ranks exchange 8 bytes per row, and all return the same token. The token depends
-    on nothing but the row: not on ranks, shards, tiles, other rows or exchange. Of rows with
-    top_k, top_p, min_p or logprobs each rank stores its own part of the logits, and the ranks
-    exchange some integers more (`tpsample.logits.filters`, `tpsample.logits.logprobs`).
+    This is a draw from softmax(logit / T) by the Gumbel-max trick, which FlashSampling (arXiv
+    2603.15854) fused into the LM head. No rank stores or gathers the logits: each keeps its best
+    candidate per row, the ranks exchange 8 bytes per row, and all return the same token. For given
+    hidden states it depends on nothing but its row: not on the number of ranks, shards, tiles,
+    other rows or the exchange. Of rows with top_k, top_p, min_p or logprobs each rank stores its
+    own part of the logits, and the ranks exchange some integers more (`tpsample.logits`).
 
-    Building it is collective over `group`: ranks compare their arguments, and if one is wrong or
-    they disagree every rank raises the same error.
+    Building a sampler is collective over `group`, because the ranks compare their arguments: if
+    one is wrong, or they disagree, every rank raises the same error.
 
     Args:
-        lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous: the rows of this
-            rank's shard first; further rows are padding and never seen. D and dtype must match
-            across ranks. Kept by reference.
-        vocab_size: V, at most 2^20; must match. Default: where the shards end, or the sum of the
-            ranks' weight rows.
+        lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous; kept by reference.
+            The rows of this rank's shard come first; rows behind them are padding and never read.
+            D and dtype must match across ranks.
+        vocab_size: V, at most 2^20; must match. Default: where the shards or weight rows end.
         shard: global ids of this rank's rows; the ranks' shards tile [0, V). Default:
             `VocabShard.even` of `vocab_size`, or the weight rows in rank order.
-        group: torch process group; None is the default group, or one rank if
-            torch.distributed is not initialised.
+        group: torch process group. Default: the default group, or one rank if torch.distributed
+            is not initialised.
         bias: [V_local], added to the logits after the soft-cap.
         logit_scale, logit_softcap: see the formula; must match.
         max_rows: most rows × samples of a step; sizes the buffers; must match.
         exchange: "collective", "p2p", "peer" (the kernel writes to the other GPUs), "two_level"
-            (inside each host, then between hosts) or "auto": "peer" if NVLink connects all pairs
-            and its memory can be set up, else "collective"; must match.
-        chunks: parts of the vocabulary whose words travel while the next part is computed, 1 to
-            64; must match.
+            (inside each host, then between hosts) or "auto"; must match. "auto" is "peer" if
+            NVLink connects all pairs and its memory can be set up, else "collective".
+        chunks: 1 to 64 parts of the vocabulary, each sent while the next is made; must match.
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
             PyTorch, tile by tile) or "auto"; must match.
-        desync_every: `compare` the ranks by themselves after this many steps, which waits for the
-            GPU once in as many; 0 is off; must match.
+        desync_every: steps after which the sampler calls `compare`; 0 is never; must match.
 
     Raises:
-        TypeError, ValueError: a wrong argument, on one rank.
-        RankMismatch: (a ValueError) a wrong argument on some of several ranks, on every rank.
+        TypeError, ValueError: an argument is wrong, on one rank.
+        RankMismatch: (a ValueError) an argument is wrong on some of several ranks.
         PeerLost: a rank did not come within the timeout of the process group.
     """
 
@@ -119,24 +115,15 @@ class LMHeadSampler:
             hosts=agreed.hosts,
             fall_back=exchange == "auto",
         )
+        bias, head = None if bias is None else bias.detach(), agreed.arguments.head
         self.local = make_backend(
-            agreed.backend,
-            self.weight,
-            agreed.shard,
-            None if bias is None else bias.detach(),
-            agreed.arguments.head,
-            rounds=philox_rounds,
-            max_rows=max_rows,
+            self.backend, self.weight, self.shard, bias, head, philox_rounds, max_rows
         )
-        seeds = SeedSource(agreed.seed_root)
-        positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.checks = StepChecks(
-            self.weight, agreed.shard, agreed.vocab_size, max_rows, agreed.ranks, seeds, positions
+            self.weight, self.shard, self.vocab_size, max_rows, self.ranks, agreed.seeds
         )
-        self.agreement = StepAgreement(agreed.ranks, self.exchange.compares_steps, seeds)
-        if desync_every:
-            agreed.ranks.require_group("desync_every")
-        self._desync = DesyncDetector(desync_every, agreed.ranks, device)
+        self.agreement = StepAgreement(self.ranks, self.exchange.compares_steps, agreed.seeds)
+        self._desync = DesyncDetector(desync_every, self.ranks, device)
         self._handle = compiled.register(self)
         # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
         self._captured: list[Step] = []
@@ -150,10 +137,10 @@ class LMHeadSampler:
         num_samples: int | None = None,
         out: SampleOutput | None = None,
     ) -> SampleOutput:
-        """Sample one token per row (or `num_samples` independent ones).
+        """Sample one token per row, or `num_samples` independent ones.
 
-        Collective: every rank calls with the same hidden states, batch and positions. May be
-        called inside torch.compile (`tpsample.compiled`).
+        Collective: every rank calls with the same hidden states, batch and positions. The call may
+        stand inside torch.compile (`tpsample.compiled`).
 
         Args:
             hidden_states: [B, D], dtype and device of lm_head_weight.
@@ -167,9 +154,8 @@ class LMHeadSampler:
             Tokens and status, the same on every rank.
 
         Raises:
-            TypeError, ValueError: before anything is sent.
-            UnsupportedParameter: (a ValueError) filters or logprobs between ranks without a
-                process group.
+            TypeError, ValueError: an argument is wrong; raised before anything is sent.
+            UnsupportedParameter: (a ValueError) filters or logprobs need a process group.
             RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
                 rank: here on CPUs, by `check` on GPUs and with `peer` (`tpsample.agreement.step`).
             Desync: with `desync_every`, on every rank, after this step.
@@ -192,32 +178,25 @@ class LMHeadSampler:
         num_samples: int | None = None,
         out: SampleOutput | None = None,
     ) -> Step:
-        """First half of a call: all of it but waiting for the other ranks.
+        """Do the first half of a call: all but waiting for the other ranks.
 
-        Every start is followed by its `finish`. Several ranks in one process need the halves
-        apart; see `VirtualWorld`.
+        Every start is followed by its `finish`. The halves are apart for several ranks in one
+        process (`tpsample.ranks.virtual`).
         """
         with self.agreement.leaving_on_error():
             call = self.agreement.settle(
                 lambda: self.checks.step(hidden_states, batch, positions, num_samples, out)
             )
             assert call.positions is not None
-            view = call.view
-            if out is None:
-                out = SampleOutput.empty(view.seed, num_samples)
-            return self.begin(hidden_states.detach(), view, call.positions, call.num_samples, out)
+            out = SampleOutput.empty(call.view.seed, num_samples) if out is None else out
+            return self.begin(hidden_states.detach(), call.view, call.positions, out)
 
     def begin(
-        self,
-        hidden_states: Tensor,
-        batch: BatchView,
-        positions: Tensor,
-        num_samples: int,
-        out: SampleOutput,
+        self, hidden_states: Tensor, batch: BatchView, positions: Tensor, out: SampleOutput
     ) -> Step:
         """Compute this rank's words of a call that is settled, and hand them to the exchange."""
         out.logprobs, out.kept = None, None
-        step = self.local.prepare(hidden_states, batch, positions, num_samples, out)
+        step = self.local.prepare(hidden_states, batch, positions, out.num_samples, out)
         if capturing(self.weight.device):
             self._captured.append(step)
         if batch.rows:
@@ -230,7 +209,7 @@ class LMHeadSampler:
         return step
 
     def finish(self, step: Step) -> SampleOutput:
-        """Second half of a call: what it returns, once every rank's words are there."""
+        """Do the second half of a call: wait for every rank's words, and return the tokens."""
         out, plan = step.out, step.batch.plan
         assert out is not None
         if step.batch.rows:
@@ -248,7 +227,7 @@ class LMHeadSampler:
     def prompt_logprobs(
         self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0
     ) -> Logprobs:
-        """Raw logprobs of the tokens of a prompt: log-softmax of the logits at every position.
+        """Return raw logprobs of a prompt's tokens: log-softmax of the logits at every position.
 
         Collective: every rank calls with the same arguments. Nothing is sampled. A rank holds the
         logits of `max_rows` positions at a time, over its own shard.
@@ -259,13 +238,13 @@ class LMHeadSampler:
             top: how many of the most likely tokens to report as well.
 
         Returns:
-            `Logprobs` [L, 1 + top], the same bits on every rank and for any number of ranks: the
-            token that came, then the most likely ones. A position with a NaN logit, or without an
-            unmasked token, has ids -1, values NaN and ranks 0.
+            `Logprobs` [L, 1 + top], the same bits for any number of ranks: the token that came,
+            then the most likely ones. A position with a NaN logit, or without an unmasked token,
+            has ids -1, values NaN and ranks 0.
 
         Raises:
-            ValueError: before anything is sent.
-            UnsupportedParameter: (a ValueError) several ranks without a process group.
+            ValueError: an argument is wrong; raised before anything is sent.
+            UnsupportedParameter: (a ValueError) several ranks have no process group.
         """
         with self.agreement.leaving_on_error():
             self.agreement.settle(lambda: self.checks.prompt(hidden_states, token_ids, top))
@@ -284,21 +263,21 @@ class LMHeadSampler:
         """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
 
         Raises:
-            PeerLost: naming the ranks that did not.
-            RankMismatch: a rank refused its step; the error it raised.
+            PeerLost: some ranks did not; it names them.
+            RankMismatch: a rank refused its step; the text is that of its error.
         """
         self.checks.ready()
         self.exchange.check()
 
     def compare(self) -> None:
-        """Whether all ranks sampled the same since they last compared; see `tpsample.agreement.desync`.
+        """Raise if the ranks sampled differently since they last compared, or in the last step.
 
-        Collective. Without `desync_every` the last step alone is looked at. Waits for the GPU.
+        Collective; waits for the GPU. See `tpsample.agreement.desync`.
 
         Raises:
-            Desync: naming the ranks that differ from most.
-            RankMismatch: where ranks meet on the host, another rank made another call.
-            UnsupportedParameter: several ranks without a process group.
+            Desync: ranks differ; it names those that differ from most.
+            RankMismatch: another rank made another call, where ranks meet on the host.
+            UnsupportedParameter: several ranks have no process group.
         """
         with self.agreement.leaving_on_error():
             self.agreement.settle(self.checks.compare)

@@ -39,7 +39,7 @@ class Agreement:
         shards: every rank's, in rank order.
         exchange: a name that `make_exchange` knows.
         hosts: name of every rank's host.
-        seed_root: random number that rank 0 drew, from which unseeded rows get their seeds.
+        seeds: from which rows without a seed get theirs, by a random number that rank 0 drew.
     """
 
     ranks: Ranks
@@ -49,7 +49,7 @@ class Agreement:
     shards: list[VocabShard]
     exchange: str
     hosts: list[str]
-    seed_root: int
+    seeds: SeedSource
 
     @property
     def shard(self) -> VocabShard:
@@ -102,7 +102,7 @@ def agree(group: object, **given: Any) -> Agreement:
         shards=shards,
         exchange=choose_exchange(arguments.exchange, ranks, [r["reach"] for r in records]),
         hosts=[record["reach"]["host"] for record in records],
-        seed_root=records[0]["seed_root"],
+        seeds=SeedSource(records[0]["seed_root"]),
     )
 
 

@@ -7,8 +7,8 @@ flipped bit, inputs that differ where no rank looks, a rank that is a step behin
     step    sum over the rows, modulo 2^64, so that no order of summation enters
     digest  mix(digest + step), over the steps since the last comparison
 
-mix is of `tpsample.core.digest`. The digest stays on the device; a comparison gathers every rank's, so
-that the error can say whose is different, and waits for it.
+`mix` is that of `tpsample.core.digest`. The digest stays on the device. A comparison waits for the
+GPU and gathers every rank's digest, so that the error can name the rank whose digest differs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class DesyncDetector:
     """
 
     def __init__(self, every: int, ranks: Ranks, device: torch.device) -> None:
+        if every:
+            ranks.require_group("desync_every")
         self.every = every
         self._ranks = ranks
         with torch.inference_mode(False):

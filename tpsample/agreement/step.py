@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class Call:
     token_ids: Tensor | None = None
     seeds_drawn: int = 0
 
-    @property
+    @cached_property
     def view(self) -> BatchView:
         """What a step of the call reads, once the call is settled."""
         assert self.batch is not None

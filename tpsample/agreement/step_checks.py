@@ -25,7 +25,6 @@ class StepChecks:
     Attributes:
         weight, shard, vocab_size, max_rows, ranks: of the sampler.
         seeds: where rows without a seed get theirs.
-        positions: int64 [max_rows], where one position given for all rows is spread out.
         closed: whether the sampler was.
     """
 
@@ -35,8 +34,11 @@ class StepChecks:
     max_rows: int
     ranks: Ranks
     seeds: SeedSource
-    positions: Tensor
     closed: bool = False
+
+    def __post_init__(self) -> None:
+        # One position given for all rows is spread out here, so that a step allocates nothing.
+        self._positions = torch.zeros(self.max_rows, dtype=torch.int64, device=self.weight.device)
 
     def ready(self) -> None:
         """Raise if the sampler was closed, or its device is not the current one."""
@@ -64,7 +66,7 @@ class StepChecks:
             )
         if out is not None:
             check_out(out, rows, num_samples, self.weight.device)
-        at = positions_tensor(positions, rows, self.weight.device, self.positions)
+        at = positions_tensor(positions, rows, self.weight.device, self._positions)
         return self.rows("step", batch, rows, at, num_samples=samples)
 
     def rows(

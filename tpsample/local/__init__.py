@@ -16,7 +16,6 @@ def make_backend(
     shard: VocabShard,
     bias: Tensor | None,
     head: Head,
-    *,
     rounds: int,
     max_rows: int,
 ) -> Backend:

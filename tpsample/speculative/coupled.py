@@ -39,7 +39,7 @@ def verify_coupled(
     """
     rows, width = drafts.shape
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    sampler.finish(sampler.begin(hidden_states.flatten(0, 1), batch, at, 1, out))
+    sampler.finish(sampler.begin(hidden_states.flatten(0, 1), batch, at, out))
     token_ids, status = out.token_ids.view(rows, width), out.status.view(rows, width)
     num_accepted = leading((drafts == token_ids) & (drafts >= 0))
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())

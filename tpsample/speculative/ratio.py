@@ -48,7 +48,7 @@ def verify_by_ratio(
     batch = replace(batch, plan=batch.plan.storing_every_row)
     # A draw of every row, because it tells the row's status.
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    step = sampler.begin(hidden_states.flatten(0, 1), batch, at, 1, out)
+    step = sampler.begin(hidden_states.flatten(0, 1), batch, at, out)
     sampler.exchange.finish(out, batch.seed)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     laws = Laws.of(stored, batch, drafts, draft, out.status.view(rows, width), ranks)
