@@ -9,6 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tpsample import LMHeadSampler
+
 READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
 
 
@@ -48,6 +50,6 @@ def refused() -> Iterator[None]:
         yield
 
 
-def compare_no_steps(exchange: object) -> None:
-    """As on GPUs, where ranks do not compare their steps on the host; for this process."""
-    type(exchange).compares_steps = property(lambda self: False)
+def compare_no_steps(sampler: LMHeadSampler) -> None:
+    """As on GPUs, where ranks do not compare their steps on the host."""
+    sampler.agreement.compares_steps = False

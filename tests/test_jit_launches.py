@@ -54,7 +54,7 @@ MOST_OPERATORS = {"top_k": 6, "top_p": 6, "filters, samples": 6, "top_k, top_p":
 
 @pytest.mark.parametrize("name", cases())
 def test_a_step_compiles_as_it_is_launched(launched, name):
-    finish = "peer_finish" if name.startswith("peer") else "finish"
+    finish = "peer_finish" if name.startswith("peer") else "decode"
     expected = ["token_mask"] * (name in MASKED) + ["lm_head", finish, *STORED.get(name, [])]
     *kernels, operators = launched[name]
     assert [kernel.removesuffix("_kernel") for kernel in kernels] == expected

@@ -297,7 +297,8 @@ def test_a_dead_rank_is_named_and_reset_recovers():
     for timeout_s in (0.01, 3600):  # once lost, nobody waits again
         for sampler in alive:
             sampler.exchange.timeout_s = timeout_s
-        for output in step(world, alive, case):
+        begun = [sampler.start(case.hidden_states, case.batch, case.positions) for sampler in alive]
+        for output in map(LMHeadSampler.finish, alive, begun):
             assert output.token_ids.tolist() == [-1] * 5
             assert output.status.tolist() == [Status.PEER_LOST] * 5
     for sampler in alive:

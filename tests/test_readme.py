@@ -18,3 +18,15 @@ def test_the_blocks_run_in_order():
     assert names["token_ids"].shape == (2,)
     assert ((names["token_ids"] >= 0) & (names["token_ids"] < 1000)).all()
     assert names["out"].token_ids.shape == (1, 4)
+
+
+def test_the_files_it_names_are_there():
+    root = README.parent
+    named = re.findall(r"`([a-z_0-9/]+\.(?:py|sh|toml))`", README.read_text())
+    assert len(named) > 15
+    missing = [
+        name
+        for name in named
+        if not any((root / base / name).exists() for base in (".", "tpsample"))
+    ]
+    assert not missing

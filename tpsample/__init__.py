@@ -1,4 +1,42 @@
-"""Sample next tokens where the logits are computed. See `LMHeadSampler`."""
+"""Sample next tokens where the logits are computed. See `LMHeadSampler`.
+
+    hidden states → logits tile → score → word → exchange → token
+
+Words of this package, one per idea:
+
+    request         what a user asks for one sequence, `SamplingParams`
+    batch           the requests of the rows of a step, `SamplingBatch`
+    plan            what follows from the requests alone, `BatchPlan`; replaced whole
+    view            what one step reads of a batch, `BatchView`
+    step            one call of the sampler on one rank, `Step`
+    rank            one of the processes that own a part of the vocabulary, `Ranks`
+    shard           the half-open range of token ids that a rank owns, `VocabShard`
+    tile            a piece of the logits, small enough to stay on chip
+    backend         what turns hidden states into words, `Backend`: Triton or PyTorch
+    score           logit · log2 e / T - L, whose largest value decides; L is the noise
+    stream          the random numbers of a row, named by its seed and position
+    score word      a score and a token id in one int64; the larger word wins
+    order word      a logit and a token id likewise; descending, they list a row's tokens
+    mass            2^40 times a probability relative to the row's largest, as an integer
+    filter          top_k, top_p or min_p; what they leave to be drawn is the kept set
+    cut             the order word of the last token that a filter keeps
+    controls        what changes logits before the draw: penalties, biases and masks
+    stored logits   a rank's own logits of the rows that need them after the draw
+    exchange        moves words between ranks; other integers go through `Ranks`
+    status          whether a row has a token, and if not, why not, `Status`
+
+How a call walks through the files, downwards; imports point the same way:
+
+    plain step      sampler → agreement/step_checks → agreement/step → local/backend →
+                    local/triton_backend → kernels/lm_head → exchange → exchange/decode
+    filtered row    the same, and behind it logits/finish → logits/filters → logits/shard_logits
+                    → kernels/best_scores, kernels/sums; logits/cut where a search must decide
+    penalised row   request/controls/rows → request/controls/apply, which the kernel of the plain
+                    step repeats on chip as kernels/controls
+    verification    speculative/verify → speculative/checks → speculative/coupled, or
+                    speculative/ratio → speculative/laws → speculative/recovery; the step in the
+                    middle is the plain one, by `LMHeadSampler.begin` and `finish`
+"""
 
 from tpsample import noise, reference
 from tpsample.core.version import __version__

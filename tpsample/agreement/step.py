@@ -124,13 +124,13 @@ class StepAgreement:
     """
 
     def __init__(self, ranks: Ranks, compares_steps: bool, seeds: SeedSource) -> None:
-        self._ranks, self._compares, self._seeds = ranks, compares_steps, seeds
+        self._ranks, self._seeds, self.compares_steps = ranks, seeds, compares_steps
         self.reset()
 
     def reset(self) -> None:
         """Forget what was left and count steps from 0 again; on all ranks."""
         self._left: str | None = None
-        if self._compares:
+        if self.compares_steps:
             roll = self._ranks.roll
             assert roll is not None
             roll.step = -1
@@ -151,11 +151,11 @@ class StepAgreement:
         own = dict.fromkeys(_FIELDS, 0)
         try:
             call = check()
-            if self._compares:
+            if self.compares_steps:
                 own = call.record()
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
-        if self._compares:
+        if self.compares_steps:
             roll = ranks.roll
             assert roll is not None and roll.step is not None
             before, roll.step = roll.step, roll.step + (call is None or call.emits_tokens)

@@ -33,6 +33,8 @@ class Backend:
         self._weight, self._shard, self._bias, self._head = weight, shard, bias, head
         self._rounds = rounds
         self._logits = StepBuffer(len(shard), torch.float32, weight.device)
+        # Of steps that only store: they may come between the halves of another step.
+        self._stored_only = StepBuffer(len(shard), torch.float32, weight.device)
 
     def prepare(
         self,
@@ -48,7 +50,8 @@ class Backend:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored is not None:
             raw_and_processed = 1 if controls is None else 2
-            logits = self._logits.take(raw_and_processed * len(batch.plan.host_stored))
+            memory = self._stored_only if out is None else self._logits
+            logits = memory.take(raw_and_processed * len(batch.plan.host_stored))
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
         return Step(hidden_states, batch, noise, controls, logits, out)
 
