@@ -1,1 +1,1 @@
-"""Do the ranks agree: when a sampler is built, before a step, and after it?"""
+"""Whether the ranks agree: when a sampler is built, before a step, and after it."""

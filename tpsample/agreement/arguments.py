@@ -1,4 +1,4 @@
-"""The arguments of `LMHeadSampler`: checked on each rank, then put together over all ranks."""
+"""The arguments of `LMHeadSampler`, checked on each rank and then put together over all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SamplerArguments:
 def resolve_shards(
     vocab_size: int | None, shards: list[VocabShard | None], weight_rows: list[int]
 ) -> tuple[int, list[VocabShard]]:
-    """The vocabulary size and every rank's shard, from what each rank gave.
+    """Return the vocabulary size and every rank's shard, from what each rank gave.
 
     With neither `vocab_size` nor shards the ranks' weight rows follow one another; with
     `vocab_size` alone the vocabulary is cut evenly.
@@ -102,7 +102,7 @@ def resolve_shards(
 
 
 def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[int | None]) -> None:
-    """Whether each of several ranks, which name no shards, was given rows of its own.
+    """Check that each of several ranks, which name no shards, was given rows of its own.
 
     Args:
         digests: of each rank's rows; None if unknown.

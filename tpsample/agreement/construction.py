@@ -1,4 +1,4 @@
-"""What the ranks of a sampler agree on when it is built; the one place where they compare notes."""
+"""Compares what the ranks of a sampler were given when it is built, and settles what follows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COMPARED = ("vocab_size", "max_rows", "exchange", "chunks", "philox_rounds", "d
 
 @dataclass(frozen=True)
 class Agreement:
-    """The same on every rank, but for `ranks.rank` and what each gave.
+    """What a sampler is built from, the same on every rank but for `ranks.rank` and its arguments.
 
     Attributes:
         shards: every rank's, in rank order.
@@ -53,7 +53,7 @@ class Agreement:
 
     @property
     def shard(self) -> VocabShard:
-        """This rank's."""
+        """The shard of this rank."""
         return self.shards[self.ranks.rank]
 
 
@@ -65,8 +65,8 @@ def agree(group: object, **given: Any) -> Agreement:
         given: the fields of `SamplerArguments`.
 
     Raises:
-        TypeError, ValueError: a wrong argument, on one rank.
-        RankMismatch: a wrong or differing argument on some of several ranks, on every rank.
+        TypeError, ValueError: an argument is wrong, on one rank.
+        RankMismatch: an argument is wrong or differs on some of several ranks; all raise it.
     """
     error: Exception | None = None
     try:
@@ -107,7 +107,7 @@ def agree(group: object, **given: Any) -> Agreement:
 
 
 def _versions() -> dict[str, str]:
-    """Of what computes: tokens are the same if they differ, their near-ties might not be."""
+    """Return the versions of what computes. If they differ, near ties might be broken otherwise."""
     found = {"torch": str(torch.__version__)}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["triton"] = importlib.metadata.version("triton")
@@ -115,7 +115,7 @@ def _versions() -> dict[str, str]:
 
 
 def _backend(backend: str, device: torch.device) -> str:
-    """The backend for the argument, checked."""
+    """Return the backend that the argument names, checked."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     check_current(device)
     if backend == "auto":
@@ -129,14 +129,16 @@ def _backend(backend: str, device: torch.device) -> str:
 
 
 def default_backend(device: torch.device) -> str:
-    """What backend="auto" stands for on a device."""
+    """Return what backend="auto" stands for on a device."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     return "triton" if device.type == "cuda" or interpreted else "torch"
 
 
 def _weight_digest(weight: torch.Tensor) -> int | None:
-    """Of a few rows, by which ranks that hold the same ones are found; None if the rows are alike,
-    as of a weight that is not loaded yet."""
+    """Return a digest of a few rows, which finds ranks that hold the same ones.
+
+    It is None if the rows are alike, as those of a weight that is not loaded yet.
+    """
     few = torch.cat([weight[:16], weight[-16:]])
     if weight.shape[0] == 0 or bool((few == few[:1]).all()):
         return None
@@ -144,7 +146,7 @@ def _weight_digest(weight: torch.Tensor) -> int | None:
 
 
 def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
-    """What the ranks compare, as plain JSON values."""
+    """Return what the ranks compare, as plain JSON values."""
     weight, shard = arguments.weight, arguments.shard
     same = {name: getattr(arguments, name) for name in _COMPARED} | {
         "layout": LAYOUT,

@@ -1,6 +1,6 @@
-"""Did every rank sample the same? A digest of what was sampled, compared across ranks.
+"""Whether every rank sampled the same, by a digest that is compared across ranks.
 
-Tokens are the same on every rank by construction; this is for what construction cannot see: a
+Tokens are the same on every rank by construction. This finds what construction cannot see: a
 flipped bit, inputs that differ where no rank looks, a rank that is a step behind.
 
     row     mix(row, position, seed, token ids), 64 bits
@@ -26,10 +26,10 @@ from tpsample.ranks.ranks import Ranks
 
 
 class DesyncDetector:
-    """What this rank sampled since the last comparison.
+    """The digest of what this rank sampled since the last comparison.
 
     Args:
-        every: compare after this many steps; 0: only when asked, and then the last step alone.
+        every: steps after which ranks compare. 0 is only when asked, and then the last step alone.
     """
 
     def __init__(self, every: int, ranks: Ranks, device: torch.device) -> None:
@@ -43,10 +43,10 @@ class DesyncDetector:
         self._steps = 0
 
     def add(self, positions: Tensor, out: SampleOutput) -> None:
-        """Count a step in. Does not wait, unless it is time to compare.
+        """Count a step in. Waits only if it is time to compare.
 
         Raises:
-            Desync: it was, and ranks differ.
+            Desync: ranks were compared, and differ.
         """
         self._last = (positions, out.seeds, out.token_ids)
         if self.every == 0:
@@ -65,7 +65,7 @@ class DesyncDetector:
         """Compare with the other ranks. Collective.
 
         Raises:
-            Desync: naming the ranks that differ from most.
+            Desync: ranks differ; it names those that differ from most.
         """
         if self.every == 0 and self._last is not None:
             self._digest.copy_(step_digest(*self._last))
@@ -91,6 +91,6 @@ class DesyncDetector:
 
 
 def step_digest(positions: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:
-    """int64 scalar of a step: positions and seeds int64 [B], token_ids int64 [B] or [B, S]."""
+    """Return an int64 scalar for positions and seeds int64 [B], token_ids int64 [B] or [B, S]."""
     columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
     return digest_rows(positions, seeds, *columns.unbind(1))

@@ -1,12 +1,12 @@
-"""A call that is wrong on one rank is wrong on all: how the others learn of it.
+"""Lets every rank learn of a call that is wrong on one, so that none takes part in it.
 
 Where ranks meet on the host (CPU tensors; `Exchange.compares_steps`) they compare a few integers
-before anything of a call is sent: that the arguments are right, which call it is, its sizes, and
+before anything of a call is sent: whether the arguments are right, which call it is, its sizes, and
 digests of the batch, the seeds, the positions and what else a step reads. If one has an error, or
-they differ, a second gather brings the texts. A rank that skipped a step shows by its positions.
+they differ, a second gather brings the texts. A rank that skipped a step has other positions.
 
-Where they meet on the device the host must not wait in every step: a rank that refuses one leaves
-the text in the store of the process group, where the `check()` of the others finds it.
+Where ranks meet on the device the host must not wait in every step. There a rank that refuses one
+leaves the text in the store of the process group, where the `check()` of the others finds it.
 
 After leaving a step, a rank refuses all further steps until `reset()`. Otherwise its new words
 would be merged with its peers' old ones.
@@ -73,7 +73,7 @@ class Call:
 
     @cached_property
     def view(self) -> BatchView:
-        """What a step of the call reads, once the call is settled."""
+        """The batch as a step of the call reads it, once the call is settled."""
         assert self.batch is not None
         return self.batch.view(self.rows)
 
@@ -83,7 +83,7 @@ class Call:
         return self.name.startswith(("step", "verify"))
 
     def record(self) -> dict[str, int]:
-        """What the ranks compare. Reads tensors, so for those on a CPU."""
+        """Return what the ranks compare. It reads tensors, so they must be on a CPU."""
         found = dict.fromkeys(_FIELDS, 0) | {
             "arguments": 1,
             "call": digest_text(self.name),
@@ -103,7 +103,7 @@ class Call:
         return found
 
     def texts(self) -> dict[str, Any]:
-        """What the digests are of, as JSON values, to say where they differ."""
+        """Return what the digests are made of, as JSON values, to say where they differ."""
         found: dict[str, Any] = {"call": self.name}
         if self.batch is not None:
             found["batch"] = self.batch.plan.text.split("\n")
@@ -128,7 +128,7 @@ class StepAgreement:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was left and count steps from 0 again; on all ranks."""
+        """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
         self._left: str | None = None
         if self.compares_steps:
             roll = self._ranks.roll
@@ -141,8 +141,8 @@ class StepAgreement:
         Only then are seeds drawn for the rows of its batch that wait for one.
 
         Raises:
-            RankMismatch: with several ranks; the same text on each.
-            Exception: what `check` raised, on a rank alone or without a process group.
+            RankMismatch: the call is wrong or differs on some of several ranks; all raise it.
+            Exception: `check` raised it, on a rank alone or without a process group.
         """
         ranks = self._ranks
         if self._left is not None:
@@ -177,7 +177,7 @@ class StepAgreement:
 
     @contextmanager
     def leaving_on_error(self) -> Iterator[None]:
-        """A rank that cannot go on, for whatever reason, tells its peers why; they wait for it."""
+        """Tell the peers why this rank cannot go on, if the body raises; they wait for it."""
         try:
             yield
         except (PeerLost, Desync, RankMismatch):
@@ -199,7 +199,7 @@ class StepAgreement:
                 raise RankMismatch(_difference(name, of_ranks, ranks.gather(call.texts())))
 
     def leave(self, text: str, *, refused: bool) -> None:
-        """Tell the peers, who may wait, that this rank is not in the step with them."""
+        """Tell the peers, who may be waiting, that this rank is not in the step with them."""
         roll = self._ranks.roll
         if roll is not None and self._ranks.world_size > 1:
             roll.say(text, refused=refused)
@@ -207,7 +207,7 @@ class StepAgreement:
 
 
 def _difference(name: str, values: list[int], texts: list[dict[str, Any]]) -> str:
-    """Where the ranks' calls differ, with every rank's value."""
+    """Say where the ranks' calls differ, with every rank's value."""
     if name == "batch":
         return _batch_difference([text["batch"] for text in texts])
     shown: list[Any] = values
@@ -217,7 +217,7 @@ def _difference(name: str, values: list[int], texts: list[dict[str, Any]]) -> st
 
 
 def _batch_difference(plans: list[list[str]]) -> str:
-    """The first row, and its first field, in which the ranks' requests differ."""
+    """Say in which row, and in which of its fields, the ranks' requests first differ."""
     for lines in zip(*plans, strict=False):
         if len(set(lines)) > 1:
             row, _, first = lines[0].partition(": ")
@@ -231,7 +231,7 @@ def _batch_difference(plans: list[list[str]]) -> str:
 
 
 def _fields(line: str) -> list[tuple[str, str]]:
-    """(name, value) of a line such as ``temperature=1.0, top_k=0``; values may have commas."""
+    """Return the fields of a line such as ``temperature=1.0, top_k=0``; values may have commas."""
     found: list[tuple[str, str]] = []
     for part in line.split(", "):
         name, equals, value = part.partition("=")

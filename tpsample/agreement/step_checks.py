@@ -1,5 +1,8 @@
-"""Checks of what a step and other calls are handed. Each message names the argument, what was
-expected, what came and, where it is not obvious, the way out."""
+"""Checks of what a step and other calls are handed, before anything is sent.
+
+Each message names the argument, what was expected, what came and, where it is not obvious, the way
+out.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class StepChecks:
     Attributes:
         weight, shard, vocab_size, max_rows, ranks: of the sampler.
         seeds: where rows without a seed get theirs.
-        closed: whether the sampler was.
+        closed: whether the sampler was closed.
     """
 
     weight: Tensor
@@ -115,7 +118,7 @@ class StepChecks:
 
 
 def check_batch(batch: object, vocab_size: int, device: torch.device) -> None:
-    """A batch that fits a sampler."""
+    """Check that a batch fits a sampler."""
     if not isinstance(batch, (SamplingBatch, BatchView)):
         raise TypeError(
             f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
@@ -132,7 +135,7 @@ def check_batch(batch: object, vocab_size: int, device: torch.device) -> None:
 def check_prompt(
     hidden_states: Tensor, token_ids: Tensor, top: int, *, weight: Tensor, vocab_size: int
 ) -> None:
-    """What `prompt_logprobs` is given. Reads the ids, so it waits for the GPU."""
+    """Check the arguments of `prompt_logprobs`. It reads the ids, so it waits for the GPU."""
     check_hidden_states(hidden_states, weight)
     shape = (hidden_states.shape[0],)
     if not isinstance(token_ids, Tensor) or (
@@ -169,7 +172,7 @@ def check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
 
 
 def check_fits_weight(hidden_states: Tensor, weight: Tensor) -> None:
-    """Hidden states [..., D] as the product with the weight takes them."""
+    """Check that hidden states [..., D] are as the product with the weight takes them."""
     if hidden_states.dtype != weight.dtype or hidden_states.device != weight.device:
         raise ValueError(
             f"hidden_states: expected {weight.dtype} on {weight.device} like lm_head_weight, "
@@ -183,7 +186,7 @@ def check_fits_weight(hidden_states: Tensor, weight: Tensor) -> None:
 
 
 def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: torch.device) -> None:
-    """Whether a step may write into `out`."""
+    """Check that a step may write into `out`."""
     if not isinstance(out, SampleOutput):
         raise TypeError(f"out: expected a SampleOutput, got {type(out).__name__}")
     shape = (rows,) if num_samples is None else (rows, num_samples)
@@ -204,7 +207,7 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
 
 
 def check_num_samples(num_samples: int | None) -> int:
-    """The number of draws per row; None is one."""
+    """Return the number of draws per row; None is one."""
     if num_samples is None:
         return 1
     return check_int("num_samples", num_samples, 1, 2**20)
@@ -213,7 +216,7 @@ def check_num_samples(num_samples: int | None) -> int:
 def positions_tensor(
     positions: Tensor | int, rows: int, device: torch.device, out: Tensor | None = None
 ) -> Tensor:
-    """int64 [rows], contiguous, from a tensor or one int for all rows, which goes into `out`."""
+    """Return contiguous int64 [rows] from a tensor, or from one int, which fills `out`."""
     if isinstance(positions, int) and not isinstance(positions, bool):
         if not 0 <= positions < 2**63:
             raise ValueError(f"positions: expected 0 <= position < 2^63, got {positions}")

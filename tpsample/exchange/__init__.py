@@ -31,14 +31,14 @@ def make_exchange(
     hosts: Sequence[str] = (),
     fall_back: bool = False,
 ) -> Exchange:
-    """The exchange called `name`, a name that `choose_exchange` returned. Collective.
+    """Return the exchange called `name`, as `choose_exchange` returned it. Collective.
 
     Args:
         hosts: name of the host of each rank; for "two_level".
         fall_back: take "collective", and say so, if the memory of "peer" cannot be set up.
 
     Raises:
-        RankMismatch: it cannot be set up; on every rank alike.
+        RankMismatch: the exchange cannot be set up; every rank raises it.
     """
     if name == "two_level":
         return TwoLevelExchange(ranks, max_rows, chunks, device, decode, hosts=hosts)

@@ -16,13 +16,13 @@ from tpsample.request.step import Push
 class Exchange:
     """Moves candidate words between ranks; this base class is the exchange of one rank.
 
-    A step is: `begin`; the local step writes this rank's words of every part of its vocabulary
-    into `own_words(part)`, `publish(part)` after each; `finish` at the end. All ranks make these
-    calls in the same order with the same number of rows. Buffers are allocated here, once.
+    A step calls `begin`, then for every part of the vocabulary writes this rank's words into
+    `own_words(part)` and calls `publish(part)`, then `finish`. All ranks make these calls in the
+    same order with the same number of rows. Buffers are allocated here, once.
 
-    Words are zero between steps: the kernel that reads them last clears them, so that no step has
-    to. Of a step that was begun and never finished some may be left; the next `begin` clears those.
-    A captured graph does not call `begin`: after such a step `reset` comes before its replay.
+    Words are zero between steps, because whoever decodes them clears them. A step that was begun
+    and never finished may leave some, which the next `begin` clears. A captured graph does not
+    call `begin`, so after such a step it needs a `reset` before its replay.
 
     Attributes:
         name: as in the `exchange` argument of `LMHeadSampler`; "none" for one rank.
@@ -53,7 +53,7 @@ class Exchange:
 
     @property
     def push(self) -> Push | None:
-        """What lets the kernel of the local step publish by itself; None if it does not."""
+        """Return what lets the kernel of the local step publish by itself, or None."""
         return None
 
     def begin(self) -> None:
@@ -63,15 +63,17 @@ class Exchange:
         self._unfinished = True
 
     def own_words(self, chunk: int) -> Tensor:
-        """int64 [max_rows], where the local step leaves the words of a chunk."""
+        """Return int64 [max_rows], where the local step leaves the words of a chunk."""
         return self.words[chunk, self.own]
 
     def publish(self, chunk: int, rows: int) -> None:
         """Start sending the first `rows` words of a chunk to the peers."""
 
     def collect(self, rows: int) -> Tensor:
-        """Words [chunks · sources, rows] whose maximum over axis 0 decides; never waits on the
-        host for a GPU."""
+        """Return words [chunks · sources, rows], whose maximum over axis 0 decides.
+
+        The host never waits for a GPU here.
+        """
         return self.words.flatten(0, 1)[:, :rows]
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
@@ -80,7 +82,7 @@ class Exchange:
         self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:
-        """Bytes of words this rank hands to its peers per step."""
+        """Return how many bytes of words this rank hands to its peers per step."""
         return 0
 
     @property
@@ -92,8 +94,8 @@ class Exchange:
         """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
 
         Raises:
-            PeerLost: naming the ranks.
-            RankMismatch: one of them refused the step; the error it raised.
+            PeerLost: ranks are lost; it names them.
+            RankMismatch: one of them refused the step; the text is that of its error.
         """
         if self.words.device.type == "cuda" and isinstance(self.ranks, ProcessRanks):
             reached = torch.cuda.Event()

@@ -1,4 +1,4 @@
-"""Which exchange a sampler uses: decided from every rank's report, so ranks cannot disagree."""
+"""Choose the exchange of a sampler, from every rank's report, so that ranks cannot disagree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpsample.ranks.virtual import VirtualRanks
 
 
 def reach(backend: str, device: torch.device) -> dict[str, Any]:
-    """What a rank reports about reaching its peers' memory, as JSON values.
+    """Return what a rank reports about reaching its peers' memory, as JSON values.
 
     Returns:
         host; device: type and UUID, which means the same to every process; linked: devices that
@@ -37,7 +37,7 @@ def reach(backend: str, device: torch.device) -> dict[str, Any]:
 
 
 def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> str:
-    """The exchange for the argument `name`: "none" for one rank, and what "auto" stands for.
+    """Return the exchange for the argument `name`; it is "none" for one rank.
 
     "auto" is "peer" where the ranks have a GPU each and NVLink connects all pairs, "collective"
     otherwise. "two_level" is "two_level_peer" where `peer` could serve on every host by itself.
@@ -46,7 +46,7 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
         reports: what `reach` returned on each rank.
 
     Raises:
-        ValueError: "peer" is impossible; the same on every rank.
+        ValueError: "peer" is impossible here; every rank raises the same.
     """
     if ranks.world_size == 1:
         return "none"
@@ -71,7 +71,7 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
 
 
 def explain_auto(ranks: Ranks, reports: list[dict[str, Any]]) -> str:
-    """Why "auto" is what `choose_exchange` says it is, for people."""
+    """Say to people why "auto" is what `choose_exchange` returns."""
     if ranks.world_size == 1:
         return "one rank has nobody to exchange with"
     if reports[0]["device"][0] == "cpu":
@@ -87,7 +87,7 @@ def explain_auto(ranks: Ranks, reports: list[dict[str, Any]]) -> str:
 
 
 def _all_linked_inside(reports: list[dict[str, Any]]) -> bool:
-    """Whether on every host all pairs are linked, or are CPUs that share memory."""
+    """Whether on every host all pairs are linked, or are CPUs, which share memory."""
     if reports[0]["device"][0] == "cpu":
         return True
     hosts = {report["host"] for report in reports}
@@ -103,7 +103,7 @@ def _all_linked(reports: list[dict[str, Any]]) -> bool:
 
 
 def _nvlink(device: torch.device) -> tuple[str, list[str]]:
-    """UUID of a GPU and those of the GPUs NVLink connects with it; none if that is unknown."""
+    """Return the UUIDs of a GPU and of those that NVLink connects with it, none if unknown."""
     own = torch.cuda.current_device() if device.index is None else device.index
     try:
         from torch._C import _distributed_c10d

@@ -1,4 +1,4 @@
-"""One all-reduce(MAX, int64) per chunk: works on any topology, the oracle of the others."""
+"""One all-reduce(MAX, int64) per chunk, which works on any topology."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpsample.ranks.ranks import Ranks
 
 
 class CollectiveExchange(Exchange):
-    """The words of each chunk are reduced in place while the next chunk is computed."""
+    """Reduces the words of a chunk in place while the next chunk is computed."""
 
     name = "collective"
     ranks: ProcessRanks
@@ -39,6 +39,6 @@ class CollectiveExchange(Exchange):
         super().reset()
 
     def bytes_sent(self, rows: int) -> int:
-        """A ring all-reduce sends 2 (W - 1) / W of the words; the collective may differ."""
+        """Return 2 (W - 1) / W of the words, as a ring sends; the collective may be another."""
         world_size = self.ranks.world_size
         return 2 * (world_size - 1) * 8 * rows * self.chunks // world_size

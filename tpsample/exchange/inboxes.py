@@ -1,11 +1,11 @@
-"""Where the inboxes of the `peer` exchange live, and how a rank comes to its peers' addresses.
+"""The memory of the `peer` exchange: where inboxes live, and how a rank learns their addresses.
 
     several ranks in one process   VirtualWorld      any device
     processes of one host, CPU     SharedFiles       the Triton interpreter, for tests
     one GPU per process            SymmetricMemory   torch symmetric memory, NVLink
 
-The device and the ranks decide which; `peer_memory` makes it. Addresses hold in the process that
-asks for them.
+`peer_memory` makes the one that fits the device and the ranks. An address is good only in the
+process that asked for it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class PeerMemory:
         """Wait until every rank is here and has done what it launched before."""
 
     def close(self) -> None:
-        """Let go of the memory. Every rank has finished its last step."""
+        """Let go of the memory, once every rank has finished its last step."""
         del self.own, self.addresses
 
 
 def peer_memory(ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> PeerMemory:
-    """The memory that fits the ranks and the device. Collective."""
+    """Return the memory that fits the ranks and the device. Collective."""
     if isinstance(ranks, VirtualRanks):
         return VirtualMemory(ranks, shape)
     if device.type == "cuda":
@@ -118,9 +118,9 @@ class SharedFiles(PeerMemory):
 class SymmetricMemory(PeerMemory):
     """torch symmetric memory. All use of that interface, which torch calls alpha, is here.
 
-    Not out of torch's pool: there ranks may be given back blocks of different earlier samplers,
-    whose rendezvous is remembered and would pair them. And every rank reads a number of its peers
-    through the addresses it got before it trusts them.
+    Memory is allocated outside torch's pool. The pool may give ranks blocks left by *different*
+    samplers, and torch would then reuse an old rendezvous that pairs the wrong blocks. Every rank
+    also reads a random number of each peer through the addresses it got before it trusts them.
     """
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> None:
@@ -161,7 +161,7 @@ class SymmetricMemory(PeerMemory):
 
 @contextmanager
 def _on_every_rank(ranks: Ranks) -> Iterator[None]:
-    """Raise on every rank if the body does on one, of whatever kind: peers must not wait."""
+    """Raise on every rank if the body raises on one, because its peers must not wait."""
     error: Exception | None = None
     try:
         yield

@@ -1,8 +1,8 @@
 """Point to point: the words of a chunk travel by send/recv while the next chunk is computed.
 
-On GPUs NCCL runs each batch on the process group's own stream: it waits for the words of its
-chunk, not for later chunks, and `wait()` makes the compute stream wait, not the host. On CPUs
-gloo's threads carry the words. Same code.
+On GPUs NCCL runs each batch on the process group's own stream. It waits for the words of its chunk
+and not for later chunks, and `wait()` makes the compute stream wait, not the host. On CPUs the
+same code lets gloo's threads carry the words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tpsample.ranks.ranks import Ranks
 
 
 class P2PExchange(Exchange):
-    """Every rank sends its words of every chunk to every other rank."""
+    """Sends this rank's words of every chunk to every other rank."""
 
     name = "p2p"
     ranks: ProcessRanks

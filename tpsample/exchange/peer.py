@@ -1,4 +1,4 @@
-"""In-kernel exchange: the LM-head kernel writes words into the peers' inboxes.
+"""The exchange in the kernel: the LM head writes words into the peers' inboxes.
 
 The protocol is in `tpsample.kernels.inbox`, the memory in `tpsample.exchange.inboxes`.
 """
@@ -30,12 +30,12 @@ _BLOCK_B, _MAX_BLOCK_S = 32, 16
 class PeerExchange(Exchange):
     """One launch computes and pushes all chunks; `finish` waits, decodes and clears.
 
-    Nothing that changes from step to step is a host argument, so a step can be captured in a CUDA
-    graph: the epoch is counted on the device.
+    A step can be captured in a CUDA graph, because nothing that changes from step to step is an
+    argument from the host: the epoch is counted on the device.
 
     Attributes:
-        timeout_s: how long a step waits for a rank before its rows become PEER_LOST; long enough
-            for a peer that still compiles its kernels.
+        timeout_s: how long a step waits for a rank before its rows become PEER_LOST. The default
+            is long enough for a peer that still compiles its kernels.
     """
 
     name = "peer"
@@ -117,7 +117,7 @@ class PeerExchange(Exchange):
 
     @property
     def compares_steps(self) -> bool:
-        """Never: its ranks meet on the device."""
+        """Never, because its ranks meet on the device."""
         return False
 
     def check(self) -> None:
@@ -131,7 +131,7 @@ class PeerExchange(Exchange):
         self._forget()
 
     def _forget(self) -> None:
-        """Clear what a step leaves. Collective."""
+        """Clear what steps have left. Collective."""
         self.memory.barrier()
         self.words.zero_()
         for tensor in (self.memory.own, self._arrive, self._done, self._lost):
@@ -146,7 +146,7 @@ class PeerExchange(Exchange):
 
 
 def chosen(members: Sequence[int], bits: int) -> tuple[int, ...]:
-    """The members whose bit is set.
+    """Return the members whose bit is set.
 
     >>> chosen([4, 5, 6], 0b101)
     (4, 6)

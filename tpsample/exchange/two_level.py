@@ -4,8 +4,8 @@
     host b   ranks 3 4        between  {0 2 3} {1 4}: columns, by place on the host modulo the
                                        smallest host, so that each has a rank of every host
 
-Exact because max is associative and idempotent: after the first reduction all ranks of a host hold
-the same words, so it does not matter which of them, or how many, take part in the second.
+This is exact because max is associative and idempotent: after the first reduction all ranks of a
+host hold the same words, so it does not matter which of them, or how many, take part in the second.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from tpsample.ranks.ranks import Ranks
 
 
 class TwoLevelExchange(CollectiveExchange):
-    """An all-reduce inside the host per chunk, while the next is computed; one between hosts.
+    """Reduces each chunk inside the host while the next is computed, then once between hosts.
 
-    Where kernels can write to the peers of their host, `TwoLevelPeerExchange` takes its place.
-
-    Integers of filtered rows go over the whole group.
+    `TwoLevelPeerExchange` takes its place where kernels can write to the peers of their host. The
+    integers of filtered rows go over the whole group.
 
     Args:
         hosts: name of the host of each rank, in rank order.
@@ -64,7 +63,7 @@ class TwoLevelExchange(CollectiveExchange):
         return words
 
     def bytes_sent(self, rows: int) -> int:
-        """Of two ring all-reduces, inside and between."""
+        """Return the bytes of two ring all-reduces, inside and between."""
         inside, between = self.inside.world_size, self.between.world_size
         return (
             16
@@ -80,7 +79,7 @@ class TwoLevelExchange(CollectiveExchange):
 
 
 def levels(hosts: Sequence[str], rank: int) -> tuple[list[int], list[int]]:
-    """The ranks that share a rank's host, and those of its column; both ascending, itself included.
+    """Return the ranks of a rank's host and those of its column, ascending, itself among them.
 
     >>> levels(["a", "a", "a", "b", "b"], 4)
     ([3, 4], [1, 4])

@@ -1,8 +1,8 @@
 """Two levels with `peer` inside each host: its winners, and who is lost, are reduced between hosts.
 
-The words of rows that lost a rank are greater than all others, so a row that is lost on one host is
-lost on all. Behind the words travels one integer per host, its lost ranks as bits: each host
-writes its own and 0 for the others, so that the maximum is all of them.
+The word of a row that lost a rank is greater than all others, so a row that is lost on one host is
+lost on all. Behind the words travels one integer per host, which has a bit for each lost rank. Each
+host writes its own integer and 0 for the others, so that the maximum has them all.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rows whose logits a rank keeps for a step: filters, kept sets, logprobs."""
+"""What rows need after the draw whose logits each rank stored: filters, kept sets, logprobs."""

@@ -1,15 +1,15 @@
-"""The last token of a kept set, found on vocabulary shards by radix search: exact and bounded.
+"""Finds the last token of a kept set on vocabulary shards by radix search: exact and bounded.
 
-Each rule keeps a prefix of the total order, which one order word, its cut, describes; the kept set
-goes down to the largest of the cuts. min_p's follows from the largest logit. The cut of top_k is
-where the number of tokens reaches k, the cut of top_p where their mass reaches its limit. These two
-are found digit by digit from the top: ranks sum a histogram of the next digit's weights, 64
-integers per row, and the digit in which the running sum reaches the limit is the cut's. A word has
-52 bits, so nine rounds end it, whatever the logits. Larger digits take fewer rounds and more bytes:
-8 bits would be seven rounds of four times the size.
+Each filter keeps a prefix of the total order, which ends at one order word, its cut. The kept set
+goes down to the largest of the cuts. That of min_p follows from the largest logit. That of top_k is
+where the number of tokens reaches k, that of top_p where their mass reaches its limit. These two
+are found digit by digit from the top: the ranks sum a histogram of the next digit's weights, 64
+integers per row, and the cut has the digit in which the running sum reaches the limit. A word has
+52 bits, so the search ends after nine rounds, whatever the logits. Larger digits take fewer rounds
+and more bytes: 8 bits would be seven rounds of four times the size.
 
-The histograms are those of radix select; the rounds are fixed, so nothing here reads the device
-from the host.
+The histograms are those of radix select. The host never reads the device here, because the number
+of rounds is fixed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tpsample.request.filters import RowFilters
 
 
 def find_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) -> Tensor:
-    """int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
+    """Return int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
 
-    Nothing is kept in a row with a NaN, or with nothing but masked tokens; a greedy row has no
-    filters. Collective: one search
-    if a row has top_k, one if a row has top_p; the requests alone decide that.
+    A row with a NaN, or with nothing but masked tokens, keeps nothing. A greedy row has no filters.
+    Collective: the ranks search once if a row has top_k and once if a row has top_p, which the
+    requests alone decide.
 
     Args:
         rows: the logits of the filtered rows on this rank.
@@ -56,8 +56,10 @@ def find_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) 
 
 
 def find_top_k_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) -> Tensor:
-    """int64 [F], the last word that top_k leaves; half the way of `find_cut`, and the cheaper one,
-    since a histogram of numbers of tokens takes 32 bits a bin. Collective."""
+    """Return int64 [F], the last word that top_k leaves. Collective.
+
+    It is the cheaper half of `find_cut`, because a histogram of numbers takes 32 bits per bin.
+    """
     return _cut_of_top_k(rows.candidates(top), filters, ranks)
 
 
@@ -73,11 +75,12 @@ def _weighted_cut(
     *,
     mass: bool,
 ) -> Tensor:
-    """The word at which the weight, summed over descending words and all ranks, reaches `limit`;
-    with ties="keep" from there on to the last id of its logit.
+    """Return the word at which the weight of descending words of all ranks reaches `limit`.
+
+    With ties="keep" it is the last word of the same logit.
 
     Args:
-        limit: int64 [F] >= 1; above the row's whole weight it stands for the whole.
+        limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole.
         mass: whether a token's weight is its mass, or one.
     """
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)

@@ -1,29 +1,29 @@
-"""Sampling from kept sets on vocabulary shards: exact, and no logit leaves its rank.
+"""Samples from kept sets on vocabulary shards, exactly, while no logit leaves its rank.
 
-A row's token is the best score in its kept set. Three ways to it, chosen per row by what the host
-knows of the request; all give the token of `tpsample.reference`:
+A row's token is the best score in its kept set. There are three ways to it, and the host chooses
+one per row by its request. All return the token of `tpsample.reference`:
 
-rejection    The first token in descending score that is in the kept set. Whether a token is needs
-             only its logit, and the number and the mass of the tokens before it. Exchange 1 gathers
-             each rank's 8 best scores; exchange 2 sums, for the 8 best of all, number and mass over
-             the shards. If none of the 8 is kept the row takes a second round.
-             A top_p of what a top_k over 256 leaves, or one with ties, renormalises over tokens too
-             many to send: between the two exchanges a radix search for the last of them finds
-             their mass.
-top words    Each rank sends its first k tokens of the order; the first k of these are the first k
-             of the vocabulary, with which every rank finishes alone. One exchange, for k <= 256:
-             rows with top_k and a top_p of what it leaves, which renormalises over these tokens
-             alone, and the second round of rows with top_k but no top_p. Exact ties only.
-threshold    Radix search for the last kept token (`threshold`), then the best score down
-             to it. A fixed number of exchanges, whatever the logits: what no other way decides.
+rejection    takes the first token in descending score that is in the kept set. Whether a token is
+             in it follows from its logit, and from the number and the mass of the tokens before it.
+             Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
+             shards, for the 8 best of all. If none of the 8 is kept, the row takes a second round.
+             A top_p of what a top_k over 256 leaves, or one with ties, renormalises over too many
+             tokens to send, so between the two exchanges a radix search finds their mass.
+top words    sends each rank's first k tokens of the order. The first k of these are the first k of
+             the vocabulary, with which every rank finishes alone, after one exchange. It serves
+             k <= 256 with exact ties: rows with top_k and a top_p of what it leaves, and the second
+             round of rows with top_k but no top_p.
+threshold    searches for the last kept token (`tpsample.logits.cut`), then takes the best score
+             down to it. It needs a fixed number of exchanges whatever the logits, and serves the
+             rows that no other way decides.
 
-Which rows a second round is for, the host reads from the device, the same on every rank because
-it follows from summed integers. A captured graph cannot look, so there every row goes by the
-threshold alone: what decides any row in a fixed number of rounds needs no first round before it.
+The host reads from the device which rows need a second round. All ranks read the same, because it
+follows from summed integers. While a graph is captured the host cannot read, so there every row
+goes by the threshold.
 
-Scores restricted to any set are Gumbel-max over that set, so the first member is an exact draw from
-the filtered softmax. FlashInfer's sorting-free rejection sampling draws anew instead; here one draw
-of noise per token id serves, which makes the result independent of the number of rounds.
+The best score of a set is a Gumbel-max draw from that set, so the first member is an exact draw
+from the filtered softmax. FlashInfer's sorting-free rejection sampling draws anew in every round;
+here one draw of noise per token id serves, so the number of rounds cannot change the result.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def sample_filtered(
     *,
     fixed_rounds: bool = False,
 ) -> Tensor:
-    """The winning score words of filtered rows, int64 [F, num_samples], the same on every rank.
+    """Return the winning score words of filtered rows, int64 [F, num_samples], on every rank.
 
-    Collective. A row with a NaN gives a NaN's word and one without an unmasked token gives 0, so
-    `word.decode` yields token and status.
+    Collective. `word.decode` makes tokens and status of them, because a row with a NaN has a NaN's
+    word, and a row without an unmasked token has 0.
 
     Args:
-        fixed_rounds: every row by the threshold; the host reads nothing from the device.
+        fixed_rounds: whether all rows go by the threshold, so that the host reads nothing.
     """
     if fixed_rounds:
         return _by_threshold(rows, filters, ranks)
@@ -80,7 +80,7 @@ def sample_filtered(
 
 
 def _put(words: Tensor, index: list[int], found: Tensor) -> Tensor:
-    """`words` with those of some rows; without a copy from the host if these are all in order."""
+    """Put words of some rows in place. Nothing is copied if these are all rows in order."""
     if lists_all(index, len(words)):
         return found
     words[index] = found
@@ -90,10 +90,10 @@ def _put(words: Tensor, index: list[int], found: Tensor) -> Tensor:
 def _by_rejection(
     rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, in_top_k: bool
 ) -> tuple[Tensor, Tensor]:
-    """Words [F, num_samples], and bool [F]: whether they decide the row.
+    """Return words [F, num_samples], and bool [F], whether they decide the row.
 
     Args:
-        in_top_k: the mass of which top_p is a share ends where top_k does.
+        in_top_k: whether the mass of which top_p is a share ends where top_k does.
     """
     every = ranks.gather_integers(rows.leading(BEST_SCORES))
     cut = None
@@ -105,7 +105,7 @@ def _by_rejection(
 
 
 def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
-    """Words [F, num_samples] from the first k tokens of the order."""
+    """Return words [F, num_samples], from the first k tokens of the order."""
     count = max(filters.host_top_k)
     every = ranks.gather_integers(rows.first_words(count))  # [W, F, count]
     first = every.transpose(0, 1).flatten(1).topk(count, dim=1).values
@@ -113,7 +113,7 @@ def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tenso
 
 
 def _by_threshold(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
-    """Words [F, num_samples]: the best scores down to the last kept token."""
+    """Return words [F, num_samples], the best scores down to the last kept token."""
     top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
     cut = find_cut(rows, filters, word.value_of(top_word), ranks)
     best = ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)

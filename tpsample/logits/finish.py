@@ -1,4 +1,4 @@
-"""What a step does with the rows whose logits its ranks stored: filters, kept sets, logprobs."""
+"""Finishes the rows of a step whose logits its ranks stored: filters, kept sets, logprobs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
 
 
 def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Tensor) -> Logprobs:
-    """What the rows that ask for logprobs are told. Collective.
+    """Return the logprobs of the rows that ask for them. Collective.
 
     Args:
         rows: the logits of `batch.plan.stored`.

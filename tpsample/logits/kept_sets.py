@@ -1,10 +1,10 @@
-"""Which tokens could have been drawn: the kept sets of filtered rows, for replay in training.
+"""Reports the kept sets of filtered rows: which tokens could have been drawn, for training.
 
-A kept set is a prefix of the total order, so once its last token is known (`threshold`)
-each rank's part of it is the first words of its own order. Beside what finding it takes, a row
-costs every rank 8 (W - 1) bytes for the sizes and 8 (W - 1) · n bytes for the words, n being the
-most words of one rank in one row of the batch that fits. A row whose set is over the cap sends
-none: it is reported as an overflow, never cut short.
+A kept set is a prefix of the total order, so once its last token is known (`tpsample.logits.cut`)
+each rank's part of it is the first words of its own order. Beside that search, a row costs every
+rank 8 (W - 1) bytes for the sizes and 8 (W - 1) · n bytes for the words, where n is the most words
+that one rank has of a row that fits. A row whose set is over the cap sends no words, because it is
+reported as an overflow and never cut short.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tpsample.request.filters import RowFilters
 
 
 def find_kept_sets(rows: ShardLogits, filters: RowFilters, cap: int, ranks: Ranks) -> KeptSets:
-    """The kept set of every filtered row, equal on every rank. Collective; waits for the GPU.
+    """Return the kept set of every filtered row. Collective; waits for the GPU.
 
     Args:
         rows: the logits of the filtered rows on this rank.
-        cap: most tokens of a row.
+        cap: most tokens that are reported of a row.
     """
     top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
     top = word.value_of(top_word)

@@ -6,10 +6,10 @@
     processed_logprobs    (x_v - max x) / T - ln(Z),  Z the mass of the kept set
     entropy               ln(Z) - Σ q_v y_v / Z       of the same distribution, y = ln q
 
-Each rank finds its own best words, answers for the ids it owns, counts, and sums. The sums are the
-integer masses of `kept_set`, so every rank and every number of ranks gives the same bits.
-An integer sum of V masses is off by at most V · 2^-41 of the top mass, hence a logprob by at most
-5e-7 at V = 2^20; the rest is float64.
+Each rank finds its own best words, answers for the ids it owns, counts, and sums. It sums integer
+masses (`tpsample.core.order`), so any number of ranks returns the same bits. A sum of V masses is
+off by at most V · 2^-41 of the top mass, hence a logprob by at most 5e-7 at V = 2^20; the rest is
+float64.
 
 Names and the rank (how many logits are greater than or equal to a token's own) are vLLM's.
 """
@@ -39,15 +39,15 @@ def find_logprobs(
     sampled: Tensor,
     ranks: Ranks,
 ) -> Logprobs:
-    """Logprobs of the asking rows, equal on every rank. Collective.
+    """Return logprobs of the asking rows, equal on every rank. Collective.
 
     Args:
         rows: the R asking rows.
         asked: what they ask for.
-        filters, filtered: the filters of those of them in a processed mode that have any, and
-            int64, their indices in `rows`; None if there are none.
-        sampled: int64 [R, S], the tokens drawn, or those that came. Of a row that has none (-1),
-            that has a NaN, or nothing but masked tokens, values are NaN, ids -1 and ranks 0.
+        filters: of those asking rows that have filters and ask for a processed mode, or None.
+        filtered: int64, the positions of those rows among the asking rows, or None.
+        sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
+            token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
     """
     every = ranks.gather_integers(rows.first_words(max(1, asked.top)))
     first = every.transpose(0, 1).flatten(1).topk(max(1, asked.top), dim=1).values
@@ -103,5 +103,5 @@ def find_logprobs(
 
 
 def _lowest_tie(words: Tensor) -> Tensor:
-    """The smallest word of the same logit."""
+    """Return the smallest word of the same logit."""
     return words & ~word.TOKEN_MASK

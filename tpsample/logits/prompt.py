@@ -2,9 +2,8 @@
 
     value[l] = x_l[t_l] - max x_l - ln(Σ e^(x_l - max x_l)),   t_l the token that came after l
 
-The local step stores the logits of a chunk and samples nothing; `logprobs` does the rest,
-as for a row of a step. A rank holds [chunk, V_local] logits at a time, never [L, V_local], and no
-rank holds [chunk, V].
+The local step stores the logits of a chunk and samples nothing; `tpsample.logits.logprobs` does the
+rest, as for a row of a step. A rank holds [chunk, V_local] logits at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def prompt_logprobs(
     chunk: int,
     ranks: Ranks,
 ) -> Logprobs:
-    """Raw logprobs of the tokens of a prompt. Collective.
+    """Return raw logprobs of the tokens of a prompt. Collective.
 
     Args:
         local: the local step.

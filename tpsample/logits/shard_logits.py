@@ -28,11 +28,11 @@ class ShardLogits(StoredLogits):
     """Stored logits with the passes over them."""
 
     def first_words(self, count: int) -> Tensor:
-        """The first `count` order words of each row, descending, int64 [F, count]; 0 where the
-        shard has fewer tokens.
+        """Return the first `count` order words of each row, descending, int64 [F, count].
 
-        They lie in the `count` groups of ids whose largest logits come first, of equal ones those
-        of lower ids: every other group has `count` tokens before its own first.
+        They are 0 where the shard has fewer tokens. They lie in the `count` groups of ids whose
+        largest logits come first, because every other group has `count` tokens before its own
+        first. Of equal logits those of lower ids come first.
         """
         rows, width = self.logits.shape
         groups = width // GROUP
@@ -51,7 +51,7 @@ class ShardLogits(StoredLogits):
         return words.topk(count, dim=1).values
 
     def words_of(self, token_ids: Tensor) -> Tensor:
-        """Order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
+        """Return order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
         local = token_ids - self.first_id
         mine = (local >= 0) & (local < self.logits.shape[1]) & (token_ids >= 0)
         if not self.logits.shape[1]:
@@ -60,10 +60,11 @@ class ShardLogits(StoredLogits):
         return word.pack(logits, token_ids) * mine
 
     def leading(self, count: int) -> Tensor:
-        """What a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].
+        """Return what a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].
 
-        The first order word; per sample the `count` best scores as words of the score, descending;
-        in the same order the order words of their tokens. 0 where the shard has fewer tokens.
+        First comes the first order word, then per sample the `count` best score words, descending,
+        then in the same order the order words of their tokens. Places are 0 where the shard has
+        fewer tokens.
         """
         rows, samples = self.logits.shape[0], self.noise.num_samples
         scores = self.logits.new_zeros(rows, samples, count, dtype=torch.int64)
@@ -88,7 +89,7 @@ class ShardLogits(StoredLogits):
     def before(
         self, every: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
     ) -> Tensor:
-        """What stands on this rank before each of the best scores of all ranks.
+        """Weigh what stands on this rank before each of the best scores of all ranks.
 
         Args:
             every: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `leading`.
@@ -121,14 +122,14 @@ class ShardLogits(StoredLogits):
     def first_kept(
         self, every: Tensor, sums: Tensor, filters: RowFilters, count: int
     ) -> tuple[Tensor, Tensor]:
-        """The first of the best scores that is in the kept set.
+        """Find the first of the best scores that is in the kept set.
 
         Args:
             every, filters, count: as in `before`.
-            sums: what that returns, summed over the ranks.
+            sums: what `before` returns, summed over the ranks.
 
         Returns:
-            Words [F, num_samples], and bool [F]: whether they decide the row.
+            Words [F, num_samples], and bool [F], whether they decide the row.
         """
         scores, orders = self._merged(every, count)
         top_word, marks = every[:, :, 0].amax(dim=0), orders.flatten(1)
@@ -143,7 +144,7 @@ class ShardLogits(StoredLogits):
         return or_nan(words, top_word), (words > 0).all(dim=1) | ~is_number
 
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
-        """Best score words [F, num_samples] of the kept among the first tokens of the order.
+        """Return the best score words [F, num_samples] of those of the first tokens that are kept.
 
         Args:
             first: int64 [F, n], the first n order words over all ranks, n at least each top_k.
@@ -166,7 +167,7 @@ class ShardLogits(StoredLogits):
         return or_nan(torch.stack(best, dim=1), first[:, 0])
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        """Write tokens and status of score words [F, num_samples]; a lost row stays lost.
+        """Write tokens and status of score words [F, num_samples]. A lost row stays lost.
 
         Args:
             index: int64 [F], the rows' places in the batch.
@@ -178,7 +179,7 @@ class ShardLogits(StoredLogits):
         out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
 
     def min_p_cut(self, top: Tensor, log_min_p: Tensor) -> Tensor:
-        """int64 [F], the lowest order word that min_p keeps; `kept_set.min_p_cut`."""
+        """Return int64 [F], the lowest order word that min_p keeps; see `tpsample.core.order`."""
         return min_p_cut(top, self.temperature, log_min_p)
 
     def candidates(self, top: Tensor) -> Candidates:
@@ -190,8 +191,11 @@ class ShardLogits(StoredLogits):
         return Candidates(self, top)
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        """Best score word per row and sample, int64 [F, num_samples], of tokens whose order word
-        is >= cut, int64 [F]; 0 if there is none."""
+        """Return the best score words, int64 [F, num_samples], of tokens down to a cut.
+
+        Args:
+            cut: int64 [F]; tokens count whose order word is >= it. Without any the word is 0.
+        """
         best = cut.new_zeros(cut.shape[0], self.noise.num_samples)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
@@ -201,8 +205,11 @@ class ShardLogits(StoredLogits):
         return best
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
-        """int64 [F, 2] of this rank's tokens whose order word is >= cut, int64 [F]: Σ q, and
-        Σ rint(-q y), from which the entropy follows."""
+        """Return int64 [F, 2], Σ q and Σ rint(-q y), from which the entropy follows.
+
+        Args:
+            cut: int64 [F]; tokens count whose order word is >= it.
+        """
         sums = cut.new_zeros(len(cut), 2)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
@@ -214,7 +221,7 @@ class ShardLogits(StoredLogits):
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:
-        """int64 [F, C], how many of this rank's order words are >= each of `marks` [F, C]."""
+        """Return int64 [F, C], how many order words of this rank are >= each of `marks` [F, C]."""
         counts = torch.zeros_like(marks)
         for first_id, logits in self.tiles():
             words = order_words(logits, first_id)
@@ -223,20 +230,19 @@ class ShardLogits(StoredLogits):
         return counts
 
     def _merged(self, every: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The best score words of all ranks, [F, num_samples, count], and their order words."""
+        """Return the best score words of all ranks, [F, S, count], and their order words."""
         best = every[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
         scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · count] each
         return _keep_best(scores, orders, count)
 
 
 def or_nan(words: Tensor, top_word: Tensor) -> Tensor:
-    """`words` [F, S]; a NaN's word in rows whose first order word is a NaN."""
+    """Return `words` [F, S], with a NaN's word in rows whose first order word is a NaN."""
     nan = word.key_of(top_word) == word.KEY_NAN
     return torch.where(nan.unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
 
 
 def _keep_best(scores: Tensor, orders: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest score words along the last axis, with the order words of the same
-    tokens."""
+    """Return the `count` largest score words of the last axis, and their tokens' order words."""
     scores, best = scores.topk(count, dim=-1)
     return scores, orders.gather(-1, best)

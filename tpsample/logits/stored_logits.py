@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def tile_elements(device: torch.device) -> int:
-    """Logits per pass of the arithmetic: on a CPU its float64 temporaries then stay in a core's
-    cache, on a GPU few launches do much each."""
+    """Return how many logits a pass takes at a time.
+
+    On a CPU the float64 temporaries then stay in a core's cache; on a GPU few launches do much.
+    """
     return 2**18 if device.type == "cpu" else 2**23
 
 
@@ -53,7 +55,7 @@ class StoredLogits:
         *,
         first_id: int = 0,
     ) -> Self:
-        """The stored rows of a batch.
+        """Take the stored rows of a batch.
 
         Args:
             stored: fp32 [F, V_local], the raw logits of `batch.plan.stored`; with request controls
@@ -75,14 +77,14 @@ class StoredLogits:
         )
 
     def shown(self, processed: Tensor) -> Self:
-        """The rows with raw logits in place of the processed ones where `processed` is False."""
+        """Return the rows, with raw logits where `processed` is False."""
         if self.logits is self.raw:
             return self
         mode = processed.unsqueeze(1)
         return replace(self, logits=torch.where(mode, self.logits, self.raw))
 
     def select(self, index: list[int] | slice | Tensor) -> Self:
-        """Some of the rows. Nothing is copied if a list has all in order."""
+        """Return some of the rows. Nothing is copied if a list has all in order."""
         if isinstance(index, list) and lists_all(index, self.logits.shape[0]):
             return self
         logits = self.logits[index]
@@ -95,7 +97,7 @@ class StoredLogits:
         )
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
-        """(global id of the first column, fp32 [F, n]) of each tile of the shard."""
+        """Yield the global id of the first column, and fp32 [F, n], of each tile of the shard."""
         width = max(64, tile_elements(self.logits.device) // max(1, self.logits.shape[0]))
         for start in range(0, self.logits.shape[1], width):
             yield self.first_id + start, self.logits[:, start : start + width]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:
-    """How long a collective of a group waits for its peers."""
+    """Return how long a collective of a group waits for its peers."""
     device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
     timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
     return timeout
@@ -26,7 +26,7 @@ _subgroups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.Proc
 
 
 def subgroup(group: dist.ProcessGroup, ranks: Iterable[int]) -> dist.ProcessGroup:
-    """A group of some ranks of a group, with its backend and timeout. Collective over them."""
+    """Return a group of some ranks of a group, with its backend and timeout. Collective."""
     members = tuple(dist.get_global_rank(group, rank) for rank in ranks)
     known = _subgroups.setdefault(group, {})
     if members not in known:
@@ -42,8 +42,11 @@ def subgroup(group: dist.ProcessGroup, ranks: Iterable[int]) -> dist.ProcessGrou
 
 @contextmanager
 def _no_split() -> Iterator[None]:
-    """NCCL would split the communicator of a world bound to devices, for which it needs all of the
-    world's ranks; unbound, the group connects its own when it is first used."""
+    """Let NCCL make a communicator for a new group, in place of splitting the world's.
+
+    It would split that of a world bound to devices, for which it needs all ranks of the world. A
+    group of an unbound world connects when it is first used.
+    """
     world = dist.group.WORLD
     assert world is not None
     bound, world.bound_device_id = world.bound_device_id, None

@@ -53,15 +53,15 @@ class ProcessRanks(Ranks):
             self.connect()
 
     def part(self, name: str, members: Sequence[int]) -> ProcessRanks:
-        """Some of these ranks, over connections of their own. Collective over them."""
+        """Return some of these ranks, over connections of their own. Collective over them."""
         return ProcessRanks(self.group, self.roll, members, name)
 
     def connect(self) -> None:
-        """Take new connections, in place of those that a failed collective has closed. Collective.
+        """Take new connections, in place of those that a failure has closed. Collective.
 
-        A group out of torch's registry would keep its sockets and threads for ever, because torch
-        names groups by counting and would give the name of one that was destroyed, with what the
-        store still holds, to the next. This one is let go of.
+        They are made outside torch's registry of groups, so that the old ones can be let go of. A
+        registered group would have to live for ever, because torch names groups by counting: once
+        one is destroyed, the next gets its name together with what the store still holds.
         """
         is_part = len(self._members) < dist.get_world_size(self.group)
         if is_part and self._backend != dist.Backend.GLOO:
@@ -79,7 +79,7 @@ class ProcessRanks(Ranks):
         )
 
     def _gloo_for(self, tensor: Tensor) -> Any:
-        """What carries the tensor in place of the group; None if the group does."""
+        """Return what carries the tensor in place of the group, or None if the group does."""
         return self._own if tensor.device.type == "cpu" else None
 
     @property
@@ -92,7 +92,7 @@ class ProcessRanks(Ranks):
         return total
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """All-gather one JSON text per rank: lengths, then bytes padded to the longest."""
+        """Gather one JSON text per rank: the lengths, then the bytes, padded to the longest."""
         device = torch.device("cpu")
         if self._backend == dist.Backend.NCCL:
             device = torch.device("cuda", torch.cuda.current_device())
@@ -102,7 +102,7 @@ class ProcessRanks(Ranks):
         return [json.loads(bytes(tensor.tolist())) for tensor in self.gather_tensor(padded)]
 
     def gather_tensor(self, own: Tensor) -> Tensor:
-        """Every rank's tensor, in rank order: [W, ...]."""
+        """Return every rank's tensor, in rank order: [W, ...]."""
         own = own.contiguous()
         received = own.new_empty((self.world_size, *own.shape))
         parts = list(received.unbind())
@@ -129,8 +129,10 @@ class ProcessRanks(Ranks):
             return work
 
     def start_swap(self, words: Tensor, tag: int) -> list[dist.Work]:
-        """Begin to send this rank's row of [W, n] to every peer and to receive theirs in the other
-        rows; `wait` ends each."""
+        """Begin to send this rank's row of [W, n] to every peer, and to receive theirs.
+
+        `wait` ends each of the works that are returned.
+        """
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
         with self.roll.called_on_error():
             if (gloo := self._gloo_for(words)) is not None:
@@ -149,7 +151,7 @@ class ProcessRanks(Ranks):
             return works
 
     def wait(self, work: dist.Work | None, tensor: Tensor, *, sliced: bool = True) -> None:
-        """Wait for work on a tensor: the host if it is on the CPU, else the GPU's stream.
+        """Wait for work on a tensor. The host waits if it is on the CPU, else the GPU's stream.
 
         Raises:
             PeerLost: see `RollCall.wait`.
@@ -160,8 +162,9 @@ class ProcessRanks(Ranks):
             work.wait()
 
     def renew(self) -> None:
-        """Wait for all ranks, then connect anew where a failed collective may have closed
-        connections (gloo). Collective.
+        """Wait for all ranks, then connect anew. Collective.
+
+        A failed collective may have closed connections of gloo.
 
         Raises:
             PeerLost: a rank did not come within the timeout of the group.
@@ -171,7 +174,7 @@ class ProcessRanks(Ranks):
 
 
 def ranks_of(group: object) -> Ranks:
-    """The ranks behind the `group` argument of `LMHeadSampler`.
+    """Return the ranks behind the `group` argument of `LMHeadSampler`.
 
     None is the default process group if torch.distributed is initialised, else one rank.
 

@@ -16,12 +16,12 @@ from tpsample.ranks.roll_call import RollCall
 
 
 class Ranks:
-    """One rank alone; base of the other kinds.
+    """One rank alone, and the base class of several.
 
     Attributes:
         rank, world_size: position in, size of, the group.
         group: the torch process group, or None.
-        roll: who is still there; None without a group.
+        roll: tells who is still there; None without a group.
         bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
             A gather sends the tensor to each of them; a sum is counted as a ring, which sends
             2 (W - 1) / W of the tensor.
@@ -62,20 +62,20 @@ class Ranks:
         return self.sum_tensor(own)
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's record, in rank order."""
+        """Return every rank's record, in rank order."""
         return [record]
 
     @property
     def can_exchange_tensors(self) -> bool:
-        """Whether the three below may be called."""
+        """Whether tensors may be gathered, summed and reduced."""
         return self.world_size == 1
 
     def gather_tensor(self, own: Tensor) -> Tensor:
-        """[W, ...], every rank's tensor of one shape, in rank order. Collective."""
+        """Return every rank's tensor of one shape, in rank order: [W, ...]. Collective."""
         return own.unsqueeze(0)
 
     def sum_tensor(self, own: Tensor) -> Tensor:
-        """The sum of every rank's tensor. Collective."""
+        """Return the sum of every rank's tensor. Collective."""
         return own
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
@@ -88,11 +88,11 @@ class Ranks:
 def gather_or_raise(
     ranks: Ranks, record: dict[str, Any], error: Exception | None
 ) -> list[dict[str, Any]]:
-    """Every rank's record; if a rank brings an error, every rank raises it.
+    """Return every rank's record. If a rank brings an error, every rank raises it.
 
     Raises:
-        RankMismatch: naming the ranks that are wrong and what is wrong on each. A lone rank
-            raises its own error unchanged.
+        RankMismatch: some ranks brought an error; it names them and what is wrong on each. A lone
+            rank raises its own error unchanged.
     """
     if ranks.world_size == 1:
         if error is not None:

@@ -1,8 +1,8 @@
-"""Where several ranks of one process meet: a thread each, one of them running at a time.
+"""The place where several ranks of one process meet. Each has a thread, and one runs at a time.
 
-A rank runs until it has something to tell the others, hands that in and sleeps; when all have, each
-goes on with what all handed in. Since never two run at once, they may launch kernels in the Triton
-interpreter, which allows no two launches at once, and nothing depends on a scheduler.
+A rank runs until it has something to tell the others, hands that in and sleeps. When all have, each
+goes on with what all handed in. Because two never run at once, they may launch kernels in the
+Triton interpreter, which allows one launch at a time, and nothing depends on a scheduler.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Rendezvous:
         self._broken = False
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
-        """bodies[rank]() of every rank; their results in rank order.
+        """Run bodies[rank]() of every rank, and return their results in rank order.
 
         Raises:
-            Exception: what a body raised, the lowest rank's; the others stop where they meet.
+            Exception: a body raised it, that of the lowest rank; the others stop where they meet.
             RuntimeError: the ranks did not meet equally often.
         """
         self._world_size, self._ended, self._handed_in = len(bodies), 0, {}
@@ -79,7 +79,7 @@ class Rendezvous:
             self.running = False
 
     def gather(self, rank: int, own: Tensor) -> list[Tensor]:
-        """What every rank handed in, in rank order; waits for all of them."""
+        """Wait for all ranks, and return what each handed in, in rank order."""
         self._handed_in[rank] = own
         if self._ended:
             self._broken = True

@@ -1,8 +1,8 @@
-"""Who is still there: asked through the store of the process group once an exchange has failed.
+"""Finds out who is still there, through the store of the process group, once an exchange failed.
 
-A collective that fails says neither who is missing nor, on some of its ranks, that it failed at
-all: of a ring only the neighbours of a dead process notice. So whoever notices writes it down, a
-rank that waits looks there now and then, and all that write within GRACE_S are alive. Nothing is
+A collective that fails does not say who is missing, and on some ranks it does not fail at all,
+because only the neighbours of a dead process in a ring notice. So whoever notices writes it down,
+a rank that waits looks there now and then, and all that write within GRACE_S are alive. Nothing is
 read or written while all goes well.
 
     <prefix>/called        an exchange has failed
@@ -35,12 +35,12 @@ _built: dict[str, int] = {}
 
 @dataclass(frozen=True)
 class DeviceLoss:
-    """What a rank's device saw of lost ranks.
+    """The lost ranks, as one rank's device saw them.
 
     Attributes:
         unheard: ranks that did not arrive in time.
         told: ranks that arrived to say that they had lost one.
-        step: the first that this rank's own device lost; None if only others' did.
+        step: the first step that this rank's own device lost; None if only others' did.
     """
 
     unheard: tuple[int, ...]
@@ -64,18 +64,18 @@ class RollCall:
         self.step: int | None = None
 
     def store(self, name: str) -> dist.Store:
-        """A store that no earlier generation has written to, the same on every rank."""
+        """Return a store that no earlier generation has written to, the same on every rank."""
         return dist.PrefixStore(self._key(name), self._store)
 
     def wait(self, work: dist.Work | None, *, sliced: bool = True) -> None:
-        """Wait on the host for a collective; what `work.wait()` does where a GPU waits.
+        """Wait on the host for a collective, as `work.wait()` does, and see lost peers meanwhile.
 
         Args:
-            sliced: look for failed peers in between. Not for send and receive, which notice a
-                dead peer by themselves and do not survive a timeout.
+            sliced: whether to look for failed peers in between. Send and receive notice a dead
+                peer by themselves, and do not survive a timeout.
 
         Raises:
-            PeerLost: it failed here or elsewhere; the timeout is that of the process group.
+            PeerLost: the collective failed here or elsewhere, or took longer than the group allows.
         """
         while work is not None:
             try:
@@ -91,7 +91,7 @@ class RollCall:
         """Wait on the host for a GPU, whose waiting has no end of its own.
 
         Raises:
-            PeerLost: not done in time.
+            PeerLost: the GPU was not done in time.
             RankMismatch: a rank refused the step.
         """
         deadline = time.monotonic() + timeout_s
@@ -103,7 +103,7 @@ class RollCall:
 
     @contextmanager
     def called_on_error(self) -> Iterator[None]:
-        """Around what starts a collective: one that cannot start has lost a peer."""
+        """Raise PeerLost if the body cannot start a collective, because then a peer is lost."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -112,15 +112,15 @@ class RollCall:
             raise self.lost() from error
 
     def say(self, text: str, *, refused: bool) -> None:
-        """Leave word why this rank leaves a step; `refused` if its arguments are wrong."""
+        """Write down why this rank leaves a step; `refused` says that its arguments are wrong."""
         said = json.dumps({"text": text[:_MAX_TEXT], "refused": refused})
         self._set(self._key("said", self._rank), said)
 
     def said(self) -> dict[int, str]:
-        """Why ranks left a step.
+        """Return why ranks left a step, by rank.
 
         Raises:
-            RankMismatch: some had wrong arguments; the error they raised themselves.
+            RankMismatch: some had wrong arguments; the text is that of their errors.
         """
         texts, refusals = {}, []
         for rank in range(self._world_size):
@@ -135,14 +135,14 @@ class RollCall:
         return texts
 
     def lost(self, seen: DeviceLoss | None = None) -> PeerLost:
-        """Call the roll, and the error that says who is missing; equal on all that answer.
+        """Call the roll, and return the error that says who is missing, equal on all that answer.
 
         Args:
-            seen: where ranks meet on the device, what it saw; on the host, silence in this roll
-                call tells who is missing.
+            seen: what the device saw, where ranks meet there. None where they meet on the host,
+                because there whoever is silent in this roll call is missing.
 
         Raises:
-            RankMismatch: nobody is lost, a rank refused the step; see `said`.
+            RankMismatch: nobody is lost, but a rank refused the step; see `said`.
         """
         step, unheard = (self.step, ()) if seen is None else (seen.step, seen.unheard)
         self._set(self._key("here", self._rank), json.dumps({"step": step, "unheard": unheard}))
@@ -179,7 +179,7 @@ class RollCall:
         The wait is long enough for ranks whose step began when another rank came here.
 
         Raises:
-            PeerLost: naming the ranks that did not come in time.
+            PeerLost: some ranks did not come in time; it names them.
         """
         keys = [self._key("anew", rank) for rank in range(self._world_size)]
         self._set(keys[self._rank], "")
@@ -225,8 +225,8 @@ def raise_if_lost(seen: DeviceLoss, roll: RollCall | None) -> None:
     """Raise if the device saw a loss; `roll` is None for ranks without a process group.
 
     Raises:
-        PeerLost: naming who did not answer, as far as this rank and those that answer know.
-        RankMismatch: nobody is lost, a rank refused the step.
+        PeerLost: ranks did not answer; it names them, as far as this rank and its peers know.
+        RankMismatch: nobody is lost, but a rank refused the step.
     """
     if seen.unheard or seen.told:
         if roll is not None:
@@ -253,5 +253,5 @@ def _peer_lost(
 
 
 def names(ranks: Sequence[int]) -> str:
-    """rank 1; ranks 1, 3."""
+    """Return "rank 1", or "ranks 1, 3"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

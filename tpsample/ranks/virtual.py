@@ -1,4 +1,4 @@
-"""Several ranks in one process: what tests and one GPU need to run the kernels of `peer`."""
+"""Several ranks in one process, with which tests and one GPU run the kernels of `peer`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ S = TypeVar("S")
 
 
 class _Sampler(Protocol[S]):
-    """An `LMHeadSampler`: a call in two halves."""
+    """An `LMHeadSampler`, which makes a call in two halves."""
 
     def start(self, *arguments: Any, **options: Any) -> S:
         """Do the local step."""
@@ -30,7 +30,7 @@ class _Sampler(Protocol[S]):
 
 
 class VirtualWorld:
-    """Several ranks in one process, on one device: all the kernels of `peer`, no other process.
+    """Several ranks in one process, on one device. They launch all the kernels of `peer`.
 
         world = VirtualWorld([VocabShard.even(V, r, 4) for r in range(4)], device)
         samplers = [LMHeadSampler(weight[s.start : s.stop], group=ranks, exchange="peer")
@@ -71,12 +71,14 @@ class VirtualWorld:
         return self.run([partial(step, sampler, ranks) for sampler, ranks in pairs])
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
-        """bodies[rank]() of every rank, each in a thread, one at a time: for calls in which ranks
-        exchange integers, such as `LMHeadSampler.prompt_logprobs`. Results in rank order."""
+        """Run bodies[rank]() of every rank, each in a thread, one at a time; return their results.
+
+        Calls in which ranks exchange integers, such as `prompt_logprobs`, must be made here.
+        """
         return self.rendezvous.run(bodies)
 
     def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
-        """int64 [world_size, *shape], the same tensor for every rank's request number `index`."""
+        """Return int64 [world_size, *shape], one tensor for every rank's request number `index`."""
         if index == len(self._allocations):
             zeros = torch.zeros(len(self.ranks), *shape, dtype=torch.int64, device=self.device)
             self._allocations.append(zeros)
@@ -89,7 +91,7 @@ class VirtualWorld:
 
 
 class VirtualRanks(Ranks):
-    """One of several ranks in this process; the world knows what the others would answer."""
+    """One of several ranks in this process, whose world knows what the others would answer."""
 
     def __init__(self, world: VirtualWorld, rank: int) -> None:
         self.world = world
@@ -117,7 +119,7 @@ class VirtualRanks(Ranks):
         return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """The record as every rank would give it, were it built with the same arguments."""
+        """Return the record as each rank would give it, were it built with the same arguments."""
         records = []
         for rank, shard in enumerate(self.world.shards):
             known: dict[str, Any] = {

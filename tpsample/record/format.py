@@ -1,4 +1,4 @@
-"""A step in a file, to be sampled again offline: did this token come from these inputs?
+"""The file of a recorded step, with which its tokens can be sampled again offline.
 
 A record is a safetensors file (the extra `hf` brings the library):
 
@@ -7,9 +7,9 @@ A record is a safetensors file (the extra `hf` brings the library):
     metadata  "tpsample": JSON of the format's version, the noise layout, the requests, the head,
               the tokens so far
 
-Reading it runs nothing that the file brings: tensors and JSON, every value checked like a caller's.
-Nothing is downloaded unless the caller allows it. Memory stays within ten times the size of the
-file and a constant (about 300 MB at V = 2^20), because rows are sampled again a few at a time.
+Reading it runs nothing that the file brings: it holds tensors and JSON, of which every value
+is checked like a caller's. Memory stays within ten times the size of the file and a constant (about
+300 MB at V = 2^20), because rows are sampled again a few at a time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Record:
 
     @staticmethod
     def of(text: str, tensors: dict[str, Tensor]) -> Record:
-        """From the metadata and the tensors."""
+        """Check metadata and tensors, and make a record of them."""
         if len(text) > _MAX_METADATA:
             raise ValueError(f"metadata: expected at most {_MAX_METADATA} characters of JSON")
         try:
@@ -136,7 +136,7 @@ class Record:
         return token_ids.shape[1] if token_ids.ndim == 2 else None
 
     def head_of(self, load_head: LoadHead | None) -> FullHead:
-        """All rows of the head, its bias, and the scale and soft-cap."""
+        """Return all rows of the head, its bias, and the scale and soft-cap."""
         if self.model is None:
             weight, bias, head = self.tensors["lm_head_weight"], self.tensors.get("bias"), self.head
         else:
@@ -165,7 +165,7 @@ class Record:
         return weight, bias, head
 
     def batch(self, rows: range, vocab_size: int) -> SamplingBatch:
-        """Some of the rows."""
+        """Return a batch of some of the rows."""
         part = slice(rows.start, rows.stop)
         return SamplingBatch.from_params(
             self.params[part],

@@ -27,7 +27,7 @@ _SAMPLED_LOGITS = 2**20
 
 @dataclass(frozen=True)
 class RowVerdict:
-    """What sampling a row again gave.
+    """The tokens of a row as recorded, and as sampled again.
 
     Attributes:
         recorded, expected: token ids, one per sample, and the status behind them.
@@ -52,8 +52,8 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
         load_head: loads the head of a model that a record may name in place of holding one.
 
     Raises:
-        ValueError: not a record, or one that this version cannot repeat; says why.
-        ImportError: safetensors is not installed, or what loading its model needs.
+        ValueError: the file is no record, or one that this version cannot repeat.
+        ImportError: safetensors is not installed, or what loading the model needs.
     """
     try:
         with warnings.catch_warnings():
@@ -70,7 +70,7 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
 def _verdicts(
     record: Record, weight: Tensor, bias: Tensor | None, head: dict[str, Any]
 ) -> Iterator[RowVerdict]:
-    """Row by row; as many logits at a time as the memory allows."""
+    """Yield the verdicts row by row, over as many logits at a time as the memory allows."""
     vocab_size, hidden_size = weight.shape
     hidden_states = record.tensors["hidden_states"]
     for rows in _slices(range(len(hidden_states)), max(hidden_size, _LOGITS // vocab_size)):
@@ -96,7 +96,7 @@ def _slices(whole: range, length: int) -> Iterator[range]:
 
 
 def _sampled_again(record: Record, rows: range, logits: Tensor) -> Iterator[RowVerdict]:
-    """Verdicts on rows whose raw logits these are."""
+    """Yield the verdicts on rows whose raw logits these are."""
     batch = record.batch(rows, logits.shape[1])
     rounds, num_samples = record.philox_rounds, record.num_samples
     positions = record.tensors["positions"][rows.start : rows.stop]
