@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import typer
 from typer.testing import CliRunner
 
 from benchmarks import (
@@ -41,7 +40,7 @@ from benchmarks.timing import Prepared, Timing, measure, prepare
 from tests.commands import run_command
 from tests.ranks import run_ranks
 from tpsample import LMHeadSampler
-from tpsample.cli import bench
+from tpsample.cli.app import app
 from tpsample.distributed import Job
 
 CPU = torch.device("cpu")
@@ -301,9 +300,6 @@ class TestCommand:
 
     def test_an_installed_package_says_where_they_are(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "benchmarks.run", None)
-        app = typer.Typer()
-        bench.register(app)
-        app.command("other")(lambda: None)
         shown = CliRunner().invoke(app, ["bench", "exchange", "--tiny"])
         assert shown.exit_code == 1 and "are in the source checkout" in shown.output
 

@@ -1,10 +1,11 @@
-"""Joining a job started by torchrun, mpirun or Slurm; a process started by hand is alone.
+"""Joins a job started by torchrun, mpirun or Slurm. A process started by hand is alone.
 
     with join() as job:
         sampler = LMHeadSampler(weight, shard=VocabShard.even(V, job.rank, job.world_size))
 
-Looked at in this order: torchrun's variables; mpi4py, if a launcher of MPI started this process;
-the launcher's own variables together with MASTER_ADDR and MASTER_PORT; else a world of one.
+The place is looked for in this order: torchrun's variables; mpi4py, if a launcher of MPI started
+this process; the launcher's own variables together with MASTER_ADDR and MASTER_PORT. Without any of
+them the process is alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _WAY_OUT = "start with torchrun, or with mpirun and tpsample[mpi] installed"
 
 
 class LaunchError(RuntimeError):
-    """The environment names a job that cannot be joined; says which variable and the way out."""
+    """The environment names a job that cannot be joined. The message names the variable."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Job(Place):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order; anything that JSON can carry. Collective."""
+        """Return every rank's value, in rank order. JSON must be able to carry it. Collective."""
         return [record["value"] for record in ranks_of(None).gather({"value": value})]
 
 
@@ -97,7 +98,7 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
 
 
 def from_environment(env: Mapping[str, str]) -> Place:
-    """The place that the variables of torchrun or another launcher name; alone without any.
+    """Return the place that the variables of a launcher name, or that of a lone process.
 
     Raises:
         LaunchError: some of a launcher's variables are missing or are not numbers in range.
@@ -125,7 +126,7 @@ def _number(env: Mapping[str, str], name: str, source: str) -> int:
 
 
 def _find(timeout: timedelta) -> tuple[Place, Store | None]:
-    """This process's place, and a store where MPI made one."""
+    """Return this process's place, and a store where MPI made one."""
     place = from_environment(os.environ)
     if place.source not in ("Open MPI", "MPICH") or place.world_size == 1:
         return place, None
@@ -152,7 +153,7 @@ def _find(timeout: timedelta) -> tuple[Place, Store | None]:
 
 
 def _fair_threads(local_world_size: int) -> int:
-    """Threads per rank that leave one core to others.
+    """Return how many threads per rank leave one core to others.
 
     Threads spin while they wait for each other. With as many as there are cores, one other busy
     process makes a step many times slower: 6 tokens of the bundled model on 2 cores took 1.2 s or,
@@ -162,7 +163,7 @@ def _fair_threads(local_world_size: int) -> int:
 
 
 def _host(place: Place) -> str:
-    """An address of this machine that all ranks reach."""
+    """Return an address of this machine that all ranks reach."""
     if "MASTER_ADDR" in os.environ:
         return os.environ["MASTER_ADDR"]
     if place.local_world_size == place.world_size:

@@ -1,4 +1,4 @@
-"""`python -m tpsample.cli`, what torchrun and mpirun start."""
+"""`python -m tpsample.cli` is what torchrun and mpirun start."""
 
 from tpsample.cli import main
 

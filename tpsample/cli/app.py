@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import tpsample
-from tpsample.cli import bench
+from tpsample.cli.bench import SETTINGS, bench
 from tpsample.cli.doctor import doctor
 from tpsample.cli.generate import generate
 from tpsample.cli.verify import verify
@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 for command in (generate, doctor, verify):
     app.command()(command)
-bench.register(app)
+app.command(context_settings=SETTINGS, add_help_option=False)(bench)
 
 
 def _version(wanted: bool) -> None:

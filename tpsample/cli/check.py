@@ -1,4 +1,4 @@
-"""Were these the right tokens? Every recorded step again, on one rank and by the oracle."""
+"""Checks generated tokens: samples every step again, on one rank and by the oracle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sums like the oracle, and there nothing is excused."""
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
         compared: tokens looked at.
@@ -51,7 +51,7 @@ class Verdict:
         return self.compared > 0 and self.differ == 0 and self.same_on_every_rank
 
     def line(self, world_size: int) -> str:
-        """One sentence for people; it starts with "same tokens" only if `ok`."""
+        """Return one sentence for people, which starts with "same tokens" only if `ok`."""
         ways = ["1 rank", *([f"{world_size} ranks"] if world_size > 1 else []), "oracle"]
         sentence = "same tokens: " + " = ".join(ways) if self.ok else "TOKENS DIFFER"
         if not self.same_on_every_rank:

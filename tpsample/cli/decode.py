@@ -1,4 +1,4 @@
-"""Batched decoding: a replicated trunk with a KV cache, and a sampler for the next token."""
+"""Decodes a batch: every rank has the trunk and its KV cache; a sampler draws the next token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NoToken(RuntimeError):
 
 @dataclass
 class Step:
-    """One step as the sampler saw it: what a check needs to repeat it.
+    """One step as the sampler saw it, which a check can repeat.
 
     Attributes:
         hidden_states: [B, D].
@@ -95,7 +95,7 @@ def decode(
 
 
 def pad_left(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and mask, int64 [B, longest]."""
+    """Return token ids and mask, int64 [B, longest]."""
     width = max(map(len, prompts))
     token_ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)

@@ -1,4 +1,4 @@
-"""`tpsample doctor`: what this job has, which exchange it will use and why, and does it work?"""
+"""`tpsample doctor` shows what a job has, which exchange it will use and why, and tries it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _examine(job: Job, seconds: float) -> bool:
 
 
 def _about(job: Job) -> dict[str, Any]:
-    """What a rank tells of itself, as JSON values."""
+    """Return what a rank tells of itself, as JSON values."""
     gpu = None
     if job.device.type == "cuda":
         properties = torch.cuda.get_device_properties(job.device)
@@ -111,7 +111,7 @@ def _about(job: Job) -> dict[str, Any]:
 
 
 def _machines(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line per rank: host, device, and the ranks that NVLink connects with it."""
+    """Return a line per rank: host, device, and the ranks that NVLink connects with it."""
     lines = []
     for rank, record in enumerate(records):
         linked = [
@@ -130,7 +130,7 @@ def _machines(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _versions(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line per package; every rank's version where they differ."""
+    """Return a line per package, with every rank's version where they differ."""
     first = {"Python": records[0]["python"], **records[0]["versions"]}
     lines = []
     for name, version in first.items():
@@ -141,7 +141,7 @@ def _versions(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _self_check(job: Job, exchange: str, backend: str, seconds: float) -> tuple[str, bool]:
-    """Sample for a while by one exchange; a line to show and whether every token was right."""
+    """Sample by one exchange. Return a line to show, and whether every token was right."""
     generator = torch.Generator().manual_seed(7)
     dtype = torch.float32 if job.device.type == "cpu" else torch.bfloat16
     weight = torch.randn(_VOCAB_SIZE, _HIDDEN_SIZE, generator=generator).to(job.device, dtype)
@@ -192,7 +192,7 @@ def _self_check(job: Job, exchange: str, backend: str, seconds: float) -> tuple[
 
 
 def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
-    """What is missing, and the way to it."""
+    """Say what is missing, and the way to it."""
     hints = []
     missing: dict[str, list[str]] = {}
     for package, extra in _PACKAGES.items():

@@ -1,4 +1,4 @@
-"""Small drafters that need no model of their own: what `tpsample generate --draft` proposes."""
+"""Small drafters that need no model of their own, for `tpsample generate --draft`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_NGRAM = 4
 
 @dataclass
 class Decoding:
-    """Where decoding stands: all rows' tokens but the last are in the cache.
+    """How far decoding is. All tokens of the rows but the last are in the cache.
 
     Attributes:
         texts: prompt and generated tokens of each row.
@@ -44,7 +44,7 @@ class Drafter(Protocol):
 
 
 class PromptLookup:
-    """What followed the last occurrence of the row's longest suffix (n-grams up to 4 tokens)."""
+    """Proposes what followed the last occurrence of the row's longest suffix, up to 4 tokens."""
 
     def propose(self, decoding: Decoding, count: int) -> Tensor:
         found = [_continuation(text, count) for text in decoding.texts]
@@ -62,7 +62,7 @@ def _continuation(text: Sequence[int], count: int) -> list[int]:
 
 
 class EarlyExit:
-    """The model's own first layers, final norm and head, sampled with the noise of the position.
+    """Samples from the model's own first layers, final norm and head, with the position's noise.
 
     The layers find their keys and values of earlier tokens in the model's cache, and leave it as it
     was.
@@ -116,7 +116,7 @@ class Drafting:
     layers: int
 
     def drafter(self, model: Model, sampler: LMHeadSampler, batch: SamplingBatch) -> Drafter:
-        """The drafter called `name`."""
+        """Return the drafter called `name`."""
         if self.name == "ngram":
             return PromptLookup()
         return EarlyExit(model, sampler, batch, self.layers)

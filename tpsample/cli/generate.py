@@ -1,4 +1,4 @@
-"""`tpsample generate`: a language model, sampled through a tensor-parallel fused LM head."""
+"""`tpsample generate` runs a language model and samples in its tensor-parallel LM head."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _requests(
     shared: dict[str, Any],
     params_file: Path | None,
 ) -> list[Request]:
-    """One request per row; one prompt alone is repeated per temperature."""
+    """Return one request per row. One prompt alone is repeated for each temperature."""
     why = "one per prompt"
     if len(prompts) == 1 and len(temperatures) > 1:
         prompts = prompts * len(temperatures)
@@ -186,7 +186,7 @@ def _generate(
     drafting: Drafting | None,
     options: dict[str, object],
 ) -> bool:
-    """Load, decode, check, report; whether the check passed, the same on every rank."""
+    """Load, decode, check and report. Return whether the check passed, on every rank the same."""
     shown = report.Report(job.rank)
     with shown.phases() as phase:
         loaded = phase("loading the model", 1)
@@ -248,7 +248,7 @@ def _generate(
 def _batch(
     params: list[SamplingParams], prompts: list[list[int]], sampler: LMHeadSampler
 ) -> SamplingBatch:
-    """The requests before their first token."""
+    """Return the requests before their first token."""
     return SamplingBatch.from_params(
         params,
         vocab_size=sampler.vocab_size,
@@ -271,7 +271,7 @@ def _step(sampler: LMHeadSampler, batch: SamplingBatch, trace: TopKTrace | None)
 
 
 def _shard_sampler(lm: Model, job: Job, *, rows: int, options: dict[str, object]) -> LMHeadSampler:
-    """A sampler over this rank's rows of the LM head."""
+    """Return a sampler over this rank's rows of the LM head."""
     vocab_size = lm.lm_head_weight.shape[0]
     shard = VocabShard.even(vocab_size, job.rank, job.world_size)
     own = slice(shard.start, shard.stop)

@@ -1,4 +1,4 @@
-"""A causal language model split in two: the trunk, and the LM head as plain tensors."""
+"""A causal language model in two parts: the trunk, and the LM head as plain tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 @dataclass(frozen=True)
 class Model:
-    """What decoding and sampling need of a model; the same on every rank.
+    """A model as decoding and sampling need it, the same on every rank.
 
     Attributes:
         trunk: token ids to hidden states, final norm included.
@@ -46,7 +46,7 @@ class Model:
     eos_token_ids: frozenset[int]
 
     def prompt_token_ids(self, prompt: str) -> list[int]:
-        """One user turn in the model's chat template; the bare text if it has none."""
+        """Return the ids of one user turn in the model's chat template, or of the bare text."""
         if self.tokenizer.chat_template is None:
             return list(self.tokenizer(prompt)["input_ids"])
         turns = [{"role": "user", "content": prompt}]
@@ -112,7 +112,7 @@ def head_loader(allow_download: bool) -> LoadHead:
 
 
 def _obstacle(source: str, allow_download: bool) -> str | None:
-    """Why nothing is downloaded, so that the model has to be on this machine; None if it may be."""
+    """Say why nothing may be downloaded, so that the model has to be here; None if it may."""
     if Path(source).is_dir():
         return "the folder does not hold a model that transformers can read"
     missing = "there is no such folder and no model of that name in the cache"
@@ -123,7 +123,7 @@ def _obstacle(source: str, allow_download: bool) -> str | None:
 
 
 def _hub_fault() -> str | None:
-    """One request, because the hub's own library retries for 46 seconds without a network."""
+    """Ask the hub once, because its own library retries for 46 seconds without a network."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
@@ -136,7 +136,7 @@ def _hub_fault() -> str | None:
 
 @torch.inference_mode()
 def _check_head(model: Model, causal_lm: Any) -> None:
-    """Our logits of one token must be the model's own, up to the rounding of its dtype."""
+    """Check that our logits of one token are the model's own, up to the rounding of its dtype."""
     token = torch.tensor([[1]], device=model.lm_head_weight.device)
     expected = causal_lm(token).logits[0].float()
     logits = reference.logits(
@@ -154,7 +154,7 @@ def _check_head(model: Model, causal_lm: Any) -> None:
 
 
 def _bundled(job: Job) -> Path:
-    """The bundled model as safetensors on this machine; its first rank converts. Collective."""
+    """Return the bundled model's folder, which the machine's first rank makes. Collective."""
     machine = socket.gethostname()
     path = error = None
     if job.local_rank == 0:

@@ -1,4 +1,4 @@
-"""What `tpsample generate` shows. Only rank 0 speaks."""
+"""The output of `tpsample generate`, which only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LONGEST = 1000
 
 
 class Report:
-    """Progress, texts and table on rank 0's terminal; the same calls are silent elsewhere."""
+    """Shows progress, texts and a table on rank 0; the same calls are silent elsewhere."""
 
     def __init__(self, rank: int) -> None:
         self._console = Console(quiet=rank != 0, highlight=False)
 
     @contextmanager
     def phases(self) -> Iterator[Callable[[str, int], Callable[[], None]]]:
-        """Gives `phase(name, total)`, which starts a bar and returns what advances it."""
+        """Yield `phase(name, total)`, which starts a bar and returns what advances it."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -41,14 +41,14 @@ class Report:
             yield phase
 
     def text(self, prompt: str, params: SamplingParams, text: str) -> None:
-        """One prompt, how it was sampled, and what came."""
+        """Show one prompt, how it was sampled, and what came."""
         how = "greedy" if params.greedy else f"T={params.temperature:g} seed={params.seed}"
         self._console.print()
         self._console.print(Text.assemble((prompt, "bold"), (f"  {how}", "dim")))
         self._console.print(Text(text.strip()))
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Name and value per line."""
+        """Show a name and a value per line."""
         table = Table(show_header=False, box=None)
         table.add_column(style="dim")
         table.add_column()
@@ -58,30 +58,30 @@ class Report:
         self._console.print(table)
 
     def verdict(self, line: str, ok: bool) -> None:
-        """The last line, green or red, in one piece."""
+        """Show the last line, green or red, in one piece."""
         self._console.print(Text(line, "green" if ok else "bold red"), soft_wrap=True)
 
 
 def error(message: str) -> None:
-    """Why this rank gives up, on standard error."""
+    """Say on standard error why this rank gives up."""
     Console(stderr=True).print(Text(f"error: {one_line(message)}", "bold red"), soft_wrap=True)
 
 
 def one_line(message: str) -> str:
-    """A message for a terminal, because a file may have put anything into it."""
+    """Return a message in one line, because a file may have put anything into it."""
     shown = "".join(letter if letter.isprintable() else " " for letter in message[:_LONGEST])
     return " ".join(shown.split()) + " …" * (len(message) > _LONGEST)
 
 
 def started(job: Place) -> str:
-    """How many ranks there are and where they come from."""
+    """Say how many ranks there are, and who started them."""
     if job.source == "alone":
         return "1 rank, started by hand"
     return f"{job.world_size} rank{'s' * (job.world_size != 1)}, started by {job.source}"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people: 80 B, 2.7 MB."""
+    """Return bytes for people, such as 80 B or 2.7 MB."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 1000:
             return f"{num_bytes:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""From the options of `tpsample generate`, or a file of them, to one request per prompt."""
+"""Makes one request per prompt of the options of `tpsample generate`, or of a file."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Request:
 
     @staticmethod
     def of(prompt: str, values: Mapping[str, Any]) -> Request:
-        """From fields of SamplingParams by name.
+        """Make a request of fields of SamplingParams by name.
 
         Raises:
-            TypeError, ValueError: naming the field.
+            TypeError, ValueError: a field is wrong; the message names it.
         """
         params = SamplingParams(**{k: v for k, v in values.items() if k not in _LATER})
         bad_words, min_tokens = values.get("bad_words") or (), values.get("min_tokens", 0)
@@ -79,7 +79,7 @@ class Request:
         return Request(prompt, params, tuple(bad_words), min_tokens, tuple(stop_token_ids))
 
     def complete(self, tokenizer: Any, eos_token_ids: Collection[int]) -> SamplingParams:
-        """The request with its words as ids and the model's end-of-sequence ids held back.
+        """Return the request, its words as ids and the model's end-of-sequence ids held back.
 
         A text is forbidden with and without a space before it, which are different tokens.
         """
@@ -104,7 +104,7 @@ class Request:
 
 
 def bias_of(texts: Sequence[str] | None) -> dict[int, float] | None:
-    """``["17=-5", "3=100"]`` to {17: -5.0, 3: 100.0}."""
+    """Return {17: -5.0, 3: 100.0} for ``["17=-5", "3=100"]``."""
     bias = {}
     for text in texts or ():
         token_id, _, value = text.partition("=")
@@ -116,10 +116,10 @@ def bias_of(texts: Sequence[str] | None) -> dict[int, float] | None:
 
 
 def read_params(path: Path, rows: int, why: str = "one per prompt") -> list[dict[str, Any]]:
-    """Fields per row from a JSON file: a list of objects, or one object for all rows.
+    """Read fields per row from a JSON file: a list of objects, or one object for all rows.
 
     Args:
-        why: there are so many rows.
+        why: says why there are so many rows.
 
     Raises:
         ValueError: not JSON, a field that cannot be used, or another number of objects.
@@ -140,7 +140,7 @@ def read_params(path: Path, rows: int, why: str = "one per prompt") -> list[dict
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names differ."""
+    """Make a JSON object, whose names must differ."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:

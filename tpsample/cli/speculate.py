@@ -1,4 +1,4 @@
-"""Batched decoding with drafts: one forward pass of the model verifies several tokens per row."""
+"""Decodes a batch with drafts: one forward pass verifies several tokens per row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpsample.speculative import VerifyOutput, verify
 
 @dataclass
 class Speculated(Decoded):
-    """What was decoded; step t holds token t of every row, -1 in rows that ended before it.
+    """The decoded rows. Step t holds token t of every row, -1 in rows that ended before it.
 
     Attributes:
         forwards: passes of the model, the prompt's included.
@@ -35,7 +35,7 @@ class Speculated(Decoded):
     accepted: int = 0
 
     def summary(self, name: str, plain: Decoded) -> list[tuple[str, str]]:
-        """Lines for people, beside plain decoding of the same requests."""
+        """Return lines for people, beside plain decoding of the same requests."""
         tokens = sum(map(len, self.rows))
         same = sum(ours == theirs for ours, theirs in zip(self.rows, plain.rows, strict=True))
         rate = self.accepted / self.proposed if self.proposed else 0.0
@@ -129,7 +129,7 @@ def decode_with_drafts(
 def _steps(
     seen: list[list[Tensor]], texts: list[list[int]], prompts: Sequence[list[int]]
 ) -> list[Step]:
-    """The hidden states that the rows' tokens were sampled from, token by token."""
+    """Return the hidden states from which the rows' tokens were sampled, token by token."""
     nothing = torch.zeros_like(seen[0][0])
     steps = []
     for t in range(max(map(len, seen))):

@@ -1,4 +1,4 @@
-"""`tpsample generate --trace`: the trace of a generation as a file and as a plot beside it."""
+"""`tpsample generate --trace` writes the trace of a generation, and a plot beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LABELS = 100
 
 
 def check_path(path: Path) -> None:
-    """Whether a trace can be written there, asked before anything is generated.
+    """Check that a trace can be written there, before anything is generated.
 
     Raises:
         ValueError: another kind of name, or no such folder.
@@ -32,7 +32,7 @@ def check_path(path: Path) -> None:
 def write(
     trace: TopKTrace, path: Path, model: Model, prompts: Sequence[str], decoded: Decoded
 ) -> str:
-    """Write the file, and the plot if matplotlib is there; a line that says what was written."""
+    """Write the file, and the plot if matplotlib is there. Return a line that says so."""
     lengths = [len(row) for row in decoded.rows]
     metadata = {"model": model.name, "prompts": json.dumps(list(prompts)), "mode": "raw_logprobs"}
     trace.save(path, lengths=lengths, metadata=metadata)
@@ -46,7 +46,7 @@ def write(
 def plot(
     tensors: dict[str, Tensor], texts: list[list[str]], titles: Sequence[str], path: Path
 ) -> bool:
-    """Entropy and confidence over the text, a panel per row; False without matplotlib."""
+    """Plot entropy and confidence, a panel per row. Return False without matplotlib."""
     try:
         import matplotlib
     except ImportError:

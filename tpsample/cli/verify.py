@@ -1,4 +1,4 @@
-"""`tpsample verify`: sample recorded steps again and confirm or refute their tokens."""
+"""`tpsample verify` samples recorded steps again, and confirms or refutes their tokens."""
 
 from __future__ import annotations
 
