@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from tests.cases import Case
+from tests.support.cases import Case
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter
 
 

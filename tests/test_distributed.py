@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import MPIRUN, TORCHRUN, run_command
+from tests.support.commands import STARTERS, run_command
 from tpsample import distributed
 from tpsample.distributed import LaunchError, Place, from_environment, join
 
@@ -131,7 +131,6 @@ with join(timeout_s=20) as job:
         print("joined", job.world_size, job.source, int(total), ranks)
 assert not dist.is_initialized()
 """
-STARTERS = {"torchrun": (*TORCHRUN, 2), "mpi4py": (*MPIRUN, 2, sys.executable, "-m", "mpi4py")}
 
 
 @pytest.fixture

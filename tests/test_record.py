@@ -11,7 +11,7 @@ pytest.importorskip("safetensors", reason="needs the extra hf")
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.cases import Case
+from tests.support.cases import Case
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 from tpsample import record as record_module
 from tpsample.record import verify_record, write_record
@@ -194,7 +194,7 @@ def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch)
     write_record(*record[:2], model_module.BUNDLED, *record[3:])
     with pytest.raises(ValueError, match="the folder does not hold a model"):
         verify_record(tmp_path / "step", load_head=model_module.head_loader(False))
-    with pytest.raises(ValueError, match="names the model .* use `tpsample verify`"):
+    with pytest.raises(ValueError, match=r"names the model .* use `tpsample verify`"):
         verify_record(tmp_path / "step")
     assert asked[-1] == (str(tmp_path), True)
 
