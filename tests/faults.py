@@ -50,7 +50,7 @@ FILTERS = [
     ),
     Fault(
         "the kept set has k + 1 tokens",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "in_top_k = (rank < top_k) | (keep_ties & (logits == kth))",
         "in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))",
         ("tests/logits/test_kept_set.py::test_golden",),
@@ -71,7 +71,7 @@ FILTERS = [
     ),
     Fault(
         "min_p is taken off the total though it comes last",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         '-math.inf if r.filter_order == "min_p_last" else its',
         "its",
         ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
@@ -110,7 +110,7 @@ FILTERS = [
     ),
     Fault(
         "as many rows are taken for all in order",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         "return index == list(range(count))",
         "return len(index) == count",
         (
@@ -129,21 +129,21 @@ FILTERS = [
 TIES = [
     Fault(
         "top_k keeps no ties",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "(keep_ties & (logits == kth))",
         "(keep_ties & (logits > kth))",
         ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "top_p keeps no ties",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)",
         "pass",
         ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "exact ties are kept",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         'keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),',
         "keep_ties=tensor([True for r in kept], torch.bool),",
         ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
@@ -282,8 +282,8 @@ EXCHANGES = [
     Fault(
         "chunks leave out the last rows",
         "tpsample/local/torch_backend.py",
-        "(num_rows * c // self._chunks for c in (chunk, chunk + 1))",
-        "(num_rows // self._chunks * c for c in (chunk, chunk + 1))",
+        "(num_rows * p // parts for p in (part, part + 1))",
+        "(num_rows // parts * p for p in (part, part + 1))",
         ("tests/exchange/test_exchanges.py::test_tokens_are_the_oracles[2-7]",),
     ),
     Fault(
@@ -349,7 +349,7 @@ EXCHANGES = [
 SCORES = [
     Fault(
         "a greedy row is divided by its temperature",
-        "tpsample/core/score.py",
+        "tpsample/core/row_noise.py",
         "return torch.where(random, temperature, 1.0), random",
         "return temperature, random",
         (
@@ -404,7 +404,7 @@ SCORES = [
     ),
     Fault(
         "the status of every row is OK",
-        "tpsample/local/torch_backend.py",
+        "tpsample/exchange/decode.py",
         "out.status.copy_(status.amax(dim=0))",
         "out.status.copy_(status[0] * 0)",
         (
@@ -437,7 +437,7 @@ REQUESTS = [
     ),
     Fault(
         "drafts are not penalised",
-        "tpsample/request/controls/token_state.py",
+        "tpsample/request/controls/apply.py",
         "history = history + 2 * counted.T.to(torch.int32)",
         "history = history + 0",
         ("tests/request/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
@@ -458,7 +458,7 @@ REQUESTS = [
     ),
     Fault(
         "repetition divides negative logits",
-        "tpsample/request/controls/token_state.py",
+        "tpsample/request/controls/apply.py",
         "scaled = torch.where(logits > 0, logits / repetition, logits * repetition)",
         "scaled = logits / repetition",
         ("tests/request/test_controls.py::test_the_definition_is_what_lists_say",),
@@ -541,14 +541,14 @@ SEEDS = [
     ),
     Fault(
         "an output shares the batch's seeds",
-        "tpsample/local/torch_backend.py",
+        "tpsample/exchange/decode.py",
         "out.seeds.copy_(seeds)",
         "out.seeds = seeds",
         ("tests/request/test_batch_state.py::test_outputs_do_not_change_when_the_batch_does",),
     ),
     Fault(
         "seeds are drawn before the ranks agree",
-        "tpsample/sampler.py",
+        "tpsample/agreement/step_checks.py",
         "            batch.prepare(self.shard)\n",
         "            batch.prepare(self.shard)\n            batch.draw_seeds(self.seeds)\n",
         ("tests/agreement/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
