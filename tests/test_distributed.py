@@ -106,15 +106,15 @@ def test_more_ranks_than_gpus_raises_on_every_rank(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     place = Place(local_rank, 3, local_rank, local_world_size, "torchrun")
     with pytest.raises(LaunchError, match="3 ranks on this machine, 2 GPUs"):
-        distributed._device(place)
+        distributed.device_of(place)
 
 
 def test_store_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert distributed._host(Place(0, 2, 0, 2)) == "127.0.0.1"
-    assert distributed._host(Place(0, 4, 0, 2)) not in ("", "0.0.0.0")
+    assert distributed.host_address(Place(0, 2, 0, 2)) == "127.0.0.1"
+    assert distributed.host_address(Place(0, 4, 0, 2)) not in ("", "0.0.0.0")
     monkeypatch.setenv("MASTER_ADDR", "node-7")
-    assert distributed._host(Place(0, 4, 0, 2)) == "node-7"
+    assert distributed.host_address(Place(0, 4, 0, 2)) == "node-7"
 
 
 BODY = """

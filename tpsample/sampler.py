@@ -138,7 +138,7 @@ class LMHeadSampler:
         if desync_every:
             agreed.ranks.require_group("desync_every")
         self._desync = DesyncDetector(desync_every, agreed.ranks, device)
-        self._handle = compiled.register(self)
+        self.handle = compiled.register(self)
         # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
         self._captured: list[Step] = []
 
@@ -179,7 +179,7 @@ class LMHeadSampler:
         """
         if torch.compiler.is_compiling():
             assert isinstance(batch, SamplingBatch)
-            return compiled.call(self._handle, hidden_states, batch, positions, num_samples, out)
+            return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
         return self.finish(
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
         )

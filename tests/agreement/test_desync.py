@@ -44,7 +44,7 @@ def _flipped_bit(case: Case, sampler: LMHeadSampler) -> None:
 
 def _stale_inbox(case: Case, sampler: LMHeadSampler) -> None:
     """A word of this very epoch that nobody sent in this step, greater than all of them."""
-    inbox, epoch = sampler.exchange.memory.own, int(sampler.exchange._epoch)
+    inbox, epoch = sampler.exchange.memory.own, int(sampler.exchange.epoch)
     inbox[epoch & 1, 0, 0, 1] = epoch << 52 | 0xFFFF0000 << TOKEN_BITS | 5
 
 
@@ -116,7 +116,7 @@ def _stale(case: Case) -> bool:
     sampler(case.hidden_states, case.batch, case.positions)
     sampler(case.hidden_states, case.batch, case.positions)
     dist.barrier()
-    epoch = int(sampler.exchange._epoch)  # 3: the parity of 1
+    epoch = int(sampler.exchange.epoch)  # 3: the parity of 1
     sampler.exchange.memory.own[epoch & 1] = (epoch - 2) << 52 | 0xFFFF0000 << TOKEN_BITS | 5
     dist.barrier()
     out = sampler(case.hidden_states, case.batch, case.positions)

@@ -191,7 +191,9 @@ class TestGate:
             _small().time_checked({"drifting": drifting}, {})
 
     def test_a_limit_that_skips_bytes_is_refused(self, monkeypatch):
-        monkeypatch.setattr(baselines, "_read", lambda words, n: lambda: words[: len(words) // 2])
+        monkeypatch.setattr(
+            baselines, "read_words", lambda words, n: lambda: words[: len(words) // 2]
+        )
         with pytest.raises(AssertionError, match="every byte"):
             baselines.weight_reads(make_weight(100, 64, CPU))
 
@@ -360,7 +362,7 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(child.pid, flush=True)
 child.wait()
 """
-        ended, out, _ = gpu_check._ended([sys.executable, "-c", code], 3.0)
+        ended, out, _ = gpu_check.wait_for([sys.executable, "-c", code], 3.0)
         assert ended is None
         for _ in range(100):  # whoever adopts it has to reap it
             state = Path(f"/proc/{int(out)}/stat")
@@ -372,12 +374,12 @@ child.wait()
     def test_a_killed_benchmark_keeps_its_page(self, tmp_path):
         since = time.time() - 1
         execute("scaling_model", _small(), tmp_path / "scaling_model-cpu-today" / RESULT)
-        facts = gpu_check._left_behind("scaling_model", tmp_path, since, "not done in 45 s")
+        facts = gpu_check.left_behind("scaling_model", tmp_path, since, "not done in 45 s")
         assert facts["rows"] > 0
         page = (tmp_path / facts["folder"] / PAGE).read_text()
         assert "The section failed: not done in 45 s" in page
 
     def test_the_commit_of_files_without_their_repository(self, monkeypatch):
-        monkeypatch.setattr(machine, "_output", lambda *command: None)
+        monkeypatch.setattr(machine, "printed", lambda *command: None)
         monkeypatch.setenv("TPSAMPLE_COMMIT", "0123abc")
         assert machine.describe(CPU)["commit"] == "0123abc"

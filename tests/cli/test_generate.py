@@ -122,7 +122,7 @@ def test_a_trace_is_the_models_own_distribution(
 
 
 def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = generate_command._shard_sampler
+    right = generate_command.shard_sampler
 
     class OffByOne:
         def __init__(self, sampler: LMHeadSampler) -> None:
@@ -138,9 +138,7 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
 
     command = ["generate", "--model", str(tiny), "--max-new-tokens", "2"]
     assert CliRunner().invoke(app, command).exit_code == 0
-    monkeypatch.setattr(
-        generate_command, "_shard_sampler", lambda *a, **k: OffByOne(right(*a, **k))
-    )
+    monkeypatch.setattr(generate_command, "shard_sampler", lambda *a, **k: OffByOne(right(*a, **k)))
     failed = CliRunner().invoke(app, command)
     assert failed.exit_code == 1
     assert "TOKENS DIFFER (10 tokens compared, 10 differ, 0 near ties)" in failed.output
@@ -264,10 +262,10 @@ def test_no_token_stops_decoding(tiny_model: Model) -> None:
 
 def test_an_unknown_kind_of_head_is_refused(tiny: Path, tiny_model: Model) -> None:
     causal_lm = TRANSFORMERS.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
-    model_module._check_head(tiny_model, causal_lm)
+    model_module.check_head(tiny_model, causal_lm)
     uncapped = dataclasses.replace(tiny_model, head={"logit_scale": 1.0, "logit_softcap": None})
     with pytest.raises(ValueError, match="computes its logits in a way not known here"):
-        model_module._check_head(uncapped, causal_lm)
+        model_module.check_head(uncapped, causal_lm)
 
 
 class TestBundledCache:
@@ -282,8 +280,8 @@ class TestBundledCache:
             converted.append(folder)
             return folder
 
-        monkeypatch.setattr(model_module, "_convert", convert)
-        monkeypatch.setattr(model_module, "_gguf_folder", lambda: Path("/nowhere"))
+        monkeypatch.setattr(model_module, "convert_gguf", convert)
+        monkeypatch.setattr(model_module, "find_gguf", lambda: Path("/nowhere"))
         monkeypatch.setattr(model_module.importlib.metadata, "version", lambda name: "1.0")
         return converted
 
@@ -291,7 +289,7 @@ class TestBundledCache:
         self, conversion: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
-        first, second = (model_module._bundled(Job()) for _ in range(2))
+        first, second = (model_module.bundled_folder(Job()) for _ in range(2))
         assert first == second
         assert (first / "model").read_text() == "weights"
         assert len(conversion) == 1
@@ -301,15 +299,15 @@ class TestBundledCache:
         self, conversion: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        faster = model_module._convert
+        faster = model_module.convert_gguf
 
         def slower(gguf_folder: Path, folder: Path) -> Path:
-            monkeypatch.setattr(model_module, "_convert", faster)
-            model_module._bundled(Job())
+            monkeypatch.setattr(model_module, "convert_gguf", faster)
+            model_module.bundled_folder(Job())
             return faster(gguf_folder, folder)
 
-        monkeypatch.setattr(model_module, "_convert", slower)
-        path = model_module._bundled(Job())
+        monkeypatch.setattr(model_module, "convert_gguf", slower)
+        path = model_module.bundled_folder(Job())
         assert len(conversion) == 2
         assert list((tmp_path / "tpsample").iterdir()) == [path]
 
@@ -318,7 +316,7 @@ class TestBundledCache:
     ) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        path = model_module._bundled(Job())
+        path = model_module.bundled_folder(Job())
         assert (path / "model").exists()
         assert tmp_path not in path.parents
 
@@ -330,7 +328,7 @@ class TestBundledCache:
                 return [("machine", None, "OSError: disk full"), value]
 
         with pytest.raises(ValueError, match=r"rank 0 cannot convert .* disk full"):
-            model_module._bundled(Waiting(1, 2, 1, 2))
+            model_module.bundled_folder(Waiting(1, 2, 1, 2))
 
 
 @pytest.mark.parametrize("missing", ["typer", "transformers"])

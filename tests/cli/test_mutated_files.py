@@ -49,7 +49,7 @@ def _outcomes(folder: Path, seeds: range, kind: str) -> list[str]:
     from tpsample.cli import generate as generate_command
     from tpsample.cli.app import app
 
-    generate_command._generate = lambda *args, **options: True  # what comes behind the file
+    generate_command.run = lambda *args, **options: True  # what comes behind the file
     right, wrong = folder / "right", folder / "wrong"
     command = ["verify", str(wrong)]
     if kind == "record":

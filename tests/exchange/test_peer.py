@@ -66,7 +66,7 @@ def test_tile_of_the_table_and_more_rows_than_a_finish_program():
     world, samplers = virtual(case, even_shards(300, 3), tile=None, chunks=2)
     for _ in range(2):
         assert_all_equal(step(world, samplers, case), case.oracle())
-    assert [int(sampler.exchange._epoch) for sampler in samplers] == [3, 3, 3]
+    assert [int(sampler.exchange.epoch) for sampler in samplers] == [3, 3, 3]
 
 
 def test_every_chunk_has_tiles_and_they_add_up():
@@ -132,7 +132,7 @@ def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples
             assert (inbox[epoch & 1, :, rank, :rows] != 0).all()
             assert (source.exchange.words[..., :rows] == 0).all()
         assert (inbox[1 - (epoch & 1), ..., :rows] == 0).all()
-        assert (sampler.exchange._arrive == 0).all()
+        assert (sampler.exchange.arrive == 0).all()
     outputs = [sampler.finish(each) for sampler, each in zip(samplers, begun, strict=True)]
     assert_all_equal(outputs, case.oracle(num_samples))
     for sampler in samplers:
@@ -145,16 +145,16 @@ def test_steps_of_any_size_through_the_wrap_of_the_epoch():
     case = Case.make(40, 9)
     world, samplers = virtual(case, even_shards(40, 2), chunks=2)
     for sampler in samplers:
-        sampler.exchange._epoch.fill_(2040)
+        sampler.exchange.epoch.fill_(2040)
     sizes = random.Random(3)
     epochs = []
     for _ in range(16):
-        epochs.append(int(samplers[0].exchange._epoch))
+        epochs.append(int(samplers[0].exchange.epoch))
         some = case.rows(sizes.sample(range(9), sizes.randint(1, 9)))
         assert_all_equal(step(world, samplers, some), some.oracle())
         for sampler in samplers:
             assert (sampler.exchange.memory.own == 0).all()
-            assert int(sampler.exchange._done) == 0
+            assert int(sampler.exchange.done) == 0
             sampler.check()
     assert epochs == [*range(2040, 2047), *range(1, 10)]
 
@@ -162,7 +162,7 @@ def test_steps_of_any_size_through_the_wrap_of_the_epoch():
 def test_a_word_of_an_earlier_epoch_does_not_stand_for_a_rank():
     case = Case.make(40, 3)
     _, (sampler, _) = virtual(case, even_shards(40, 2))
-    sampler.exchange._epoch.fill_(3)
+    sampler.exchange.epoch.fill_(3)
     stale = word.pack(torch.tensor(1e30), torch.tensor(39)) | 1 << word.EPOCH_SHIFT
     sampler.exchange.memory.own[1, :, 1] = stale
     out = sampler(case.hidden_states, case.batch, case.positions)

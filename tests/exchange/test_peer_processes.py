@@ -18,7 +18,7 @@ def _random_steps(case: Case, num_steps: int) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shard = even_shards(case.vocab_size, world_size)[rank]
     sampler = LMHeadSampler(case.weight[shard.start : shard.stop], exchange="peer", chunks=2)
-    sampler.exchange._epoch.fill_(2044)
+    sampler.exchange.epoch.fill_(2044)
     same, own = random.Random(7), random.Random(rank)
     for number in range(num_steps):
         some = case.rows(same.sample(range(8), same.randint(1, 8)))

@@ -152,7 +152,7 @@ def _no_shared_memory() -> tuple[list[str], str]:
         def refuse(*_):
             raise RuntimeError("planted")
 
-        SharedFiles._map = refuse
+        SharedFiles.map_file = refuse
     arguments = ("peer", ranks, 4, 1, torch.device("cpu"), decode_words)
     assert type(make_exchange(*arguments, fall_back=True)) is CollectiveExchange
     with pytest.raises(RankMismatch) as error:
@@ -214,7 +214,7 @@ def _old_torch() -> list[str]:
     warnings = _Warnings()
     logging.getLogger("tpsample").addHandler(warnings)
     if dist.get_rank() == 1:
-        tpsample.agreement.construction._versions = lambda: {"torch": "1.0"}
+        tpsample.agreement.construction.versions = lambda: {"torch": "1.0"}
     LMHeadSampler(torch.zeros(3, 2), backend="torch")
     return warnings.lines
 

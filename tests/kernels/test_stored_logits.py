@@ -1,6 +1,7 @@
 """The Triton kernel stores the logits of filtered rows, and nothing else (interpreter)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,9 +117,10 @@ def test_only_stored_rows_are_written_and_all_of_them(block_v):
     stored, width = len(batch.plan.host_stored), last - first
     assert 0 < stored < len(rows.params)
     memory = torch.full((stored * width + 2 * width,), math.nan)
-    backend._logits._flat = memory[width:-width]
-
-    step = backend.prepare(rows.hidden_states, batch.view(batch.rows), rows.positions, 1)
+    step = replace(
+        backend.prepare(rows.hidden_states, batch.view(batch.rows), rows.positions, 1),
+        logits=memory[width:-width].view(stored, width),
+    )
     backend.best_words(step, torch.zeros(len(rows.params), dtype=torch.int64))
     logits = shard_logits(step, shard, "triton").logits
     assert torch.equal(logits, rows.logits[batch.plan.stored][:, first:last])

@@ -276,13 +276,13 @@ def _symmetric_memory(fails: str) -> str:
         return value
 
     # A header of one word; the addresses of the handle are those of the headers.
-    mapped = files._mapped[::-1] if fails == "pairs" and ranks.rank == 1 else files._mapped
+    mapped = files.mapped[::-1] if fails == "pairs" and ranks.rank == 1 else files.mapped
     handle = types.SimpleNamespace(
-        buffer_ptrs=[tensor.data_ptr() - 8 for tensor in files._mapped],
+        buffer_ptrs=[tensor.data_ptr() - 8 for tensor in files.mapped],
         get_buffer=lambda rank, *_: mapped[rank],
     )
-    peer_memory._allocate = lambda *_: step("allocate", files.own)
-    peer_memory._rendezvous = lambda *_: step("rendezvous", handle)
+    peer_memory.allocate = lambda *_: step("allocate", files.own)
+    peer_memory.rendezvous = lambda *_: step("rendezvous", handle)
     torch.cuda.synchronize = lambda *_: None
     if not fails:
         memory = SymmetricMemory(ranks, (2, 4), cpu)

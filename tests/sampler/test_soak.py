@@ -63,7 +63,7 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
     batches = [rows.batch for rows in steps]
     _, samplers = virtual(case, even_shards(24, WORLD_SIZE), chunks=2)
     for sampler in samplers:
-        sampler.exchange._epoch.fill_(first_epoch)
+        sampler.exchange.epoch.fill_(first_epoch)
     pick, growth, ahead = random.Random(0), Growth(num_steps), 0
     started, outputs = [0] * WORLD_SIZE, [None] * WORLD_SIZE
     for number in range(num_steps):
@@ -104,7 +104,7 @@ def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
         desync_every=50,
     )
     if exchange == "peer":
-        sampler.exchange._epoch.fill_(EPOCH_MAX - num_steps // 2)
+        sampler.exchange.epoch.fill_(EPOCH_MAX - num_steps // 2)
     own, growth = random.Random(rank), Growth(num_steps)
     for number in range(num_steps):
         growth.step(number)

@@ -121,7 +121,7 @@ def agree(group: object, **given: Any) -> Agreement:
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Of what computes: tokens are the same if they differ, their near-ties might not be."""
     found = {"torch": str(torch.__version__)}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -180,7 +180,7 @@ def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
         "tile_table": tile_table.fingerprint() if backend == "triton" else None,
         "desync_every": arguments.desync_every,
         "tpsample": __version__,
-        "versions": _versions(),
+        "versions": versions(),
         "device": weight.device.type,
         "reach": reach(backend, weight.device),
         "seed_root": SeedSource().root,
