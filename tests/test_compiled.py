@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.cases import Case
+from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter
 
 
@@ -23,8 +24,19 @@ class Model(torch.nn.Module):
         return out.token_ids + 0, out.status
 
 
-@pytest.mark.parametrize("sampler_backend", ["torch", "triton"])
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("compiler", "sampler_backend"),
+    [
+        ("eager", "torch"),
+        ("inductor", "triton"),
+        *long(
+            ("eager", "triton"),
+            ("aot_eager", "torch"),
+            ("aot_eager", "triton"),
+            ("inductor", "torch"),
+        ),
+    ],
+)
 def test_the_same_tokens_with_fullgraph_and_changing_batches(compiler, sampler_backend):
     torch._dynamo.reset()
     cases = [Case.make(300, rows) for rows in (4, 7, 5)]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import tpsample.exchange.choice
 from tests.support.cases import Case, even_shards
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tpsample import LMHeadSampler, PeerLost, VocabShard
 from tpsample.core.word import pack
 from tpsample.ranks.virtual import VirtualWorld
@@ -64,7 +65,7 @@ def test_two_hundred_resets(exchange):
 def _lost_and_found(backend: str) -> bool:
     """Rank 1 misses a step, of which a gloo group does not recover."""
     case, shard = Case.make(40, 3), VocabShard.even(40, dist.get_rank(), 2)
-    group = dist.new_group(backend=backend, timeout=timedelta(seconds=3))
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=1))
     weight = case.weight[shard.start : shard.stop]
     sampler = LMHeadSampler(weight, group=group, exchange="collective", backend="torch")
     if dist.get_rank() == 0:
@@ -75,7 +76,7 @@ def _lost_and_found(backend: str) -> bool:
     return torch.equal(out.token_ids, case.oracle().token_ids)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"])
+@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:gloo", *long("gloo", "cpu:gloo")])
 def test_a_reset_recovers_whatever_the_group_calls_its_backend(backend):
     assert run_ranks(2, _lost_and_found, backend) == [True, True]
 

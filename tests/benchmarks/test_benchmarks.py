@@ -40,6 +40,7 @@ from benchmarks.shapes import TINY
 from benchmarks.timing import Prepared, Timing, measure, prepare
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tpsample import LMHeadSampler
 from tpsample.cli import bench
 from tpsample.distributed import Job
@@ -84,7 +85,9 @@ class TestEachBenchmark:
     @pytest.mark.parametrize("name", NAMES)
     def test_writes_a_result_a_page_and_plots(self, name, tmp_path):
         pytest.importorskip("matplotlib")
-        execute(name, _small(), tmp_path / RESULT)
+        rows = execute(name, _small(), tmp_path / RESULT).rows
+        if name == "filters":
+            self._every_setting_of_filters_has_one_row_a_point(rows)
         result = Result.load(tmp_path / RESULT)
         assert result.rows and result.aborted is None
         assert result.settings["tiny"] and result.machine["hardware"] == "CPU"
@@ -95,8 +98,7 @@ class TestEachBenchmark:
         assert "Tiny sizes" in page and result.machine["command"] in page
         assert {view["name"] for view in result.views} == {p.stem for p in tmp_path.glob("*.png")}
 
-    def test_every_setting_of_filters_has_one_row_a_point(self, tmp_path):
-        rows = execute("filters", _small(), None).rows
+    def _every_setting_of_filters_has_one_row_a_point(self, rows):
         names = ("candidate", "kind", "batch", "world_size", "best")
         points = [tuple(each.get(name) for name in names) for each in rows]
         assert len(set(points)) == len(points)
@@ -292,7 +294,7 @@ class TestCommand:
         assert folder.name.startswith("scaling_model-cpu-20")
         assert (folder / PAGE).exists()
 
-    @pytest.mark.parametrize("command", ["benchmarks.run", "tpsample.cli bench"])
+    @pytest.mark.parametrize("command", ["tpsample.cli bench", *long("benchmarks.run")])
     def test_runs_all_of_them_as_a_user_without_a_gpu_does(self, command, tmp_path):
         """Without the interpreter, which a user does not ask for."""
         words = ("-m", *command.split(), "--tiny", "--batches", 2, "--repeats", 1)
@@ -340,7 +342,10 @@ class TestGpuCheck:
         assert sections["environment"]["status"] == "passed"
         assert "| broken | failed |" in (folder / PAGE).read_text()
 
-    def test_another_run_adds_to_the_record(self, tmp_path):
+    def test_another_run_adds_to_the_record(self, tmp_path, monkeypatch):
+        """With children that only print what their section would."""
+        facts = {"commit": "0123abc", "tiles": [{"tile": "128x16"}], "date": "2026-11-22"}
+        monkeypatch.setattr(gpu_check, "wait_for", lambda *_: (0, json.dumps(facts), ""))
         folder = tmp_path / "gpu_check-dry-run"
         assert gpu_check.run_all(["environment"], True, tmp_path) == 0
         assert gpu_check.run_all(["tiles"], True, tmp_path) == 0

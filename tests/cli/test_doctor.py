@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 import tpsample.cli.doctor
 from tests.support.commands import STARTERS, run_command
+from tests.support.tiers import long
 from tpsample.cli.app import app
 
 
@@ -39,7 +40,7 @@ def test_what_is_missing_is_named(monkeypatch):
     assert "hint: no-such-package missing: pip install 'tpsample[hf]'" in shown.output
 
 
-@pytest.mark.parametrize("source", STARTERS)
+@pytest.mark.parametrize("source", ["torchrun", *long("mpi4py")])
 def test_on_two_ranks(source):
     command = (*STARTERS[source], "-m", "tpsample.cli", "doctor", "--seconds", "0.2")
     done = run_command(*command)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.support.commands import GENERATE, TORCHRUN, run_command, texts
+from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, Status, reference
 from tpsample.cli import generate as generate_command
@@ -34,8 +34,8 @@ def tiny_model(tiny: Path) -> Model:
 
 def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     options = ("--model", tiny, "--max-new-tokens", 6, "--prompt", "w5 w7 w9", "--seed", 11)
-    alone = run_command(sys.executable, *GENERATE, *options)
-    assert alone.returncode == 0, alone.stderr
+    alone = invoke("generate", *options, "--backend", "torch")
+    assert alone.exit_code == 0, alone.output
     assert "same tokens: 1 rank = oracle (30 tokens compared, 0 differ" in alone.stdout
     assert re.search(r"bytes per step and rank +nothing: one rank", alone.stdout)
     assert len(set(texts(alone.stdout).split("w5 w7 w9"))) == 6  # five different continuations
@@ -50,22 +50,20 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
 
 
 def test_filters_change_the_texts_and_pass_the_check(tiny: Path) -> None:
-    command = (*GENERATE, "--model", tiny, "--max-new-tokens", 6, "--temperature", 1.5)
-    plain = run_command(sys.executable, *command)
-    filters = ("--top-k", 5, "--top-p", 0.8, "--min-p", 0.01)
-    filtered = run_command(*TORCHRUN, 2, *command, *filters)
-    assert filtered.returncode == 0, filtered.stdout + filtered.stderr
-    assert "same tokens: 1 rank = 2 ranks = oracle" in filtered.stdout
+    command = ("generate", "--backend", "torch", "--model", tiny, "--max-new-tokens", 6)
+    command += ("--temperature", 1.5)
+    plain = invoke(*command)
+    filtered = invoke(*command, "--top-k", 5, "--top-p", 0.8, "--min-p", 0.01)
+    assert filtered.exit_code == 0, filtered.output
+    assert "same tokens: 1 rank = oracle" in filtered.stdout
     assert texts(filtered.stdout) != texts(plain.stdout)
 
 
 def test_kernel_in_the_interpreter_writes_the_same_texts(tiny: Path) -> None:
-    options = ("--model", tiny, "--max-new-tokens", 3, "--seed", 11)
-    plain = run_command(sys.executable, *GENERATE, *options)
-    kernel = run_command(
-        sys.executable, *GENERATE, *options, "--backend", "triton", env={"TRITON_INTERPRET": "1"}
-    )
-    assert kernel.returncode == 0, kernel.stderr
+    command = ("generate", "--model", tiny, "--max-new-tokens", 3, "--seed", 11)
+    plain = invoke(*command, "--backend", "torch")
+    kernel = invoke(*command, "--backend", "triton")
+    assert kernel.exit_code == 0, kernel.output
     assert re.search(r"backend +triton", kernel.stdout)
     assert texts(kernel.stdout) == texts(plain.stdout)
 
@@ -93,6 +91,7 @@ def test_a_trace_is_the_models_own_distribution(
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "run.safetensors"
     command = ["generate", "--model", str(tiny), "--prompt", "w5 w7 w9", "--max-new-tokens", "5"]
+    command += ["--backend", "torch"]
     plain = CliRunner().invoke(app, command)
     traced = CliRunner().invoke(app, [*command, "--trace", str(path), "--trace-top", "4"])
     assert traced.exit_code == 0, traced.output

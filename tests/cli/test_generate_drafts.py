@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.support.commands import TORCHRUN, run_command
+from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.cli.app import app
 from tpsample.cli.decode import decode
@@ -123,14 +123,25 @@ def test_prompt_lookup_continues_the_longest_suffix() -> None:
     assert drafts.tolist() == [[9, 2, 3], [-1] * 3, [7, -1, -1], [-1] * 3]
 
 
-def test_the_command_reports_what_drafts_were_worth(tiny: Path) -> None:
-    options = (
-        *("-m", "tpsample.cli", "generate", "--model", tiny, "--max-new-tokens", 8),
-        *("--prompt", "w5 w7 w9 w5 w7", "--draft", "early-exit", "--draft-layers", 2),
+def _options(tiny: Path) -> tuple[object, ...]:
+    return (
+        *("--model", tiny, "--max-new-tokens", 8, "--prompt", "w5 w7 w9 w5 w7"),
+        *("--draft", "early-exit", "--draft-layers", 2),
     )
-    done = run_command(*TORCHRUN, 2, *options)
+
+
+@pytest.mark.long
+def test_two_ranks_verify_the_same_drafts(tiny: Path) -> None:
+    done = run_command(*TORCHRUN, 2, *GENERATE, *_options(tiny))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "same tokens: 1 rank = 2 ranks = oracle (40 tokens compared, 0 differ" in done.stdout
+    assert re.search(r"same text as plain decoding +5 of 5 rows", done.stdout)
+
+
+def test_the_command_reports_what_drafts_were_worth(tiny: Path) -> None:
+    done = invoke("generate", "--backend", "torch", *_options(tiny))
+    assert done.exit_code == 0, done.output
+    assert "same tokens: 1 rank = oracle (40 tokens compared, 0 differ" in done.stdout
     assert re.search(r"draft +early-exit", done.stdout)
     assert re.search(r"accepted +[\d.]+% of [1-9]\d* drafts", done.stdout)
     assert re.search(r"tokens per target step +\d\.\d\d", done.stdout)
@@ -138,7 +149,7 @@ def test_the_command_reports_what_drafts_were_worth(tiny: Path) -> None:
 
 
 def test_wrong_draft_options_are_named(tiny: Path) -> None:
-    command = ["generate", "--model", str(tiny), "--draft"]
+    command = ["generate", "--backend", "torch", "--model", str(tiny), "--draft"]
     done = CliRunner().invoke(app, [*command, "early-exit", "--draft-layers", "9"])
     assert done.exit_code == 1 and "draft_layers: expected 1 to 2" in done.output
     done = CliRunner().invoke(app, [*command, "crystal-ball"])

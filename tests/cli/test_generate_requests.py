@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,33 @@ import pytest
 pytest.importorskip("rich", reason="needs the extra cli")
 from typer.testing import CliRunner
 
-from tests.support.commands import GENERATE, TORCHRUN, run_command, texts
+from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
+from tests.support.tiers import long
 from tpsample import SamplingParams
 from tpsample.cli.app import app
 from tpsample.cli.requests import Request, bias_of, read_params
 from tpsample.request.as_json import from_json, to_json
 
-COMMAND = (*GENERATE, "--max-new-tokens", 8, "--temperature", 1.2)
+COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 8, "--temperature", 1.2)
 
 
-def test_controls_change_the_texts_and_pass_the_check(tiny: Path) -> None:
-    command = (*COMMAND, "--model", tiny)
-    plain = run_command(sys.executable, *command)
+@pytest.mark.parametrize("world_size", [1, *long(2)])
+def test_controls_change_the_texts_and_pass_the_check(tiny: Path, world_size: int) -> None:
+    """Filters beside them."""
+    plain = invoke(*COMMAND, "--model", tiny)
     first = texts(plain.stdout).split()[-1]
     controls = (
         *("--repetition-penalty", 1.5, "--presence-penalty", 1, "--frequency-penalty", 0.5),
         *("--logit-bias", "7=3", "--bad-word", first, "--min-tokens", 4),
+        *("--top-k", 300, "--top-p", 0.95),
     )
-    done = run_command(*TORCHRUN, 2, *command, *controls)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "same tokens: 1 rank = 2 ranks = oracle (40 tokens compared, 0 differ" in done.stdout
+    if world_size == 1:
+        done = invoke(*COMMAND, "--model", tiny, *controls)
+    else:
+        options = (*COMMAND[1:], "--model", tiny, *controls)
+        done = run_command(*TORCHRUN, 2, *GENERATE, *options)
+    every = {1: "1 rank", 2: "1 rank = 2 ranks"}[world_size]
+    assert f"same tokens: {every} = oracle (40 tokens compared, 0 differ" in done.stdout
     assert texts(done.stdout) != texts(plain.stdout)
     answers = texts(done.stdout).replace("w5 w7 w9", "")
     assert first in texts(plain.stdout).split() and first not in answers.split()
@@ -43,8 +49,8 @@ def test_a_file_gives_each_prompt_its_own_request(tiny: Path, tmp_path: Path) ->
         json.dumps([{"allowed_token_ids": [3]}, {"logit_bias": {"4": 100}, "temperature": 0}])
     )
     prompts = ("--prompt", "w5", "--prompt", "w6", "--params", file)
-    done = run_command(sys.executable, *COMMAND, "--model", tiny, *prompts)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = invoke(*COMMAND, "--model", tiny, *prompts)
+    assert done.exit_code == 0, done.output
     shown = texts(done.stdout)
     assert " ".join(["w3"] * 8) in shown and " ".join(["w4"] * 8) in shown
 

@@ -4,6 +4,7 @@ The ranks here are virtual, several in one process; those of `test_peer_processe
 The oracle is `reference.sample` on the full logits.
 """
 
+import itertools
 import random
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import tpsample.exchange.peer
 import tpsample.local.triton_backend
 from tests.support.cases import Case, even_shards, uneven_shards
+from tests.support.tiers import long
 from tests.support.virtual import Spy, assert_all_equal, step, virtual
 from tpsample import LMHeadSampler, PeerLost, Status, VocabShard
 from tpsample.core import word
@@ -30,10 +32,32 @@ SHARDS = {
 }
 
 
-@pytest.mark.parametrize("chunks", [1, 4])
-@pytest.mark.parametrize("shards", list(SHARDS))
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("vocab_size", [1000, 7])
+# Each pair of values of two arguments is in some case.
+PAIRS = [
+    (1000, 1, "even", 4),
+    (1000, 2, "uneven", 1),
+    (1000, 3, "even", 1),
+    (1000, 3, "uneven", 4),
+    (1000, 4, "all on the last", 4),
+    (1000, 8, "uneven", 4),
+    (7, 1, "all on the last", 1),
+    (7, 2, "even", 4),
+    (7, 2, "all on the last", 4),
+    (7, 3, "all on the last", 4),
+    (7, 4, "even", 1),
+    (7, 4, "uneven", 1),
+    (7, 8, "even", 1),
+    (7, 8, "all on the last", 4),
+    (7, 1, "uneven", 4),
+]
+EVERY = [
+    case
+    for case in itertools.product([1000, 7], [1, 2, 3, 4, 8], SHARDS, [1, 4])
+    if case not in PAIRS
+]
+
+
+@pytest.mark.parametrize(("vocab_size", "world_size", "shards", "chunks"), [*PAIRS, *long(*EVERY)])
 def test_tokens_are_the_oracles(vocab_size, world_size, shards, chunks):
     case = Case.make(vocab_size, 5)
     world, samplers = virtual(case, SHARDS[shards](vocab_size, world_size), chunks=chunks)
@@ -44,7 +68,7 @@ def test_tokens_are_the_oracles(vocab_size, world_size, shards, chunks):
 
 @pytest.mark.parametrize(
     ("vocab_size", "world_size", "shards", "chunks"),
-    [(49152, 2, "even", 4), (50257, 4, "uneven", 1), (151936, 8, "even", 4)],
+    [(49152, 2, "even", 4), *long((50257, 4, "uneven", 1), (151936, 8, "even", 4))],
 )
 def test_real_vocabularies_whatever_the_batch(vocab_size, world_size, shards, chunks):
     """Rows permuted, padded with strangers, and alone."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from tests.support.cases import Case, even_shards
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status
 
@@ -34,7 +35,7 @@ def _random_steps(case: Case, num_steps: int) -> None:
         sampler(case.hidden_states, case.batch, case.positions)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [3, *long(2, 4)])
 def test_processes_with_random_delays(world_size):
     run_ranks(world_size, _random_steps, Case.make(60, 8), 20)
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("tpsample-")]

@@ -15,6 +15,7 @@ import tpsample.exchange.peer
 from tests.support.cases import Case, uneven_shards
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tpsample import (
     LMHeadSampler,
     PeerLost,
@@ -88,7 +89,7 @@ def _sample(case: Case, filtered: list, hosts: str) -> tuple[list, list, list, i
     return rows, out.token_ids.tolist(), probs.token_ids.tolist(), sampler.exchange.bytes_sent(6)
 
 
-@pytest.mark.parametrize("hosts", ["2x2", "2x4", "uneven", "one host"])
+@pytest.mark.parametrize("hosts", ["uneven", "one host", *long("2x2", "2x4")])
 def test_tokens_filters_and_logprobs_are_the_oracles(hosts):
     case, filtered, hosts = Case.make(300, 6), FILTERED, HOSTS[hosts]
     results = run_ranks(len(hosts), _sample, case, filtered, hosts)

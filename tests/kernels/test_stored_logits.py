@@ -10,6 +10,7 @@ import torch.distributed as dist
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tpsample import (
     LMHeadSampler,
     SampleOutput,
@@ -40,8 +41,9 @@ def _sample(rows: Rows, num_samples: int | None) -> SampleOutput:
     return sampler(rows.hidden_states, rows.batch, rows.positions, num_samples=num_samples)
 
 
-@pytest.mark.parametrize("num_samples", [None, 2])
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(
+    ("world_size", "num_samples"), [(1, 2), *long((1, None), (3, None), (3, 2))]
+)
 def test_filtered_tokens_and_logprobs_are_the_oracles(world_size, num_samples):
     rows = _mixed_rows(bias=torch.linspace(-1, 1, V))
     oracle = rows.oracle(num_samples)

@@ -10,6 +10,7 @@ from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingParams, Status, VocabShard
 from tpsample.core import word
 from tpsample.core.order import masses
@@ -20,7 +21,7 @@ from tpsample.logits import shard_logits as stored_rows
 from tpsample.ranks.ranks import ranks_of
 from tpsample.request.filters import Way
 
-WORLD_SIZES = [1, 2, 3, 4, 8]
+WORLD_SIZES = [1, 3, *long(2, 4, 8)]
 KINDS = kinds_of_logits()
 
 
@@ -211,7 +212,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     return cuts
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 8])
+@pytest.mark.parametrize("world_size", [1, 3, *long(8)])
 def test_the_boundary_moves_with_neither_ranks_nor_tiles(world_size):
     rows = _boundary_rows()
     logits, mask = rows.logits, rows.kept_mask()
@@ -268,7 +269,7 @@ def _sample_special(biases: list[torch.Tensor], params: list[SamplingParams], nu
     return outputs
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 8])
+@pytest.mark.parametrize("world_size", [1, 3, *long(8)])
 def test_special_rows_and_several_samples(world_size):
     """A NaN, nothing left, two forced tokens, one token left: a row each, every filter, 3 draws."""
     poisoned, empty = torch.zeros(50), torch.full((50,), -math.inf)

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits, masked
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, Status, VocabShard
 
-WORLD_SIZES = [1, 2, 3, 8]
+SIZES = [[1, 3], *long([1, 2, 8])]
 KINDS = kinds_of_logits()
 MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 TOLERANCE = 2e-6
@@ -61,12 +62,13 @@ def _sample(cases: list[Rows], num_samples: int | None) -> list[Logprobs]:
     return found
 
 
+@pytest.mark.parametrize("world_sizes", SIZES, ids=str)
 @pytest.mark.parametrize("num_samples", [None, 3])
-def test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere(num_samples):
+def test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere(num_samples, world_sizes):
     cases = _cases()
     expected = [rows.oracle(num_samples).logprobs for rows in cases]
     first = None
-    for world_size in WORLD_SIZES:
+    for world_size in world_sizes:
         for outputs in run_ranks(world_size, _sample, cases, num_samples):
             first = first or outputs
             for got, oracle, same in zip(outputs, expected, first, strict=True):

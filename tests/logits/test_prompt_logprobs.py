@@ -10,6 +10,7 @@ from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits, masked
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, VocabShard
 
 KINDS = kinds_of_logits()
@@ -52,8 +53,12 @@ def _find(prompts: list[Rows], max_rows: list[int], backend: str) -> list[Logpro
 
 @pytest.mark.parametrize(
     ("world_sizes", "backend", "max_rows"),
-    [((1, 2, 3, 4, 8), "torch", [7, 64]), ((1, 3), "triton", [16])],
-    ids=["torch", "triton"],
+    [
+        ((1, 3), "torch", [7, 64]),
+        ((2,), "triton", [16]),
+        *long(((1, 2, 4, 8), "torch", [7, 64]), ((1, 3), "triton", [16])),
+    ],
+    ids=["torch", "triton", "torch at many sizes", "triton at two sizes"],
 )
 def test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere(
     world_sizes, backend, max_rows

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingParams
 from tpsample.ranks.virtual import VirtualWorld
 
@@ -48,7 +49,7 @@ def _tokens(rows: Rows, steps: list[list[int]]) -> torch.Tensor:
     return torch.stack(tokens)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, *long(3)])
 @pytest.mark.parametrize("meeting", STEPS)
 def test_two_rows_keep_their_tokens(meeting, world_size):
     requests, count = STEPS[meeting]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.filtered import Rows, V, grid, kinds_of_logits
+from tests.support.tiers import long
 from tpsample import SampleOutput, SamplingParams, Status
 from tpsample.core import word
 from tpsample.core.order import mass_limit
@@ -60,7 +61,10 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
-@pytest.fixture(params=SHARDS, ids=lambda shard: f"{shard[0]}-{shard[1]}")
+@pytest.fixture(
+    params=[SHARDS[1], SHARDS[3], *long((SHARDS[0],), (SHARDS[2],))],
+    ids=lambda shard: f"{shard[0]}-{shard[1]}",
+)
 def twins(request) -> Twins:
     return Twins(*request.param)
 
@@ -76,7 +80,8 @@ def test_first_words(twins, count):
 
 
 @pytest.mark.parametrize(
-    ("shard", "num_samples"), [*((shard, 1) for shard in SHARDS), (SHARDS[1], 2)]
+    ("shard", "num_samples"),
+    [(SHARDS[1], 2), (SHARDS[3], 1), *long(*((shard, 1) for shard in SHARDS[:3]))],
 )
 def test_rejection(shard, num_samples):
     """With two ranks that hold the same, and with the cut of a top_k."""

@@ -8,6 +8,7 @@ import torch
 
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, grid, kinds_of_logits
+from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter
 from tpsample.ranks.rendezvous import Rendezvous
 from tpsample.ranks.virtual import VirtualWorld
@@ -81,7 +82,7 @@ def _virtual(rows: Rows, world_size: int, **options) -> tuple[VirtualWorld, list
     return world, samplers
 
 
-@pytest.mark.parametrize(("world_size", "num_samples"), [(1, None), (2, 2), (5, None)])
+@pytest.mark.parametrize(("world_size", "num_samples"), [(2, 2), *long((1, None), (5, None))])
 def test_filters_logprobs_and_kept_sets_on_virtual_ranks(world_size, num_samples):
     params = [SamplingParams(seed=1), SamplingParams(temperature=0.0), *grid()[::73]]
     params += [SamplingParams(seed=4, top_p=0.7, logprobs=3, logprobs_mode="processed_logprobs")]

@@ -3,6 +3,7 @@
 Seeds are fixed, so every run gives the same verdict; the level was set before they were drawn.
 """
 
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from scipy import stats
 
 from tests.support.distribution import cells_of, chi_squared_p, draw
+from tests.support.tiers import long
 from tpsample import SamplingBatch, SamplingParams, reference
 
 LEVEL = 1e-4
@@ -28,8 +30,13 @@ LOGITS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
-@pytest.mark.parametrize("name", LOGITS)
+CASES = list(zip(LOGITS, (0.7, 1.5, 1.0, 0.7, 1.5), strict=True))
+EVERY = itertools.product(LOGITS, [0.7, 1.0, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"), [*CASES, *long(*(case for case in EVERY if case not in CASES))]
+)
 def test_draws_follow_the_softmax(name, temperature):
     logits = LOGITS[name]
     token_ids = draw(logits, 20_000, temperature=temperature)

@@ -22,6 +22,7 @@ from tests.support.mixtures import (
     one_request_for_all,
 )
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 
 EXCHANGES = ("collective", "p2p", "two_level")
 STEPS = 12
@@ -90,17 +91,17 @@ def _sum(results: list[Tally]) -> Tally:
 
 
 def test_mixtures_on_one_rank():
-    _on_ranks(1, 1800, 12).require_none_wrong("1 rank")
+    _on_ranks(1, 900, 12).require_none_wrong("1 rank")
 
 
-@pytest.mark.parametrize(("world_size", "rows"), [(2, 150), (3, 60), (5, 20)])
+@pytest.mark.parametrize(("world_size", "rows"), [(2, 150), *long((3, 60), (5, 20))])
 def test_mixtures_on_ranks(world_size, rows):
     results = run_ranks(world_size, _on_ranks, 100 * world_size, rows, 12)
     _sum(results).require_none_wrong(f"{world_size} ranks")
 
 
 def test_mixtures_through_the_kernels():
-    _through_the_kernels(1, 30).require_none_wrong("virtual ranks, interpreter")
+    _through_the_kernels(1, 15).require_none_wrong("virtual ranks, interpreter")
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.support.limits import slowness
 
@@ -67,6 +68,16 @@ def run_command(
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def invoke(*words: object) -> Any:
+    """Run `tpsample` with these words in this process: one rank, and no import to wait for."""
+    from typer.testing import CliRunner  # the tests on a GPU do without the extra cli
+
+    from tpsample.cli.app import app
+
+    variables = {"COLUMNS": "200", "TERM": "dumb"}
+    return CliRunner().invoke(app, [str(word) for word in words], env=variables)
 
 
 def texts(stdout: str) -> str:
