@@ -26,7 +26,8 @@ def forbidden(source: str) -> list[str]:
         if isinstance(node, ast.Import):
             found += [a.name for a in node.names if a.name.partition(".")[0] in MODULES]
         elif isinstance(node, ast.ImportFrom):
-            found += [node.module] * ((node.module or "").partition(".")[0] in MODULES)
+            module = node.module or ""
+            found += [module] * (module.partition(".")[0] in MODULES)
         elif isinstance(node, ast.Call):
             name, builtin = getattr(node.func, "attr", ""), getattr(node.func, "id", "")
             owner = getattr(getattr(node.func, "value", None), "id", "")

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
+from tests.support.virtual import peer_of
 from tpsample import (
     LMHeadSampler,
     RankMismatch,
@@ -140,7 +141,7 @@ def _batch(count: int = 2, vocab_size: int = V, **params) -> SamplingBatch:
 
 
 # Per argument of a step: values that are wrong whatever the other ranks pass.
-WRONG_STEP = {
+WRONG_STEP: dict[str, list] = {
     "hidden_states": [
         torch.zeros(D),
         torch.zeros(2, D + 1),
@@ -193,7 +194,7 @@ def _steps(exchange: str, cases: list[dict]) -> list[tuple[str, str]]:
         backend="triton" if exchange == "peer" else "torch",
     )
     if exchange == "peer":
-        sampler.exchange.timeout_s = 1.0 * slowness()
+        peer_of(sampler).timeout_s = 1.0 * slowness()
     right = {"hidden_states": torch.zeros(2, D), "batch": _batch(), "positions": 0}
     expected = sampler(**right).token_ids.tolist()
     for case in cases:

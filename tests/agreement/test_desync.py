@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from tests.support.cases import Case, even_shards
 from tests.support.ranks import run_ranks
+from tests.support.virtual import peer_of
 from tpsample import Desync, LMHeadSampler, SamplingParams
 from tpsample.agreement.desync import step_digest
 from tpsample.core.digest import mix
@@ -27,7 +28,7 @@ def _other_seed(case: Case, sampler: LMHeadSampler) -> None:
 
 def _other_position(case: Case, sampler: LMHeadSampler) -> None:
     """What a rank has that skipped a step."""
-    case.positions.set_(case.positions + 1)  # in place would be in every process
+    case.positions.data = case.positions + 1  # in place would be in every process
 
 
 def _flipped_bit(case: Case, sampler: LMHeadSampler) -> None:
@@ -44,7 +45,7 @@ def _flipped_bit(case: Case, sampler: LMHeadSampler) -> None:
 
 def _stale_inbox(case: Case, sampler: LMHeadSampler) -> None:
     """A word of this very epoch that nobody sent in this step, greater than all of them."""
-    inbox, epoch = sampler.exchange.memory.own, int(sampler.exchange.epoch)
+    inbox, epoch = peer_of(sampler).memory.own, int(peer_of(sampler).epoch)
     inbox[epoch & 1, 0, 0, 1] = epoch << 52 | 0xFFFF0000 << TOKEN_BITS | 5
 
 
@@ -116,8 +117,8 @@ def _stale(case: Case) -> bool:
     sampler(case.hidden_states, case.batch, case.positions)
     sampler(case.hidden_states, case.batch, case.positions)
     dist.barrier()
-    epoch = int(sampler.exchange.epoch)  # 3: the parity of 1
-    sampler.exchange.memory.own[epoch & 1] = (epoch - 2) << 52 | 0xFFFF0000 << TOKEN_BITS | 5
+    epoch = int(peer_of(sampler).epoch)  # 3: the parity of 1
+    peer_of(sampler).memory.own[epoch & 1] = (epoch - 2) << 52 | 0xFFFF0000 << TOKEN_BITS | 5
     dist.barrier()
     out = sampler(case.hidden_states, case.batch, case.positions)
     sampler.compare()

@@ -122,7 +122,8 @@ DIFFERENT: dict[str, dict[str, tuple[Any, str]]] = {
 def _call(sampler: LMHeadSampler, name: str, arguments: dict[str, Any]) -> Any:
     if name == "prompt_logprobs":
         return sampler.prompt_logprobs(**arguments)
-    return {"verify": verify, "sample_draft": sample_draft}[name](sampler, **arguments)
+    call = verify if name == "verify" else sample_draft
+    return call(sampler, **arguments)
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[str, str]:
@@ -327,8 +328,9 @@ def test_a_shard_that_one_rank_did_not_prepare_is_told_to_all():
 
 def _counted() -> list[int]:
     """Steps by number, after calls that emit no token, a verification, and a step refused."""
-    sampler, counts = _sampler(), []
-    roll = sampler.exchange.ranks.roll
+    sampler = _sampler()
+    counts: list[int] = []
+    roll: Any = sampler.exchange.ranks.roll
     for call in (
         lambda: _step(sampler),
         sampler.compare,
@@ -388,7 +390,7 @@ def test_a_refused_call_draws_no_seeds():
 def _drew_another() -> tuple[str, str]:
     sampler = _sampler()
     if dist.get_rank() == 1:
-        _batch(rows=[SamplingParams()]).draw_seeds(sampler.seeds)
+        _batch(rows=[SamplingParams()]).draw_seeds(sampler.checks.seeds)
     return _outcome(lambda: _step(sampler, _batch(rows=[SamplingParams()] * B)))
 
 
@@ -490,7 +492,7 @@ def _interrupted() -> list[tuple[str, str]]:
 
 
 def test_an_interrupted_rank_says_so_and_takes_no_step_before_reset():
-    first, second = run_ranks(2, _interrupted, group_timeout_s=5)
+    first, second = run_ranks(2, _interrupted, group_timeout_s=2)
     assert first[0][0] == "PeerLost" and "rank 1: KeyboardInterrupt" in first[0][1]
     assert second[0][0] == "RankMismatch" and "call reset() on every rank" in second[0][1]
 
@@ -537,7 +539,7 @@ def _reset_alone() -> str:
 
 
 def test_a_reset_on_one_rank_waits_for_the_others():
-    assert run_ranks(2, _reset_alone, group_timeout_s=4) == ["recovered"] * 2
+    assert run_ranks(2, _reset_alone, group_timeout_s=2) == ["recovered"] * 2
 
 
 # --- construction

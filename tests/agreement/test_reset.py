@@ -2,13 +2,13 @@
 
 import gc
 import os
+import socket
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-import tpsample.exchange.choice
 from tests.support.cases import Case, even_shards
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -27,7 +27,7 @@ def _held() -> tuple[int, int]:
 def _resets(exchange: str, times: int) -> list[tuple[int, int]]:
     """(file descriptors, threads) after each reset, which a right step follows."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    tpsample.exchange.choice.socket.gethostname = lambda: "ab"[rank % 2]
+    socket.gethostname = lambda: "ab"[rank % 2]
     case, held = Case.make(40, 3), []
     shard = VocabShard.even(40, rank, world_size)
     weight = case.weight[shard.start : shard.stop]
@@ -83,7 +83,7 @@ def test_a_reset_recovers_whatever_the_group_calls_its_backend(backend):
 
 def _samplers(times: int) -> list[tuple[int, int]]:
     """What samplers with groups of their own hold once they are gone."""
-    tpsample.exchange.choice.socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
+    socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
     case, held = Case.make(40, 3), []
     shard = VocabShard.even(40, dist.get_rank(), dist.get_world_size())
     for _ in range(times):

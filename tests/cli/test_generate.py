@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -50,8 +51,10 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
 
 
 def test_filters_change_the_texts_and_pass_the_check(tiny: Path) -> None:
-    command = ("generate", "--backend", "torch", "--model", tiny, "--max-new-tokens", 6)
-    command += ("--temperature", 1.5)
+    command = (
+        *("generate", "--backend", "torch", "--model", tiny),
+        *("--max-new-tokens", 6, "--temperature", 1.5),
+    )
     plain = invoke(*command)
     filtered = invoke(*command, "--top-k", 5, "--top-p", 0.8, "--min-p", 0.01)
     assert filtered.exit_code == 0, filtered.output
@@ -166,8 +169,8 @@ class TestCompare:
     scores = torch.tensor([[1.0, 1.0 - 1e-5, 0.5]])
 
     def verdict(self, emitted: int, one_rank: int, near_tie: float) -> Verdict:
-        ids = (torch.tensor([token_id]) for token_id in (emitted, one_rank, 0))
-        return compare(*ids, self.scores, near_tie=near_tie)
+        ours, alone, oracle = (torch.tensor([i]) for i in (emitted, one_rank, 0))
+        return compare(ours, alone, oracle, self.scores, near_tie=near_tie)
 
     def test_equal(self) -> None:
         assert self.verdict(0, 0, 0.0) == Verdict(1, 0, 0)
@@ -238,7 +241,7 @@ def test_ended_rows_collect_nothing_and_positions_ignore_padding(tiny_model: Mod
         token_ids = torch.tensor(script[len(seen) - 1])
         return SampleOutput(token_ids, torch.zeros(2, dtype=torch.int32), torch.zeros(2))
 
-    steps = []
+    steps: list[None] = []
     decoded = decode(
         tiny_model,
         [[9, 9, 9], [9]],
@@ -281,7 +284,7 @@ class TestBundledCache:
 
         monkeypatch.setattr(model_module, "convert_gguf", convert)
         monkeypatch.setattr(model_module, "find_gguf", lambda: Path("/nowhere"))
-        monkeypatch.setattr(model_module.importlib.metadata, "version", lambda name: "1.0")
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
         return converted
 
     def test_converts_once(

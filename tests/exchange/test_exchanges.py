@@ -9,7 +9,15 @@ import torch.distributed as dist
 from tests.support.cases import Case, uneven_shards
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, sample
+from tpsample import (
+    LMHeadSampler,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    VocabShard,
+    sample,
+)
 
 CASES = [(1, 50257), (2, 49152), (2, 7), (3, 1000), (4, 7), (8, 1000)]
 EVERY = itertools.product([1, 2, 3, 4, 8], [49152, 50257, 151936, 1000, 7])
@@ -55,7 +63,7 @@ def test_tokens_are_the_oracles(world_size, vocab_size):
     assert steps == [16] * world_size
 
 
-def _sample_several(case: Case, num_samples: int, exchange: str) -> torch.Tensor:
+def _sample_several(case: Case, num_samples: int, exchange: str) -> SampleOutput:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shard = VocabShard.even(case.vocab_size, rank, world_size)
     sampler = LMHeadSampler(

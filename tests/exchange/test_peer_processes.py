@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.support.cases import Case, even_shards
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tests.support.virtual import assert_all_equal
+from tests.support.virtual import assert_all_equal, peer_of
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status
 
 
@@ -19,7 +19,7 @@ def _random_steps(case: Case, num_steps: int) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shard = even_shards(case.vocab_size, world_size)[rank]
     sampler = LMHeadSampler(case.weight[shard.start : shard.stop], exchange="peer", chunks=2)
-    sampler.exchange.epoch.fill_(2044)
+    peer_of(sampler).epoch.fill_(2044)
     same, own = random.Random(7), random.Random(rank)
     for number in range(num_steps):
         some = case.rows(same.sample(range(8), same.randint(1, 8)))
@@ -29,7 +29,7 @@ def _random_steps(case: Case, num_steps: int) -> None:
         assert_all_equal([sampler(some.hidden_states, some.batch, some.positions)], some.oracle())
     sampler.check()
     dist.barrier()
-    assert (sampler.exchange.memory.own == 0).all()
+    assert (peer_of(sampler).memory.own == 0).all()
     sampler.close()
     with pytest.raises(RankMismatch, match="closed"):
         sampler(case.hidden_states, case.batch, case.positions)
@@ -47,14 +47,14 @@ def _lose_rank_1(case: Case) -> str:
     sampler = LMHeadSampler(case.weight[shard.start : shard.stop], exchange="peer")
     message = ""
     if rank != 1:
-        sampler.exchange.timeout_s = 2.0
+        peer_of(sampler).timeout_s = 2.0
         output = sampler(case.hidden_states, case.batch, case.positions)
         assert (output.status == Status.PEER_LOST).all() and (output.token_ids == -1).all()
         with pytest.raises(PeerLost) as lost:
             sampler.check()
         message = str(lost.value)
     sampler.exchange.reset()
-    sampler.exchange.timeout_s = 30.0
+    peer_of(sampler).timeout_s = 30.0
     output = sampler(case.hidden_states, case.batch, case.positions)
     assert_all_equal([output], case.oracle())
     return message

@@ -3,14 +3,15 @@
 import logging
 import os
 import signal
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import tpsample.agreement.construction
-import tpsample.exchange.choice
 import tpsample.exchange.peer
 from tests.support.cases import Case, uneven_shards
 from tests.support.limits import slowness
@@ -25,7 +26,8 @@ from tpsample import (
     Status,
     reference,
 )
-from tpsample.exchange import CollectiveExchange, make_exchange
+from tpsample.exchange import make_exchange
+from tpsample.exchange.collective import CollectiveExchange
 from tpsample.exchange.decode import decode_words
 from tpsample.exchange.inboxes import SharedFiles
 from tpsample.exchange.two_level import levels
@@ -63,7 +65,7 @@ def test_every_column_has_a_rank_of_every_host_and_every_rank_a_column(hosts):
 def _sampler(case: Case, hosts: str, backend: str = "torch", **arguments) -> LMHeadSampler:
     rank = dist.get_rank()
     shard = uneven_shards(case.vocab_size, len(hosts))[rank]
-    tpsample.exchange.choice.socket.gethostname = lambda: hosts[rank]
+    socket.gethostname = lambda: hosts[rank]
     return LMHeadSampler(
         case.weight[shard.start : shard.stop],
         vocab_size=case.vocab_size,
@@ -171,8 +173,9 @@ def test_auto_takes_collective_on_all_ranks_together_if_peer_cannot_be_set_up():
 def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
     """`peer` inside the hosts: tokens, filters, then rank 3 stays away from a step."""
     sampler = _sampler(case, hosts, backend="triton", chunks=2)
-    sampler.exchange.timeout_s = 3.0 * slowness()
-    kind = type(sampler.exchange).__name__
+    exchange: Any = sampler.exchange
+    exchange.timeout_s = 3.0 * slowness()
+    kind = type(exchange).__name__
     tokens = [sampler(case.hidden_states, case.batch, case.positions).token_ids.tolist()]
     several = sampler(case.hidden_states, case.batch, case.positions, num_samples=2)
     tokens.append(several.token_ids.tolist())
@@ -228,7 +231,7 @@ def test_versions_that_differ_are_a_warning_on_every_rank():
 
 def _threads_of_many_samplers(count: int) -> list[int]:
     rank = dist.get_rank()
-    tpsample.exchange.choice.socket.gethostname = lambda: "ab"[rank % 2]
+    socket.gethostname = lambda: "ab"[rank % 2]
     weight, threads = torch.randn(8, 4, generator=torch.Generator().manual_seed(rank)), []
     batch = SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=32)
     for _ in range(count):

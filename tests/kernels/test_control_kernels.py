@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tests.support.controls import Conversation, bitmask_of
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.local.control_arguments import make_mask
-from tpsample.local.tile_table import Tile
+from tpsample.local.tiles import Tile
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.controls.rows import ControlRows
@@ -73,7 +74,8 @@ def test_the_mask_kernel_is_its_twin(shard):
 
 def _sampler(weight: torch.Tensor, tile: Tile, **kwargs) -> LMHeadSampler:
     sampler = LMHeadSampler(weight, group=Ranks(), backend="triton", max_rows=64, **kwargs)
-    sampler.local.tile = tile
+    local: Any = sampler.local
+    local.tile = tile
     return sampler
 
 

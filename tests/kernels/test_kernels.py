@@ -20,6 +20,7 @@ from tests.support.cases import Case, uneven_shards
 from tpsample import SamplingParams, Status, VocabShard, reference
 from tpsample.core.score import Head
 from tpsample.kernels import epilogue
+from tpsample.local.tiles import Tile
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 TILES = [tile(16, 4, 16), tile(128, 8, 64), tile(512, 16, 32)]
@@ -41,7 +42,7 @@ def integers(case: Case) -> Case:
     return dataclasses.replace(case, hidden_states=hidden_states, weight=weight)
 
 
-def both_backends(case: Case, block: tuple, logits=None, shards=None, **how):
+def both_backends(case: Case, block: Tile, logits=None, shards=None, **how):
     """Outputs of the kernel and of its twin, after both were checked against the oracle."""
     rounds = how.get("rounds", 10)
     if logits is None:

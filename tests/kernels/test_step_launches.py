@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -104,7 +105,8 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[
     sampler = LMHeadSampler(
         case.weight[shard.start : shard.stop], shard=shard, exchange=exchange, chunks=chunks
     )
-    sampler.local.tile = tile(16, 8, 16)  # tiles for every chunk
+    local: Any = sampler.local
+    local.tile = tile(16, 8, 16)  # tiles for every chunk
     host_reads.compare_no_steps(sampler.exchange)
     launches = _second_step(sampler, case)
     dist.barrier()

@@ -110,7 +110,7 @@ def test_rows_without_a_token_keep_nothing_and_forced_tokens_share(world_size):
         assert both.kept.sizes.tolist() == mask.sum(dim=1).tolist()
 
 
-def _cost(rows: Rows, cap: int) -> tuple[int, int, KeptSets]:
+def _cost(rows: Rows, cap: int) -> tuple[int, int, KeptSets | None]:
     """Bytes that the capture adds to a step, the largest tensor, and the sets."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     shard = uneven_shards(rows.vocab_size, world_size)[rank]

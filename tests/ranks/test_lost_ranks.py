@@ -17,12 +17,10 @@ import torch
 import torch.distributed as dist
 
 import tpsample.exchange.inboxes as peer_memory
-import tpsample.exchange.peer
-import tpsample.sampler
 from tests.support.cases import Case
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
-from tests.support.virtual import assert_all_equal
+from tests.support.virtual import assert_all_equal, peer_of
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
 from tpsample.exchange.inboxes import SymmetricMemory
 from tpsample.ranks.ranks import ranks_of
@@ -51,7 +49,7 @@ def _make(case: Case, exchange: str, **arguments: Any) -> LMHeadSampler:
         **arguments,
     )
     if exchange == "peer":
-        sampler.exchange.timeout_s = PEER_TIMEOUT_S * slowness()
+        peer_of(sampler).timeout_s = PEER_TIMEOUT_S * slowness()
     return sampler
 
 
@@ -61,9 +59,9 @@ def _kill_one(case: Case, exchange: str, phase: str) -> dict[str, Any]:
     if dying and phase == "construction":
         # Before the first word of the ranks, or in the middle where there are more.
         if exchange == "peer":
-            tpsample.exchange.peer.peer_memory = _die
+            pytest.MonkeyPatch().setattr("tpsample.exchange.peer.peer_memory", _die)
         else:
-            tpsample.sampler.agree = _die
+            pytest.MonkeyPatch().setattr("tpsample.sampler.agree", _die)
     tokens: dict[int, list[int]] = {}
     began = time.monotonic()
     try:
@@ -96,8 +94,9 @@ def _second(run: Any) -> Any:
 
 def _reach_only_rank_0(sampler: LMHeadSampler) -> None:
     """Die in the next step when its words are in the inbox of rank 0 and in no other."""
-    nowhere, run = torch.zeros_like(sampler.exchange.memory.own), sampler.local.best_words
-    sampler.exchange.memory.addresses[1:] = nowhere.data_ptr()
+    memory = peer_of(sampler).memory
+    nowhere, run = torch.zeros_like(memory.own), sampler.local.best_words
+    memory.addresses[1:] = nowhere.data_ptr()
 
     def push(*arguments: Any) -> None:
         run(*arguments)
@@ -175,7 +174,8 @@ def test_survivors_of_a_killed_rank_name_it_everywhere(world_size, exchange, pha
 
 def _stay_away(case: Case, exchange: str) -> tuple[str, tuple[int, ...]]:
     """Rank 1 does not come to a step; then all reset and go on."""
-    sampler, found = _make(case, exchange), ("", ())
+    sampler = _make(case, exchange)
+    found: tuple[str, tuple[int, ...]] = ("", ())
     assert_all_equal([sampler(case.hidden_states, case.batch, case.positions)], case.oracle())
     if dist.get_rank() != 1:
         with pytest.raises(PeerLost) as lost:

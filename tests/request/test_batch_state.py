@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -362,7 +363,7 @@ def test_the_default_dtype_enters_no_token(default):
         assert torch.allclose(ours, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-MODES = {
+MODES: dict[str, Any] = {
     "inference": torch.inference_mode,
     "no_grad": torch.no_grad,
     "grad": contextlib.nullcontext,

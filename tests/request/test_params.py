@@ -6,7 +6,7 @@ import torch
 from tpsample import SamplingBatch, SamplingParams, reference
 from tpsample.request.seeds import SeedSource
 
-OUT_OF_RANGE = {
+OUT_OF_RANGE: dict[str, list] = {
     "temperature": [-0.1, float("nan"), float("inf"), "1", True],
     "top_k": [-2, 1.5, True],
     "top_p": [0.0, 1.01, -1],

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import random
+import socket
 
 import pytest
 import torch
 import torch.distributed as dist
 
-import tpsample.exchange.choice
 from tests.support.mixtures import (
     THEMES,
     ModelHead,
@@ -33,7 +33,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
     rank, world_size = 0, 1
     if dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
-    tpsample.exchange.choice.socket.gethostname = lambda: "ab"[rank % 2]
+    socket.gethostname = lambda: "ab"[rank % 2]
     tally, rows, seed = Tally(), 0, first_seed
     while rows < num_rows * world_size:
         pick, name = random.Random(seed), f"seed {seed}, {world_size} ranks"

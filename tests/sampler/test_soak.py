@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.support.cases import Case, even_shards
 from tests.support.mixtures import ModelHead, OneRank, Story, Tally
 from tests.support.ranks import run_ranks
-from tests.support.virtual import virtual
+from tests.support.virtual import peer_of, virtual
 from tpsample import LMHeadSampler
 from tpsample.core.word import EPOCH_MAX
 
@@ -104,7 +104,7 @@ def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
         desync_every=50,
     )
     if exchange == "peer":
-        sampler.exchange.epoch.fill_(EPOCH_MAX - num_steps // 2)
+        peer_of(sampler).epoch.fill_(EPOCH_MAX - num_steps // 2)
     own, growth = random.Random(rank), Growth(num_steps)
     for number in range(num_steps):
         growth.step(number)

@@ -19,7 +19,7 @@ from tpsample.speculative import VerifyOutput, reference
 
 K = 3
 METHODS = ("rejection", "block")
-REQUESTS = (
+REQUESTS: tuple[dict, ...] = (
     {},
     {"temperature": 0.0},
     {"temperature": 0.3},
@@ -62,8 +62,8 @@ class Problem:
         which = torch.rand(rows, K, generator=generator)
         drafts = torch.where(which < 0.5, drawn.view(rows, K), best)
         drafts = torch.where(which > 0.9, anything, drafts)
-        count = torch.randint(0, K + 3, (rows, 1), generator=generator)
-        self.drafts = drafts.where(torch.arange(K) < count, -1)
+        lengths = torch.randint(0, K + 3, (rows, 1), generator=generator)
+        self.drafts = drafts.where(torch.arange(K) < lengths, -1)
         self.positions = 100 + torch.arange(rows)
 
     @property

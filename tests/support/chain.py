@@ -8,6 +8,7 @@ position of every row can be compared, and pairs of neighbours with the joint la
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class Chain:
         rank = torch.stack([torch.randperm(vocab_size, generator=generator) for _ in range(2)])
         self.target = -1.1 * (1 + rank).double().log().float()
         half = torch.arange(vocab_size) < vocab_size // 2
-        self.draft = {
+        self.draft: Any = {  # None if the drafts are certain
             "uniform": torch.zeros(2, vocab_size),
             "anti-ranked": -1.1 * (vocab_size - rank).double().log().float(),
             "equal": self.target.clone(),
@@ -42,8 +43,8 @@ class Chain:
         if kind == "disjoint":
             self.target = self.target.masked_fill(half, -math.inf)
             self.draft = torch.zeros(2, vocab_size).masked_fill(~half, -math.inf)
-        self.certain = {"one-hot-right": rank.argmin(dim=1), "one-hot-wrong": rank.argmax(dim=1)}
-        self.certain = self.certain.get(kind)
+        certain = {"one-hot-right": rank.argmin(dim=1), "one-hot-wrong": rank.argmax(dim=1)}
+        self.certain = certain.get(kind)
 
     @property
     def vocab_size(self) -> int:
@@ -118,12 +119,12 @@ def text_of_several_calls(chain: Chain, method: str, count: int) -> torch.Tensor
     done = torch.zeros(count, dtype=torch.int64)
     for _ in range(3):
         last = text.gather(1, (done - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-        context, drafts = torch.where(done > 0, last % CONTEXTS, 0), []
-        first = context
+        first = context = torch.where(done > 0, last % CONTEXTS, 0)
+        drawn = []
         for index in range(2):
-            drafts.append(gumbel_draft(chain.draft[context], batch, index, positions=done + index))
-            context = drafts[-1] % CONTEXTS
-        drafts = torch.stack(drafts, dim=1)
+            drawn.append(gumbel_draft(chain.draft[context], batch, index, positions=done + index))
+            context = drawn[-1] % CONTEXTS
+        drafts = torch.stack(drawn, dim=1)
         contexts = torch.cat([first.unsqueeze(1), drafts % CONTEXTS], dim=1)
         out = reference.verify(
             chain.target[contexts], drafts, batch, POSITION + done, method=method,
@@ -158,9 +159,9 @@ def p_values(chain: Chain, text: torch.Tensor) -> list[float]:
         parity = token % CONTEXTS
         second_law = np.bincount(cells[parity], weights=law[parity], minlength=width)
         joint[cells[0][token], parity] += probability * second_law
-    parity = first % CONTEXTS
-    second_cell = np.where(parity == 0, cells[0][second], cells[1][second])
-    place = (cells[0][first] * CONTEXTS + parity) * width + second_cell
+    parities = first % CONTEXTS
+    second_cell = np.where(parities == 0, cells[0][second], cells[1][second])
+    place = (cells[0][first] * CONTEXTS + parities) * width + second_cell
     found.append(chi_squared(place, joint.flatten()))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -48,6 +49,6 @@ def refused() -> Iterator[None]:
         yield
 
 
-def compare_no_steps(exchange: object) -> None:
+def compare_no_steps(exchange: Any) -> None:
     """As on GPUs, where ranks do not compare their steps on the host; for this process."""
     type(exchange).compares_steps = property(lambda self: False)

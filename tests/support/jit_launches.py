@@ -70,7 +70,7 @@ def only_compile() -> list[tuple[Any, str]]:
         return kernel
 
     JITFunction.run = compile_it
-    Gpu.of = staticmethod(lambda _: Gpu("NVIDIA H200", 90, 132))
+    Gpu.of = staticmethod(lambda _: Gpu("NVIDIA H200", 90, 132))  # type: ignore[assignment]
     return launches
 
 
@@ -117,16 +117,16 @@ def step(
         weight, shard, bias, head or Head(1.0, None), rounds=10, max_rows=MAX_ROWS
     )
     backend.tile = tile
-    positions, batch = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
-    hidden_states = torch.empty(batch.rows, D, dtype=dtype)
-    out = SampleOutput.empty(batch.seed, None if num_samples == 1 else num_samples)
-    begun = backend.prepare(hidden_states, batch, positions, num_samples, out)
+    positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
+    hidden_states = torch.empty(view.rows, D, dtype=dtype)
+    out = SampleOutput.empty(view.seed, None if num_samples == 1 else num_samples)
+    begun = backend.prepare(hidden_states, view, positions, num_samples, out)
     words.begin()
     for part in range(words.parts):
         own = words.own_words(part)[: begun.num_words]
         backend.best_words(begun, own, part, words.parts, words.push)
-    words.finish(out, batch.seed)
-    if batch.plan.stored is None:
+    words.finish(out, view.seed)
+    if view.plan.stored is None:
         return 0
     with Operators() as operators:
         finish_logits(shard_logits(begun, shard, "triton"), begun, words.ranks)

@@ -363,9 +363,9 @@ class _InTurn:
         return getattr(self.sampler, name)
 
     def __call__(self, *arguments: Any) -> SampleOutput:
-        out = self.sampler.start(*arguments)
-        self.ranks.gather_tensor(out.status)
-        return self.sampler.finish(out)
+        step = self.sampler.start(*arguments)
+        self.ranks.gather_tensor(step.out.status)
+        return self.sampler.finish(step)
 
 
 class VirtualRanks:
@@ -380,7 +380,8 @@ class VirtualRanks:
             pick.setstate(state)
             self.samplers.append(head.sampler(rank, pick, group=group, exchange="peer", **options))
         for sampler in self.samplers:
-            sampler.local.tile = SMALL_TILE
+            local: Any = sampler.local
+            local.tile = SMALL_TILE
 
     def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
         return self.world.step(self.samplers, *arguments, **options)
@@ -546,8 +547,8 @@ class Story:
         self.rows[row].temperature = self.pick.choice([0.0, 0.7, 1.0, 20.0])
         self.batch.temperature[row] = self.rows[row].temperature
         if self.rows[row].seed is not None:
-            self.rows[row].seed = self.pick.randrange(2**63)
-            self.batch.seed[row] = self.rows[row].seed
+            seed = self.pick.randrange(2**63)
+            self.rows[row].seed = self.batch.seed[row] = seed
 
     def _set_grammar(self) -> None:
         """In place where there is one, sometimes."""
@@ -715,7 +716,8 @@ class Story:
         """What plain decoding draws, up to a place; then other ids, -1, or ids that are none."""
         found = []
         for r, row in enumerate(self.rows):
-            good, drafts = self.pick.randint(0, num_drafts), []
+            good = self.pick.randint(0, num_drafts)
+            drafts: list[int] = []
             for i in range(num_drafts):
                 guess = self.pick.choice([self.pick.randrange(self.head.size), -1, self.head.size])
                 if i < good:

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-VALUES = (
+VALUES: tuple[Any, ...] = (
     *(None, True, False, "", "x", "\u001b]0;\u0007\n\ud800", "ä" * 3000, [], {}, [[]], [[[]]]),
     *(0, 1, -1, 7, 2**31, -(2**31), 2**63, -(2**63), 2**64, 2**70, 10**400, [2**70], ["x"], [5]),
     *(0.5, 1e-50, 1e39, -1e39, 1e400, -1e400, float("nan"), [-1], [None], {"a": 1}, {"5": "x"}),

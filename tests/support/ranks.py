@@ -97,7 +97,7 @@ def _receive(
     deadline = time.monotonic() + timeout_s
     while waiting and (left_s := deadline - time.monotonic()) > 0:
         for receiver in wait(list(waiting), timeout=left_s):
-            rank = waiting.pop(receiver)  # type: ignore[arg-type]
+            rank = waiting.pop(receiver)  # type: ignore[call-overload]
             try:
                 outcomes[rank] = pickle.loads(receiver.recv_bytes())  # type: ignore[union-attr]
             except EOFError:
@@ -131,7 +131,7 @@ def _rank_main(
         # A rank that is to die must not do so while another still connects to it.
         meeting.set(f"connected {rank}", "")
         meeting.wait([f"connected {other}" for other in range(world_size)])
-        outcome = (None, fn(*args))
+        outcome: tuple[str | None, Any] = (None, fn(*args))
     except BaseException:
         outcome = (traceback.format_exc(), None)
     sender.send_bytes(pickle.dumps(outcome))

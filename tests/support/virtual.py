@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.support.cases import Case
 from tpsample import LMHeadSampler, VocabShard
+from tpsample.exchange.peer import PeerExchange
 from tpsample.local.tiles import Tile
 from tpsample.ranks.virtual import VirtualWorld
 
@@ -18,10 +21,17 @@ def virtual(case: Case, shards: list[VocabShard], tile: Tile | None = SMALL_TILE
         for s, ranks in zip(shards, world.ranks, strict=True)
     ]
     for sampler in samplers:
-        sampler.local.tile = tile
+        local: Any = sampler.local
+        local.tile = tile
         if len(shards) > 1:
-            sampler.exchange.timeout_s = 0.01
+            peer_of(sampler).timeout_s = 0.01
     return world, samplers
+
+
+def peer_of(sampler: LMHeadSampler) -> PeerExchange:
+    """The exchange of a sampler that was built with "peer"."""
+    assert isinstance(sampler.exchange, PeerExchange)
+    return sampler.exchange
 
 
 def assert_all_equal(outputs, expected):
