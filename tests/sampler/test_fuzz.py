@@ -12,15 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.mixtures import (
-    THEMES,
-    ModelHead,
-    OneRank,
-    Story,
-    Tally,
-    VirtualRanks,
-    one_request_for_all,
-)
+from tests.support.mixtures import Story, one_request_for_all
+from tests.support.random_batches import THEMES, ModelHead, OneRank, Tally, VirtualRanks
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 

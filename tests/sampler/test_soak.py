@@ -17,7 +17,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.cases import Case, even_shards
-from tests.support.mixtures import ModelHead, OneRank, Story, Tally
+from tests.support.mixtures import Story
+from tests.support.random_batches import ModelHead, OneRank, Tally
 from tests.support.ranks import run_ranks
 from tests.support.virtual import peer_of, virtual
 from tpsample import LMHeadSampler
