@@ -139,7 +139,7 @@ def weight_reads(weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     if not has_triton(weight.device):
         reads: dict[str, Callable[[], Tensor]] = {"read": lambda: words.sum()}
     else:
-        reads = {f"read, {n} programs/SM": _read(words, n) for n in READ_PROGRAMS_PER_SM}
+        reads = {f"read, {n} programs/SM": read_words(words, n) for n in READ_PROGRAMS_PER_SM}
     expected = int(words.sum()) % 2**32
     for name, read in reads.items():
         if int(read().sum()) % 2**32 != expected:
@@ -147,7 +147,7 @@ def weight_reads(weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     return reads
 
 
-def _read(words: Tensor, programs_per_sm: int) -> Callable[[], Tensor]:
+def read_words(words: Tensor, programs_per_sm: int) -> Callable[[], Tensor]:
     from benchmarks.baseline_kernels import read_kernel
 
     device = words.device

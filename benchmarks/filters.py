@@ -178,13 +178,15 @@ def _on_virtual_ranks(logits: Tensor, problem: Problem, world_size: int) -> tupl
     """The ids of every row, and the bytes that one rank sent beside its words."""
     shards = [VocabShard.even(problem.vocab_size, rank, world_size) for rank in range(world_size)]
     world, batch = VirtualWorld(shards, logits.device), problem.batch
+    view = batch.view(batch.rows)
     noise = RowNoise(batch.temperature, batch.seed, problem.positions, 1, 10)
 
     def body(ranks: VirtualRanks) -> tuple[Tensor, int]:
         shard = shards[ranks.rank]
         own = logits[batch.plan.stored][:, shard.start : shard.stop]
-        stored = ShardLogits.of(own, batch, noise, first_id=shard.start)
-        words = sample_filtered(stored, batch.plan.filters, ranks)
+        stored = ShardLogits.of(own, view, noise, first_id=shard.start)
+        assert view.plan.filters is not None
+        words = sample_filtered(stored, view.plan.filters, ranks)
         return word.decode(words)[0].squeeze(1), ranks.bytes_sent
 
     answers = world.run([partial(body, ranks) for ranks in world.ranks])

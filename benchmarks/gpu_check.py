@@ -202,7 +202,7 @@ def _in_a_process(name: str, dry_run: bool, output: Path, seconds: float) -> dic
     command = [sys.executable, "-u", "-m", "benchmarks.gpu_check", "--section", name]
     command += ["--output", str(output), "--until", str(start + seconds)]
     command += ["--dry-run"] if dry_run else []
-    code, stdout, stderr = _ended(command, seconds)
+    code, stdout, stderr = wait_for(command, seconds)
     section: dict[str, Any] = {"seconds": time.time() - start}
     if code == 0:
         return {"status": "passed", **section, "facts": json.loads(stdout.splitlines()[-1])}
@@ -211,11 +211,11 @@ def _in_a_process(name: str, dry_run: bool, output: Path, seconds: float) -> dic
     log = [*stdout.splitlines(), *lines][-40:]
     section |= {"status": "failed", "error": error, "log": log}
     if name in BENCHMARKS:
-        section["facts"] = _left_behind(name, output, start, error)
+        section["facts"] = left_behind(name, output, start, error)
     return section
 
 
-def _ended(command: list[str], seconds: float) -> tuple[int | None, str, str]:
+def wait_for(command: list[str], seconds: float) -> tuple[int | None, str, str]:
     """Exit code, None at the limit, stdout and stderr; nothing it started is left running."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
@@ -234,7 +234,7 @@ def _ended(command: list[str], seconds: float) -> tuple[int | None, str, str]:
         return code, out.read().decode(errors="replace"), err.read().decode(errors="replace")
 
 
-def _left_behind(name: str, output: Path, since: float, error: str) -> dict[str, Any]:
+def left_behind(name: str, output: Path, since: float, error: str) -> dict[str, Any]:
     """What a benchmark that failed had measured by then, with its page written."""
     from benchmarks.report import RESULT, write_report
     from benchmarks.results import Result

@@ -93,7 +93,7 @@ def processes(device: torch.device, dry_run: bool) -> dict[str, Any]:
     if dry_run:
         return {"gloo, collective": _attempt("gloo", "collective", True)}
     with ThreadPoolExecutor(len(ATTEMPTS)) as pool:
-        answers = pool.map(lambda attempt: _attempt(*attempt, dry_run), ATTEMPTS.values())
+        answers = pool.map(lambda pair: _attempt(pair[0], pair[1], dry_run), ATTEMPTS.values())
         return dict(zip(ATTEMPTS, answers, strict=True))
 
 

@@ -25,11 +25,11 @@ def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
 
     Where the files came without their repository, TPSAMPLE_COMMIT names the commit.
     """
-    changes = _output("git", "-C", str(ROOT), "status", "--porcelain")
+    changes = printed("git", "-C", str(ROOT), "status", "--porcelain")
     record: dict[str, Any] = {
         "date": date.today().isoformat(),
         "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
-        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD")
+        "commit": printed("git", "-C", str(ROOT), "rev-parse", "HEAD")
         or os.environ.get("TPSAMPLE_COMMIT"),
         "uncommitted_changes": None if changes is None else bool(changes),
         "hardware": "CPU",
@@ -52,10 +52,10 @@ def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
             "multiprocessors": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
             "memory_bytes": properties.total_memory,
-            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+            "driver": printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
             "cuda": torch.version.cuda,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "links": _output("nvidia-smi", "topo", "-m") if world_size > 1 else None,
+            "links": printed("nvidia-smi", "topo", "-m") if world_size > 1 else None,
         }
     return record
 
@@ -88,7 +88,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _output(*command: str) -> str | None:
+def printed(*command: str) -> str | None:
     """The command's output, or None where it does not run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

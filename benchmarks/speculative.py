@@ -115,7 +115,8 @@ class Verification(Candidate):
         """Take the step and compare with the definition."""
         self.token_ids.fill_(-2)
         self.step()
-        wrong = self.token_ids != self.expected
+        assert self.expected is not None
+        wrong = self.token_ids.ne(self.expected)
         if wrong.any():
             place = int(wrong.nonzero()[0])
             raise WrongToken(

@@ -1,7 +1,7 @@
 """Kernels run in the Triton interpreter, and every process on one thread.
 
 Triton reads the variable when it is imported, so it is set before anything else; the processes
-of `tests.ranks` inherit it.
+of `tests.support.ranks` inherit it.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from tests.limits import measure_slowness, slowness
+from tests.support.limits import measure_slowness, slowness
 
 measure_slowness()
 

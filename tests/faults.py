@@ -32,85 +32,89 @@ FILTERS = [
         "tpsample/logits/shard_logits.py",
         "member &= number < filters.top_k.unsqueeze(1)",
         "member &= number <= filters.top_k.unsqueeze(1)",
-        ("tests/test_second_round.py::test_two_rows_keep_their_tokens",),
+        ("tests/logits/test_second_round.py::test_two_rows_keep_their_tokens",),
     ),
     Fault(
         "mass before equal to the limit",
         "tpsample/logits/shard_logits.py",
         "member &= mass < mass_limit(",
         "member &= mass <= mass_limit(",
-        ("tests/test_filters.py::test_mass_before_equal_to_the_limit_is_too_much",),
+        ("tests/logits/test_filters.py::test_mass_before_equal_to_the_limit_is_too_much",),
     ),
     Fault(
         "a token stands before itself",
         "tpsample/logits/shard_logits.py",
         "before = words > marks[:, i, None]",
         "before = words >= marks[:, i, None]",
-        ("tests/test_filters.py::test_mass_before_equal_to_the_limit_is_too_much",),
+        ("tests/logits/test_filters.py::test_mass_before_equal_to_the_limit_is_too_much",),
     ),
     Fault(
         "the kept set has k + 1 tokens",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "in_top_k = (rank < top_k) | (keep_ties & (logits == kth))",
         "in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))",
-        ("tests/test_kept_set.py::test_golden",),
+        ("tests/logits/test_kept_set.py::test_golden",),
     ),
     Fault(
         "the top words are k + 1",
         "tpsample/logits/shard_logits.py",
         "in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)",
         "in_top_k = torch.arange(count, device=first.device) <= filters.top_k.unsqueeze(1)",
-        ("tests/test_filters.py::test_tokens_are_the_oracles[1]",),
+        ("tests/logits/test_filters.py::test_tokens_are_the_oracles[1]",),
     ),
     Fault(
         "the first words are looked for in a group too few",
         "tpsample/logits/shard_logits.py",
         "group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)",
         "group = word.token_of(order_words(grouped.amax(dim=2)).topk(count - 1, dim=1).values)",
-        ("tests/test_stored_passes.py::test_first_words",),
+        ("tests/logits/test_shard_logits.py::test_first_words",),
     ),
     Fault(
         "min_p is taken off the total though it comes last",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         '-math.inf if r.filter_order == "min_p_last" else its',
         "its",
-        ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
+        ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "kernel: min_p is taken off the total though it comes last",
         "tpsample/kernels/sums.py",
         "in_total = in_top_k & is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))",
         "in_total = in_top_k & is_candidate(logits, below, tl.load(log_min_p_ptr + row))",
-        ("tests/test_stored_passes.py::test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words",),
+        (
+            "tests/logits/test_shard_logits.py::test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words",
+        ),
     ),
     Fault(
         "min_p is exclusive",
         "tpsample/core/order.py",
         "return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below >= log_min_p)",
         "return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below > log_min_p)",
-        ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
+        ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "the threshold renormalises joint rows",
         "tpsample/logits/cut.py",
         "total_cut = torch.where(filters.joint, 0, top_k_cut)",
         "total_cut = top_k_cut",
-        ("tests/test_filters.py::test_the_second_round_decides_what_the_first_cannot[hot-joint]",),
+        (
+            "tests/logits/test_filters.py::test_the_second_round_decides_what_the_first_cannot[hot-joint]",
+        ),
     ),
     Fault(
         "words of as many rows are taken for those of all in order",
         "tpsample/logits/filters.py",
         "if lists_all(index, len(words)):",
         "if len(index) == len(words):",
-        ("tests/test_second_round.py::test_two_rows_keep_their_tokens[top-words-1]",),
+        ("tests/logits/test_second_round.py::test_two_rows_keep_their_tokens[top-words-1]",),
     ),
     Fault(
         "as many rows are taken for all in order",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         "return index == list(range(count))",
         "return len(index) == count",
         (
-            "tests/test_logprobs.py::test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_logprobs",
+            "tests/logits/test_logprobs.py::test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_logprobs",
         ),
     ),
     Fault(
@@ -118,66 +122,66 @@ FILTERS = [
         "tpsample/logits/kept_sets.py",
         "fits = sizes <= cap",
         "fits = sizes < cap",
-        ("tests/test_kept_tokens.py::test_by_hand",),
+        ("tests/logits/test_kept_tokens.py::test_by_hand",),
     ),
 ]
 
 TIES = [
     Fault(
         "top_k keeps no ties",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "(keep_ties & (logits == kth))",
         "(keep_ties & (logits > kth))",
-        ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
+        ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "top_p keeps no ties",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)",
         "pass",
-        ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
+        ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "exact ties are kept",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         'keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),',
         "keep_ties=tensor([True for r in kept], torch.bool),",
-        ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
+        ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "the rejection keeps no ties",
         "tpsample/logits/shard_logits.py",
         "marks = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)",
         "marks = marks + 0",
-        ("tests/test_filters.py::test_tokens_are_the_oracles[1]",),
+        ("tests/logits/test_filters.py::test_tokens_are_the_oracles[1]",),
     ),
     Fault(
         "the threshold keeps no ties",
         "tpsample/logits/cut.py",
         "return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)",
         "return cut",
-        ("tests/test_kept_tokens.py::test_sets_are_the_oracles_and_the_same_everywhere",),
+        ("tests/logits/test_kept_tokens.py::test_sets_are_the_oracles_and_the_same_everywhere",),
     ),
     Fault(
         "kernel: the highest id of equal scores",
         "tpsample/kernels/epilogue.py",
         "token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)",
         "token_id = tl.max(tl.where(holds_best, offs_v[:, None], 0), axis=0)",
-        ("tests/test_kernels.py::test_greedy_ties_go_to_the_lowest_id",),
+        ("tests/kernels/test_kernels.py::test_greedy_ties_go_to_the_lowest_id",),
     ),
     Fault(
         "the highest id of equal scores",
         "tpsample/core/word.py",
         "return (key(score) << TOKEN_BITS) | (TOKEN_MASK - token_id)",
         "return (key(score) << TOKEN_BITS) | token_id",
-        ("tests/test_word.py::test_the_best_score_wins_and_ties_go_to_the_lowest_id",),
+        ("tests/core/test_word.py::test_the_best_score_wins_and_ties_go_to_the_lowest_id",),
     ),
     Fault(
         "-0.0 is below +0.0",
         "tpsample/core/word.py",
         "bits = (score.float() + 0.0).view(torch.int32)",
         "bits = score.float().view(torch.int32)",
-        ("tests/test_word.py",),
+        ("tests/core/test_word.py",),
     ),
 ]
 
@@ -187,49 +191,49 @@ SHARDS = [
         "tpsample/kernels/lm_head.py",
         "first_id = vocab_start // 4 * 4 + pid_v * BLOCK_V",
         "first_id = vocab_start + pid_v * BLOCK_V",
-        ("tests/test_kernels.py::test_a_shard_may_start_inside_a_quad",),
+        ("tests/kernels/test_kernels.py::test_a_shard_may_start_inside_a_quad",),
     ),
     Fault(
         "the state of a shard begins at its shard",
         "tpsample/request/controls/token_state.py",
         "self.shard, self.first_id = shard, shard.start // 4 * 4",
         "self.shard, self.first_id = shard, shard.start",
-        ("tests/test_control_kernels.py::test_virtual_ranks_apply_their_own_shards_state",),
+        ("tests/kernels/test_control_kernels.py::test_virtual_ranks_apply_their_own_shards_state",),
     ),
     Fault(
         "the last shard ends behind the vocabulary",
         "tpsample/core/vocab_shard.py",
         "min((rank + 1) * rows, vocab_size))",
         "(rank + 1) * rows)",
-        ("tests/test_vocab_shard.py::test_even_is_torch_chunk",),
+        ("tests/core/test_vocab_shard.py::test_even_is_torch_chunk",),
     ),
     Fault(
         "padding rows of the weight are seen",
         "tpsample/local/torch_backend.py",
         "num_rows = len(self._shard)",
         "num_rows = len(self._weight)",
-        ("tests/test_kernels.py::test_padding_is_never_seen[torch]",),
+        ("tests/kernels/test_kernels.py::test_padding_is_never_seen[torch]",),
     ),
     Fault(
         "kernel: the last tile is not masked",
         "tpsample/kernels/epilogue.py",
         "if (first_id < vocab_start) | (first_id + BLOCK_V > vocab_stop):",
         "if first_id < vocab_start:",
-        ("tests/test_kernels.py::test_a_column_beside_its_shard_is_no_candidate",),
+        ("tests/kernels/test_kernels.py::test_a_column_beside_its_shard_is_no_candidate",),
     ),
     Fault(
         "kernel: the first tile is not masked",
         "tpsample/kernels/epilogue.py",
         "if (first_id < vocab_start) | (first_id + BLOCK_V > vocab_stop):",
         "if first_id + BLOCK_V > vocab_stop:",
-        ("tests/test_kernels.py::test_a_column_beside_its_shard_is_no_candidate",),
+        ("tests/kernels/test_kernels.py::test_a_column_beside_its_shard_is_no_candidate",),
     ),
     Fault(
         "the ids of other shards are counted",
         "tpsample/request/controls/token_state.py",
         "mine = (token_ids >= self.shard.start) & (token_ids < self.shard.stop)",
         "mine = token_ids >= 0",
-        ("tests/test_controls.py::test_rows_join_leave_move_and_change_over_64_steps[2]",),
+        ("tests/request/test_controls.py::test_rows_join_leave_move_and_change_over_64_steps[2]",),
     ),
 ]
 
@@ -240,7 +244,7 @@ EXCHANGES = [
         "slots += (((epoch & 1) * num_chunks + chunk) * world_size + rank) * max_rows",
         "slots += (chunk * world_size + rank) * max_rows",
         (
-            "tests/test_peer.py::"
+            "tests/exchange/test_peer.py::"
             "test_a_push_writes_each_word_once_to_every_rank_and_nothing_else[None]",
         ),
     ),
@@ -250,7 +254,7 @@ EXCHANGES = [
         "words | (epoch << EPOCH_SHIFT)",
         "words | (epoch << (EPOCH_SHIFT + 1))",
         (
-            "tests/test_peer.py::"
+            "tests/exchange/test_peer.py::"
             "test_a_push_writes_each_word_once_to_every_rank_and_nothing_else[None]",
         ),
     ),
@@ -259,35 +263,35 @@ EXCHANGES = [
         "tpsample/kernels/inbox.py",
         "return tl.where(epoch == EPOCH_MAX, 1, epoch + 1)",
         "return tl.where(epoch == EPOCH_MAX, 2, epoch + 1)",
-        ("tests/test_peer.py::test_steps_of_any_size_through_the_wrap_of_the_epoch",),
+        ("tests/exchange/test_peer.py::test_steps_of_any_size_through_the_wrap_of_the_epoch",),
     ),
     Fault(
         "a word of an old epoch is taken",
         "tpsample/kernels/inbox.py",
         "return words, mask & ((words >> EPOCH_SHIFT) != epoch) & (words != WORD_LOST)",
         "return words, mask & (words == 0)",
-        ("tests/test_peer.py::test_a_word_of_an_earlier_epoch_does_not_stand_for_a_rank",),
+        ("tests/exchange/test_peer.py::test_a_word_of_an_earlier_epoch_does_not_stand_for_a_rank",),
     ),
     Fault(
         "a tile belongs to the chunk before",
         "tpsample/kernels/inbox.py",
         "return ((tile + 1) * num_chunks - 1) // num_tiles",
         "return tile * num_chunks // num_tiles",
-        ("tests/test_peer.py::test_every_chunk_has_tiles_and_they_add_up",),
+        ("tests/exchange/test_peer.py::test_every_chunk_has_tiles_and_they_add_up",),
     ),
     Fault(
         "chunks leave out the last rows",
         "tpsample/local/torch_backend.py",
-        "(num_rows * c // self._chunks for c in (chunk, chunk + 1))",
-        "(num_rows // self._chunks * c for c in (chunk, chunk + 1))",
-        ("tests/test_exchanges.py::test_tokens_are_the_oracles[2-7]",),
+        "(num_rows * p // parts for p in (part, part + 1))",
+        "(num_rows // parts * p for p in (part, part + 1))",
+        ("tests/exchange/test_exchanges.py::test_tokens_are_the_oracles[2-7]",),
     ),
     Fault(
         "every chunk is sent in the place of the first",
         "tpsample/exchange/p2p.py",
         "self.words[chunk, :, :rows], chunk)",
         "self.words[0, :, :rows], chunk)",
-        ("tests/test_exchanges.py::test_several_samples_per_row[p2p]",),
+        ("tests/exchange/test_exchanges.py::test_several_samples_per_row[p2p]",),
     ),
     Fault(
         "words of an unfinished step stay",
@@ -295,7 +299,7 @@ EXCHANGES = [
         "        if self._unfinished:\n",
         "        if False:\n",
         (
-            "tests/test_step_launches.py::"
+            "tests/kernels/test_step_launches.py::"
             "test_a_step_that_never_finished_leaves_nothing_to_the_next",
         ),
     ),
@@ -305,7 +309,7 @@ EXCHANGES = [
         "        self.words.zero_()\n        self._unfinished = False",
         "        self._unfinished = False",
         (
-            "tests/test_step_launches.py::"
+            "tests/kernels/test_step_launches.py::"
             "test_a_step_that_never_finished_leaves_nothing_to_the_next",
         ),
     ),
@@ -314,21 +318,21 @@ EXCHANGES = [
         "tpsample/logits/shard_logits.py",
         "lost = out.status[index] == word.Status.PEER_LOST",
         "lost = out.status[index] > word.Status.PEER_LOST",
-        ("tests/test_stored_passes.py::test_settle",),
+        ("tests/logits/test_shard_logits.py::test_settle",),
     ),
     Fault(
         "a digest adds its columns",
         "tpsample/core/digest.py",
         "digest = mix(digest + column)",
         "digest = digest + column",
-        ("tests/test_desync.py::test_the_digest_sees_every_bit_of_every_value",),
+        ("tests/agreement/test_desync.py::test_the_digest_sees_every_bit_of_every_value",),
     ),
     Fault(
         "every chunk goes by one tag",
         "tpsample/exchange/p2p.py",
         "self.words[chunk, :, :rows], chunk)",
         "self.words[chunk, :, :rows], 0)",
-        ("tests/test_exchanges.py::test_several_samples_per_row[p2p]",),
+        ("tests/exchange/test_exchanges.py::test_several_samples_per_row[p2p]",),
         equivalent="because gloo and NCCL match what a pair exchanges in the order it was sent",
     ),
     Fault(
@@ -337,7 +341,7 @@ EXCHANGES = [
         "for r in host[column::columns]",
         "for r in host[column : column + 1]",
         (
-            "tests/test_two_level.py::test_every_column_has_a_rank_of_every_host_and_every_rank_a_column",
+            "tests/exchange/test_two_level.py::test_every_column_has_a_rank_of_every_host_and_every_rank_a_column",
         ),
     ),
 ]
@@ -345,11 +349,11 @@ EXCHANGES = [
 SCORES = [
     Fault(
         "a greedy row is divided by its temperature",
-        "tpsample/core/score.py",
+        "tpsample/core/row_noise.py",
         "return torch.where(random, temperature, 1.0), random",
         "return temperature, random",
         (
-            "tests/test_logprobs.py::test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere[None]",
+            "tests/logits/test_logprobs.py::test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere[None]",
         ),
     ),
     Fault(
@@ -357,7 +361,7 @@ SCORES = [
         "tpsample/core/score.py",
         "return torch.where(rows.random, product - noise.double(), product).float()",
         "return (product - noise.double()).float()",
-        ("tests/test_kernels.py::test_greedy_ties_go_to_the_lowest_id",),
+        ("tests/kernels/test_kernels.py::test_greedy_ties_go_to_the_lowest_id",),
     ),
     Fault(
         "noise of 32 bits",
@@ -371,7 +375,9 @@ SCORES = [
         "tpsample/kernels/noise.py",
         "low = (base ^ (word & 0xFFFF)).to(tl.float32, bitcast=True) - LOW_OFFSET",
         "low = (base & 0xFFFF0000).to(tl.float32, bitcast=True) - LOW_OFFSET",
-        ("tests/test_jitted_pieces.py::test_jitted_noise_is_the_definition_bit_for_bit[0-10]",),
+        (
+            "tests/kernels/test_jitted_pieces.py::test_jitted_noise_is_the_definition_bit_for_bit[0-10]",
+        ),
     ),
     Fault(
         "a token takes another's word of its quad",
@@ -385,22 +391,24 @@ SCORES = [
         "tpsample/kernels/noise.py",
         "joined = tl.join(tl.join(l0, l2), tl.join(l1, l3))",
         "joined = tl.join(tl.join(l0, l1), tl.join(l2, l3))",
-        ("tests/test_jitted_pieces.py::test_jitted_noise_is_the_definition_bit_for_bit[0-10]",),
+        (
+            "tests/kernels/test_jitted_pieces.py::test_jitted_noise_is_the_definition_bit_for_bit[0-10]",
+        ),
     ),
     Fault(
         "a row of masked tokens draws one",
         "tpsample/core/word.py",
         "nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF",
         "nan, empty = word_key == KEY_NAN, word_key < KEY_MINUS_INF",
-        ("tests/test_word.py::test_special_scores",),
+        ("tests/core/test_word.py::test_special_scores",),
     ),
     Fault(
         "the status of every row is OK",
-        "tpsample/local/torch_backend.py",
+        "tpsample/exchange/decode.py",
         "out.status.copy_(status.amax(dim=0))",
         "out.status.copy_(status[0] * 0)",
         (
-            "tests/test_exchanges.py::test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank",
+            "tests/exchange/test_exchanges.py::test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank",
         ),
     ),
     Fault(
@@ -408,7 +416,7 @@ SCORES = [
         "tpsample/logits/shard_logits.py",
         "nan = word.key_of(top_word) == word.KEY_NAN\n",
         "nan = word.key_of(top_word) < 0\n",
-        ("tests/test_filters.py::test_special_rows_and_several_samples[1]",),
+        ("tests/logits/test_filters.py::test_special_rows_and_several_samples[1]",),
     ),
 ]
 
@@ -418,42 +426,42 @@ REQUESTS = [
         "tpsample/request/controls/token_state.py",
         "self.history[slots, columns] += 2 * mine.to(torch.int32)",
         "self.history[slots, columns] += mine.to(torch.int32)",
-        ("tests/test_controls.py::test_several_tokens_at_once_are_counted_in_order",),
+        ("tests/request/test_controls.py::test_several_tokens_at_once_are_counted_in_order",),
     ),
     Fault(
         "appended ids outside the vocabulary count",
         "tpsample/request/controls/tables.py",
         "there = (token_ids >= 0) & (token_ids < self.vocab_size)",
         "there = token_ids >= 0",
-        ("tests/test_batch_state.py::test_an_appended_id_outside_the_vocabulary_is_none",),
+        ("tests/request/test_batch_state.py::test_an_appended_id_outside_the_vocabulary_is_none",),
     ),
     Fault(
         "drafts are not penalised",
-        "tpsample/request/controls/token_state.py",
+        "tpsample/request/controls/apply.py",
         "history = history + 2 * counted.T.to(torch.int32)",
         "history = history + 0",
-        ("tests/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
+        ("tests/request/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
     ),
     Fault(
         "drafts are not of the length of the output",
         "tpsample/request/controls/token_mask.py",
         "length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)",
         "length = tables.length[slots]",
-        ("tests/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
+        ("tests/request/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
     ),
     Fault(
         "min_tokens empties a row",
         "tpsample/request/controls/token_mask.py",
         "held_back &= (others != 0).any(dim=1)",
         "pass",
-        ("tests/test_batch_state.py::test_min_tokens_empties_no_row[torch-1]",),
+        ("tests/request/test_batch_state.py::test_min_tokens_empties_no_row[torch-1]",),
     ),
     Fault(
         "repetition divides negative logits",
-        "tpsample/request/controls/token_state.py",
+        "tpsample/request/controls/apply.py",
         "scaled = torch.where(logits > 0, logits / repetition, logits * repetition)",
         "scaled = logits / repetition",
-        ("tests/test_controls.py::test_the_definition_is_what_lists_say",),
+        ("tests/request/test_controls.py::test_the_definition_is_what_lists_say",),
     ),
     Fault(
         "masks of rows that moved are taken",
@@ -461,7 +469,7 @@ REQUESTS = [
         "self._stale = set(NAMES)",
         "pass",
         (
-            "tests/test_batch_state.py::"
+            "tests/request/test_batch_state.py::"
             "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew",
         ),
     ),
@@ -471,7 +479,7 @@ REQUESTS = [
         "self._stale.discard(name)",
         "pass",
         (
-            "tests/test_batch_state.py::"
+            "tests/request/test_batch_state.py::"
             "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew",
         ),
     ),
@@ -480,21 +488,27 @@ REQUESTS = [
         "tpsample/request/batch.py",
         "prompt_token_ids=[single.prompt] * rows,",
         "prompt_token_ids=None,",
-        ("tests/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",),
+        (
+            "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
+        ),
     ),
     Fault(
         "one request for all rows loses its temperature",
         "tpsample/request/batch.py",
         "expanded._temperature.copy_(self._temperature.expand(rows))",
         "pass",
-        ("tests/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",),
+        (
+            "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
+        ),
     ),
     Fault(
         "one request for all rows loses its forced id",
         "tpsample/request/batch.py",
         'expanded.forced_token_ids = self._masks.for_each("forced_token_ids", rows)',
         "pass",
-        ("tests/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",),
+        (
+            "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
+        ),
     ),
     Fault(
         "repeated rows are of the plan before",
@@ -502,7 +516,7 @@ REQUESTS = [
         "self.plan.repeated(times),",
         'self.__dict__.setdefault("_first_plan", self.plan).repeated(times),',
         (
-            "tests/test_batch_state.py::"
+            "tests/request/test_batch_state.py::"
             "test_rows_updated_between_verifications_of_one_width_are_what_is_verified",
         ),
     ),
@@ -514,28 +528,30 @@ SEEDS = [
         "tpsample/request/seeds.py",
         "return (high << 32 | low) & (2**63 - 1)",
         "return (high << 32 | low) & (2**31 - 1)",
-        ("tests/test_params.py::test_seeds_of_one_root_repeat_and_of_two_roots_differ",),
+        ("tests/request/test_params.py::test_seeds_of_one_root_repeat_and_of_two_roots_differ",),
     ),
     Fault(
         "a forked child repeats its parent's seeds",
         "tpsample/request/seeds.py",
         "if os.getpid() != self._process:",
         "if False:",
-        ("tests/test_batch_state.py::test_a_forked_child_draws_other_seeds_than_its_parent",),
+        (
+            "tests/request/test_batch_state.py::test_a_forked_child_draws_other_seeds_than_its_parent",
+        ),
     ),
     Fault(
         "an output shares the batch's seeds",
-        "tpsample/local/torch_backend.py",
+        "tpsample/exchange/decode.py",
         "out.seeds.copy_(seeds)",
         "out.seeds = seeds",
-        ("tests/test_batch_state.py::test_outputs_do_not_change_when_the_batch_does",),
+        ("tests/request/test_batch_state.py::test_outputs_do_not_change_when_the_batch_does",),
     ),
     Fault(
         "seeds are drawn before the ranks agree",
-        "tpsample/sampler.py",
+        "tpsample/agreement/step_checks.py",
         "            batch.prepare(self.shard)\n",
         "            batch.prepare(self.shard)\n            batch.draw_seeds(self.seeds)\n",
-        ("tests/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
+        ("tests/agreement/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
     ),
 ]
 
@@ -545,7 +561,7 @@ AGREEMENT = [
         "tpsample/agreement/step.py",
         '"positions": _digest(self.positions),',
         '"positions": 0,',
-        ("tests/test_bad_arguments.py::test_a_rank_that_skips_a_step_is_noticed",),
+        ("tests/agreement/test_bad_arguments.py::test_a_rank_that_skips_a_step_is_noticed",),
     ),
     Fault(
         "ranks do not compare the number of samples",
@@ -553,7 +569,7 @@ AGREEMENT = [
         '"num_samples": self.num_samples,',
         '"num_samples": 0,',
         (
-            "tests/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does[sample_draft]",
+            "tests/agreement/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does[sample_draft]",
         ),
     ),
     Fault(
@@ -562,7 +578,7 @@ AGREEMENT = [
         'found["batch"] = self.batch.plan.digest',
         'found["batch"] = 0',
         (
-            "tests/test_bad_arguments.py::"
+            "tests/agreement/test_bad_arguments.py::"
             "test_steps_that_differ_raise_naming_each_value[collective]",
         ),
     ),
@@ -572,7 +588,7 @@ AGREEMENT = [
         "found |= self.batch.state_digests()",
         "pass",
         (
-            "tests/test_one_rank_wrong.py::"
+            "tests/agreement/test_one_rank_wrong.py::"
             "test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step[append]",
         ),
     ),
@@ -582,7 +598,7 @@ AGREEMENT = [
         'found["temperatures"] = _digest(self.batch.temperature)',
         "pass",
         (
-            "tests/test_one_rank_wrong.py::"
+            "tests/agreement/test_one_rank_wrong.py::"
             "test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step[temperature]",
         ),
     ),
@@ -591,7 +607,7 @@ AGREEMENT = [
         "tpsample/agreement/step.py",
         'digest_text(f"{waiting}, {self.seeds_drawn}")',
         'digest_text(f"{len(waiting)}, {self.seeds_drawn}")',
-        ("tests/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
+        ("tests/agreement/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
     ),
     Fault(
         "the text of a request lacks a field",
@@ -599,7 +615,7 @@ AGREEMENT = [
         'for name, value in named if name != "seed")',
         'for name, value in named if name not in ("seed", "repetition_scope"))',
         (
-            "tests/test_one_rank_wrong.py::"
+            "tests/agreement/test_one_rank_wrong.py::"
             "test_ranks_with_other_requests_are_told_the_row_and_the_field",
         ),
     ),
@@ -608,7 +624,7 @@ AGREEMENT = [
         "tpsample/ranks/ranks.py",
         "threading.Thread(target=held.clear, daemon=True).start()",
         'self.__dict__.setdefault("_kept", []).append(held)',
-        ("tests/test_reset.py::test_resets_hold_no_more_than_the_first[collective]",),
+        ("tests/agreement/test_reset.py::test_resets_hold_no_more_than_the_first[collective]",),
     ),
     Fault(
         "ranks do not compare how many seeds were drawn",
@@ -616,7 +632,7 @@ AGREEMENT = [
         'digest_text(f"{waiting}, {self.seeds_drawn}")',
         'digest_text(f"{waiting}")',
         (
-            "tests/test_one_rank_wrong.py::test_a_rank_that_drew_other_seeds_is_told_before_rows_are_given_theirs",
+            "tests/agreement/test_one_rank_wrong.py::test_a_rank_that_drew_other_seeds_is_told_before_rows_are_given_theirs",
         ),
     ),
     Fault(
@@ -625,7 +641,7 @@ AGREEMENT = [
         '"call": digest_text(self.name),',
         '"call": 0,',
         (
-            "tests/test_one_rank_wrong.py::test_another_call_on_one_rank_raises_the_same_on_every_rank",
+            "tests/agreement/test_one_rank_wrong.py::test_another_call_on_one_rank_raises_the_same_on_every_rank",
         ),
     ),
     Fault(
@@ -634,7 +650,7 @@ AGREEMENT = [
         '"token_ids": _digest(self.token_ids),',
         '"token_ids": 0,',
         (
-            "tests/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does[verify]",
+            "tests/agreement/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does[verify]",
         ),
     ),
 ]
@@ -645,14 +661,14 @@ SPECULATIVE = [
         "tpsample/speculative/tokenwise.py",
         "return leading((u * q < p) & (q > 0))",
         "return leading((u < p) & (q > 0))",
-        ("tests/test_speculative_law.py::test_acceptance_is_exactly_as_published",),
+        ("tests/speculative/test_law.py::test_acceptance_is_exactly_as_published",),
     ),
     Fault(
         "a position without a draft is accepted",
         "tpsample/speculative/tokenwise.py",
         "return leading((u * q < p) & (q > 0))",
         "return leading(u * q <= p)",
-        ("tests/test_speculative_shards.py::test_special_rows[1]",),
+        ("tests/speculative/test_shards.py::test_special_rows[1]",),
     ),
     Fault(
         "the bonus token is cut off",
@@ -660,7 +676,7 @@ SPECULATIVE = [
         "return index <= num_accepted.unsqueeze(1)",
         "return index < num_accepted.unsqueeze(1)",
         (
-            "tests/test_speculative_coupled.py::test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens",
+            "tests/speculative/test_coupled.py::test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens",
         ),
     ),
     Fault(
@@ -668,14 +684,14 @@ SPECULATIVE = [
         "tpsample/speculative/laws.py",
         "possible = (logits > -torch.inf) & (self.drafts[:, :positions] >= 0).unsqueeze(2)",
         "possible = logits > -torch.inf",
-        ("tests/test_speculative_shards.py::test_every_rank_count_emits_the_oracles_tokens[1]",),
+        ("tests/speculative/test_shards.py::test_every_rank_count_emits_the_oracles_tokens[1]",),
     ),
     Fault(
         "the coefficient of a block is not capped",
         "tpsample/speculative/block.py",
         "chain.append((chain[-1] * ratio).clamp(max=1))",
         "chain.append(chain[-1] * ratio)",
-        ("tests/test_speculative_law.py::test_acceptance_is_exactly_as_published",),
+        ("tests/speculative/test_law.py::test_acceptance_is_exactly_as_published",),
     ),
     Fault(
         "a block recovers as token by token",
@@ -683,7 +699,7 @@ SPECULATIVE = [
         "return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)",
         "return stop, torch.ones_like(coefficient[:, 0])",
         (
-            "tests/test_speculative_shards.py::test_rows_that_stop_within_a_block_recover_at_its_coefficient",
+            "tests/speculative/test_shards.py::test_rows_that_stop_within_a_block_recover_at_its_coefficient",
         ),
     ),
 ]
@@ -694,14 +710,14 @@ LOGPROBS = [
         "tpsample/logits/logprobs.py",
         "_lowest_tie(marks).maximum(",
         "marks.maximum(",
-        ("tests/test_logprobs.py::test_the_layout_by_hand",),
+        ("tests/logits/test_logprobs.py::test_the_layout_by_hand",),
     ),
     Fault(
         "entropy has the wrong sign of its moment",
         "tpsample/logits/logprobs.py",
         "log_total.squeeze(1) + sums[:, 1] / sums[:, 0]",
         "log_total.squeeze(1) - sums[:, 1] / sums[:, 0]",
-        ("tests/test_logprobs.py::test_the_layout_by_hand",),
+        ("tests/logits/test_logprobs.py::test_the_layout_by_hand",),
     ),
     Fault(
         "raw logprobs are divided by the temperature",
@@ -709,7 +725,7 @@ LOGPROBS = [
         "temperature = torch.where(asked.processed, rows.temperature, 1.0)",
         "temperature = rows.temperature",
         (
-            "tests/test_logprobs.py::test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere[None]",
+            "tests/logits/test_logprobs.py::test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere[None]",
         ),
     ),
 ]
@@ -720,14 +736,14 @@ LIFETIME = [
         "tpsample/sampler.py",
         "lm_head_weight.detach()",
         "lm_head_weight",
-        ("tests/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
+        ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
     ),
     Fault(
         "the hidden states keep their gradient",
         "tpsample/sampler.py",
         "self._begin(hidden_states.detach(), view,",
         "self._begin(hidden_states, view,",
-        ("tests/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
+        ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
     ),
     Fault(
         "a step buffer grows under inference mode",
@@ -735,7 +751,7 @@ LIFETIME = [
         "with torch.inference_mode(False):  # the next step may be outside of it",
         "with torch.no_grad():",
         (
-            "tests/test_batch_state.py::"
+            "tests/request/test_batch_state.py::"
             "test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]",
         ),
     ),
@@ -745,7 +761,7 @@ LIFETIME = [
         "    @torch.inference_mode(False)\n    def __init__(",
         "    def __init__(",
         (
-            "tests/test_batch_state.py::test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-grad-inference]",
+            "tests/request/test_batch_state.py::test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-grad-inference]",
         ),
     ),
     Fault(
@@ -753,7 +769,7 @@ LIFETIME = [
         "tpsample/request/controls/tables.py",
         "    @torch.inference_mode(False)\n    def __init__(",
         "    def __init__(",
-        ("tests/test_batch_state.py::test_a_mask_may_be_assigned_under_inference_mode",),
+        ("tests/request/test_batch_state.py::test_a_mask_may_be_assigned_under_inference_mode",),
     ),
 ]
 

@@ -47,8 +47,10 @@ def run_tests(copy: Path, tests: Iterable[str], limit_s: float) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     # Byte code knows its source by size and second, and a file changes more often than that.
     env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=copy, env=env, start_new_session=True, **pipe) as process:
+    with subprocess.Popen(
+        command, cwd=copy, env=env, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
         try:
             output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import MPIRUN, TORCHRUN, run_command
+from tests.support.commands import STARTERS, run_command
 from tpsample import distributed
 from tpsample.distributed import LaunchError, Place, from_environment, join
 
@@ -106,15 +106,15 @@ def test_more_ranks_than_gpus_raises_on_every_rank(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     place = Place(local_rank, 3, local_rank, local_world_size, "torchrun")
     with pytest.raises(LaunchError, match="3 ranks on this machine, 2 GPUs"):
-        distributed._device(place)
+        distributed.device_of(place)
 
 
 def test_store_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert distributed._host(Place(0, 2, 0, 2)) == "127.0.0.1"
-    assert distributed._host(Place(0, 4, 0, 2)) not in ("", "0.0.0.0")
+    assert distributed.host_address(Place(0, 2, 0, 2)) == "127.0.0.1"
+    assert distributed.host_address(Place(0, 4, 0, 2)) not in ("", "0.0.0.0")
     monkeypatch.setenv("MASTER_ADDR", "node-7")
-    assert distributed._host(Place(0, 4, 0, 2)) == "node-7"
+    assert distributed.host_address(Place(0, 4, 0, 2)) == "node-7"
 
 
 BODY = """
@@ -131,7 +131,6 @@ with join(timeout_s=20) as job:
         print("joined", job.world_size, job.source, int(total), ranks)
 assert not dist.is_initialized()
 """
-STARTERS = {"torchrun": (*TORCHRUN, 2), "mpi4py": (*MPIRUN, 2, sys.executable, "-m", "mpi4py")}
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import limits
-from tests.commands import run_command
-from tests.ranks import RankFailed, run_ranks
+from tests.support import limits
+from tests.support.commands import run_command
+from tests.support.ranks import RankFailed, run_ranks
 
 FAMILY = """
 import subprocess, sys, time

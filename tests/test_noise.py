@@ -52,7 +52,8 @@ def _numpy_words(seed: int, position: int, ids: np.ndarray, sample: int, rounds:
     stream = philox(
         position & low, position >> high, sample, 0x7470536D, seed & low, seed >> high, 10
     )
-    quads = philox((ids >> 2).astype(np.uint32), *stream[:3], 0x1BD11BDA, 0xA9FC1A22, rounds)
+    r0, r1, r2 = stream[:3]
+    quads = philox((ids >> 2).astype(np.uint32), r0, r1, r2, 0x1BD11BDA, 0xA9FC1A22, rounds)
     return np.choose(ids & 3, quads)
 
 

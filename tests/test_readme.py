@@ -12,7 +12,7 @@ def test_the_blocks_run_in_order():
     blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 3
     torch.manual_seed(0)
-    names: dict = {}
+    names = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
     assert names["token_ids"].shape == (2,)

@@ -11,7 +11,7 @@ pytest.importorskip("safetensors", reason="needs the extra hf")
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.cases import Case
+from tests.support.cases import Case
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 from tpsample.record import verify as record_module
 from tpsample.record import verify_record, write_record
@@ -145,9 +145,9 @@ def test_requests_with_tokens_so_far_are_repeated_a_slice_at_a_time(tmp_path, mo
     states = case.hidden_states.T.contiguous().T  # not contiguous
     write_record(tmp_path / "step", states, case.weight, params, case.positions, out, **so_far)
     for logits, sampled, weights in ((2**24, 2**20, 2**22), (900, 300, 100), (1, 1, 1)):
-        monkeypatch.setattr(record_module, "_LOGITS", logits)
-        monkeypatch.setattr(record_module, "_SAMPLED_LOGITS", sampled)
-        monkeypatch.setattr(record_module, "_WEIGHT_VALUES", weights)
+        monkeypatch.setattr(record_module, "LOGITS", logits)
+        monkeypatch.setattr(record_module, "SAMPLED_LOGITS", sampled)
+        monkeypatch.setattr(record_module, "WEIGHT_VALUES", weights)
         again = verify_record(tmp_path / "step")
         assert [v.recorded == v.expected for v in again] == [True] * 7
     write_record(tmp_path / "bare", states, case.weight, params, case.positions, out)
@@ -181,20 +181,20 @@ def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch)
         raise OSError("not here")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(model_module, "_hub_fault", lambda: None)
+    monkeypatch.setattr(model_module, "hub_fault", lambda: None)
     with pytest.raises(ValueError, match="downloads are not allowed; see --allow-download"):
         verify_record(tmp_path / "step", load_head=model_module.head_loader(False))
     with pytest.raises(ValueError, match="not here"):
         verify_record(tmp_path / "step", load_head=model_module.head_loader(True))
-    monkeypatch.setattr(model_module, "_hub_fault", lambda: "no network")
+    monkeypatch.setattr(model_module, "hub_fault", lambda: "no network")
     with pytest.raises(ValueError, match=r"does not answer \(no network\)"):
         verify_record(tmp_path / "step", load_head=model_module.head_loader(True))
     assert asked == [("some/model", True), ("some/model", False), ("some/model", True)]
-    monkeypatch.setattr(model_module, "_bundled", lambda job: tmp_path)
+    monkeypatch.setattr(model_module, "bundled_folder", lambda job: tmp_path)
     write_record(*record[:2], model_module.BUNDLED, *record[3:])
     with pytest.raises(ValueError, match="the folder does not hold a model"):
         verify_record(tmp_path / "step", load_head=model_module.head_loader(False))
-    with pytest.raises(ValueError, match="names the model .* use `tpsample verify`"):
+    with pytest.raises(ValueError, match=r"names the model .* use `tpsample verify`"):
         verify_record(tmp_path / "step")
     assert asked[-1] == (str(tmp_path), True)
 

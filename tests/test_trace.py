@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.cases import uneven_shards
-from tests.memory import Largest
-from tests.ranks import run_ranks
+from tests.support.cases import uneven_shards
+from tests.support.memory import Largest
+from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, TopKTrace, reference
 
 V, D, ROWS, STEPS, K = 4099, 4, 3, 12, 6

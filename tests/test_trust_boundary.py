@@ -26,7 +26,8 @@ def forbidden(source: str) -> list[str]:
         if isinstance(node, ast.Import):
             found += [a.name for a in node.names if a.name.partition(".")[0] in MODULES]
         elif isinstance(node, ast.ImportFrom):
-            found += [node.module] * ((node.module or "").partition(".")[0] in MODULES)
+            module = node.module or ""
+            found += [module] * (module.partition(".")[0] in MODULES)
         elif isinstance(node, ast.Call):
             name, builtin = getattr(node.func, "attr", ""), getattr(node.func, "id", "")
             owner = getattr(getattr(node.func, "value", None), "id", "")
@@ -57,10 +58,10 @@ def test_the_search_finds_what_it_should(source):
 )
 def test_a_peer_cannot_name_another_file(path):
     with pytest.raises(RuntimeError, match="no file of this exchange"):
-        SharedFiles._map(path, (1,))
+        SharedFiles.map_file(path, (1,))
 
 
 def test_shared_files_map_what_they_should(tmp_path, monkeypatch):
-    monkeypatch.setattr(SharedFiles, "_FOLDER", str(tmp_path))
+    monkeypatch.setattr(SharedFiles, "FOLDER", str(tmp_path))
     (tmp_path / "tpsample-x").write_bytes((7).to_bytes(8, "little"))
-    assert torch.equal(SharedFiles._map(str(tmp_path / "tpsample-x"), (1,)), torch.tensor([7]))
+    assert torch.equal(SharedFiles.map_file(str(tmp_path / "tpsample-x"), (1,)), torch.tensor([7]))

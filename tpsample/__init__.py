@@ -52,7 +52,6 @@ from tpsample.speculative import VerifyOutput, sample_draft, verify
 from tpsample.trace import TopKTrace
 
 __all__ = [
-    "__version__",
     "Desync",
     "KeptSets",
     "LMHeadSampler",
@@ -67,6 +66,7 @@ __all__ = [
     "UnsupportedParameter",
     "VerifyOutput",
     "VocabShard",
+    "__version__",
     "noise",
     "reference",
     "sample",

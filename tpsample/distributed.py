@@ -81,7 +81,7 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
         LaunchError: the launcher's variables are not enough, or there are more ranks than GPUs.
     """
     place, store = _find(timedelta(seconds=timeout_s))
-    device = _device(place)
+    device = device_of(place)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), _fair_threads(place.local_world_size)))
     if place.world_size > 1:
@@ -143,7 +143,7 @@ def _find(timeout: timedelta) -> tuple[Place, Store | None]:
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     place = Place(world.rank, world.size, node.rank, node.size, "mpi4py")
     if place.rank == 0:
-        host = _host(place)
+        host = host_address(place)
         store = TCPStore(host, 0, place.world_size, True, timeout, wait_for_workers=False)
         world.bcast((host, store.port))
     else:
@@ -162,7 +162,7 @@ def _fair_threads(local_world_size: int) -> int:
     return max(1, (len(os.sched_getaffinity(0)) - 1) // local_world_size)
 
 
-def _host(place: Place) -> str:
+def host_address(place: Place) -> str:
     """Return an address of this machine that all ranks reach."""
     if "MASTER_ADDR" in os.environ:
         return os.environ["MASTER_ADDR"]
@@ -176,7 +176,7 @@ def _host(place: Place) -> str:
         return socket.gethostname()
 
 
-def _device(place: Place) -> torch.device:
+def device_of(place: Place) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     gpus = torch.cuda.device_count()

@@ -124,7 +124,7 @@ class LMHeadSampler:
         )
         self.agreement = StepAgreement(self.ranks, self.exchange.compares_steps, agreed.seeds)
         self._desync = DesyncDetector(desync_every, self.ranks, device)
-        self._handle = compiled.register(self)
+        self.handle = compiled.register(self)
         # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
         self._captured: list[Step] = []
 
@@ -164,7 +164,7 @@ class LMHeadSampler:
         """
         if torch.compiler.is_compiling():
             assert isinstance(batch, SamplingBatch)
-            return compiled.call(self._handle, hidden_states, batch, positions, num_samples, out)
+            return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
         return self.finish(
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from tests.commands import run_command
+from tests.support.commands import run_command
 
 TILES = [f"tiles:{part}/{gpu_check.TILE_PROCESSES}" for part in range(gpu_check.TILE_PROCESSES)]
 RIGHT_OR_WRONG = ("noise", "goldens", "oracle", "invariance", *TILES, "virtual_ranks")

@@ -106,7 +106,7 @@ def agree(group: object, **given: Any) -> Agreement:
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Return the versions of what computes. If they differ, near ties might be broken otherwise."""
     found = {"torch": str(torch.__version__)}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -165,7 +165,7 @@ def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
         "shard": None if shard is None else [shard.start, shard.stop],
         "weight_rows": weight.shape[0],
         "weight": _weight_digest(weight),
-        "versions": _versions(),
+        "versions": versions(),
         "reach": reach(backend, weight.device),
         "seed_root": SeedSource().root,
     }

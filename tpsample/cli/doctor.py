@@ -26,7 +26,7 @@ from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
 _VOCAB_SIZE, _HIDDEN_SIZE, _ROWS = 1003, 32, 4
-_PACKAGES = {
+PACKAGES = {
     "typer": "cli",
     "rich": "cli",
     "transformers": "hf",
@@ -93,7 +93,7 @@ def _about(job: Job) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(job.device)
         gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     versions = {"tpsample": tpsample.__version__, "torch": str(torch.__version__)}
-    for package in ("triton", *_PACKAGES):
+    for package in ("triton", *PACKAGES):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -195,7 +195,7 @@ def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
     """Say what is missing, and the way to it."""
     hints = []
     missing: dict[str, list[str]] = {}
-    for package, extra in _PACKAGES.items():
+    for package, extra in PACKAGES.items():
         if records[0]["versions"][package] == "missing":
             missing.setdefault(extra, []).append(package)
     for extra, packages in missing.items():

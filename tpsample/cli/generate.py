@@ -120,7 +120,7 @@ def generate(
             params_file,
         )
         with join(timeout_s=timeout) as job:
-            ok = _generate(
+            ok = run(
                 job,
                 asked,
                 model=model,
@@ -174,7 +174,7 @@ def _dtype(name: str, job: Job) -> torch.dtype:
     return dtype
 
 
-def _generate(
+def run(
     job: Job,
     asked: list[Request],
     *,
@@ -192,7 +192,7 @@ def _generate(
         loaded = phase("loading the model", 1)
         lm = load(model, job, dtype)
         rows = len(asked) * (1 + (drafting.num_drafts if drafting else 0))
-        sampler = _shard_sampler(lm, job, rows=rows, options=options)
+        sampler = shard_sampler(lm, job, rows=rows, options=options)
         params = [each.complete(lm.tokenizer, lm.eos_token_ids) for each in asked]
         prompts = [lm.prompt_token_ids(each.prompt) for each in asked]
         traced, trace = params, None
@@ -270,7 +270,7 @@ def _step(sampler: LMHeadSampler, batch: SamplingBatch, trace: TopKTrace | None)
     return step
 
 
-def _shard_sampler(lm: Model, job: Job, *, rows: int, options: dict[str, object]) -> LMHeadSampler:
+def shard_sampler(lm: Model, job: Job, *, rows: int, options: dict[str, object]) -> LMHeadSampler:
     """Return a sampler over this rank's rows of the LM head."""
     vocab_size = lm.lm_head_weight.shape[0]
     shard = VocabShard.even(vocab_size, job.rank, job.world_size)

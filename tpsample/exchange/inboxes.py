@@ -71,7 +71,7 @@ class VirtualMemory(PeerMemory):
 class SharedFiles(PeerMemory):
     """A file in shared memory per rank, mapped by every rank and unlinked at once."""
 
-    _FOLDER = "/dev/shm"
+    FOLDER = "/dev/shm"
     _PREFIX = "tpsample-"
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...]) -> None:
@@ -79,7 +79,7 @@ class SharedFiles(PeerMemory):
         path = ""
         error: Exception | None = None
         try:
-            descriptor, path = tempfile.mkstemp(prefix=self._PREFIX, dir=self._FOLDER)
+            descriptor, path = tempfile.mkstemp(prefix=self._PREFIX, dir=self.FOLDER)
             os.ftruncate(descriptor, 8 * math.prod(shape))
             os.close(descriptor)
         except OSError as wrong:
@@ -87,20 +87,20 @@ class SharedFiles(PeerMemory):
         try:
             paths = [record["path"] for record in gather_or_raise(ranks, {"path": path}, error)]
             try:
-                self._mapped = [self._map(path, shape) for path in paths]
+                self.mapped = [self.map_file(path, shape) for path in paths]
             except RuntimeError as wrong:
                 error = wrong
             gather_or_raise(ranks, {}, error)
         finally:
             if path:
                 os.unlink(path)
-        self.own = self._mapped[ranks.rank]
-        addresses = [tensor.data_ptr() for tensor in self._mapped]
+        self.own = self.mapped[ranks.rank]
+        addresses = [tensor.data_ptr() for tensor in self.mapped]
         self.addresses = torch.tensor(addresses, dtype=torch.int64)
 
     @classmethod
-    def _map(cls, path: str, shape: tuple[int, ...]) -> Tensor:
-        if os.path.dirname(path) != cls._FOLDER or not os.path.basename(path).startswith(
+    def map_file(cls, path: str, shape: tuple[int, ...]) -> Tensor:
+        if os.path.dirname(path) != cls.FOLDER or not os.path.basename(path).startswith(
             cls._PREFIX
         ):
             raise RuntimeError(f"a peer named {path!r}, which is no file of this exchange")
@@ -112,7 +112,7 @@ class SharedFiles(PeerMemory):
 
     def close(self) -> None:
         super().close()
-        del self._mapped
+        del self.mapped
 
 
 class SymmetricMemory(PeerMemory):
@@ -128,9 +128,9 @@ class SymmetricMemory(PeerMemory):
         self._ranks, self._device = ranks, device
         number = secrets.randbits(62)
         with _on_every_rank(ranks):
-            self.own = _allocate(shape, device)
+            self.own = allocate(shape, device)
         with _on_every_rank(ranks):
-            self._handle = _rendezvous(self.own, ranks.group)
+            self._handle = rendezvous(self.own, ranks.group)
             # The handle's addresses are of allocations; a tensor may begin behind a header.
             offset = self.own.data_ptr() - self._handle.buffer_ptrs[ranks.rank]
             addresses = [address + offset for address in self._handle.buffer_ptrs]
@@ -170,7 +170,7 @@ def _on_every_rank(ranks: Ranks) -> Iterator[None]:
     gather_or_raise(ranks, {}, error)
 
 
-def _allocate(shape: tuple[int, ...], device: torch.device) -> Tensor:
+def allocate(shape: tuple[int, ...], device: torch.device) -> Tensor:
     from torch._C._distributed_c10d import _SymmetricMemory
 
     stride = torch.empty(shape, device="meta").stride()
@@ -178,7 +178,7 @@ def _allocate(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return own
 
 
-def _rendezvous(own: Tensor, group: dist.ProcessGroup) -> Any:
+def rendezvous(own: Tensor, group: dist.ProcessGroup) -> Any:
     import torch.distributed._symmetric_memory as symm_mem
 
     return symm_mem.rendezvous(own, group)

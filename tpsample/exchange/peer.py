@@ -51,9 +51,9 @@ class PeerExchange(Exchange):
         super().__init__(ranks, max_rows, chunks, device, decode)
         self.parts = 1
         self.timeout_s = 60.0
-        self._arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
-        self._epoch = torch.ones(1, dtype=torch.int64, device=device)
-        self._done = torch.zeros(1, dtype=torch.int32, device=device)
+        self.arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
+        self.epoch = torch.ones(1, dtype=torch.int64, device=device)
+        self.done = torch.zeros(1, dtype=torch.int32, device=device)
         self._lost = torch.zeros(4, dtype=torch.int64, device=device)
         self._winners = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._memory: PeerMemory | None = peer_memory(
@@ -74,8 +74,8 @@ class PeerExchange(Exchange):
     @property
     def push(self) -> Push:
         return Push(
-            self._arrive,
-            self._epoch,
+            self.arrive,
+            self.epoch,
             self._lost,
             self.memory.addresses,
             self.chunks,
@@ -90,8 +90,8 @@ class PeerExchange(Exchange):
         num_slots = self.chunks * self.ranks.world_size
         peer_finish_kernel[(-(-num_rows // _BLOCK_B),)](
             inboxes_ptr=self.memory.addresses,
-            epoch_ptr=self._epoch,
-            done_ptr=self._done,
+            epoch_ptr=self.epoch,
+            done_ptr=self.done,
             lost_ptr=self._lost,
             seed_ptr=seeds,
             words_ptr=self._winners,
@@ -134,9 +134,9 @@ class PeerExchange(Exchange):
         """Clear what steps have left. Collective."""
         self.memory.barrier()
         self.words.zero_()
-        for tensor in (self.memory.own, self._arrive, self._done, self._lost):
+        for tensor in (self.memory.own, self.arrive, self.done, self._lost):
             tensor.zero_()
-        self._epoch.fill_(1)
+        self.epoch.fill_(1)
         self.memory.barrier()
 
     def close(self) -> None:

@@ -17,11 +17,11 @@ from tpsample.record.format import LoadHead, Record, read
 
 NEAR_TIE = 4e-5
 """Scores this close may swap between a GPU and a CPU."""
-_WEIGHT_VALUES = 2**22
+WEIGHT_VALUES = 2**22
 """Of the head at a time: the oracle multiplies in float64."""
-_LOGITS = 2**24
+LOGITS = 2**24
 """As many at a time are computed, or D rows of them, which are no more than the head has values."""
-_SAMPLED_LOGITS = 2**20
+SAMPLED_LOGITS = 2**20
 """As many at a time are sampled, which takes about 200 bytes for each."""
 
 
@@ -73,9 +73,9 @@ def _verdicts(
     """Yield the verdicts row by row, over as many logits at a time as the memory allows."""
     vocab_size, hidden_size = weight.shape
     hidden_states = record.tensors["hidden_states"]
-    for rows in _slices(range(len(hidden_states)), max(hidden_size, _LOGITS // vocab_size)):
+    for rows in _slices(range(len(hidden_states)), max(hidden_size, LOGITS // vocab_size)):
         logits = torch.empty(len(rows), vocab_size)
-        for ids in _slices(range(vocab_size), _WEIGHT_VALUES // hidden_size):
+        for ids in _slices(range(vocab_size), WEIGHT_VALUES // hidden_size):
             part = slice(ids.start, ids.stop)
             logits[:, part] = reference.logits(
                 hidden_states[rows.start : rows.stop],
@@ -83,7 +83,7 @@ def _verdicts(
                 bias=None if bias is None else bias[part],
                 **head,
             )
-        for some in _slices(rows, _SAMPLED_LOGITS // vocab_size):
+        for some in _slices(rows, SAMPLED_LOGITS // vocab_size):
             first = some.start - rows.start
             yield from _sampled_again(record, some, logits[first : first + len(some)])
 

@@ -1,0 +1,152 @@
+"""Ranks that sampled differently are found, and named: planted faults, one of each kind."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import Case, even_shards
+from tests.support.ranks import run_ranks
+from tests.support.virtual import peer_of
+from tpsample import Desync, LMHeadSampler, SamplingParams
+from tpsample.agreement.desync import step_digest
+from tpsample.core.digest import mix
+from tpsample.core.word import TOKEN_BITS
+
+CULPRIT = 2
+
+
+def _sampler(case: Case, exchange: str, **arguments) -> LMHeadSampler:
+    shard = even_shards(case.vocab_size, dist.get_world_size())[dist.get_rank()]
+    backend = "triton" if exchange == "peer" else "torch"
+    weight = case.weight[shard.start : shard.stop]
+    return LMHeadSampler(weight, exchange=exchange, backend=backend, **arguments)
+
+
+def _other_seed(case: Case, sampler: LMHeadSampler) -> None:
+    case.params[0] = SamplingParams(seed=4711)
+
+
+def _other_position(case: Case, sampler: LMHeadSampler) -> None:
+    """What a rank has that skipped a step."""
+    case.positions.data = case.positions + 1  # in place would be in every process
+
+
+def _flipped_bit(case: Case, sampler: LMHeadSampler) -> None:
+    """A bit of a received word, of the token id or of the score, after the exchange."""
+    collect = sampler.exchange.collect
+
+    def flipped(rows: int) -> torch.Tensor:
+        words = collect(rows)
+        words[0, 1] ^= 1 << 3
+        return words
+
+    sampler.exchange.collect = flipped
+
+
+def _stale_inbox(case: Case, sampler: LMHeadSampler) -> None:
+    """A word of this very epoch that nobody sent in this step, greater than all of them."""
+    inbox, epoch = peer_of(sampler).memory.own, int(peer_of(sampler).epoch)
+    inbox[epoch & 1, 0, 0, 1] = epoch << 52 | 0xFFFF0000 << TOKEN_BITS | 5
+
+
+FAULTS = {
+    "seed": ("peer", _other_seed),
+    "position": ("peer", _other_position),
+    "flipped bit": ("collective", _flipped_bit),
+    "stale inbox": ("peer", _stale_inbox),
+}
+
+
+def _plant(case: Case, exchange: str, plant, culprits: tuple[int, ...]) -> list[tuple]:
+    found = []
+    every = 1 if exchange == "peer" else 2
+    sampler = _sampler(case, exchange, desync_every=every)
+    for step in range(2 * every):
+        if dist.get_rank() in culprits and step == every:
+            plant(case, sampler)
+        try:
+            sampler(case.hidden_states, case.batch, case.positions)
+            found.append(())
+        except Desync as error:
+            found.append((error.ranks, str(error)))
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_its_rank_named(fault):
+    exchange, plant = FAULTS[fault]
+    outcomes = run_ranks(3, _plant, Case.make(40, 3), exchange, plant, (CULPRIT,))
+    assert outcomes == [outcomes[0]] * 3
+    *before, last = outcomes[0]
+    assert not any(before)
+    assert last[0] == (CULPRIT,) and f"rank {CULPRIT}: " in last[1]
+
+
+def test_without_a_majority_all_are_named():
+    outcomes = run_ranks(2, _plant, Case.make(40, 3), "collective", _flipped_bit, (1,))
+    assert [outcome[-1][0] for outcome in outcomes] == [(0, 1)] * 2
+
+
+def _on_demand(case: Case) -> str:
+    sampler = _sampler(case, "collective")
+    sampler.compare()  # nothing sampled yet
+    sampler(case.hidden_states, case.batch, case.positions, num_samples=2)
+    sampler.compare()
+    if dist.get_rank() == 0:
+        _flipped_bit(case, sampler)
+    sampler(case.hidden_states, case.batch, case.positions)
+    with pytest.raises(Desync) as error:
+        sampler.compare()
+    return str(error.value)
+
+
+def test_on_demand_the_last_step_is_compared():
+    first, *others = run_ranks(3, _on_demand, Case.make(40, 3))
+    assert others == [first] * 2 and first.startswith("ranks 0 sampled")
+
+
+def test_a_stale_word_of_another_epoch_changes_nothing():
+    """Of an earlier step, whatever its score: the epoch above the key loses to this step's."""
+    outcomes = run_ranks(2, _stale, Case.make(40, 3))
+    assert outcomes == [True] * 2
+
+
+def _stale(case: Case) -> bool:
+    sampler = _sampler(case, "peer")
+    expected = case.oracle().token_ids.tolist()
+    sampler(case.hidden_states, case.batch, case.positions)
+    sampler(case.hidden_states, case.batch, case.positions)
+    dist.barrier()
+    epoch = int(peer_of(sampler).epoch)  # 3: the parity of 1
+    peer_of(sampler).memory.own[epoch & 1] = (epoch - 2) << 52 | 0xFFFF0000 << TOKEN_BITS | 5
+    dist.barrier()
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    sampler.compare()
+    return out.token_ids.tolist() == expected
+
+
+def test_the_digest_sees_every_bit_of_every_value():
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randint(0, 2**62, (5,), generator=generator) for _ in range(3)]
+    seen = {int(step_digest(*values))}
+    for which in range(3):
+        for bit in range(63):
+            values[which][3] ^= 1 << bit
+            seen.add(int(step_digest(*values)))
+            values[which][3] ^= 1 << bit
+    assert len(seen) == 1 + 3 * 63
+    swapped = [value[[1, 0, 2, 3, 4]] for value in values]
+    assert int(step_digest(*swapped)) not in seen
+
+
+def test_mix_is_splitmix64():
+    """The first outputs of SplitMix64 seeded with 1234567, as its reference code prints them."""
+    mask = 2**64 - 1
+    golden = 0x9E3779B97F4A7C15
+    states = [(1234567 + golden * n) & mask for n in (1, 2, 3)]
+    signed = torch.tensor([s - 2**64 if s >> 63 else s for s in states])
+    assert [x & mask for x in mix(signed).tolist()] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]

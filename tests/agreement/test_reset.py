@@ -1,0 +1,121 @@
+"""reset() lets go of what it replaces: file descriptors and threads stay as many."""
+
+import gc
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import Case, even_shards
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import LMHeadSampler, PeerLost, VocabShard
+from tpsample.core.word import pack
+from tpsample.ranks.virtual import VirtualWorld
+
+EXCHANGES = ("collective", "p2p", "two_level")
+
+
+def _held() -> tuple[int, int]:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def _resets(exchange: str, times: int) -> list[tuple[int, int]]:
+    """(file descriptors, threads) after each reset, which a right step follows."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    socket.gethostname = lambda: "ab"[rank % 2]
+    case, held = Case.make(40, 3), []
+    shard = VocabShard.even(40, rank, world_size)
+    weight = case.weight[shard.start : shard.stop]
+    sampler = LMHeadSampler(weight, exchange=exchange, backend="torch")
+    expected = case.oracle().token_ids.tolist()
+    for _ in range(times):
+        sampler.reset()
+        out = sampler(case.hidden_states, case.batch, case.positions)
+        assert out.token_ids.tolist() == expected
+        held.append(_held())
+    return held
+
+
+def _require_constant(exchange: str, world_size: int, times: int) -> None:
+    for held in run_ranks(world_size, _resets, exchange, times, timeout_s=60 + 2 * times):
+        for first, last in zip(
+            zip(*held[:2], strict=True), zip(*held[-3:], strict=True), strict=True
+        ):
+            # What the one before held goes with the thread that lets go of it, soon after.
+            assert min(last) <= max(first), held
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_resets_hold_no_more_than_the_first(exchange):
+    _require_constant(exchange, 2, 6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_two_hundred_resets(exchange):
+    _require_constant(exchange, 3, 200)
+
+
+def _lost_and_found(backend: str) -> bool:
+    """Rank 1 misses a step, of which a gloo group does not recover."""
+    case, shard = Case.make(40, 3), VocabShard.even(40, dist.get_rank(), 2)
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=1))
+    weight = case.weight[shard.start : shard.stop]
+    sampler = LMHeadSampler(weight, group=group, exchange="collective", backend="torch")
+    if dist.get_rank() == 0:
+        with pytest.raises(PeerLost):
+            sampler(case.hidden_states, case.batch, case.positions)
+    sampler.reset()
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    return torch.equal(out.token_ids, case.oracle().token_ids)
+
+
+@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:gloo", *long("gloo", "cpu:gloo")])
+def test_a_reset_recovers_whatever_the_group_calls_its_backend(backend):
+    assert run_ranks(2, _lost_and_found, backend) == [True, True]
+
+
+def _samplers(times: int) -> list[tuple[int, int]]:
+    """What samplers with groups of their own hold once they are gone."""
+    socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
+    case, held = Case.make(40, 3), []
+    shard = VocabShard.even(40, dist.get_rank(), dist.get_world_size())
+    for _ in range(times):
+        weight = case.weight[shard.start : shard.stop]
+        sampler = LMHeadSampler(weight, exchange="two_level", backend="torch")
+        sampler(case.hidden_states, case.batch, case.positions)
+        sampler.close()
+        del sampler
+        held.append(_held())
+    return held
+
+
+def test_samplers_that_are_gone_hold_nothing():
+    for held in run_ranks(2, _samplers, 5):
+        for counts in zip(*held, strict=True):
+            assert min(counts[2:]) <= max(counts[:2]), held
+
+
+@pytest.mark.parametrize("exchange", ["none", "peer"])
+def test_a_reset_clears_the_words(exchange):
+    """What a broken step left would win every row of a captured step, which begins nothing."""
+    case = Case.make(40, 3)
+    world = VirtualWorld([VocabShard(0, 40)] if exchange == "none" else even_shards(40, 2))
+    samplers = [
+        LMHeadSampler(case.weight[s.start : s.stop], group=ranks, backend="triton")
+        for s, ranks in zip(world.shards, world.ranks, strict=True)
+    ]
+    left = pack(torch.tensor(1e30), torch.tensor(3))
+    for sampler in samplers:
+        sampler.exchange.words.fill_(left)
+    for sampler in samplers:
+        sampler.reset()
+        assert not sampler.exchange.words.any()
+    for out in world.step(samplers, case.hidden_states, case.batch, case.positions):
+        assert torch.equal(out.token_ids, case.oracle().token_ids)

@@ -1,0 +1,386 @@
+"""Every benchmark runs tiny on a CPU, and none shows a number behind a wrong token."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from typer.testing import CliRunner
+
+from benchmarks import (
+    baselines,
+    filters,
+    gpu_check,
+    gpu_numerics,
+    harness,
+    machine,
+    ranks,
+    run,
+    scaling_model,
+)
+from benchmarks.harness import NAMES, NotCaptured, Run, execute
+from benchmarks.problem import (
+    NEAR_TIE,
+    NearTies,
+    Problem,
+    WrongToken,
+    make_sampler,
+    make_weight,
+    near_tie,
+)
+from benchmarks.report import PAGE, RESULT, write_report
+from benchmarks.results import Result, row, with_ratios
+from benchmarks.shapes import TINY
+from benchmarks.timing import Prepared, Timing, measure, prepare
+from tests.support.commands import run_command
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import LMHeadSampler
+from tpsample.cli.app import app
+from tpsample.distributed import Job
+
+CPU = torch.device("cpu")
+SAMPLING = [name for name in NAMES if name != "scaling_model"]
+
+
+# Run in processes of their own, and benchmarks that go the way of single_gpu.
+NOT_DRY = ("environment", "processes", "tiles", "shard", "epilogue", "exchange", "filters")
+
+
+def _small(job: Job | None = None) -> Run:
+    return Run.small(job, batches=(2,), repeats=1)
+
+
+@pytest.fixture
+def wrong_token(monkeypatch):
+    """Every sampler returns a wrong id in its first row."""
+    finish = LMHeadSampler.finish
+
+    def planted(self, out):
+        out = finish(self, out)
+        out.token_ids[0] = (out.token_ids[0] + 1) % self.vocab_size
+        return out
+
+    monkeypatch.setattr(LMHeadSampler, "finish", planted)
+
+
+def _on_ranks(names: tuple[str, ...], folder: Path) -> dict[str, list[str]]:
+    """The candidates of each benchmark, as this rank saw them."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    job = Job(rank, world_size, rank, world_size, "test")
+    candidates = {}
+    for name in names:
+        result = execute(name, _small(job), folder / name / RESULT if rank == 0 else None)
+        candidates[name] = [each["candidate"] for each in result.rows]
+    return candidates
+
+
+class TestEachBenchmark:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_writes_a_result_a_page_and_plots(self, name, tmp_path):
+        pytest.importorskip("matplotlib")
+        rows = execute(name, _small(), tmp_path / RESULT).rows
+        if name == "filters":
+            self._every_setting_of_filters_has_one_row_a_point(rows)
+        result = Result.load(tmp_path / RESULT)
+        assert result.rows and result.aborted is None
+        assert result.settings["tiny"] and result.machine["hardware"] == "CPU"
+        assert (result.checks["rows_compared"] > 0) == (name != "scaling_model")
+        for view in result.views:
+            assert any(view["y"] in each for each in result.rows)
+        page = write_report(tmp_path).read_text()
+        assert "Tiny sizes" in page and result.machine["command"] in page
+        assert {view["name"] for view in result.views} == {p.stem for p in tmp_path.glob("*.png")}
+
+    def _every_setting_of_filters_has_one_row_a_point(self, rows):
+        names = ("candidate", "kind", "batch", "world_size", "best")
+        points = [tuple(each.get(name) for name in names) for each in rows]
+        assert len(set(points)) == len(points)
+        for name in filters.SETTINGS:
+            own = (name, f"tpsample, {name}", f"sort, {name}")
+            kinds = {each["kind"] for each in rows if each["candidate"] in own}
+            assert kinds == {"tpsample", "baseline", "bytes", "candidates"}
+        at_8 = [each for each in rows if each.get("world_size") == 8]
+        top_p = next(each for each in at_8 if each["candidate"] == "top_p 0.95")
+        assert top_p["bytes_per_row"] <= 1600
+
+    def test_runs_on_two_ranks(self, tmp_path):
+        candidates = run_ranks(2, _on_ranks, ("exchange", "end_to_end"), tmp_path)
+        assert candidates[0] == candidates[1]
+        for name in ("exchange", "end_to_end"):
+            result = Result.load(tmp_path / name / RESULT)
+            assert result.machine["world_size"] == 2
+            for exchange in ranks.EXCHANGES:
+                assert f"{exchange}, 4 chunks" in candidates[0][name], result.notes
+
+    @pytest.mark.parametrize("name", SAMPLING)
+    def test_aborts_at_a_wrong_token(self, name, tmp_path, wrong_token):
+        with pytest.raises(WrongToken, match="the oracle says"):
+            execute(name, _small(), tmp_path / RESULT)
+        result = Result.load(tmp_path / RESULT)
+        assert result.aborted and not result.rows
+        assert "Aborted" in write_report(tmp_path).read_text()
+
+    def test_a_deadline_leaves_whole_points(self):
+        run = Run.small(batches=(1, 2), repeats=1)
+
+        def past(row):
+            run.deadline = 0.0
+
+        result = execute("single_gpu", run, None, on_row=past)
+        assert {each["batch"] for each in result.rows} == {1}
+        assert {each["kind"] for each in result.rows} == {"tpsample", "baseline", "limit"}
+        assert any("not measured" in note for note in result.notes)
+
+    def test_a_broken_baseline_is_left_out_and_named(self, monkeypatch):
+        def broken(logits):
+            raise ImportError("no such symbol")
+
+        monkeypatch.setattr(baselines, "softmax_multinomial", broken)
+        result = execute("single_gpu", _small(), None)
+        names = [each["candidate"] for each in result.rows]
+        assert baselines.MULTINOMIAL not in names and baselines.GUMBEL in names
+        note = f"{baselines.MULTINOMIAL}: not measured, ImportError: no such symbol"
+        assert note in result.notes
+
+    def test_a_step_of_ours_without_a_graph_fails_after_it_is_measured(self, tmp_path, monkeypatch):
+        def without_graph(step, device):
+            return Prepared(step, why="RuntimeError: operation not permitted")
+
+        monkeypatch.setattr(harness, "prepare", without_graph)
+        with pytest.raises(NotCaptured, match="tpsample: RuntimeError: operation not permitted"):
+            execute("single_gpu", _small(), tmp_path / RESULT)
+        assert "tpsample" in [each["candidate"] for each in Result.load(tmp_path / RESULT).rows]
+        assert "tpsample: timed without a CUDA graph" in write_report(tmp_path).read_text()
+
+
+class TestGate:
+    def test_refuses_any_difference_on_a_cpu(self):
+        problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 3)
+        right = problem.sampled_by(make_sampler(problem.weight, 3))
+        assert right.check() == NearTies()
+        for wrong in (-1, TINY.vocab_size, int(right.token_ids[2]) ^ 1):
+            token_ids = right.token_ids.clone()
+            token_ids[2] = wrong
+            with pytest.raises(WrongToken, match="row 2 of 3"):
+                problem.check(token_ids)
+
+    def test_a_near_tie_allows_for_the_sum_of_a_logit(self):
+        temperature = torch.tensor([0.0, 0.5, 1.0, 0.01])
+        assert torch.all(near_tie(temperature, 0) == NEAR_TIE)
+        logit = 6e-9 * 8192
+        scores = torch.tensor([1.0, 2.8854, 1.4427, 14.427]) * logit
+        torch.testing.assert_close(near_tie(temperature, 8192), NEAR_TIE + scores)
+
+    def test_sees_ids_that_change_while_they_are_timed(self):
+        problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 2)
+        candidate = problem.sampled_by(make_sampler(problem.weight, 2))
+        calls = []
+
+        def step():
+            calls.append(candidate.step())
+            if len(calls) > 1:
+                candidate.token_ids.add_(1)
+
+        drifting = type(candidate)(problem, step, candidate.token_ids)
+        with pytest.raises(WrongToken, match="timed steps"):
+            _small().time_checked({"drifting": drifting}, {})
+
+    def test_a_limit_that_skips_bytes_is_refused(self, monkeypatch):
+        monkeypatch.setattr(
+            baselines, "read_words", lambda words, n: lambda: words[: len(words) // 2]
+        )
+        with pytest.raises(AssertionError, match="every byte"):
+            baselines.weight_reads(make_weight(100, 64, CPU))
+
+    def test_works_without_triton(self, monkeypatch):
+        monkeypatch.setattr(baselines, "has_triton", lambda device: False)
+        rows = list(harness.load("single_gpu").rows(_small()))
+        assert {each["kind"] for each in rows} == {"tpsample", "baseline", "limit"}
+
+
+class TestTiming:
+    def test_takes_the_candidates_in_turn(self):
+        order = []
+        steps = {name: lambda name=name: order.append(name) for name in "ABC"}
+        prepared = {name: prepare(step, CPU) for name, step in steps.items()}
+        times = measure(prepared, CPU, repeats=2)
+        assert "".join(order) == "ABC" + "ABC" * 2
+        assert [len(timing.times_us) for timing in times.values()] == [2, 2, 2]
+
+    def test_the_slowest_rank_counts(self):
+        slowest = Timing.slowest([Timing((1.0, 9.0, 3.0), True), Timing((5.0, 2.0, 4.0), True)])
+        assert slowest.times_us == (5.0, 9.0, 4.0)
+        fields = slowest.fields()
+        assert [fields[name] for name in ("q1_us", "median_us", "q3_us")] == [4.5, 5.0, 7.0]
+
+
+class TestReport:
+    def test_losses_are_listed_like_wins(self, tmp_path):
+        def point(batch, ours, theirs):
+            point = {"shape": "1000x64", "batch": batch}
+            return with_ratios(
+                [
+                    row("tpsample", "tpsample", Timing((ours,), True), **point),
+                    row("other", "baseline", Timing((theirs,), True), **point),
+                ],
+                limit_us=1.0,
+            )
+
+        execute("scaling_model", _small(), tmp_path / RESULT)
+        result = Result.load(tmp_path / RESULT)
+        result.rows, result.views = point(1, 3.0, 2.0) + point(64, 1.0, 4.0), []
+        result.save(tmp_path / RESULT)
+        page = (write_report(tmp_path)).read_text()
+        assert "not faster: 1 of 2" in page
+        assert "batch 1: tpsample takes 1.50 times as long as other" in page
+        assert "batch 64: tpsample takes 0.25 of the time of other" in page
+
+    def test_other_files_are_refused(self, tmp_path):
+        path = tmp_path / RESULT
+        path.write_text(json.dumps({"schema": 0}))
+        with pytest.raises(ValueError, match="schema"):
+            Result.load(path)
+        path.write_text(json.dumps({"schema": 1, "rows": []}))
+        with pytest.raises(ValueError, match="not a benchmark result"):
+            Result.load(path)
+
+
+class TestScalingModel:
+    def test_without_a_shard_result_everything_is_assumed(self):
+        settings = _small()
+        rows = list(scaling_model.rows(settings))
+        assert {each["shard_time"] for each in rows} == {scaling_model.ASSUMED}
+        assert {each["kind"] for each in settings.inputs} == {scaling_model.ASSUMED}
+        assert [each["world_size"] for each in rows] == [*range(1, 9), 72]
+
+    def test_measured_times_are_told_from_fitted_ones(self, tmp_path):
+        execute("shard", _small(), tmp_path / RESULT)
+        settings = _small()
+        settings.shard_result = tmp_path / RESULT
+        kinds = {each["world_size"]: each["shard_time"] for each in scaling_model.rows(settings)}
+        measured = [w for w, kind in kinds.items() if kind == scaling_model.MEASURED]
+        assert measured == [1, 2, 4, 8]
+        assert kinds[72] == scaling_model.FITTED
+        sources = {each["kind"]: each["source"] for each in settings.inputs}
+        assert "CPU" in sources[scaling_model.MEASURED]
+
+    def test_another_result_is_not_a_measured_shard_time(self, tmp_path):
+        execute("scaling_model", _small(), tmp_path / RESULT)
+        settings = _small()
+        settings.shard_result = tmp_path / RESULT
+        with pytest.raises(ValueError, match="expected a complete result of shard"):
+            list(scaling_model.rows(settings))
+
+    def test_the_fit_is_exact_on_a_line(self):
+        times = {w: 10 + 400 / w for w in (1, 2, 4, 8)}
+        assert scaling_model.shard_us(times, 72) == pytest.approx(10 + 400 / 72)
+        extra = scaling_model.predict(times, 8, 256) - times[8]
+        assert extra == pytest.approx(6.0 + 7 * 8 * 256 / 450e3)
+
+
+class TestCommand:
+    def test_writes_folders_named_topic_hardware_date(self, tmp_path):
+        arguments = ["scaling_model", "--tiny", "--output", str(tmp_path)]
+        done = CliRunner().invoke(run.app, arguments)
+        assert done.exit_code == 0, done.output
+        (folder,) = tmp_path.iterdir()
+        assert folder.name.startswith("scaling_model-cpu-20")
+        assert (folder / PAGE).exists()
+
+    @pytest.mark.parametrize("command", ["tpsample.cli bench", *long("benchmarks.run")])
+    def test_runs_all_of_them_as_a_user_without_a_gpu_does(self, command, tmp_path):
+        """Without the interpreter, which a user does not ask for."""
+        words = ("-m", *command.split(), "--tiny", "--batches", 2, "--repeats", 1)
+        done = run_command(sys.executable, *words, "--output", tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert {folder.name.split("-cpu-")[0] for folder in tmp_path.iterdir()} == set(NAMES)
+        assert "exchange: nothing measured: peer is not measured, because" in done.stderr
+
+    def test_an_installed_package_says_where_they_are(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "benchmarks.run", None)
+        shown = CliRunner().invoke(app, ["bench", "exchange", "--tiny"])
+        assert shown.exit_code == 1 and "are in the source checkout" in shown.output
+
+    def test_fails_at_a_wrong_token(self, tmp_path, wrong_token):
+        arguments = ["epilogue", "--tiny", "--batches", "1", "--output", str(tmp_path)]
+        assert CliRunner().invoke(run.app, arguments).exit_code == 1
+
+    @pytest.mark.parametrize(
+        "arguments", [["nothing"], ["--shapes", "1x1", "--tiny"], ["--batches", "x", "--tiny"]]
+    )
+    def test_refuses_what_it_does_not_know(self, arguments):
+        assert CliRunner().invoke(run.app, arguments).exit_code == 2
+
+
+class TestGpuCheck:
+    @pytest.mark.parametrize("section", [s for s in gpu_check.SECTIONS if s not in NOT_DRY])
+    def test_sections_run_dry(self, section, tmp_path):
+        facts = gpu_check.run_section(section, True, tmp_path, time.time() + 600)
+        json.dumps(facts)
+        assert facts
+
+    def test_processes_start_and_report(self, tmp_path):
+        facts = gpu_check.run_section("processes", True, tmp_path, time.time() + 600)
+        assert facts["gloo, collective"].startswith("worked")
+
+    def test_a_failing_section_leaves_the_others_alone(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(gpu_check.SECTIONS, "broken", 60)
+        assert gpu_check.run_all(["broken", "environment"], True, tmp_path) == 1
+        folder = tmp_path / "gpu_check-dry-run"
+        sections = json.loads((folder / "check.json").read_text())["sections"]
+        assert sections["broken"]["status"] == "failed" and "broken" in sections["broken"]["error"]
+        assert sections["environment"]["status"] == "passed"
+        assert "| broken | failed |" in (folder / PAGE).read_text()
+
+    def test_another_run_adds_to_the_record(self, tmp_path, monkeypatch):
+        """With children that only print what their section would."""
+        facts = {"commit": "0123abc", "tiles": [{"tile": "128x16"}], "date": "2026-11-22"}
+        monkeypatch.setattr(gpu_check, "wait_for", lambda *_: (0, json.dumps(facts), ""))
+        folder = tmp_path / "gpu_check-dry-run"
+        assert gpu_check.run_all(["environment"], True, tmp_path) == 0
+        assert gpu_check.run_all(["tiles"], True, tmp_path) == 0
+        sections = json.loads((folder / "check.json").read_text())["sections"]
+        assert list(sections) == ["environment", "tiles"]
+        assert len(sections["tiles"]["facts"]["tiles"]) == 2
+        assert "| environment | passed |" in (folder / PAGE).read_text()
+
+    def test_every_wrong_tile_is_named(self, monkeypatch):
+        words = iter(torch.tensor([[1], [2], [3]]))
+        monkeypatch.setattr(gpu_numerics, "best_words", lambda problem, tile=None: next(words))
+        with pytest.raises(AssertionError, match=r"block_v=256.*block_v=128"):
+            gpu_numerics.tiles(CPU, True, 0, 1)
+
+    def test_a_process_at_its_limit_leaves_its_output_and_no_child(self):
+        code = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+child.wait()
+"""
+        ended, out, _ = gpu_check.wait_for([sys.executable, "-c", code], 3.0)
+        assert ended is None
+        for _ in range(100):  # whoever adopts it has to reap it
+            state = Path(f"/proc/{int(out)}/stat")
+            if not state.exists() or state.read_text().split()[2] == "Z":
+                return
+            time.sleep(0.05)
+        raise AssertionError("the child lives on")
+
+    def test_a_killed_benchmark_keeps_its_page(self, tmp_path):
+        since = time.time() - 1
+        execute("scaling_model", _small(), tmp_path / "scaling_model-cpu-today" / RESULT)
+        facts = gpu_check.left_behind("scaling_model", tmp_path, since, "not done in 45 s")
+        assert facts["rows"] > 0
+        page = (tmp_path / facts["folder"] / PAGE).read_text()
+        assert "The section failed: not done in 45 s" in page
+
+    def test_the_commit_of_files_without_their_repository(self, monkeypatch):
+        monkeypatch.setattr(machine, "printed", lambda *command: None)
+        monkeypatch.setenv("TPSAMPLE_COMMIT", "0123abc")
+        assert machine.describe(CPU)["commit"] == "0123abc"

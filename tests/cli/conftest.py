@@ -1,0 +1,14 @@
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_model import save_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that `--model` takes."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_model(folder)
+    return folder

@@ -1,0 +1,52 @@
+"""`tpsample doctor`, alone and on ranks, without a GPU."""
+
+import pytest
+
+pytest.importorskip("rich", reason="needs the extra cli")
+from typer.testing import CliRunner
+
+import tpsample.cli.doctor
+from tests.support.commands import STARTERS, run_command
+from tests.support.tiers import long
+from tpsample.cli.app import app
+
+
+def test_alone():
+    shown = CliRunner().invoke(app, ["doctor", "--seconds", "0.1"])
+    assert shown.exit_code == 0, shown.output
+    assert "1 rank, started by hand" in shown.output
+    assert "exchange auto  none: one rank" in shown.output
+    assert "self-check none: ok; " in shown.output
+    assert "hint: no GPU is visible" in shown.output
+
+
+def test_wrong_tokens_are_an_error(monkeypatch):
+    sample = tpsample.cli.doctor.reference.sample
+
+    def other(*args):
+        out = sample(*args)
+        out.token_ids.add_(1)
+        return out
+
+    monkeypatch.setattr(tpsample.cli.doctor.reference, "sample", other)
+    shown = CliRunner().invoke(app, ["doctor", "--seconds", "0"])
+    assert shown.exit_code == 1
+    assert "self-check none: 4 TOKENS DIFFER FROM THE ORACLE" in shown.output
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(tpsample.cli.doctor.PACKAGES, "no-such-package", "hf")
+    shown = CliRunner().invoke(app, ["doctor", "--seconds", "0"])
+    assert "hint: no-such-package missing: pip install 'tpsample[hf]'" in shown.output
+
+
+@pytest.mark.parametrize("source", ["torchrun", *long("mpi4py")])
+def test_on_two_ranks(source):
+    command = (*STARTERS[source], "-m", "tpsample.cli", "doctor", "--seconds", "0.2")
+    done = run_command(*command)
+    assert done.returncode == 0, done.stderr
+    assert f"2 ranks, started by {source}" in done.stdout
+    assert "exchange auto  collective: the ranks are CPUs" in done.stdout
+    for exchange in ("collective", "p2p"):
+        assert f"self-check {exchange}: ok; " in done.stdout
+    assert "rank 1  " in done.stdout and "DIFFERS" not in done.stdout

@@ -1,0 +1,168 @@
+"""Request controls on the command line and from a file of requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rich", reason="needs the extra cli")
+from typer.testing import CliRunner
+
+from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
+from tests.support.tiers import long
+from tpsample import SamplingParams
+from tpsample.cli.app import app
+from tpsample.cli.requests import Request, bias_of, read_params
+from tpsample.request.as_json import from_json, to_json
+
+COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 8, "--temperature", 1.2)
+
+
+@pytest.mark.parametrize("world_size", [1, *long(2)])
+def test_controls_change_the_texts_and_pass_the_check(tiny: Path, world_size: int) -> None:
+    """Filters beside them."""
+    plain = invoke(*COMMAND, "--model", tiny)
+    first = texts(plain.stdout).split()[-1]
+    controls = (
+        *("--repetition-penalty", 1.5, "--presence-penalty", 1, "--frequency-penalty", 0.5),
+        *("--logit-bias", "7=3", "--bad-word", first, "--min-tokens", 4),
+        *("--top-k", 300, "--top-p", 0.95),
+    )
+    if world_size == 1:
+        done = invoke(*COMMAND, "--model", tiny, *controls)
+    else:
+        options = (*COMMAND[1:], "--model", tiny, *controls)
+        done = run_command(*TORCHRUN, 2, *GENERATE, *options)
+    every = {1: "1 rank", 2: "1 rank = 2 ranks"}[world_size]
+    assert f"same tokens: {every} = oracle (40 tokens compared, 0 differ" in done.stdout
+    assert texts(done.stdout) != texts(plain.stdout)
+    answers = texts(done.stdout).replace("w5 w7 w9", "")
+    assert first in texts(plain.stdout).split() and first not in answers.split()
+
+
+def test_a_file_gives_each_prompt_its_own_request(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "params.json"
+    file.write_text(
+        json.dumps([{"allowed_token_ids": [3]}, {"logit_bias": {"4": 100}, "temperature": 0}])
+    )
+    prompts = ("--prompt", "w5", "--prompt", "w6", "--params", file)
+    done = invoke(*COMMAND, "--model", tiny, *prompts)
+    assert done.exit_code == 0, done.output
+    shown = texts(done.stdout)
+    assert " ".join(["w3"] * 8) in shown and " ".join(["w4"] * 8) in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("[{}, {}]", "expected 1 object, one per prompt, got 2"),
+        ("[1]", "params[0]: expected an object of fields, got 1"),
+        ("3", "list of objects"),
+        ("{", "cannot read"),
+        ("[" * 100_000, "cannot read"),
+        ('{"top_k": 1, "top_k": 2}', "'top_k' is given twice"),
+        ('[{"top_q": 1}]', "params[0]: top_q: not a field"),
+        ('[{"two\\nlines\\u001b[2J": 1}]', "params[0]: two lines [2J: not a field"),
+        ('[{"max_tokens": 1}]', "params[0]: max_tokens: not a field"),
+        ('[{"top_p": 2}]', "params[0]: top_p: expected"),
+        ('[{"top_k": "x"}]', "params[0]: top_k: expected"),
+        ('[{"bad_words": [[]]}]', "params[0]: bad_words: expected"),
+        ('[{"bad_words": 5}]', "params[0]: bad_words: expected a list, got 5"),
+        ('[{"bad_words": [5]}]', "params[0]: bad_words: "),
+        ('[{"stop_token_ids": 5}]', "params[0]: stop_token_ids: expected a list"),
+        ('[{"logit_bias": [1]}]', "params[0]: logit_bias: expected an object"),
+        ('[{"logit_bias": {"x": 1}}]', "params[0]: logit_bias: expected token ids as keys"),
+        ('[{"logit_bias": {"5": NaN}}]', "params[0]: logit_bias[5]: expected a number"),
+        ('[{"min_tokens": -1}]', "params[0]: min_tokens: expected"),
+        ('[{"temperature": "hot"}]', "params[0]: temperature: expected"),
+        ('[{"temperature": 1e39}]', "params[0]: temperature: "),
+        ('[{"temperature": Infinity}]', "params[0]: temperature: expected"),
+        ('[{"top_logprobs": 2}]', "params[0]: top_logprobs: expected logprobs: true"),
+        ('[{"allowed_token_ids": [5], "bad_words": [[5]]}]', "params[0]: allowed_token_ids: "),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_wrong_files_are_refused_before_a_model_is_loaded(content, match, tmp_path) -> None:
+    file = tmp_path / "params.json"
+    file.write_text(content)
+    options = ("--prompt", "w5", "--temperature", "1", "--params", str(file), "--model", "/nowhere")
+    done = CliRunner().invoke(app, ["generate", *options])
+    assert done.exit_code == 1 and match in done.stderr, done.output
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_one_prompt_and_one_object_say_why_there_are_five_rows(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text("[{}]")
+    done = CliRunner().invoke(
+        app, ["generate", "--prompt", "w5", "--params", str(tmp_path / "one.json")]
+    )
+    assert done.exit_code == 1
+    assert "expected 5 objects, one per --temperature, since one prompt alone" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        ({"seed": None, "temperature": None, "top_k": None, "logit_bias": None}, {}),
+        ({"logit_bias": {"17": -5, "3": 250, "4": -1e400}}, {17: -5.0, 3: 100.0, 4: -100.0}),
+        ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
+        ({"top_logprobs": 3, "logprobs": True}, {"logprobs": 3}),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": False}, {}),
+        ({"logprobs": 4, "top_k": -1}, {"logprobs": 4, "top_k": -1}),
+    ],
+    ids=["null", "string keys", "top_logprobs", "in any order", "logprobs", "false", "ours"],
+)
+def test_requests_as_clients_of_openai_send_them(
+    sent: dict[str, Any], taken: dict[Any, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "sent.json").write_text(json.dumps(sent))
+    found = read_params(tmp_path / "sent.json", 2)
+    assert found == [{"logit_bias": taken} if 17 in taken else taken] * 2
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.3, top_k=-1, seed=2**64 - 1, min_p=0.5, ties="keep"),
+        SamplingParams(bad_words=((1, 2), [3]), allowed_token_ids=range(5), logit_bias={7: -3.0}),
+        SamplingParams(min_tokens=3, stop_token_ids=(9,), logprobs=-1, logprob_token_ids=[]),
+    ],
+    ids=["default", "numbers", "sequences", "others"],
+)
+def test_a_request_survives_json(params: SamplingParams) -> None:
+    text = json.dumps(to_json(params))
+    again = SamplingParams(**from_json("params", json.loads(text)))
+    assert to_json(again) == json.loads(text)
+    assert [getattr(again, n) for n in ("seed", "top_k")] == [params.seed, params.top_k]
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot read"):
+        read_params(tmp_path / "none.json", 1)
+
+
+def test_biases_are_id_and_value() -> None:
+    assert bias_of(["17=-5", "3=1e2"]) == {17: -5.0, 3: 100.0}
+    assert bias_of(None) is None
+    with pytest.raises(ValueError, match="ID=BIAS"):
+        bias_of(["17"])
+
+
+class Letters:
+    """A tokenizer with a token per character."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(letter) for letter in text]
+
+
+def test_texts_are_forbidden_with_and_without_a_space() -> None:
+    request = Request.of("p", {"bad_words": ["ab", [5]], "min_tokens": 2})
+    params = request.complete(Letters(), [9, 8])
+    assert params.bad_words == ((97, 98), (32, 97, 98), (5,))
+    assert (params.min_tokens, params.stop_token_ids) == (2, (8, 9))

@@ -1,0 +1,170 @@
+"""gloo ranks: bitwise the oracle's tokens, whatever the ranks, shards, chunks and exchange."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import Case, uneven_shards
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import (
+    LMHeadSampler,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    VocabShard,
+    sample,
+)
+
+CASES = [(1, 50257), (2, 49152), (2, 7), (3, 1000), (4, 7), (8, 1000)]
+EVERY = itertools.product([1, 2, 3, 4, 8], [49152, 50257, 151936, 1000, 7])
+ROWS = 6
+
+
+def _sample_all_ways(case: Case, shards: list[VocabShard], expected: torch.Tensor) -> int:
+    """Every exchange and chunk count; rows permuted, padded with strangers, and split."""
+    shard = shards[dist.get_rank()]
+    weight = case.weight[shard.start : shard.stop]
+    steps = 0
+    for exchange in ("collective", "p2p"):
+        for chunks in (1, 4):
+            sampler = LMHeadSampler(
+                weight, vocab_size=case.vocab_size, shard=shard, exchange=exchange, chunks=chunks,
+                backend="torch",
+            )  # fmt: skip
+            padded = Case.make(case.vocab_size, 2 * ROWS).beside(case)
+            order = [3, 0, 5, 2, 4, 1]
+            for rows, index, out_rows in (
+                (case, list(range(ROWS)), slice(None)),
+                (case.rows(order), order, slice(None)),
+                (case.rows([4, 5]), [4, 5], slice(None)),
+                (padded, list(range(ROWS)), slice(2 * ROWS, None)),
+            ):
+                out = sampler(rows.hidden_states, rows.batch, rows.positions)
+                assert out.token_ids[out_rows].tolist() == expected[index].tolist(), (
+                    f"{exchange}, {chunks} chunks"
+                )
+                assert (out.status == Status.OK).all()
+                steps += 1
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("world_size", "vocab_size"), [*CASES, *long(*(case for case in EVERY if case not in CASES))]
+)
+def test_tokens_are_the_oracles(world_size, vocab_size):
+    case = Case.make(vocab_size, ROWS)
+    even = [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
+    shards = even if vocab_size in (49152, 151936) else uneven_shards(vocab_size, world_size)
+    steps = run_ranks(world_size, _sample_all_ways, case, shards, case.oracle().token_ids)
+    assert steps == [16] * world_size
+
+
+def _sample_several(case: Case, num_samples: int, exchange: str) -> SampleOutput:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shard = VocabShard.even(case.vocab_size, rank, world_size)
+    sampler = LMHeadSampler(
+        case.weight[shard.start : shard.stop], exchange=exchange, chunks=3, backend="torch"
+    )
+    return sampler(case.hidden_states, case.batch, case.positions, num_samples=num_samples)
+
+
+@pytest.mark.parametrize("exchange", ["collective", "p2p"])
+def test_several_samples_per_row(exchange):
+    case = Case.make(1000, 5)
+    expected = case.oracle(num_samples=7)
+    assert torch.equal(expected.token_ids[:, 0], case.oracle().token_ids)
+    for out in run_ranks(3, _sample_several, case, 7, exchange):
+        assert torch.equal(out.token_ids, expected.token_ids)
+        assert torch.equal(out.status, expected.status)
+
+
+def _sample_special(case: Case, exchange: str):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shard = VocabShard.even(case.vocab_size, rank, world_size)
+    weight = case.weight[shard.start : shard.stop]
+    poisoned = weight.clone()
+    masked = torch.full((len(shard),), float("-inf"))
+    forced = torch.zeros(len(shard))
+    if rank == 1:
+        poisoned[3, 0] = float("nan")
+        forced[[2, 5]] = float("inf")
+    outputs = [
+        LMHeadSampler(w, bias=bias, exchange=exchange, backend="torch")(
+            case.hidden_states, case.batch, case.positions
+        )
+        for w, bias in ((poisoned, None), (weight, masked), (weight, forced))
+    ]
+    return [(out.token_ids.unique().tolist(), out.status.unique().tolist()) for out in outputs]
+
+
+@pytest.mark.parametrize("exchange", ["collective", "p2p"])
+def test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank(exchange):
+    case = Case.make(99, 6)
+    expected = [
+        ([-1], [int(Status.NAN)]),
+        ([-1], [int(Status.EMPTY)]),
+        ([33 + 2], [int(Status.OK)]),
+    ]
+    assert run_ranks(3, _sample_special, case, exchange) == [expected] * 3
+
+
+def _draw_unseeded(weight: torch.Tensor):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shard = VocabShard.even(len(weight), rank, world_size)
+    sampler = LMHeadSampler(weight[shard.start : shard.stop], backend="torch")
+    batch = SamplingBatch.from_params([SamplingParams()] * 4, vocab_size=len(weight))
+    first = sampler(torch.ones(4, 8), batch, 0)
+    second = sample(
+        torch.ones(4, 8), weight[shard.start : shard.stop], SamplingParams(), positions=0
+    )
+    return first, second
+
+
+def test_unseeded_rows_get_the_same_seed_on_every_rank():
+    outputs = run_ranks(3, _draw_unseeded, torch.randn(1000, 8))
+    for first, second in outputs:
+        assert len(set(first.seeds.tolist() + second.seeds.tolist())) == 8
+        assert torch.equal(first.seeds, outputs[0][0].seeds)
+        assert torch.equal(first.token_ids, outputs[0][0].token_ids)
+        assert torch.equal(second.token_ids, outputs[0][1].token_ids)
+
+
+def _changing_batches(case: Case) -> bool:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shard = VocabShard.even(case.vocab_size, rank, world_size)
+    weight = case.weight[shard.start : shard.stop]
+    samplers = [
+        LMHeadSampler(weight, exchange=exchange, chunks=2, max_rows=8, backend="torch")
+        for exchange in ("collective", "p2p")
+    ]
+    oracle = case.oracle().token_ids
+    generator = torch.Generator().manual_seed(0)
+    for step in range(50):
+        count = int(torch.randint(0, 9, (1,), generator=generator))
+        index = torch.randperm(8, generator=generator)[:count].tolist()
+        rows = case.rows(index)
+        for sampler in samplers:
+            out = sampler(rows.hidden_states, rows.batch, rows.positions)
+            assert out.token_ids.tolist() == oracle[index].tolist(), f"step {step}"
+    return True
+
+
+def test_many_steps_with_a_changing_batch():
+    assert run_ranks(2, _changing_batches, Case.make(300, 8)) == [True, True]
+
+
+def _bytes_sent(exchange: str, chunks: int) -> int:
+    sampler = LMHeadSampler(
+        torch.zeros(4, 2), exchange=exchange, chunks=chunks, max_rows=256, backend="torch"
+    )
+    return sampler.exchange.bytes_sent(256)
+
+
+def test_bytes_sent():
+    assert run_ranks(4, _bytes_sent, "p2p", 1) == [3 * 8 * 256] * 4
+    assert run_ranks(4, _bytes_sent, "p2p", 2) == [2 * 3 * 8 * 256] * 4
+    assert run_ranks(4, _bytes_sent, "collective", 1) == [2 * 3 * 8 * 256 // 4] * 4

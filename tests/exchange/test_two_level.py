@@ -1,0 +1,248 @@
+"""Ranks of several hosts, by false host names: the oracle's tokens, bytes and lost ranks."""
+
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tpsample.agreement.construction
+import tpsample.exchange.peer
+from tests.support.cases import Case, uneven_shards
+from tests.support.limits import slowness
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import (
+    LMHeadSampler,
+    PeerLost,
+    RankMismatch,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    reference,
+)
+from tpsample.exchange import make_exchange
+from tpsample.exchange.collective import CollectiveExchange
+from tpsample.exchange.decode import decode_words
+from tpsample.exchange.inboxes import SharedFiles
+from tpsample.exchange.two_level import levels
+from tpsample.ranks.process import ranks_of
+
+HOSTS = {
+    "2x2": "aabb",
+    "2x4": "aaaabbbb",
+    "interleaved": "abab",
+    "uneven": "aaabb",
+    "three hosts": "aabc",
+    "one host": "aaa",
+    "alone each": "ab",
+}
+FILTERED = [
+    SamplingParams(seed=1, top_k=5, logprobs=3),
+    SamplingParams(seed=2, top_p=0.7),
+    SamplingParams(seed=3, min_p=0.1, logprobs=1),
+    SamplingParams(seed=4, top_k=20, top_p=0.9),
+    SamplingParams(temperature=0),
+    SamplingParams(seed=5),
+]
+
+
+@pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+def test_every_column_has_a_rank_of_every_host_and_every_rank_a_column(hosts):
+    columns = {tuple(levels(hosts, rank)[1]) for rank in range(len(hosts))}
+    assert sorted(rank for column in columns for rank in column) == list(range(len(hosts)))
+    for column in columns:
+        assert {hosts[rank] for rank in column} == set(hosts)
+    for rank, host in enumerate(hosts):
+        assert levels(hosts, rank)[0] == [r for r, other in enumerate(hosts) if other == host]
+
+
+def _sampler(case: Case, hosts: str, backend: str = "torch", **arguments) -> LMHeadSampler:
+    rank = dist.get_rank()
+    shard = uneven_shards(case.vocab_size, len(hosts))[rank]
+    socket.gethostname = lambda: hosts[rank]
+    return LMHeadSampler(
+        case.weight[shard.start : shard.stop],
+        vocab_size=case.vocab_size,
+        shard=shard,
+        exchange="two_level",
+        backend=backend,
+        **arguments,
+    )
+
+
+def _sample(case: Case, filtered: list, hosts: str) -> tuple[list, list, list, int]:
+    rows = []
+    for chunks in (1, 3):
+        sampler = _sampler(case, hosts, chunks=chunks)
+        out = sampler(case.hidden_states, case.batch, case.positions)
+        several = sampler(case.hidden_states, case.batch, case.positions, num_samples=3)
+        assert torch.equal(several.token_ids[:, 0], out.token_ids)
+        sampler.compare()
+        rows.append(out.token_ids.tolist())
+    batch = SamplingBatch.from_params(filtered, vocab_size=case.vocab_size)
+    out = sampler(case.hidden_states, batch, case.positions)
+    probs = out.logprobs
+    return rows, out.token_ids.tolist(), probs.token_ids.tolist(), sampler.exchange.bytes_sent(6)
+
+
+@pytest.mark.parametrize("hosts", ["uneven", "one host", *long("2x2", "2x4")])
+def test_tokens_filters_and_logprobs_are_the_oracles(hosts):
+    case, filtered, hosts = Case.make(300, 6), FILTERED, HOSTS[hosts]
+    results = run_ranks(len(hosts), _sample, case, filtered, hosts)
+    batch = SamplingBatch.from_params(filtered, vocab_size=300)
+    expected = case.oracle().token_ids.tolist()
+    logits = reference.logits(case.hidden_states, case.weight)
+    oracle = reference.sample(logits, batch, case.positions)
+    for rows, tokens, listed, _ in results:
+        assert rows == [expected] * 2
+        assert tokens == oracle.token_ids.tolist()
+        assert listed == oracle.logprobs.token_ids.tolist()
+
+
+def _lose(case: Case, hosts: str) -> tuple[str, tuple[int, ...]]:
+    """The last rank dies inside its host: the other hosts hear of it too."""
+    sampler = _sampler(case, hosts)
+    sampler(case.hidden_states, case.batch, case.positions)
+    if dist.get_rank() == len(hosts) - 1:
+        sampler.local.best_words = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLost) as lost:
+        sampler(case.hidden_states, case.batch, case.positions)
+    return str(lost.value), lost.value.ranks
+
+
+def test_a_rank_lost_on_one_host_is_named_on_all():
+    *alive, _ = run_ranks(4, _lose, Case.make(60, 3), "aabb", group_timeout_s=20, victim=3)
+    assert alive == [alive[0]] * 3
+    assert alive[0][1] == (3,)
+
+
+def _stay_away(case: Case, hosts: str) -> bool:
+    sampler = _sampler(case, hosts)
+    if dist.get_rank() != 2:
+        with pytest.raises(PeerLost, match="rank 2 did not answer"):
+            sampler(case.hidden_states, case.batch, case.positions)
+    sampler.reset()
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    return out.token_ids.tolist() == case.oracle().token_ids.tolist()
+
+
+def test_reset_recovers_both_levels():
+    assert run_ranks(4, _stay_away, Case.make(60, 3), "aabb", group_timeout_s=2) == [True] * 4
+
+
+class _Warnings(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def _no_shared_memory() -> tuple[list[str], str]:
+    """Rank 1 cannot map its peers' memory; once with, once without a way out."""
+    warnings = _Warnings()
+    logging.getLogger("tpsample").addHandler(warnings)
+    ranks = ranks_of(None)
+    if ranks.rank == 1:
+
+        def refuse(*_):
+            raise RuntimeError("planted")
+
+        SharedFiles.map_file = refuse
+    arguments = ("peer", ranks, 4, 1, torch.device("cpu"), decode_words)
+    assert type(make_exchange(*arguments, fall_back=True)) is CollectiveExchange
+    with pytest.raises(RankMismatch) as error:
+        make_exchange(*arguments)
+    return warnings.lines, str(error.value)
+
+
+def test_auto_takes_collective_on_all_ranks_together_if_peer_cannot_be_set_up():
+    first, second = run_ranks(2, _no_shared_memory)
+    assert first == second
+    assert first[1] == "rank 1: planted"
+    assert first[0] == ['exchange: "peer" cannot be set up, using "collective": rank 1: planted']
+
+
+def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
+    """`peer` inside the hosts: tokens, filters, then rank 3 stays away from a step."""
+    sampler = _sampler(case, hosts, backend="triton", chunks=2)
+    exchange: Any = sampler.exchange
+    exchange.timeout_s = 3.0 * slowness()
+    kind = type(exchange).__name__
+    tokens = [sampler(case.hidden_states, case.batch, case.positions).token_ids.tolist()]
+    several = sampler(case.hidden_states, case.batch, case.positions, num_samples=2)
+    tokens.append(several.token_ids.tolist())
+    batch = SamplingBatch.from_params(FILTERED, vocab_size=case.vocab_size)
+    filtered = sampler(case.hidden_states, batch, case.positions).token_ids.tolist()
+    sampler.check()
+    lost = ""
+    if dist.get_rank() == 3:
+        # It takes part between the hosts, but its kernel pushes nothing inside its own.
+        sampler.local.best_words = lambda *_: None
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    assert (out.token_ids == -1).all() and (out.status == Status.PEER_LOST).all()
+    with pytest.raises(PeerLost) as error:
+        sampler.check()
+    lost = f"{error.value.ranks}"
+    if dist.get_rank() == 3:
+        del sampler.local.best_words
+    sampler.reset()
+    tokens.append(sampler(case.hidden_states, case.batch, case.positions).token_ids.tolist())
+    sampler.check()
+    return tokens, filtered, kind, lost
+
+
+def test_peer_inside_the_hosts():
+    case = Case.make(60, 6)
+    results = run_ranks(4, _peer_inside, case, "aabb")
+    assert results == [results[0]] * 4
+    tokens, filtered, kind, lost = results[0]
+    assert kind == "TwoLevelPeerExchange"
+    plain = case.oracle().token_ids.tolist()
+    assert tokens == [plain, case.oracle(num_samples=2).token_ids.tolist(), plain]
+    batch = SamplingBatch.from_params(FILTERED, vocab_size=60)
+    logits = reference.logits(case.hidden_states, case.weight)
+    assert filtered == reference.sample(logits, batch, case.positions).token_ids.tolist()
+    # Rank 3 itself is lost to both ranks of its host, and the other host hears of it.
+    assert lost == "(3,)"
+
+
+def _old_torch() -> list[str]:
+    warnings = _Warnings()
+    logging.getLogger("tpsample").addHandler(warnings)
+    if dist.get_rank() == 1:
+        tpsample.agreement.construction.versions = lambda: {"torch": "1.0"}
+    LMHeadSampler(torch.zeros(3, 2), backend="torch")
+    return warnings.lines
+
+
+def test_versions_that_differ_are_a_warning_on_every_rank():
+    first, second = run_ranks(2, _old_torch)
+    assert first == second
+    assert "versions differ between ranks" in first[0] and "1.0" in first[0]
+
+
+def _threads_of_many_samplers(count: int) -> list[int]:
+    rank = dist.get_rank()
+    socket.gethostname = lambda: "ab"[rank % 2]
+    weight, threads = torch.randn(8, 4, generator=torch.Generator().manual_seed(rank)), []
+    batch = SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=32)
+    for _ in range(count):
+        sampler = LMHeadSampler(weight, exchange="two_level", backend="torch")
+        sampler(torch.randn(1, 4), batch, 0)
+        sampler.close()
+        threads.append(len(list(Path("/proc/self/task").iterdir())))
+    return threads
+
+
+def test_samplers_let_go_of_the_groups_of_their_levels():
+    """Each group has threads and sockets of its own, which torch's registry would keep."""
+    for threads in run_ranks(4, _threads_of_many_samplers, 6):
+        assert threads[-1] == threads[1]

@@ -1,0 +1,233 @@
+"""The kernels compiled ahead of time, and whether the report can say no."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from benchmarks.aot import GPUS, Binary, programs_per_sm
+from benchmarks.sass import (
+    main_loop,
+    matrix_instruction,
+    matrix_instructions,
+    opcodes,
+    pipe_counts,
+    push_order_faults,
+    spills,
+)
+from benchmarks.static_builds import lm_head
+from benchmarks.static_report import MAX_EPILOGUE, judge
+from tests.support.commands import run_command
+from tpsample.local.tile_table import all_tiles
+
+TILE_64, DTYPE = next((tile, dtype) for tile, dtype in all_tiles() if tile.block_b == 64)
+
+
+def run_report(folder, *options):
+    """The report in a process that compiles: (exit status, rows)."""
+    record = folder / "report.json"
+    command = (sys.executable, "-m", "benchmarks.static_report", "--json", record, *options)
+    done = run_command(*command, timeout_s=900)
+    print(done.stdout)
+    assert record.exists(), done.stderr
+    return done.returncode, json.loads(record.read_text())["rows"]
+
+
+@pytest.mark.timeout(1000)
+def test_every_kernel_meets_the_requirements(tmp_path, capsys):
+    with capsys.disabled():
+        print()
+        status, rows = run_report(tmp_path)
+    assert [fault for row in rows for fault in row["faults"]] == []
+    assert status == 0
+    compiled = {(row["arch"], row["tile"]) for row in rows if row["tile"]}
+    plain = {entry for entry in compiled if "tma" not in entry[1]}
+    assert len(plain) == 3 * len({tile for tile, _ in all_tiles()})
+    assert {arch for arch, tile in compiled - plain} == {90, 100}
+    assert {row["dtype"] for row in rows} >= {"bf16", "fp16", "fp32"}
+    assert any(row["epilogue"] is not None for row in rows)
+
+
+def test_bad_tiles_are_flagged(tmp_path):
+    spilling, narrow = "256,128,32,4,2", "32,16,64,4,4"
+    status, rows = run_report(tmp_path, "--arch", "90", "--tile", spilling, "--tile", narrow)
+    assert status == 1
+    spilled, fell_back = (" ".join(row["faults"]) for row in rows)
+    assert "spills" in spilled and "expected HGMMA" not in spilled
+    assert "expected HGMMA" in fell_back and "got HMMA" in fell_back and "spills" not in fell_back
+
+
+def test_the_report_refuses_to_run_interpreted(tmp_path):
+    command = (sys.executable, "-m", "benchmarks.static_report")
+    done = run_command(*command, env={"TRITON_INTERPRET": "1"})
+    assert done.returncode == 2 and "unset TRITON_INTERPRET" in done.stdout
+
+
+def binary(*ops: str, registers: int = 64, stack_bytes: int = 0) -> Binary:
+    return Binary(registers, stack_bytes, 72 * 1024, 0, ops)
+
+
+@pytest.mark.parametrize(
+    ("extra_per_logit", "fault"),
+    [(MAX_EPILOGUE, None), (MAX_EPILOGUE + 1, "epilogue: 31.0")],
+    ids=["at the limit", "over it"],
+)
+def test_a_dear_epilogue_is_flagged(extra_per_logit, fault):
+    logits_per_thread = TILE_64.block_v * TILE_64.block_b // (32 * TILE_64.num_warps)
+    greedy = binary("HGMMA.64x64x16.F32.BF16")
+    dear = binary(*greedy.opcodes, *["FFMA"] * int(extra_per_logit * logits_per_thread))
+    row = judge(lm_head(90, TILE_64, DTYPE), dear, greedy)
+    assert row.epilogue == extra_per_logit == row.epilogue_by_pipe["fp"]
+    assert row.faults == [] if fault is None else row.faults[0].startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "fault"),
+    [
+        (binary("HGMMA.64x64x16.F32.BF16"), None),
+        (binary("HGMMA.64x64x16.F32.BF16", "LDL.64"), "spills: 1 instr"),
+        (binary("HGMMA.64x64x16.F32.BF16", stack_bytes=8), "spills: 0 instructions, 8 bytes"),
+        (binary("HMMA.16816.F32.BF16"), "expected HGMMA on H100/H200, got HMMA"),
+        (binary("HFMA2.MMA"), "expected HGMMA on H100/H200, got -"),
+    ],
+    ids=["right", "spill", "stack", "wrong family", "none"],
+)
+def test_spills_and_fallbacks_are_flagged(compiled, fault):
+    faults = judge(lm_head(90, TILE_64, DTYPE), compiled, None).faults
+    assert faults == [] if fault is None else faults[0].startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("registers", "num_warps", "shared", "programs"),
+    [
+        (64, 4, 0, 8),  # 65536 / (64 · 128)
+        (65, 4, 0, 4 * 1 + 3),  # 65 is rounded up to 72 a thread: 7 warps in each quarter
+        (255, 8, 0, 1),
+        (32, 4, 72 * 1024, 3),  # 228 / 73
+        (16, 1, 0, 32),  # the limit on programs
+        (16, 8, 0, 8),  # the limit on warps
+    ],
+)
+def test_occupancy(registers, num_warps, shared, programs):
+    assert programs_per_sm(Binary(registers, 0, shared, 0, ()), num_warps, GPUS[90]) == programs
+
+
+def test_tensor_memory_limits_occupancy():
+    assert programs_per_sm(Binary(32, 0, 0, 256, ()), 4, GPUS[100]) == 2
+
+
+SASS = """
+        .headerflags    @"EF_CUDA_SM90"
+.text.lm_head_kernel:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 BRA `(.L_x_1) ;
+        /*0020*/              @!PT LDS RZ, [RZ] ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ;
+        /*0040*/                   MUFU.LG2 R4, R5 ;
+        /*0050*/              @UP0 UIADD3 UR4, UR4, 0x1, URZ ;
+        /*0060*/                   STL.64 [R1+0x8], R2 ;
+        /*0070*/                   I2FP.F32.U32 R3, R3 ;
+        /*0080*/                   NOP;
+"""
+
+
+LOOPS = """
+.L_x_1:
+        /*0000*/                   LDG.E R1, [R2] ;
+.L_x_2:
+        /*0010*/                   UTMALDG.2D [UR8], [UR4] ;
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0040*/              @!P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*0050*/                   FADD R1, R1, R1 ;
+        /*0060*/               @P1 BRA `(.L_x_3) ;
+        /*0070*/               @P1 BRA `(.L_x_1) ;
+        /*0080*/               @P1 BRA `(.L_x_4) ;
+.L_x_4:
+"""
+
+
+def test_the_loop_of_the_product_is_the_innermost_with_matrix_instructions():
+    loop = main_loop(LOOPS)
+    assert [op.split(".")[0] for op in loop] == ["UTMALDG", "HGMMA", "HGMMA", "BRA"]
+    assert matrix_instructions(loop) == 2
+    assert main_loop(SASS) == []
+
+
+@pytest.mark.parametrize(
+    ("load", "fault"), [("UTMALDG.2D", None), ("LDGSTS.E.BYPASS.128", "got ['LDGSTS']")]
+)
+def test_a_tile_with_descriptors_must_load_through_them(load, fault):
+    described = dataclasses.replace(TILE_64, descriptors=True)
+    compiled = binary(load, "HGMMA.64x64x16.F32.BF16")
+    faults = judge(lm_head(90, described, DTYPE), compiled, None).faults
+    assert faults == [] if fault is None else fault in faults[0]
+
+
+def test_warps_of_warp_specialization_count_for_occupancy():
+    compiled = Binary(64, 0, 0, 0, ("HGMMA.64x64x16",), num_warps=16)
+    assert judge(lm_head(90, TILE_64, DTYPE), compiled, None).programs_per_sm == 2
+
+
+def test_reading_sass():
+    ops = opcodes(SASS)
+    assert ops[:2] == ["LDC", "BRA"] and len(ops) == 8
+    assert spills(ops) == 1
+    assert matrix_instruction(ops) == "HGMMA"
+    assert matrix_instruction(["HFMA2.MMA", "FFMA"]) == "-"
+    assert matrix_instruction(["UTCHMMA.2CTA"]) == "UTCHMMA"
+    assert pipe_counts(ops) == {"memory": 3, "other": 3, "mufu": 1, "convert": 1}
+
+
+def push_sass(*names: str) -> list[str]:
+    """SASS of a kernel that pushes, as sm_90 has it, from short names."""
+    lines = {
+        "max": "REDG.E.MAX.S64.STRONG.GPU desc[UR6][R2.64], R4",
+        "barrier": "BAR.SYNC.DEFER_BLOCKING 0x0",
+        "fence gpu": "MEMBAR.ALL.GPU",
+        "arrive": "ATOMG.E.ADD.STRONG.GPU PT, R6, desc[UR6][R4.64], R7",
+        "read": "LDG.E.64.STRONG.SYS R2, desc[UR6][R2.64]",
+        "clear": "STG.E.64 desc[UR6][R2.64], RZ",
+        "push": "REDG.E.MAX.S64.STRONG.SYS desc[UR6][R8.64], R2",
+        "push and wait": "ATOMG.E.MAX.S64.STRONG.SYS PT, R6, desc[UR6][R8.64], R2",
+        "push sm_80": "RED.E.MAX.S64.STRONG.SYS [R6.64], R2",
+        "fence sys": "MEMBAR.ALL.SYS",
+        "fence sc": "MEMBAR.SC.SYS",
+    }
+    text = "".join(f"        /*{16 * i:04x}*/  @P0 {lines[n]} ;\n" for i, n in enumerate(names))
+    return opcodes(text)
+
+
+GOOD = ["max", "barrier", "fence gpu", "arrive", "barrier"]
+GOOD += ["read", "read", "barrier", "clear", "push", "push"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [GOOD, [*GOOD[:9], "push sm_80"], ["max", "max", *GOOD[1:]]],
+    ids=["sm_90", "sm_80", "several maxima"],
+)
+def test_the_right_memory_order_passes(names):
+    assert push_order_faults(push_sass(*names)) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        (["max", "fence gpu", "arrive", "barrier", "push"], "no CTA barrier"),
+        (["barrier", "max", "arrive", "push"], "no CTA barrier"),
+        ([*GOOD, "max", "arrive"], "no CTA barrier"),
+        ([*GOOD, "fence sys"], "waits for the link"),
+        ([*GOOD[:9], "fence sc", "push"], "waits for the link"),
+        ([*GOOD[:9], "push and wait"], "waits for an answer"),
+        (GOOD[:9], "no push"),
+        ([*GOOD[:7], "clear", *GOOD[7:]], "between reading the words and clearing"),
+        ([*GOOD, "read", "clear"], "between reading the words and clearing"),
+        (["arrive", *GOOD], "before any maximum"),
+        (["max", "barrier", "push"], "no arrival counter"),
+    ],
+)
+def test_a_wrong_memory_order_is_flagged(names, fault):
+    assert any(fault in found for found in push_order_faults(push_sass(*names)))

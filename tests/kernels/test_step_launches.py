@@ -1,0 +1,198 @@
+"""What a step launches, and what it leaves behind: words are zero between steps."""
+
+import json
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tpsample.exchange.decode_triton
+import tpsample.exchange.peer
+import tpsample.local.triton_backend
+from tests.support import host_reads
+from tests.support.agreement import tile
+from tests.support.cases import Case, even_shards, uneven_shards
+from tests.support.commands import run_command
+from tests.support.ranks import run_ranks
+from tests.support.virtual import virtual
+from tpsample import LMHeadSampler, compiled
+from tpsample.request.step import Step
+
+KERNELS = (
+    (tpsample.local.triton_backend, "lm_head_kernel"),
+    (tpsample.exchange.decode_triton, "decode_kernel"),
+    (tpsample.exchange.peer, "peer_finish_kernel"),
+)
+# Operators that only make another view of a tensor: they neither allocate nor launch.
+VIEWS = {"aten.slice.Tensor", "aten.select.int", "aten.view.default", "aten.detach.default"}
+
+
+class Launches(TorchDispatchMode):
+    """Kernels launched, and torch operators called outside of them, views aside."""
+
+    def __enter__(self):
+        self.kernels, self.operators, self._in_kernel = [], [], False
+        self._patch = pytest.MonkeyPatch()
+        for module, name in KERNELS:
+            self._patch.setattr(module, name, self._noted(name, getattr(module, name)))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self._patch.undo()
+        return super().__exit__(*error)
+
+    def _noted(self, name, kernel):
+        def on_grid(grid):
+            def launch(**arguments):
+                self.kernels.append(name)
+                self._in_kernel = True  # the interpreter works with tensors too
+                kernel[grid](**arguments)
+                self._in_kernel = False
+
+            return launch
+
+        class Noted:
+            def __getitem__(self, grid):
+                return on_grid(grid)
+
+        return Noted()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not self._in_kernel and str(function) not in VIEWS:
+            self.operators.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def _second_step(sampler: LMHeadSampler, case: Case, num_samples: int | None = None) -> Launches:
+    """What a step into an output of an earlier one launches; its tokens are checked."""
+    batch, expected = case.batch, case.oracle(num_samples)
+    out = sampler(case.hidden_states, batch, case.positions, num_samples=num_samples)
+    out.token_ids.fill_(-2)
+    with Launches() as launches:
+        sampler(case.hidden_states, batch, case.positions, num_samples=num_samples, out=out)
+    assert torch.equal(out.token_ids, expected.token_ids)
+    return launches
+
+
+@pytest.mark.parametrize("num_samples", [None, 2])
+def test_one_rank_launches_two_kernels_and_nothing_else(num_samples):
+    """No other operator: nothing is allocated, filled, copied or read by the host."""
+    case = Case.make(301, 5)
+    launches = _second_step(LMHeadSampler(case.weight), case, num_samples)
+    assert launches.kernels == ["lm_head_kernel", "decode_kernel"]
+    assert launches.operators == []
+
+
+def test_the_compiled_operator_adds_its_outputs_alone():
+    """What `torch.compile` calls in place of the sampler."""
+    case = Case.make(301, 5)
+    sampler, batch = LMHeadSampler(case.weight), case.batch
+    given = (case.hidden_states, batch.temperature, batch.seed, case.positions, 0, sampler.handle)
+    inside = compiled._sample._init_fn  # a dispatch mode does not look into the operator
+    inside(*given)
+    with Launches() as launches:
+        token_ids, _ = inside(*given)
+    assert torch.equal(token_ids, case.oracle().token_ids)
+    assert launches.kernels == ["lm_head_kernel", "decode_kernel"]
+    assert launches.operators == ["aten.empty.memory_format"] * 3  # tokens, status, seeds
+
+
+def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[str]]:
+    shard = uneven_shards(case.vocab_size, dist.get_world_size())[dist.get_rank()]
+    sampler = LMHeadSampler(
+        case.weight[shard.start : shard.stop], shard=shard, exchange=exchange, chunks=chunks
+    )
+    local: Any = sampler.local
+    local.tile = tile(16, 8, 16)  # tiles for every chunk
+    host_reads.compare_no_steps(sampler)
+    launches = _second_step(sampler, case)
+    dist.barrier()
+    sampler.close()
+    return launches.kernels, launches.operators
+
+
+@pytest.mark.parametrize(
+    ("exchange", "chunks", "kernels", "operators"),
+    [
+        ("collective", 1, ["lm_head", "decode"], ["c10d.allreduce_.default"]),
+        ("collective", 3, ["lm_head"] * 3 + ["decode"], ["c10d.allreduce_.default"] * 3),
+        ("p2p", 1, ["lm_head", "decode"], ["c10d.recv_.default", "c10d.send.default"]),
+        ("peer", 1, ["lm_head", "peer_finish"], []),
+        ("peer", 3, ["lm_head", "peer_finish"], []),
+    ],
+)
+def test_ranks_launch_two_kernels_and_their_exchange(exchange, chunks, kernels, operators):
+    expected = [f"{name}_kernel" for name in kernels], operators
+    assert run_ranks(2, _on_a_rank, Case.make(301, 5), exchange, chunks) == [expected] * 2
+
+
+def test_the_count_sees_what_it_forbids():
+    """An int for the positions fills a tensor, a missing output allocates one."""
+    case = Case.make(37, 2)
+    sampler = LMHeadSampler(case.weight)
+    with Launches() as launches:
+        sampler(case.hidden_states, case.batch, 7)
+    assert "aten.fill_.Scalar" in launches.operators
+    assert "aten.empty.memory_format" in launches.operators
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_words_are_zero_between_steps(chunks):
+    case = Case.make(301, 5)
+    sampler = LMHeadSampler(case.weight, chunks=chunks)
+    assert torch.equal(
+        sampler(case.hidden_states, case.batch, case.positions).token_ids, case.oracle().token_ids
+    )
+    assert (sampler.exchange.words == 0).all()
+    fewer = case.rows([4, 2])
+    out = sampler(fewer.hidden_states, fewer.batch, fewer.positions, num_samples=2)
+    assert torch.equal(out.token_ids, fewer.oracle(2).token_ids)
+    assert (sampler.exchange.words == 0).all()
+
+
+def test_a_step_that_never_finished_leaves_nothing_to_the_next():
+    """Words of the first step are larger than any of the second."""
+    case = Case.make(301, 5)
+    sampler = LMHeadSampler(case.weight)
+    louder = Case(case.hidden_states * 64, case.weight, case.params, case.positions)
+    abandoned = sampler.start(louder.hidden_states, louder.batch, louder.positions)
+    assert (sampler.exchange.words[..., :5] > 0).all()
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    assert torch.equal(out.token_ids, case.oracle().token_ids)
+    assert isinstance(abandoned, Step)
+
+    sampler.start(louder.hidden_states, louder.batch, louder.positions)
+    sampler.exchange.reset()
+    assert (sampler.exchange.words == 0).all()
+
+
+def test_a_push_leaves_the_words_zero():
+    case = Case.make(1000, 5)
+    world, samplers = virtual(case, even_shards(1000, 3), chunks=2)
+    for _ in range(2):
+        outputs = world.step(samplers, case.hidden_states, case.batch, case.positions)
+        assert torch.equal(outputs[0].token_ids, case.oracle().token_ids)
+        for sampler in samplers:
+            assert (sampler.exchange.words == 0).all()
+
+
+def test_positions_may_be_a_view_with_gaps():
+    case = Case.make(301, 5)
+    spread = torch.stack([case.positions, case.positions + 99], dim=1)[:, 0]
+    assert not spread.is_contiguous()
+    sampler = LMHeadSampler(case.weight)
+    tokens = sampler(case.hidden_states, case.batch, spread).token_ids
+    assert torch.equal(tokens, case.oracle().token_ids)
+
+
+def test_the_host_overhead_is_measured(tmp_path):
+    """In a process that compiles; how long it takes is not asserted."""
+    command = (sys.executable, "-m", "benchmarks.host_overhead", "--steps", 20, "--rows", 4)
+    record = tmp_path / "host.json"
+    done = run_command(*command, "--json", record)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(record.read_text())
+    assert 0 < found["tpsample_us"] < found["tpsample_and_triton_us"]
+    assert f"{found['tpsample_us']:.1f} µs" in done.stdout

@@ -1,0 +1,102 @@
+"""The scripts that start processes: what they print in a dry run, what they refuse, and that
+shellcheck has nothing to say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import BIN, ROOT, run_command
+
+SCRIPTS = sorted(path.name for path in (ROOT / "launch").glob("*.sh"))
+RUN_BY_HAND = [name for name in SCRIPTS if name != "common.sh"]
+ALLOCATION = {"SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_ID": "123456"}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scontrol that knows two nodes; it is found behind what `run_command` puts first."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf 'node-7\\nnode-8\\n'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def _dry(script: str, *words: str, **env: str) -> str:
+    done = run_command(f"launch/{script}", "--dry-run", *words, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return done.stderr.rstrip()
+
+
+def test_nodes() -> None:
+    line = _dry("nodes.sh", "generate", "--prompt", "a b", FIRST="n1", NNODES="3", NPROC="8")
+    assert line == (
+        "torchrun --nnodes 3 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id tpsample "
+        r"--rdzv-endpoint n1:29400 -m tpsample.cli generate --prompt a\ b"
+    )
+    assert "--local-addr 10.0.0.1 -m" in _dry("nodes.sh", FIRST="n1", NNODES="1", ADDR="10.0.0.1")
+    assert "--rdzv-endpoint n1:5 " in _dry("nodes.sh", FIRST="n1:5", NNODES="1", NPROC="1")
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"NNODES": "2"}, "nodes.sh: FIRST is not set"),
+        ({"FIRST": "n1"}, "nodes.sh: NNODES is ''"),
+        ({"FIRST": "n1", "NNODES": "two"}, "nodes.sh: NNODES is 'two'"),
+    ],
+)
+def test_nodes_says_what_is_missing(env: dict[str, str], message: str) -> None:
+    done = run_command("launch/nodes.sh", "--dry-run", env=env)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "ranks"),
+    [
+        ({}, "1"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "4"),
+        ({"SLURM_GPUS_PER_NODE": "h200:8"}, "8"),
+        ({"SLURM_NTASKS_PER_NODE": "2(x2)", "SLURM_GPUS_ON_NODE": "4"}, "2"),
+        ({"SLURM_GPUS_ON_NODE": "4", "NPROC": "3"}, "3"),
+    ],
+)
+def test_slurm(slurm: None, env: dict[str, str], ranks: str) -> None:
+    assert _dry("slurm.sh", "doctor", **ALLOCATION, **env) == (
+        f"env MASTER_ADDR=node-7 MASTER_PORT=23456 srun --ntasks-per-node {ranks} "
+        "--kill-on-bad-exit=1 python -m tpsample.cli doctor"
+    )
+
+
+def test_slurm_as_the_copy_that_sbatch_runs(slurm: None, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "launch/slurm.sh", tmp_path / "slurm_script")
+    env = {**ALLOCATION, "SLURM_SUBMIT_DIR": str(ROOT)}
+    done = run_command(tmp_path / "slurm_script", "--dry-run", env=env)
+    assert done.stderr.rstrip().endswith("python -m tpsample.cli generate"), done.stderr
+
+
+def test_slurm_outside_an_allocation() -> None:
+    done = run_command("launch/slurm.sh", "--dry-run")
+    assert done.returncode == 1
+    assert "not in an allocation" in done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_are_clean(script: str) -> None:
+    path = ROOT / "launch" / script
+    shellcheck = shutil.which("shellcheck", path=f"{BIN}:/usr/bin:/usr/local/bin")
+    checker = [shellcheck, "--external-sources"] if shellcheck else ["bash", "-n"]
+    done = subprocess.run([*checker, path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", RUN_BY_HAND)
+def test_scripts_can_be_run_and_say_how(script: str) -> None:
+    path = ROOT / "launch" / script
+    assert path.stat().st_mode & 0o111
+    assert "[--dry-run]" in path.read_text()

@@ -1,0 +1,294 @@
+"""Filters on gloo ranks: bitwise the oracle's tokens, no logits gathered, few bytes."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import uneven_shards
+from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
+from tests.support.memory import Largest
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import LMHeadSampler, SamplingParams, Status, VocabShard
+from tpsample.core import word
+from tpsample.core.order import masses
+from tpsample.core.row_noise import RowNoise
+from tpsample.logits import cut as threshold
+from tpsample.logits import filters, stored_logits
+from tpsample.logits.shard_logits import ShardLogits
+from tpsample.ranks.process import ranks_of
+from tpsample.request.filters import Way
+
+WORLD_SIZES = [1, 3, *long(2, 4, 8)]
+KINDS = kinds_of_logits()
+
+
+def _own_shard(vocab_size: int, even: bool) -> VocabShard:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if even:
+        return VocabShard.even(vocab_size, rank, world_size)
+    return uneven_shards(vocab_size, world_size)[rank]
+
+
+def _differing(sampler: LMHeadSampler, rows: Rows, expected: torch.Tensor, order=None) -> list[str]:
+    """Requests whose token is not the expected one; rows taken in `order`."""
+    order = list(range(len(rows.params))) if order is None else order
+    params = [rows.params[row] for row in order]
+    batch = rows.batch.from_params(params, vocab_size=rows.vocab_size)
+    out = sampler(rows.hidden_states[order], batch, rows.positions[order])
+    assert (out.status == Status.OK).all()
+    wrong = (out.token_ids != expected[order]).nonzero().flatten().tolist()
+    return [f"{params[row]}: {out.token_ids[row]}, not {expected[order[row]]}" for row in wrong]
+
+
+def _sample_grid(cases: list[tuple[Rows, torch.Tensor]]) -> list[str]:
+    wrong = []
+    for number, (rows, expected) in enumerate(cases):
+        shard = _own_shard(V, even=number == 0)
+        exchange = ("collective", "p2p")[number % 2]
+        sampler = LMHeadSampler(**rows.head(shard), exchange=exchange, chunks=1 + number)
+        wrong += _differing(sampler, rows, expected)
+        if number == 1:
+            generator = torch.Generator().manual_seed(3)
+            order = torch.randperm(len(rows.params), generator=generator)[:150].tolist()
+            wrong += _differing(sampler, rows, expected, order)
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def grid_cases() -> list[tuple[Rows, torch.Tensor]]:
+    """All kinds × the grid; a block of masked ids; all ids of two of four shards masked."""
+    cases = [
+        Rows(list(KINDS.values()), grid()),
+        Rows([KINDS["normal"], KINDS["two-valued"]], grid()[::2], bias=masked(37, 800)),
+        Rows([KINDS["zipf"], KINDS["all-equal"]], grid()[1::2], bias=masked(V // 4, 3 * V // 4)),
+    ]
+    return [(rows, rows.oracle().token_ids) for rows in cases]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_tokens_are_the_oracles(world_size, grid_cases):
+    for wrong in run_ranks(world_size, _sample_grid, grid_cases):
+        assert not wrong, "\n".join(wrong[:5])
+
+
+def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
+    """Tokens, and how many rows took each way."""
+    taken = dict.fromkeys(("_by_rejection", "_by_top_words", "_by_threshold"), 0)
+
+    def counted(name):
+        function = getattr(filters, name)
+
+        def count(stored, row_filters, integers, **options):
+            taken[name] += len(row_filters)
+            return function(stored, row_filters, integers, **options)
+
+        return count
+
+    for name in taken:
+        setattr(filters, name, counted(name))
+    sampler = LMHeadSampler(**rows.head(_own_shard(V, even=False)))
+    return sampler(rows.hidden_states, rows.batch, rows.positions).token_ids, taken
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "second"),
+    [
+        ("all-equal", {"top_p": 1e-6}, "_by_threshold"),
+        ("ramp-in-shards", {"top_k": 1, "temperature": 3.0}, "_by_top_words"),
+        ("ramp-in-shards", {"top_k": 1, "temperature": 3.0, "ties": "keep"}, "_by_threshold"),
+        ("normal", {"top_k": 2, "top_p": 0.5, "filter_order": "joint", "temperature": 300.0},
+         "_by_threshold"),
+        ("ramp-in-shards", {"min_p": 0.999}, "_by_threshold"),
+        ("all-equal", {"top_k": 600, "top_p": 1e-6}, "_by_threshold"),
+        ("bf16", {"top_p": 0.02, "ties": "keep", "temperature": 50.0}, "_by_threshold"),
+        ("bf16", {"top_k": 300, "top_p": 0.06, "ties": "keep", "temperature": 50.0},
+         "_by_threshold"),
+        ("ramp-in-shards", {"top_p": 0.9, "min_p": 0.99, "filter_order": "min_p_last"},
+         "_by_threshold"),
+        ("ramp-in-shards", {"top_k": 400, "top_p": 0.01, "min_p": 0.96, "temperature": 5.0,
+                            "filter_order": "min_p_last"}, "_by_threshold"),
+    ],
+    ids=["flat-small-p", "hot-top-1", "hot-top-1-ties", "hot-joint", "flat-min-p", "flat-in-top-k",
+         "ties-of-top-p", "ties-in-top-k", "min-p-last", "min-p-last-in-top-k"],
+)  # fmt: skip
+def test_the_second_round_decides_what_the_first_cannot(kind, changes, second):
+    params = [SamplingParams(seed=seed, **changes) for seed in range(40)]
+    rows = Rows([KINDS[kind]], params)
+    expected = rows.oracle().token_ids
+    for token_ids, taken in run_ranks(3, _sample_counting, rows):
+        assert torch.equal(token_ids, expected)
+        assert taken["_by_rejection"] == 40 and taken[second] > 30, taken
+
+
+@pytest.mark.parametrize(
+    ("changes", "ways"),
+    [
+        ({"top_p": 0.9}, (Way.REJECTION, Way.THRESHOLD)),
+        ({"min_p": 0.1}, (Way.REJECTION, Way.THRESHOLD)),
+        ({"top_k": 256}, (Way.REJECTION, Way.TOP_WORDS)),
+        ({"top_k": 257}, (Way.REJECTION, Way.THRESHOLD)),
+        ({"top_k": 20, "ties": "keep"}, (Way.REJECTION, Way.THRESHOLD)),
+        ({"top_k": 20, "top_p": 0.9}, (Way.TOP_WORDS, Way.TOP_WORDS)),
+        ({"top_k": 257, "top_p": 0.9}, (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)),
+        ({"top_k": 20, "top_p": 0.9, "ties": "keep"}, (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)),
+        ({"top_k": 20, "top_p": 0.9, "filter_order": "joint"}, (Way.REJECTION, Way.THRESHOLD)),
+        ({"top_k": 20, "top_p": 0.9, "filter_order": "min_p_last"}, (Way.TOP_WORDS, Way.TOP_WORDS)),
+        (
+            {"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last"},
+            (Way.REJECTION, Way.THRESHOLD),
+        ),
+        (
+            {"top_k": 257, "top_p": 0.9, "filter_order": "min_p_last"},
+            (Way.REJECTION_IN_TOP_K, Way.THRESHOLD),
+        ),
+        ({"top_p": 0.9, "ties": "keep"}, (Way.REJECTION, Way.THRESHOLD)),
+    ],
+)
+def test_the_way_of_a_request(changes, ways):
+    planned = Rows([KINDS["normal"]], [SamplingParams(seed=1, **changes)]).batch.plan.filters
+    assert (planned.first_way, planned.second_way) == ([ways[0]], [ways[1]])
+
+
+def _boundary_rows() -> Rows:
+    """top_p within one unit of the mass before a token, on either side, sequential and joint."""
+    logits = KINDS["normal"].clone()
+    order = logits.argsort(descending=True, stable=True)
+    mass = masses(logits[order].double() - logits[order[0]].double())
+    params = []
+    for place in (1, 2, 7, 40, 300):
+        before, total = int(mass[:place].sum()), int(mass.sum())
+        for units in (-0.5, 0.5):
+            for filter_order in ("sequential", "joint"):
+                top_p = (before + units) / total
+                params.append(SamplingParams(top_p=top_p, filter_order=filter_order, seed=place))
+    return Rows([logits], params)
+
+
+def test_a_boundary_within_one_unit_is_told_apart():
+    rows = _boundary_rows()
+    kept = rows.kept_mask().sum(dim=1).tolist()
+    assert kept == [n for place in (1, 2, 7, 40, 300) for n in (place, place, place + 1, place + 1)]
+
+
+def _draw_from_four(rows: Rows) -> torch.Tensor:
+    sampler = LMHeadSampler(**rows.head(_own_shard(V, even=False)))
+    return sampler(rows.hidden_states, rows.batch, rows.positions).token_ids
+
+
+def test_mass_before_equal_to_the_limit_is_too_much():
+    """Four equal tokens in three shards: top_p = n / 4 draws from exactly the first n."""
+    ids, bias = [3, 140, 700, 1190], torch.full((V,), -math.inf)
+    bias[ids] = 1.0
+    order = ("sequential", "joint")
+    params = [
+        SamplingParams(top_p=n / 4, filter_order=order[seed % 2], seed=seed)
+        for n in (1, 2, 3)
+        for seed in range(60)
+    ]
+    rows = Rows([torch.zeros(V)], params, bias=bias)
+    for token_ids in run_ranks(3, _draw_from_four, rows):
+        drawn = [set(part.tolist()) for part in token_ids.split(60)]
+        assert drawn == [set(ids[:1]), set(ids[:2]), set(ids[:3])]
+
+
+def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
+    """The last kept token's word by the threshold, for several tile sizes of the arithmetic."""
+    shard, batch = _own_shard(V, even=False), rows.batch
+    stored = ShardLogits.of(
+        rows.logits[:, shard.start : shard.stop],
+        batch,
+        RowNoise(batch.temperature, batch.seed, rows.positions, 1, 10),
+        first_id=shard.start,
+    )
+    cuts = []
+    for elements in tiles:
+        stored_logits.tile_elements = lambda _, elements=elements: elements
+        top = rows.logits.amax(dim=1)
+        cut = threshold.find_cut(stored, batch.plan.filters, top, ranks_of(None))
+        cuts.append(word.token_of(cut))
+    return cuts
+
+
+@pytest.mark.parametrize("world_size", [1, 3, *long(8)])
+def test_the_boundary_moves_with_neither_ranks_nor_tiles(world_size):
+    rows = _boundary_rows()
+    logits, mask = rows.logits, rows.kept_mask()
+    lowest = logits.where(mask, math.inf).amin(dim=1, keepdim=True)
+    expected = (mask & (logits == lowest)).int().argmax(dim=1)
+    for cuts in run_ranks(world_size, _boundary_cuts, rows, [1, 100 * len(rows.params), 2**20]):
+        assert all(torch.equal(cut, expected) for cut in cuts)
+
+
+def _bytes_and_memory(rows: Rows) -> tuple[int, int]:
+    sampler = LMHeadSampler(**{**rows.head(_own_shard(rows.vocab_size, even=True)), "max_rows": 64})
+    sampler.ranks.bytes_sent = 0
+    with Largest() as largest:
+        sampler(rows.hidden_states, rows.batch, rows.positions)
+    sent = sampler.ranks.bytes_sent + sampler.exchange.bytes_sent(len(rows.params))
+    return sent, largest.elements
+
+
+def test_a_top_p_row_costs_at_most_1600_bytes_at_8_ranks():
+    vocab_size, count = 32768, 16
+    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
+    rows = Rows([logits], [SamplingParams(top_p=0.95, seed=seed) for seed in range(count)])
+    for sent, _ in run_ranks(8, _bytes_and_memory, rows):
+        assert 0 < sent <= 1600 * count
+        assert sent < vocab_size * 7 // 8 * 4 * count / 50, "beside gathered fp32 logits"
+
+
+def test_a_top_p_row_after_a_large_top_k_costs_at_most_6_kb_at_8_ranks():
+    vocab_size, count = 32768, 16
+    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
+    changes = {"top_k": 1000, "top_p": 0.95}
+    rows = Rows([logits], [SamplingParams(seed=seed, **changes) for seed in range(count)])
+    for sent, _ in run_ranks(8, _bytes_and_memory, rows):
+        assert 0 < sent <= 6000 * count
+
+
+@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"top_k": 600, "top_p": 0.9}, {"top_k": 50}])
+def test_no_tensor_has_the_size_of_the_gathered_logits(changes):
+    vocab_size, count, world_size = 32768, 16, 4
+    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
+    rows = Rows([logits], [SamplingParams(seed=seed, **changes) for seed in range(count)])
+    for _, elements in run_ranks(world_size, _bytes_and_memory, rows):
+        assert count * vocab_size / world_size <= elements
+        assert elements <= 1.1 * count * vocab_size / world_size
+
+
+def _sample_special(biases: list[torch.Tensor], params: list[SamplingParams], num_samples: int):
+    outputs = []
+    for bias in biases:
+        rows = Rows([torch.zeros(len(bias))], params, bias=bias)
+        sampler = LMHeadSampler(**rows.head(_own_shard(len(bias), even=False)))
+        out = sampler(rows.hidden_states, rows.batch, rows.positions, num_samples=num_samples)
+        outputs.append((out.token_ids, out.status))
+    return outputs
+
+
+@pytest.mark.parametrize("world_size", [1, 3, *long(8)])
+def test_special_rows_and_several_samples(world_size):
+    """A NaN, nothing left, two forced tokens, one token left: a row each, every filter, 3 draws."""
+    poisoned, empty = torch.zeros(50), torch.full((50,), -math.inf)
+    poisoned[31] = math.nan
+    forced, single = torch.linspace(0, 9, 50), empty.clone()
+    forced[[7, 44]] = math.inf
+    single[49] = -4.0
+    biases = [poisoned, empty, forced, single, torch.linspace(0, 2, 50)]
+    params = [
+        SamplingParams(seed=seed, **changes)
+        for seed in range(2)
+        for changes in (
+            {}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.6},
+            {"top_k": 9, "top_p": 0.6, "ties": "keep"}, {"temperature": 0.0, "top_k": 2},
+        )
+    ]  # fmt: skip
+    expected = [Rows([torch.zeros(50)], params, bias=b).oracle(num_samples=3) for b in biases]
+    statuses = [Status.NAN, Status.EMPTY, Status.OK, Status.OK, Status.OK]
+    for outputs in run_ranks(world_size, _sample_special, biases, params, 3):
+        for (token_ids, status), oracle, its in zip(outputs, expected, statuses, strict=True):
+            assert torch.equal(token_ids, oracle.token_ids)
+            assert torch.equal(status, oracle.status) and (status == its).all()

@@ -1,0 +1,171 @@
+"""Filters and logprobs in a fixed number of rounds: the same tokens, and no look at the device."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support import host_reads
+from tests.support.cases import uneven_shards
+from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
+from tests.support.ranks import run_ranks
+from tpsample import (
+    LMHeadSampler,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    UnsupportedParameter,
+    VocabShard,
+)
+from tpsample.logits import finish as stored_plan
+from tpsample.ranks.ranks import Ranks
+
+KINDS = kinds_of_logits()
+
+
+def _batch(rows: Rows, fixed_rounds: bool) -> SamplingBatch:
+    return SamplingBatch.from_params(
+        rows.params, vocab_size=rows.vocab_size, fixed_rounds=fixed_rounds
+    )
+
+
+def _rows() -> list[Rows]:
+    """Plain, greedy, filtered and asking rows; nothing but filtered rows; masked tokens."""
+    asking = [
+        SamplingParams(seed=i, logprobs=3, logprobs_mode=mode, logprob_token_ids=[7], **changes)
+        for i, (mode, changes) in enumerate(
+            (
+                ("raw_logprobs", {}), ("processed_logprobs", {"top_p": 0.7}),
+                ("processed_logits", {"top_k": 300, "top_p": 0.7}), ("raw_logits", {"top_k": 5}),
+                ("processed_logprobs", {"temperature": 0.0}),
+            )
+        )
+    ]  # fmt: skip
+    mixed = [
+        SamplingParams(seed=1),
+        SamplingParams(temperature=0.0, seed=2),
+        *grid()[::61],
+        *asking,
+    ]
+    return [
+        Rows([KINDS["zipf"], KINDS["two-valued"]], mixed),
+        Rows([KINDS["ramp-in-shards"]], grid()[3::41]),
+        Rows([KINDS["normal"]], asking[1:4], bias=masked(30, 1100)),
+    ]
+
+
+def _sample(cases: list[Rows], num_samples: int | None) -> list[SampleOutput]:
+    outputs = []
+    for rows in cases:
+        shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
+        sampler = LMHeadSampler(**rows.head(shard), chunks=2)
+        batch = _batch(rows, True)
+        host_reads.compare_no_steps(sampler)
+        with host_reads.refused():
+            outputs.append(
+                sampler(rows.hidden_states, batch, rows.positions, num_samples=num_samples)
+            )
+    return outputs
+
+
+@pytest.mark.parametrize(("world_size", "num_samples"), [(1, None), (3, 2)])
+def test_tokens_and_logprobs_are_the_oracles_without_a_host_read(world_size, num_samples):
+    cases = _rows()
+    expected = [rows.oracle(num_samples) for rows in cases]
+    for outputs in run_ranks(world_size, _sample, cases, num_samples):
+        for out, oracle in zip(outputs, expected, strict=True):
+            assert torch.equal(out.token_ids, oracle.token_ids)
+            assert torch.equal(out.status, oracle.status)
+            if oracle.logprobs is None:
+                assert out.logprobs is None
+                continue
+            assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)
+            assert torch.equal(out.logprobs.ranks, oracle.logprobs.ranks)
+            assert torch.equal(out.logprobs.values.isnan(), oracle.logprobs.values.isnan())
+
+
+def _sent(rows: list[Rows]) -> list[int]:
+    """Bytes of a step per case, as this rank counts them."""
+    sent = []
+    for case in rows:
+        shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
+        sampler = LMHeadSampler(**case.head(shard))
+        sampler(case.hidden_states, _batch(case, True), case.positions)
+        sent.append(sampler.ranks.bytes_sent)
+    return sent
+
+
+def test_the_rounds_do_not_depend_on_the_logits():
+    """Twelve rows that one rejection would decide, and twelve that it would not."""
+    easy = Rows([KINDS["spike"]], [SamplingParams(top_p=0.99, seed=s) for s in range(12)])
+    hard = Rows([KINDS["all-equal"]], [SamplingParams(top_p=1e-6, seed=s) for s in range(12)])
+    for easy_bytes, hard_bytes in run_ranks(2, _sent, [easy, hard]):
+        assert easy_bytes == hard_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "exchanges"),
+    [
+        ({"top_p": 0.9}, 12),
+        ({"top_k": 9}, 11),
+        ({"min_p": 0.1}, 2),
+        ({"top_p": 0.9, "top_k": 9}, 21),
+        ({"top_p": 0.9, "min_p": 0.1}, 12),
+        ({"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}, 12),
+        ({"top_p": 0.9, "top_k": 9, "min_p": 0.1, "filter_order": "min_p_last"}, 21),
+    ],
+)
+def test_a_search_that_no_request_needs_is_left_out(monkeypatch, changes, exchanges):
+    """The words of the ranks beside them."""
+    taken = []
+    for name in ("gather_integers", "sum_integers"):
+        function = getattr(Ranks, name)
+        monkeypatch.setattr(
+            Ranks, name, lambda *a, function=function: taken.append(a) or function(*a)
+        )
+    rows = Rows([KINDS["normal"]], [SamplingParams(seed=seed, **changes) for seed in range(20)])
+    out = _sampler(rows)(rows.hidden_states, _batch(rows, True), rows.positions)
+    assert torch.equal(out.token_ids, rows.oracle().token_ids)
+    assert len(taken) == exchanges
+
+
+def _sampler(rows: Rows) -> LMHeadSampler:
+    return LMHeadSampler(**rows.head(VocabShard(0, V)))
+
+
+def test_without_it_the_host_reads():
+    """The check above would see it."""
+    rows = _rows()[1]
+    with host_reads.refused(), pytest.raises(host_reads.HostRead):
+        _sampler(rows)(rows.hidden_states, _batch(rows, False), rows.positions)
+
+
+def test_a_plain_step_needs_no_flag():
+    rows = Rows([KINDS["zipf"]], [SamplingParams(seed=1), SamplingParams(temperature=0.0, seed=2)])
+    sampler, batch = _sampler(rows), _batch(rows, False)
+    with host_reads.refused():
+        out = sampler(rows.hidden_states, batch, rows.positions)
+    assert torch.equal(out.token_ids, rows.oracle().token_ids)
+
+
+def test_a_captured_step_takes_fixed_rounds_by_itself(monkeypatch):
+    rows = _rows()[0]
+    sampler, batch = _sampler(rows), _batch(rows, False)
+    monkeypatch.setattr(stored_plan, "capturing", lambda device: True)
+    with host_reads.refused():
+        out = sampler(rows.hidden_states, batch, rows.positions)
+    assert torch.equal(out.token_ids, rows.oracle().token_ids)
+
+    kept = SamplingBatch.from_params(rows.params, vocab_size=V, kept_cap=4)
+    with pytest.raises(UnsupportedParameter, match="kept_cap: not in a captured graph"):
+        sampler(rows.hidden_states, kept, rows.positions)
+
+
+def test_one_request_for_all_rows_keeps_the_flag():
+    request = SamplingParams(seed=3, top_p=0.6)
+    batch = SamplingBatch.from_params(request, vocab_size=V, fixed_rounds=True).for_rows(4)
+    assert batch.plan.fixed_rounds
+
+
+def test_kept_sets_are_not_for_fixed_rounds():
+    with pytest.raises(UnsupportedParameter, match="kept_cap: not with fixed_rounds"):
+        SamplingBatch.from_params(SamplingParams(), vocab_size=V, kept_cap=4, fixed_rounds=True)

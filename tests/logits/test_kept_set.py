@@ -1,0 +1,269 @@
+"""The kept set by its definition: other views of the same rules, and other engines' answers."""
+
+import decimal
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
+from tpsample import SamplingBatch, SamplingParams, Status, reference
+from tpsample.core import word
+from tpsample.core.order import TOP_MASS, below_top, candidates, masses, min_p_cut
+from tpsample.core.row_noise import RowNoise
+from tpsample.logits.cut import find_cut
+from tpsample.logits.filters import sample_filtered
+from tpsample.logits.shard_logits import ShardLogits
+from tpsample.ranks.ranks import Ranks
+
+KINDS = kinds_of_logits()
+INF, NAN = math.inf, math.nan
+
+
+def test_masses_are_the_rounded_exponentials():
+    below = torch.cat([-torch.linspace(0, 30, 4001).double(), torch.tensor([-1e-12, -60, -INF])])
+    with decimal.localcontext(prec=50):
+        exact = [decimal.Decimal(y).exp() * TOP_MASS for y in below.tolist()]
+        errors = [abs(q - e) for q, e in zip(masses(below).tolist(), exact, strict=True)]
+    assert max(errors) < 0.501
+    assert masses(torch.zeros(1, dtype=torch.float64)).item() == TOP_MASS
+
+
+def test_masses_do_not_depend_on_the_place_in_a_tensor():
+    below = -torch.rand(1001, generator=torch.Generator().manual_seed(1)).double() * 20
+    whole = masses(below)
+    for start, stop, step in ((0, 1, 1), (3, 1001, 1), (5, 900, 7)):
+        assert torch.equal(masses(below[start:stop:step]), whole[start:stop:step])
+
+
+def _kept_by_hand(logits: list[float], params: SamplingParams) -> set[int]:
+    """The rules again, one after the other as the request orders them, in Python numbers."""
+    order = sorted((i for i, x in enumerate(logits) if x > -INF), key=lambda i: (-logits[i], i))
+    if params.greedy or not order:
+        return set(order)
+    temperature = torch.tensor(params.temperature).item()
+    below = {i: (logits[i] - logits[order[0]]) / temperature for i in order}
+    mass = {i: round(TOP_MASS * math.exp(below[i])) for i in order}
+
+    def first(ids: list[int], count: int) -> list[int]:
+        last = logits[ids[count - 1]]
+        ties = [i for i in ids[count:] if params.ties == "keep" and logits[i] == last]
+        return ids[:count] + ties
+
+    def min_p(ids: list[int]) -> list[int]:
+        return [i for i in ids if params.min_p == 0 or below[i] >= math.log(params.min_p)]
+
+    def top_k(ids: list[int]) -> list[int]:
+        return first(ids, params.top_k) if 0 < params.top_k < len(ids) else ids
+
+    def top_p(ids: list[int]) -> list[int]:
+        if params.top_p == 1:
+            return ids
+        befores = itertools.accumulate((mass[i] for i in ids), initial=0)
+        limit = params.top_p * sum(mass[i] for i in ids)
+        return first(ids, sum(before < limit for before in list(befores)[:-1]))
+
+    if params.filter_order == "joint":
+        left = min_p(order)
+        return set(top_k(left)) & set(top_p(left))
+    rules = (min_p, top_k, top_p) if params.filter_order == "sequential" else (top_k, top_p, min_p)
+    for rule in rules:
+        order = rule(order)
+    return set(order)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kept_set_by_hand(name):
+    params = [replace(p, ties=ties) for p in grid()[::5] for ties in ("exact", "keep")]
+    rows = Rows([KINDS[name]], params)
+    mask = reference.kept_mask(rows.logits, rows.batch)
+    logits = KINDS[name].tolist()
+    for row, params in enumerate(rows.params):
+        assert set(mask[row].nonzero().flatten().tolist()) == _kept_by_hand(logits, params), params
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 77.0])
+@pytest.mark.parametrize("top", [-3e38, -2.0, 0.0, 1e-3, 50.0, 1e4, 3e38, INF])
+def test_the_cut_of_min_p_is_where_its_rule_ends(top, temperature):
+    """Of all fp32 numbers: what is kept ends between two neighbours."""
+    rates = [1.0, 0.5, 0.05, 1e-9, 1e-300, 0.0]
+    tops, temperatures = torch.full((6,), top), torch.full((6,), temperature)
+    log_min_p = torch.tensor([math.log(p) if p else -INF for p in rates], dtype=torch.float64)
+    cut = min_p_cut(tops, temperatures, log_min_p)
+    assert (cut & word.TOKEN_MASK == 0).all()
+    for words, expected in ((cut, True), (cut - 1, False)):
+        below = below_top(word.value_of(words), tops, temperatures)
+        assert (candidates(words, below, log_min_p) == expected).all()
+    assert (word.value_of(cut) <= tops).all() and word.value_of(cut)[0] == top
+    assert word.key_of(cut)[-1] == word.KEY_MINUS_INF + 1
+
+
+def test_min_p_keeps_nothing_of_a_row_without_a_number():
+    tops, ones = torch.tensor([NAN, -INF]), torch.ones(2)
+    assert (min_p_cut(tops, ones, torch.full((2,), -INF)) == 1 << word.EPOCH_SHIFT).all()
+
+
+def test_a_masked_token_is_never_kept():
+    rows = Rows([KINDS["normal"]], grid()[::5], bias=masked(100, 1190))
+    mask = reference.kept_mask(rows.logits, rows.batch)
+    assert not mask[:, 100:1190].any() and mask.any(dim=1).all()
+
+
+def _stored(rows: Rows) -> tuple[ShardLogits, SamplingBatch]:
+    batch = rows.batch
+    view = batch.view(batch.rows)
+    row_noise = RowNoise(view.temperature, view.seed, rows.positions, 1, 10)
+    return ShardLogits.of(rows.logits[batch.plan.stored], view, row_noise), batch
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sampling_by_an_explicit_threshold_is_the_same(name):
+    rows = Rows([KINDS[name]], grid())
+    stored, batch = _stored(rows)
+    filtered = batch.plan.filters.rows
+    top = stored.logits.amax(dim=1)
+    cut = find_cut(stored, batch.plan.filters, top, Ranks())
+
+    mask = reference.kept_mask(rows.logits, batch)[filtered]
+    order = word.pack(stored.logits, torch.arange(V))
+    assert torch.equal(order >= cut.unsqueeze(1), mask)
+    below = below_top(stored.logits, top.unsqueeze(1), stored.temperature.unsqueeze(1))
+    mass = stored.mass_from(cut, top)[:, 0]
+    assert torch.equal((masses(below) * mask).sum(dim=1), mass)
+    token_ids, _ = word.decode(stored.best_kept(cut).squeeze(1))
+    expected = reference.sample(rows.logits, batch, rows.positions).token_ids[filtered]
+    assert torch.equal(token_ids, expected)
+
+
+def test_a_kept_winner_of_the_plain_draw_stays_the_winner():
+    rows = Rows([KINDS["normal"]], grid())
+    free = [SamplingParams(temperature=p.temperature, seed=p.seed) for p in rows.params]
+    plain = Rows([KINDS["normal"]], free)
+    drawn = reference.sample(plain.logits, plain.batch, plain.positions).token_ids
+    filtered = reference.sample(rows.logits, rows.batch, rows.positions).token_ids
+    stays = reference.kept_mask(rows.logits, rows.batch).gather(1, drawn.unsqueeze(1)).squeeze(1)
+    assert 50 < stays.sum() < len(stays) - 50
+    assert torch.equal(filtered[stays], drawn[stays])
+
+
+# (probabilities, request, ids that are kept). Where a rule of ours parts from an engine's, the
+# entry says whose answer would be another.
+LADDER = [0.5, 0.25, 0.125, 0.0625, 0.0625]
+TIED = [0.4, 0.2, 0.1, 0.2, 0.1]
+GOLDEN = {
+    # transformers, TopPLogitsWarper and MinPLogitsWarper tests, top_p off the rounding edge
+    "hf-top-p-a": ([0.3, 0.1, 0.1, 0.5], {"top_p": 0.79}, {0, 3}),
+    "hf-top-p-b": ([0.15, 0.3, 0.3, 0.25], {"top_p": 0.79}, {1, 2, 3}),
+    "hf-min-p-a": ([0.9, 0.0274, 0.047, 0.0274], {"min_p": 0.1}, {0}),
+    "hf-min-p-b": ([0.15, 0.3, 0.3, 0.25], {"min_p": 0.1}, {0, 1, 2, 3}),
+    "crossing-token-stays": (LADDER, {"top_p": 0.6}, {0, 1}),
+    "mass-before-equal-to-p-goes": (LADDER, {"top_p": 0.5}, {0}),
+    "at-least-one": (LADDER, {"top_p": 1e-9}, {0}),
+    "min-p-is-inclusive": (LADDER, {"min_p": 1.0}, {0}),
+    "sequential": (LADDER, {"top_k": 2, "top_p": 0.7}, {0, 1}),
+    # vLLM, HF: 0.5 / 0.75 is under 0.7; SGLang's joint top_p: 0.5 is not under 0.5
+    "sequential-renormalises": (LADDER, {"top_k": 2, "top_p": 0.5}, {0}),
+    "joint-does-not": ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.5, "filter_order": "joint"},
+                      {0, 1}),
+    "sequential-does": ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.5}, {0}),
+    # vLLM's PyTorch path, TensorRT-LLM, FlashInfer, HF keep all ties of the k-th
+    "top-k-exact": ([0.4, 0.2, 0.2, 0.2], {"top_k": 2}, {0, 1}),
+    "top-k-keeps-ties": ([0.4, 0.2, 0.2, 0.2], {"top_k": 2, "ties": "keep"}, {0, 1, 2, 3}),
+    # FlashInfer and gemma keep all ties of the last token of top_p
+    "top-p-cuts-ties": ([0.25] * 4, {"top_p": 0.5}, {0, 1}),
+    "top-p-keeps-ties": ([0.25] * 4, {"top_p": 0.5, "ties": "keep"}, {0, 1, 2, 3}),
+    "top-p-keeps-ties-of-its-last": (TIED, {"top_p": 0.5, "ties": "keep"}, {0, 1, 3}),
+    "no-tie-beyond-the-first": (TIED, {"top_p": 0.4, "ties": "keep"}, {0}),
+    # The mass of what top_k keeps with its ties is 0.8: half of it, and three quarters
+    "top-k-ties-are-of-the-mass": (TIED, {"top_k": 2, "top_p": 0.5, "ties": "keep"}, {0}),
+    "ties-of-both": (TIED, {"top_k": 2, "top_p": 0.75, "ties": "keep"}, {0, 1, 3}),
+    "joint-keeps-ties":
+        (TIED, {"top_k": 2, "top_p": 0.5, "ties": "keep", "filter_order": "joint"}, {0, 1, 3}),
+    # SGLang, HF, llama.cpp take min_p last
+    "min-p-before-top-p": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.7}, {0, 1}),
+    "min-p-shrinks-the-mass": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.62}, {0}),
+    "min-p-last-does-not":
+        ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.62, "filter_order": "min_p_last"}, {0, 1}),
+    "min-p-last-cuts": (LADDER, {"min_p": 0.3, "top_p": 0.8, "filter_order": "min_p_last"}, {0, 1}),
+    # Before id 1 stands 0.4: more than 0.45 of the 0.8 that top_k leaves, less than 0.45 of all
+    "min-p-last-after-top-k":
+        (TIED, {"top_k": 3, "min_p": 0.4, "top_p": 0.45, "filter_order": "min_p_last"}, {0}),
+    "min-p-last-of-all":
+        (TIED, {"min_p": 0.4, "top_p": 0.45, "filter_order": "min_p_last"}, {0, 1}),
+    "min-p-last-keeps-ties":
+        (TIED, {"top_k": 3, "min_p": 0.4, "top_p": 0.51, "ties": "keep",
+                "filter_order": "min_p_last"}, {0, 1, 3}),
+    "top-k-off": (LADDER, {"top_k": -1}, {0, 1, 2, 3, 4}),
+    "top-k-beyond": (LADDER, {"top_k": 99}, {0, 1, 2, 3, 4}),
+    # vLLM forces the filters of a greedy request off as well
+    "greedy": (LADDER, {"top_k": 1, "top_p": 0.1, "temperature": 0.0}, {0, 1, 2, 3, 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name):
+    probabilities, changes, expected = GOLDEN[name]
+    logits = torch.tensor([probabilities]).log()
+    params = SamplingParams(seed=0, **changes)
+    batch = SamplingBatch.from_params([params], vocab_size=logits.shape[1])
+    assert set(reference.kept_mask(logits, batch)[0].nonzero().flatten().tolist()) == expected
+
+
+def test_the_largest_vocabulary_has_room_for_its_masses():
+    vocab_size = word.MAX_VOCAB_SIZE
+    batch = SamplingBatch.from_params([SamplingParams(top_p=0.75)], vocab_size=vocab_size)
+    kept = reference.kept_mask(torch.full((1, vocab_size), 2.5), batch)[0]
+    assert kept[: vocab_size * 3 // 4].all() and not kept[vocab_size * 3 // 4 :].any()
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.9}, {}])
+@pytest.mark.parametrize(
+    ("logits", "kept", "token", "status"),
+    [
+        ([0.0, NAN, 3.0, 3.0], [], -1, Status.NAN),
+        ([-INF, -INF, -INF, -INF], [], -1, Status.EMPTY),
+        ([-INF, -2e38, -INF, -INF], [1], 1, Status.OK),
+        ([0.0, INF, 5.0, INF], None, 1, Status.OK),
+    ],
+    ids=["nan", "empty", "one-left", "two-forced"],
+)
+def test_special_rows(logits, kept, token, status, changes):
+    logits = torch.tensor([logits])
+    batch = SamplingBatch.from_params([SamplingParams(seed=5, **changes)], vocab_size=4)
+    out = reference.sample(logits, batch, 0)
+    assert (out.token_ids.item(), out.status.item()) == (token, status)
+    mask = reference.kept_mask(logits, batch)[0]
+    assert mask[1] == (status == Status.OK)
+    assert kept is None or mask.nonzero().flatten().tolist() == kept
+
+
+def test_a_batch_without_filters_has_no_filtered_rows():
+    off = [
+        SamplingParams(),
+        SamplingParams(top_k=V, top_p=1.0),
+        SamplingParams(top_k=-1),
+        SamplingParams(temperature=0, top_k=3, top_p=0.2, min_p=0.1),
+    ]
+    assert SamplingBatch.from_params(off, vocab_size=V).plan.filters is None
+    mixed = SamplingBatch.from_params([*off, SamplingParams(top_k=V - 1)], vocab_size=V)
+    assert mixed.plan.filters.rows.tolist() == [4]
+
+
+def test_filtered_draws_follow_the_renormalised_softmax():
+    logits, draws = KINDS["zipf"], 6000
+    params = SamplingParams(top_k=40, top_p=0.9, min_p=0.01, seed=77)
+    batch = SamplingBatch.from_params([params] * draws, vocab_size=V)
+    row_noise = RowNoise(batch.temperature, batch.seed, torch.arange(draws), 1, 10)
+    stored = ShardLogits.of(logits.expand(draws, -1), batch, row_noise)
+    words = sample_filtered(stored, batch.plan.filters, Ranks())
+    token_ids, _ = word.decode(words.squeeze(1))
+
+    one = SamplingBatch.from_params([params], vocab_size=V)
+    mask = reference.kept_mask(logits.unsqueeze(0), one)[0]
+    observed = torch.bincount(token_ids, minlength=V)
+    expected = torch.softmax(logits.double().where(mask, -INF), 0) * draws
+    assert 5 < mask.sum() <= 40 and observed[~mask].sum() == 0
+    assert stats.chisquare(observed[mask], expected[mask]).pvalue > 1e-4

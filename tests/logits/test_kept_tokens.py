@@ -1,0 +1,160 @@
+"""Captured kept sets on gloo ranks: the oracle's sets, in its order, or an overflow."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import uneven_shards
+from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
+from tests.support.memory import Largest
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import KeptSets, LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams
+from tpsample.core.order import order_words
+
+KINDS = kinds_of_logits()
+SIZES = [[1, 3], *long([1, 2, 8])]
+
+
+def _batch(rows: Rows, cap: int | None) -> SamplingBatch:
+    return SamplingBatch.from_params(rows.params, vocab_size=rows.vocab_size, kept_cap=cap)
+
+
+def _sample(cases: list[Rows], cap: int) -> list[SampleOutput]:
+    outputs = []
+    for rows in cases:
+        shard = uneven_shards(rows.vocab_size, dist.get_world_size())[dist.get_rank()]
+        sampler = LMHeadSampler(**rows.head(shard))
+        outputs.append(sampler(rows.hidden_states, _batch(rows, cap), rows.positions))
+    return outputs
+
+
+def _assert_is_the_oracles(got: KeptSets, rows: Rows, cap: int) -> None:
+    batch = rows.batch
+    temperatures = batch.temperature.tolist()
+    mask, order = rows.kept_mask(), order_words(rows.logits).argsort(dim=1, descending=True)
+    assert got.rows.tolist() == batch.plan.filters.host_rows
+    assert len(got.token_ids) == len(got.log_masses) == got.offsets[-1]
+    for i, row in enumerate(got.rows.tolist()):
+        expected = order[row][mask[row][order[row]]]
+        assert got.sizes[i] == len(expected)
+        assert got.overflow[i].item() == (len(expected) > cap)
+        part = slice(got.offsets[i], got.offsets[i + 1])
+        if len(expected) > cap:
+            assert part.start == part.stop
+            continue
+        assert torch.equal(got.token_ids[part], expected), rows.params[row]
+        exact = (rows.logits[row, expected].double() / temperatures[row]).log_softmax(0)
+        assert torch.allclose(got.log_masses[part], exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("world_sizes", SIZES, ids=str)
+def test_sets_are_the_oracles_and_the_same_everywhere(world_sizes):
+    cap = 60
+    cases = [
+        Rows([KINDS[name] for name in ("zipf", "two-valued", "wide", "spike")], grid()[::23]),
+        Rows([KINDS["normal"]], grid()[2::7], bias=masked(37, 1100)),
+    ]
+    tokens = [rows.oracle().token_ids for rows in cases]
+    first = None
+    for world_size in world_sizes:
+        for outputs in run_ranks(world_size, _sample, cases, cap):
+            first = first or outputs
+            for expected, out, same in zip(tokens, outputs, first, strict=True):
+                assert torch.equal(out.token_ids, expected)
+                for name, value in vars(out.kept).items():
+                    assert torch.equal(value, getattr(same.kept, name)), name
+    for rows, out in zip(cases, first, strict=True):
+        _assert_is_the_oracles(out.kept, rows, cap)
+        assert out.kept.overflow.any() and not out.kept.overflow.all()
+
+
+def test_by_hand():
+    """0.4 and both 0.2 before the mass reaches 0.75; equal ones by id; none of a greedy row."""
+    logits = torch.tensor([math.log(p) for p in (0.1, 0.2, 0.4, 0.2, 0.1)])
+    params = [
+        SamplingParams(temperature=0.0, top_p=0.75),
+        SamplingParams(seed=1, top_p=0.75),
+        SamplingParams(seed=2),
+        SamplingParams(seed=3, top_k=1),
+    ]
+    rows = Rows([logits], params)
+    [[out]] = run_ranks(1, _sample, [rows], 3)
+    assert out.kept.rows.tolist() == [1, 3]
+    assert out.kept.offsets.tolist() == [0, 3, 4]
+    assert out.kept.token_ids.tolist() == [2, 1, 3, 2]
+    assert out.kept.log_masses.exp().tolist() == pytest.approx([0.5, 0.25, 0.25, 1.0])
+    [[out]] = run_ranks(1, _sample, [rows], 2)
+    assert out.kept.offsets.tolist() == [0, 0, 1]
+    assert out.kept.sizes.tolist() == [3, 1] and out.kept.overflow.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_rows_without_a_token_keep_nothing_and_forced_tokens_share(world_size):
+    nan, empty = torch.zeros(50), torch.full((50,), -math.inf)
+    nan[31] = math.nan
+    forced = torch.linspace(0, 9, 50)
+    forced[[7, 44]] = math.inf
+    params = [SamplingParams(seed=1, **c) for c in ({"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.5})]
+    cases = [Rows([torch.zeros(50)], params, bias=bias) for bias in (nan, empty, forced)]
+    for none, nothing, both in run_ranks(world_size, _sample, cases, 4):
+        for out in (none, nothing):
+            assert out.kept.sizes.tolist() == [0, 0, 0] and not out.kept.overflow.any()
+            assert out.kept.offsets.tolist() == [0, 0, 0, 0] and not len(out.kept.token_ids)
+        # top_k = 3 takes a third token, whose mass beside two forced ones is none.
+        assert both.kept.token_ids.tolist()[:2] == [7, 44]
+        assert both.kept.log_masses[:2].exp().tolist() == pytest.approx([0.5, 0.5])
+        mask = cases[2].kept_mask()
+        assert both.kept.sizes.tolist() == mask.sum(dim=1).tolist()
+
+
+def _cost(rows: Rows, cap: int) -> tuple[int, int, KeptSets | None]:
+    """Bytes that the capture adds to a step, the largest tensor, and the sets."""
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    shard = uneven_shards(rows.vocab_size, world_size)[rank]
+    sampler = LMHeadSampler(**{**rows.head(shard), "max_rows": 64})
+    integers, sent = sampler.ranks, []
+    for batch in (_batch(rows, None), _batch(rows, cap)):
+        before = integers.bytes_sent
+        with Largest() as largest:
+            out = sampler(rows.hidden_states, batch, rows.positions)
+        sent.append(integers.bytes_sent - before)
+    return sent[1] - sent[0], largest.elements, out.kept
+
+
+def test_bytes_and_memory_follow_the_sizes_that_fit():
+    vocab_size, count, world_size, cap = 32768, 8, 4, 100
+    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
+    params = [SamplingParams(top_k=k, seed=k) for k in (5, 60, 100, 101, 5000, 7, 8, 9)]
+    rows = Rows([logits], params)
+    shards = uneven_shards(vocab_size, world_size)
+    # The first ids are the likeliest, so the first shard holds all of every set that fits.
+    widest = 100
+    for sent, elements, kept in run_ranks(world_size, _cost, rows, cap):
+        assert kept.overflow.tolist() == [k > cap for k in (5, 60, 100, 101, 5000, 7, 8, 9)]
+        of_words = 8 * (world_size - 1) * (1 + 1 + widest) * count
+        # A radix search by numbers in nine rounds of 64 bins, and the sum of the masses.
+        searches = 9 * 64 * 4 + 8
+        of_searches = 2 * (world_size - 1) * searches * count // world_size
+        assert sent == of_words + of_searches
+        assert elements <= 1.1 * count * max(map(len, shards))
+
+
+def test_no_cap_and_no_filters_report_nothing():
+    rows = Rows([KINDS["normal"]], [SamplingParams(seed=1)] * 2)
+    [[out]] = run_ranks(1, _sample, [rows], 5)
+    assert out.kept is None
+    one = SamplingBatch.from_params(SamplingParams(top_k=2), vocab_size=V, kept_cap=5)
+    sampler = LMHeadSampler(KINDS["normal"].unsqueeze(1), backend="torch")
+    out = sampler(torch.ones(3, 1), one, 0)
+    assert out.kept.sizes.tolist() == [2, 2, 2]
+    silent = SamplingBatch.from_params(SamplingParams(top_k=2), vocab_size=V)
+    assert sampler(torch.ones(3, 1), silent, 1, out=out).kept is None
+
+
+@pytest.mark.parametrize("cap", [0, -1, 2.5, True, "8"])
+def test_a_wrong_cap_is_refused(cap):
+    with pytest.raises(ValueError, match="kept_cap: expected"):
+        SamplingBatch.from_params(SamplingParams(), vocab_size=V, kept_cap=cap)

@@ -1,0 +1,188 @@
+"""Logprobs on gloo ranks: float64 log-softmax, exact ranks, the same bits on every rank."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import uneven_shards
+from tests.support.filtered import Rows, V, kinds_of_logits, masked
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, Status, VocabShard
+
+SIZES = [[1, 3], *long([1, 2, 8])]
+KINDS = kinds_of_logits()
+MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+TOLERANCE = 2e-6
+
+
+def _requests() -> list[SamplingParams]:
+    """Every mode with and without filters, greedy rows, and rows that ask for nothing."""
+    params = [SamplingParams(seed=1), SamplingParams(seed=2, top_p=0.8), SamplingParams(seed=3)]
+    for mode in MODES:
+        for i, changes in enumerate(
+            (
+                {}, {"temperature": 0.5}, {"top_p": 0.7}, {"top_k": 3, "ties": "keep"},
+                {"top_k": 3}, {"temperature": 0.0, "top_k": 4}, {"min_p": 0.3, "temperature": 2.0},
+                {"top_k": 30, "top_p": 0.6, "filter_order": "joint"},
+                {"top_p": 0.6, "min_p": 0.2, "ties": "keep", "filter_order": "min_p_last"},
+            )
+        ):  # fmt: skip
+            chosen = [[5, 1199, 0], None, [701]][i % 3]
+            params.append(
+                SamplingParams(
+                    seed=i, logprobs=(4, 0, 7)[i % 3], logprobs_mode=mode,
+                    logprob_token_ids=chosen, **changes,
+                )
+            )  # fmt: skip
+    return params
+
+
+def _cases() -> list[Rows]:
+    return [
+        Rows([KINDS[name] for name in ("zipf", "two-valued", "all-equal", "wide")], _requests()),
+        Rows([KINDS["normal"]], _requests(), bias=masked(30, 1100)),
+    ]
+
+
+def _own_shard(vocab_size: int) -> VocabShard:
+    return uneven_shards(vocab_size, dist.get_world_size())[dist.get_rank()]
+
+
+def _sample(cases: list[Rows], num_samples: int | None) -> list[Logprobs | None]:
+    found = []
+    for rows in cases:
+        sampler = LMHeadSampler(**rows.head(_own_shard(rows.vocab_size)))
+        out = sampler(rows.hidden_states, rows.batch, rows.positions, num_samples=num_samples)
+        oracle = rows.oracle(num_samples)
+        assert torch.equal(out.token_ids, oracle.token_ids)
+        found.append(out.logprobs)
+    return found
+
+
+@pytest.mark.parametrize("world_sizes", SIZES, ids=str)
+@pytest.mark.parametrize("num_samples", [None, 3])
+def test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere(num_samples, world_sizes):
+    cases = _cases()
+    expected = [rows.oracle(num_samples).logprobs for rows in cases]
+    first = None
+    for world_size in world_sizes:
+        for outputs in run_ranks(world_size, _sample, cases, num_samples):
+            first = first or outputs
+            for got, oracle, same in zip(outputs, expected, first, strict=True):
+                assert torch.equal(got.token_ids, oracle.token_ids)
+                assert torch.equal(got.ranks, oracle.ranks)
+                assert torch.equal(got.values.isnan(), oracle.values.isnan())
+                infinite = oracle.values.isinf()
+                assert torch.equal(got.values[infinite], oracle.values[infinite])
+                finite = oracle.values.isfinite()
+                error = (got.values[finite] - oracle.values[finite]).abs().max()
+                assert finite.any() and error < TOLERANCE
+                assert torch.equal(got.values.nan_to_num(7), same.values.nan_to_num(7))
+                asking = ~oracle.entropies.isnan()
+                assert torch.equal(asking, ~got.entropies.isnan()) and asking.any()
+                error = (got.entropies - oracle.entropies)[asking].abs().max()
+                assert error < TOLERANCE
+                assert torch.equal(got.entropies[asking], same.entropies[asking])
+
+
+def _one(logits: list[float], **changes) -> Any:
+    rows = Rows([torch.tensor(logits)], [SamplingParams(seed=3, **changes)])
+    sampler = LMHeadSampler(**rows.head(VocabShard(0, len(logits))))
+    out = sampler(rows.hidden_states, rows.batch, rows.positions)
+    return out.logprobs
+
+
+def test_the_layout_by_hand():
+    """Sampled token, then the top 3, then the chosen ids; ties by id, their ranks together."""
+    logits = [math.log(p) for p in (0.1, 0.2, 0.4, 0.2, 0.1)]
+    got = _one(logits, temperature=0.0, logprobs=3, logprob_token_ids=[4, 0])
+    assert got.token_ids.tolist() == [[2, 2, 1, 3, 4, 0]]
+    assert got.ranks.tolist() == [[1, 1, 3, 3, 5, 5]]
+    probabilities = [0.4, 0.4, 0.2, 0.2, 0.1, 0.1]
+    assert got.values.exp()[0].tolist() == pytest.approx(probabilities, abs=1e-7)
+    entropy = -sum(p * math.log(p) for p in (0.1, 0.2, 0.4, 0.2, 0.1))
+    assert got.entropies.item() == pytest.approx(entropy, abs=1e-7)
+
+
+def test_processed_modes_see_the_kept_set():
+    logits = [math.log(p) for p in (0.1, 0.2, 0.4, 0.2, 0.1)]
+    changes = {"top_k": 2, "logprobs": 3, "temperature": 0.5}
+    got = _one(logits, logprobs_mode="processed_logprobs", **changes)
+    assert got.token_ids[0, 1:].tolist() == [2, 1, 3]
+    assert got.values.exp()[0, 1:].tolist() == pytest.approx([0.8, 0.2, 0.0], abs=1e-6)
+    assert got.entropies.item() == pytest.approx(-0.8 * math.log(0.8) - 0.2 * math.log(0.2))
+    assert got.ranks[0, 1:].tolist() == [1, 2, 5]
+    got = _one(logits, logprobs_mode="processed_logits", **changes)
+    assert got.values[0, 1:].tolist() == pytest.approx([2 * logits[2], 2 * logits[1], -math.inf])
+
+
+def test_a_rank_counts_no_tie_that_was_cut_away():
+    changes = {"top_k": 3, "logprobs": 6, "logprobs_mode": "processed_logits"}
+    got = _one([3.0, 4.0, 4.0, 5.0, 4.0, 1.0], **changes)
+    assert got.token_ids[0, 1:].tolist() == [3, 1, 2, 4, 0, 5]
+    assert got.ranks[0, 1:].tolist() == [1, 3, 3, 6, 6, 6]
+    got = _one([3.0, 4.0, 4.0, 5.0, 4.0, 1.0], **changes, ties="keep")
+    assert got.ranks[0, 1:].tolist() == [1, 4, 4, 4, 6, 6]
+
+
+def test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_logprobs():
+    """The filtered row comes first among the stored ones."""
+    params = [
+        SamplingParams(seed=1, temperature=0.5, logprobs=2, logprobs_mode="processed_logprobs"),
+        SamplingParams(seed=2, temperature=2.0, top_k=900),
+    ]
+    rows = Rows([KINDS["normal"]], params)
+    out = LMHeadSampler(**rows.head(VocabShard(0, V)))(
+        rows.hidden_states, rows.batch, rows.positions
+    )
+    oracle = rows.oracle()
+    assert torch.equal(out.token_ids, oracle.token_ids)
+    assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)
+    assert (out.logprobs.values - oracle.logprobs.values)[0].abs().max() < TOLERANCE
+
+
+def test_all_of_a_vocabulary():
+    got = _one([0.5, -1.0, 3.0, 0.0], logprobs=-1)
+    assert got.token_ids[0, 1:].tolist() == [2, 0, 3, 1]
+    assert got.values[0, 1:].exp().sum().item() == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("logits", [[0.0, math.nan, 1.0], [-math.inf] * 3])
+def test_a_row_without_a_token_has_no_logprobs(logits):
+    params = [SamplingParams(seed=1, logprobs=2, top_p=top_p) for top_p in (0.5, 1.0)]
+    rows = Rows([torch.zeros(3)], params, bias=torch.tensor(logits))
+    sampler = LMHeadSampler(**rows.head(VocabShard(0, 3)))
+    out = sampler(rows.hidden_states, rows.batch, rows.positions)
+    assert (out.status != Status.OK).all() and (out.logprobs.token_ids == -1).all()
+    assert out.logprobs.values.isnan().all() and (out.logprobs.ranks == 0).all()
+    assert out.logprobs.entropies.isnan().all()
+
+
+def test_a_spike_over_a_long_tail_is_within_tolerance():
+    """Masses round the tail most where one token holds nearly everything."""
+    logits = torch.full((2**17,), -27.4)
+    logits[99] = 0.0
+    rows = Rows([logits], [SamplingParams(seed=0, logprobs=1, logprob_token_ids=[7])])
+    sampler = LMHeadSampler(**rows.head(VocabShard(0, len(logits))))
+    got = sampler(rows.hidden_states, rows.batch, rows.positions).logprobs
+    exact = logits.double().log_softmax(0)[got.token_ids[0]]
+    assert (got.values[0] - exact).abs().max() < TOLERANCE
+
+
+def test_an_output_that_is_used_again_forgets_old_logprobs():
+    sampler = LMHeadSampler(torch.zeros(V, 1), backend="torch")
+    hidden_states = torch.ones(1, 1)
+    asking = SamplingBatch.from_params([SamplingParams(logprobs=1)], vocab_size=V)
+    silent = SamplingBatch.from_params([SamplingParams()], vocab_size=V)
+    out = sampler(hidden_states, asking, 0)
+    assert out.logprobs is not None
+    assert sampler(hidden_states, silent, 1, out=out).logprobs is None
+
+
+def test_a_chosen_id_beyond_the_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="logprob_token_ids"):
+        SamplingBatch.from_params([SamplingParams(logprob_token_ids=[V])], vocab_size=V)

@@ -1,0 +1,306 @@
+"""Ranks that die or stay away: every survivor says who, in time, and no token is half true.
+
+The short matrix is a line through it; `pytest -m long` walks all of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+import types
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tpsample.exchange.inboxes as peer_memory
+from tests.support.cases import Case
+from tests.support.limits import slowness
+from tests.support.ranks import run_ranks
+from tests.support.virtual import assert_all_equal, peer_of
+from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
+from tpsample.exchange.inboxes import SymmetricMemory
+from tpsample.ranks.process import ranks_of
+from tpsample.ranks.roll_call import GRACE_S
+
+PHASES = ("construction", "mid-step", "between steps")
+EXCHANGES = ("collective", "p2p", "peer")
+GROUP_TIMEOUT_S, PEER_TIMEOUT_S = 20.0, 4.0
+VICTIM, LAST_STEP = 1, 2
+"""The victim is killed in or after step 2, counted from 0."""
+
+
+def _die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _make(case: Case, exchange: str, **arguments: Any) -> LMHeadSampler:
+    shard = VocabShard.even(case.vocab_size, dist.get_rank(), dist.get_world_size())
+    sampler = LMHeadSampler(
+        case.weight[shard.start : shard.stop],
+        vocab_size=case.vocab_size,
+        shard=shard,
+        exchange=exchange,
+        chunks=2,
+        backend="triton" if exchange == "peer" else "torch",
+        **arguments,
+    )
+    if exchange == "peer":
+        peer_of(sampler).timeout_s = PEER_TIMEOUT_S * slowness()
+    return sampler
+
+
+def _kill_one(case: Case, exchange: str, phase: str) -> dict[str, Any]:
+    """Steps until one is lost; what this rank returned as OK, and how it learned of the loss."""
+    dying = dist.get_rank() == VICTIM
+    if dying and phase == "construction":
+        # Before the first word of the ranks, or in the middle where there are more.
+        if exchange == "peer":
+            pytest.MonkeyPatch().setattr("tpsample.exchange.peer.peer_memory", _die)
+        else:
+            pytest.MonkeyPatch().setattr("tpsample.sampler.agree", _die)
+    tokens: dict[int, list[int]] = {}
+    began = time.monotonic()
+    try:
+        sampler = _make(case, exchange)
+        for step in range(LAST_STEP + 3):
+            if dying and step == LAST_STEP and phase == "mid-step":
+                sampler.local.best_words = (
+                    _die if exchange == "peer" else _second(sampler.local.best_words)
+                )
+            if dying and step == LAST_STEP and phase == "mid-push":
+                _reach_only_rank_0(sampler)
+            if dying and step == LAST_STEP + 1 and phase == "between steps":
+                _die()
+            began = time.monotonic()
+            out = sampler(case.hidden_states, case.batch, case.positions + step)
+            if (out.status == Status.OK).all():
+                tokens[step] = out.token_ids.tolist()
+            sampler.check()
+    except PeerLost as lost:
+        took = time.monotonic() - began
+        return {"text": str(lost), "ranks": lost.ranks, "at": lost.step, "s": took, "ok": tokens}
+    raise AssertionError("nothing raised")
+
+
+def _second(run: Any) -> Any:
+    """`run`, dying in its second call: the first part of the vocabulary is on its way then."""
+    calls = itertools.count()
+    return lambda *args: _die() if next(calls) else run(*args)
+
+
+def _reach_only_rank_0(sampler: LMHeadSampler) -> None:
+    """Die in the next step when its words are in the inbox of rank 0 and in no other."""
+    memory = peer_of(sampler).memory
+    nowhere, run = torch.zeros_like(memory.own), sampler.local.best_words
+    memory.addresses[1:] = nowhere.data_ptr()
+
+    def push(*arguments: Any) -> None:
+        run(*arguments)
+        _die()
+
+    sampler.local.best_words = push
+
+
+def _check_survivors(world_size: int, exchange: str, phase: str) -> None:
+    case = Case.make(60, 3)
+    reports = run_ranks(
+        world_size,
+        _kill_one,
+        case,
+        exchange,
+        phase,
+        timeout_s=60 + 10 * world_size,
+        group_timeout_s=GROUP_TIMEOUT_S,
+        victim=VICTIM,
+    )
+    alive = [report for rank, report in enumerate(reports) if rank != VICTIM]
+    # An interpreted step itself takes a while, all the more where ranks share two cores.
+    limit_s = PEER_TIMEOUT_S + world_size if exchange == "peer" else GROUP_TIMEOUT_S
+    for report in alive:
+        assert report["ranks"] == (VICTIM,), report
+        assert report["s"] < GRACE_S + slowness() * (limit_s + 1), report
+        for step, token_ids in report["ok"].items():
+            assert token_ids == _oracle(case, step), f"step {step}"
+    assert len({report["text"] for report in alive}) == 1, alive
+    # A step that one survivor has and another lacks is one that all were told to discard.
+    for step in range(LAST_STEP + 3):
+        have = [step in report["ok"] for report in alive]
+        if any(have) and not all(have):
+            assert all(report["at"] is not None and report["at"] <= step for report in alive), alive
+    done = {"construction": 0, "between steps": LAST_STEP + 1}.get(phase, LAST_STEP)
+    told = phase == "mid-push"  # rank 0 alone
+    assert [len(report["ok"]) for report in alive] == [done + told, *[done] * (len(alive) - 1)]
+    assert {report["at"] for report in alive} == {None if phase == "construction" else done}
+
+
+def _oracle(case: Case, step: int) -> list[int]:
+    later = Case(case.hidden_states, case.weight, case.params, case.positions + step)
+    ids: list[int] = later.oracle().token_ids.tolist()
+    return ids
+
+
+SHORT = [
+    (2, "collective", "construction"),
+    (4, "collective", "mid-step"),
+    (3, "p2p", "mid-step"),
+    (2, "p2p", "between steps"),
+    (2, "peer", "construction"),
+    (3, "peer", "mid-push"),
+]
+
+
+@pytest.mark.parametrize(("world_size", "exchange", "phase"), SHORT)
+def test_survivors_of_a_killed_rank_name_it(world_size, exchange, phase):
+    _check_survivors(world_size, exchange, phase)
+
+
+EVERYWHERE = [
+    *itertools.product([2, 4, 8], EXCHANGES, PHASES),
+    (3, "peer", "mid-step"),
+    (4, "peer", "mid-push"),
+    (8, "peer", "mid-push"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("world_size", "exchange", "phase"), EVERYWHERE)
+def test_survivors_of_a_killed_rank_name_it_everywhere(world_size, exchange, phase):
+    _check_survivors(world_size, exchange, phase)
+
+
+def _stay_away(case: Case, exchange: str) -> tuple[str, tuple[int, ...]]:
+    """Rank 1 does not come to a step; then all reset and go on."""
+    sampler = _make(case, exchange)
+    found: tuple[str, tuple[int, ...]] = ("", ())
+    assert_all_equal([sampler(case.hidden_states, case.batch, case.positions)], case.oracle())
+    if dist.get_rank() != 1:
+        with pytest.raises(PeerLost) as lost:
+            sampler(case.hidden_states, case.batch, case.positions)
+            sampler.check()
+        found = str(lost.value), lost.value.ranks
+    sampler.reset()
+    for _ in range(2):
+        assert_all_equal([sampler(case.hidden_states, case.batch, case.positions)], case.oracle())
+    sampler.check()
+    return found
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_rank_that_stays_away_is_named_and_reset_recovers(exchange):
+    found = run_ranks(3, _stay_away, Case.make(60, 3), exchange, group_timeout_s=2)
+    for rank in (0, 2):
+        assert found[rank][1] == (1,)
+        assert "rank 1 did not answer" in found[rank][0]
+
+
+def _reset_alone() -> str:
+    shard = VocabShard.even(20, dist.get_rank(), 2)
+    weight = Case.make(20, 1).weight[shard.start : shard.stop]
+    sampler = LMHeadSampler(weight, exchange="collective", backend="torch")
+    if dist.get_rank() == 1:
+        time.sleep(4 * slowness())
+        return ""
+    with pytest.raises(PeerLost) as lost:
+        sampler.reset()
+    return str(lost.value)
+
+
+def test_a_reset_that_one_rank_does_not_join_ends():
+    assert "reset: rank 1 did not come" in run_ranks(2, _reset_alone, group_timeout_s=1)[0]
+
+
+def _fail_in_a_step(case: Case, exchange: str) -> str:
+    """Rank 1 fails behind the checks, where its peers already wait for it."""
+    sampler = _make(case, exchange)
+
+    def out_of_memory(*_: Any) -> None:
+        raise MemoryError("planted")
+
+    if dist.get_rank() == 1:
+        sampler.local.best_words = out_of_memory
+        with pytest.raises(MemoryError, match="planted"):
+            sampler(case.hidden_states, case.batch, case.positions)
+        with pytest.raises(RankMismatch, match=r"planted; call reset\(\)"):
+            sampler(case.hidden_states, case.batch, case.positions)
+        time.sleep(3 * slowness() + GRACE_S)
+        return ""
+    with pytest.raises(PeerLost) as lost:
+        sampler(case.hidden_states, case.batch, case.positions)
+        sampler.check()
+    return str(lost.value)
+
+
+@pytest.mark.parametrize("exchange", ["collective", "peer"])
+def test_a_rank_that_fails_inside_a_step_says_why(exchange):
+    text = run_ranks(2, _fail_in_a_step, Case.make(60, 3), exchange, group_timeout_s=3)[0]
+    assert "rank 1" in text and "MemoryError: planted" in text
+
+
+def _wait_for_a_gpu() -> tuple[str, str]:
+    """What `check` does on GPUs, with a stand-in for the event that never comes."""
+    ranks = ranks_of(None)
+    if ranks.rank == 1:
+        ranks.roll.say("rank 1: planted", refused=False)
+        time.sleep(1.5 + GRACE_S)
+        ranks.roll.say("rank 1: wrong", refused=True)
+        dist.barrier()
+        return "", ""
+    ranks.roll.wait_until(lambda: True, 0)
+    with pytest.raises(PeerLost) as lost:
+        ranks.roll.wait_until(lambda: False, 0.5)
+    time.sleep(2)
+    with pytest.raises(RankMismatch) as refused:
+        ranks.roll.wait_until(lambda: False, 60)
+    dist.barrier()
+    return str(lost.value), str(refused.value)
+
+
+def test_the_wait_for_a_gpu_ends_and_says_why():
+    lost, refused = run_ranks(2, _wait_for_a_gpu)[0]
+    assert "rank 1 did not answer" in lost and "planted" in lost
+    assert refused == "rank 1: wrong"
+
+
+def _symmetric_memory(fails: str) -> str:
+    """torch symmetric memory with files as a stand-in, failing on rank 1."""
+    ranks, cpu = ranks_of(None), torch.device("cpu")
+    files = peer_memory.SharedFiles(ranks, (2, 4))
+
+    def step(name: str, value: Any) -> Any:
+        if name == fails and dist.get_rank() == 1:
+            raise RuntimeError(f"{name} planted")
+        return value
+
+    # A header of one word; the addresses of the handle are those of the headers.
+    mapped = files.mapped[::-1] if fails == "pairs" and ranks.rank == 1 else files.mapped
+    handle = types.SimpleNamespace(
+        buffer_ptrs=[tensor.data_ptr() - 8 for tensor in files.mapped],
+        get_buffer=lambda rank, *_: mapped[rank],
+    )
+    peer_memory.allocate = lambda *_: step("allocate", files.own)
+    peer_memory.rendezvous = lambda *_: step("rendezvous", handle)
+    torch.cuda.synchronize = lambda *_: None
+    if not fails:
+        memory = SymmetricMemory(ranks, (2, 4), cpu)
+        assert memory.addresses.tolist() == files.addresses.tolist()
+        return f"{memory.own.tolist()}"
+    with pytest.raises(RankMismatch) as error:
+        SymmetricMemory(ranks, (2, 4), cpu)
+    return str(error.value)
+
+
+SYMMETRIC = {
+    "": "[[0, 0, 0, 0], [0, 0, 0, 0]]",
+    "allocate": "rank 1: allocate planted",
+    "rendezvous": "rank 1: rendezvous planted",
+    "pairs": "rank 1: symmetric memory of ranks [0, 1] is not theirs",
+}
+
+
+@pytest.mark.parametrize("fails", SYMMETRIC)
+def test_symmetric_memory_that_fails_on_one_rank_fails_on_all(fails):
+    assert run_ranks(2, _symmetric_memory, fails) == [SYMMETRIC[fails]] * 2

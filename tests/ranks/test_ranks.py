@@ -1,0 +1,36 @@
+"""The exchange of integers: order, exact sums, counted bytes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import run_ranks
+from tpsample import UnsupportedParameter
+from tpsample.ranks.process import ranks_of
+from tpsample.ranks.ranks import Ranks
+
+
+class _RanksWithoutGroup(Ranks):
+    world_size = 2
+
+
+def test_ranks_without_a_process_group_refuse_before_they_send():
+    ranks = _RanksWithoutGroup()
+    with pytest.raises(UnsupportedParameter, match="top_p"):
+        ranks.require_group()
+    Ranks().require_group()
+
+
+def _count_and_sum() -> tuple[list, list, int]:
+    ranks = ranks_of(None)
+    rank = dist.get_rank()
+    own = torch.tensor([[rank, 2**60], [3, -rank]])
+    gathered = ranks.gather_integers(own.T.contiguous().T)
+    return gathered[:, 0].tolist(), ranks.sum_integers(own[:, :1]).tolist(), ranks.bytes_sent
+
+
+def test_the_integer_exchange_gathers_in_rank_order_sums_exactly_and_counts_its_bytes():
+    for gathered, summed, sent in run_ranks(4, _count_and_sum):
+        assert gathered == [[rank, 2**60] for rank in range(4)]
+        assert summed == [[6], [12]]
+        assert sent == 3 * 32 + 2 * 3 * 16 // 4

@@ -1,0 +1,125 @@
+"""Several ranks in one process: they meet in turn, and filters and logprobs work on them."""
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+from tests.support.cases import uneven_shards
+from tests.support.filtered import Rows, V, grid, kinds_of_logits
+from tests.support.tiers import long
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter
+from tpsample.ranks.rendezvous import Rendezvous
+from tpsample.ranks.virtual import VirtualWorld
+
+KINDS = kinds_of_logits()
+
+
+def _sum(meeting: Rendezvous, rank: int, times: int) -> list[int]:
+    sums = []
+    for turn in range(times):
+        sums.append(int(sum(meeting.gather(rank, torch.tensor(10**rank * turn)))))
+    return sums
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+def test_every_rank_gets_what_every_rank_gave(world_size):
+    meeting = Rendezvous()
+    ones = int("1" * world_size)
+    for _ in range(3):
+        results = meeting.run([partial(_sum, meeting, rank, 20) for rank in range(world_size)])
+        assert results == [[ones * turn for turn in range(20)]] * world_size
+    assert not meeting.running
+
+
+def test_never_do_two_run_at_once():
+    meeting, inside, most = Rendezvous(), threading.Semaphore(1), []
+
+    def body(rank: int) -> None:
+        for _ in range(50):
+            most.append(inside.acquire(blocking=False))
+            inside.release()
+            meeting.gather(rank, torch.zeros(()))
+
+    meeting.run([partial(body, rank) for rank in range(4)])
+    assert all(most) and len(most) == 200
+
+
+def test_an_error_on_one_rank_is_raised_and_stops_the_others():
+    meeting = Rendezvous()
+
+    def body(rank: int) -> None:
+        meeting.gather(rank, torch.zeros(()))
+        if rank == 1:
+            raise KeyError("rank 1")
+        meeting.gather(rank, torch.zeros(()))
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="rank 1"):
+            meeting.run([partial(body, rank) for rank in range(3)])
+
+
+@pytest.mark.parametrize("early", [0, 2])
+def test_ranks_that_do_not_meet_equally_often_are_told(early):
+    meeting = Rendezvous()
+
+    def body(rank: int) -> None:
+        for _ in range(1 if rank == early else 2):
+            meeting.gather(rank, torch.zeros(()))
+
+    with pytest.raises(RuntimeError, match="did not make the same calls"):
+        meeting.run([partial(body, rank) for rank in range(3)])
+
+
+def _virtual(rows: Rows, world_size: int, **options) -> tuple[VirtualWorld, list[LMHeadSampler]]:
+    shards = uneven_shards(V, world_size)
+    world = VirtualWorld(shards)
+    samplers = []
+    for shard, ranks in zip(shards, world.ranks, strict=True):
+        head = {**rows.head(shard), "backend": "triton", "exchange": "peer", **options}
+        samplers.append(LMHeadSampler(**head, group=ranks))
+    return world, samplers
+
+
+@pytest.mark.parametrize(("world_size", "num_samples"), [(2, 2), *long((1, None), (5, None))])
+def test_filters_logprobs_and_kept_sets_on_virtual_ranks(world_size, num_samples):
+    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0), *grid()[::73]]
+    params += [SamplingParams(seed=4, top_p=0.7, logprobs=3, logprobs_mode="processed_logprobs")]
+    rows = Rows([KINDS["zipf"]], params)
+    batch = SamplingBatch.from_params(rows.params, vocab_size=V, kept_cap=20)
+    oracle = rows.oracle(num_samples)
+    world, samplers = _virtual(rows, world_size, chunks=2)
+    with torch.inference_mode():
+        outputs = world.step(
+            samplers, rows.hidden_states, batch, rows.positions, num_samples=num_samples
+        )
+    assert len(outputs) == world_size
+    for out in outputs:
+        assert torch.equal(out.token_ids, oracle.token_ids)
+        assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)
+        assert torch.equal(out.logprobs.values.isnan(), oracle.logprobs.values.isnan())
+        error = (out.logprobs.values - oracle.logprobs.values).nan_to_num(0).abs().max()
+        assert error < 2e-6
+        assert torch.equal(out.kept.sizes, rows.kept_mask()[out.kept.rows].sum(dim=1))
+        assert torch.equal(out.kept.token_ids, outputs[0].kept.token_ids)
+
+
+def test_prompt_logprobs_on_virtual_ranks():
+    rows = Rows([KINDS["normal"]], [SamplingParams()] * 6)
+    came = torch.arange(6) * 190
+    world, samplers = _virtual(rows, 3, max_rows=4)
+    found = world.run([partial(s.prompt_logprobs, rows.hidden_states, came) for s in samplers])
+    exact = rows.logits.double().log_softmax(dim=1).gather(1, came.unsqueeze(1))
+    for got in found:
+        assert (got.values - exact).abs().max() < 2e-6
+        assert torch.equal(got.values, found[0].values)
+
+
+def test_a_virtual_rank_alone_refuses_filters_before_it_waits():
+    rows = Rows([KINDS["normal"]], [SamplingParams(seed=1, top_p=0.5)])
+    _, samplers = _virtual(rows, 2)
+    with pytest.raises(UnsupportedParameter, match=r"VirtualWorld\.step or \.run"):
+        samplers[0](rows.hidden_states, rows.batch, rows.positions)
+    with pytest.raises(UnsupportedParameter, match=r"VirtualWorld\.step or \.run"):
+        samplers[0].prompt_logprobs(rows.hidden_states, torch.tensor([3]))

@@ -1,0 +1,354 @@
+"""Penalties and constraints: the definition against plain lists, ranks against the definition."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import uneven_shards
+from tests.support.controls import Conversation, bitmask_of, random_params
+from tests.support.memory import Largest
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, reference
+
+V, D = 331, 8
+
+
+def _conversations(seed: int, rows: int, vocab_size: int = V) -> list[Conversation]:
+    rng = random.Random(seed)
+    return [Conversation.random(rng, vocab_size) for _ in range(rows)]
+
+
+def _batch(talks: list[Conversation], vocab_size: int = V, **kwargs) -> SamplingBatch:
+    return SamplingBatch.from_params(
+        [talk.params for talk in talks],
+        vocab_size=vocab_size,
+        prompt_token_ids=[talk.prompt for talk in talks],
+        output_token_ids=[talk.output for talk in talks],
+        **kwargs,
+    )
+
+
+def _head(seed: int, rows: int, vocab_size: int = V) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden_states = torch.randn(rows, D, generator=generator)
+    return hidden_states, torch.randn(vocab_size, D, generator=generator)
+
+
+def test_the_definition_is_what_lists_say():
+    talks = _conversations(1, 120)
+    logits = 4 * torch.randn(len(talks), V, generator=torch.Generator().manual_seed(2))
+    logits[5, 7], logits[6, 8], logits[7, 9] = torch.nan, torch.inf, -torch.inf
+    expected = torch.stack([talk.processed(row) for talk, row in zip(talks, logits, strict=True)])
+    processed = reference.processed_logits(logits, _batch(talks))
+    assert torch.allclose(processed, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_grammar_and_forced_tokens_are_what_lists_say():
+    talks = _conversations(3, 40)
+    rng = random.Random(4)
+    grammars = [set(rng.sample(range(V), 40)) if row % 2 else None for row in range(40)]
+    forced = [rng.randrange(V) if row % 5 == 0 else -1 for row in range(40)]
+    logits = torch.randn(40, V, generator=torch.Generator().manual_seed(5))
+    batch = _batch(talks)
+    batch.grammar_bitmask = bitmask_of(grammars, V)
+    batch.forced_token_ids = torch.tensor(forced)
+    expected = torch.stack(
+        [
+            talk.processed(row, grammar=grammar, forced=None if f < 0 else f)
+            for talk, row, grammar, f in zip(talks, logits, grammars, forced, strict=True)
+        ]
+    )
+    assert torch.equal(reference.processed_logits(logits, batch), expected)
+    out = reference.sample(logits, batch, 0)
+    wanted = torch.tensor(forced)
+    assert torch.equal(out.token_ids[wanted >= 0], wanted[wanted >= 0])
+    batch.grammar_bitmask = batch.forced_token_ids = None
+    plain = torch.stack([talk.processed(row) for talk, row in zip(talks, logits, strict=True)])
+    assert torch.equal(reference.processed_logits(logits, batch), plain)
+
+
+def _sampler(weight: torch.Tensor, number: int, **kwargs) -> LMHeadSampler:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shard = (
+        VocabShard.even(len(weight), rank, world_size)
+        if number % 2 == 0
+        else uneven_shards(len(weight), world_size)[rank]
+    )
+    return LMHeadSampler(
+        weight[shard.start : shard.stop],
+        vocab_size=len(weight),
+        shard=shard,
+        backend="torch",
+        **kwargs,
+    )
+
+
+def _sample_random_rows(cases: list) -> list[str]:
+    wrong = []
+    for number, (talks, hidden_states, weight, positions, expected, status) in enumerate(cases):
+        exchange = ("collective", "p2p")[number // 2 % 2]
+        sampler = _sampler(
+            weight, number, exchange=exchange, chunks=1 + number % 3, max_rows=len(talks)
+        )
+        batch = _batch(talks, len(weight))
+        out = sampler(hidden_states, batch, positions)
+        bad = (out.token_ids != expected) | (out.status != status)
+        wrong += [f"case {number} row {row}: {talks[row]}" for row in bad.nonzero().flatten()]
+        # History and bias are 4 bytes per row and id of the shard; bits and padding are the rest.
+        state = batch.view(batch.rows).controls.tables.state(sampler.shard)
+        assert state.nbytes() <= 9 * len(talks) * (len(sampler.shard) + 67)
+        sampler.close()
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def random_cases() -> list:
+    """2,400 rows of random combinations of every parameter, with the tokens lists lead to."""
+    cases = []
+    for number, vocab_size in enumerate([331, 331, 97, 1024]):
+        talks = _conversations(100 + number, 600, vocab_size)
+        hidden_states, weight = _head(number, 600, vocab_size)
+        positions = torch.arange(600) * 7
+        logits = reference.logits(hidden_states, weight)
+        out = reference.sample(logits, _batch(talks, vocab_size), positions)
+        cases.append((talks, hidden_states, weight, positions, out.token_ids, out.status))
+    return cases
+
+
+@pytest.mark.parametrize("world_size", [1, 3, *long(2, 4, 8)])
+def test_random_requests_give_the_oracles_tokens(world_size, random_cases):
+    for wrong in run_ranks(world_size, _sample_random_rows, random_cases):
+        assert not wrong, f"{len(wrong)} rows, first: {wrong[0]}"
+
+
+class Engine:
+    """A toy continuous-batching engine: rows join, leave, move and change in mid-generation."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.hidden_of, self.weight = _head(seed, V)
+        self.talks = [Conversation.random(self.rng, V) for _ in range(5)]
+        self.batch = _batch(self.talks, max_rows=8)
+
+    def hidden_states(self) -> torch.Tensor:
+        """Depends on the latest token, as a model's would."""
+        last = [(talk.prompt + talk.output)[-1] if talk.prompt + talk.output else 0
+                for talk in self.talks]  # fmt: skip
+        return self.hidden_of[last]
+
+    def positions(self) -> torch.Tensor:
+        return torch.tensor([len(talk.prompt) + len(talk.output) for talk in self.talks])
+
+    def accept(self, token_ids: torch.Tensor) -> None:
+        self.batch.append(token_ids)
+        for talk, token_id in zip(self.talks, token_ids.tolist(), strict=True):
+            if token_id >= 0:
+                talk.output.append(token_id)
+
+    def change_rows(self) -> None:
+        """One change by chance, to the batch and to the lists."""
+        rng, rows = self.rng, len(self.talks)
+        change = rng.choice(["none", "add", "drop", "permute", "update"])
+        if change == "add" and rows < 8:
+            talk = Conversation.random(rng, V)
+            row = self.batch.add(
+                talk.params, prompt_token_ids=talk.prompt, output_token_ids=talk.output
+            )
+            assert row == rows
+            self.talks.append(talk)
+        elif change == "drop" and rows > 2:
+            gone = rng.sample(range(rows), 2)
+            self.batch.drop(gone)
+            self.talks = [talk for row, talk in enumerate(self.talks) if row not in gone]
+        elif change == "permute":
+            order = rng.sample(range(rows), rows)
+            self.batch.permute(order)
+            self.talks = [self.talks[row] for row in order]
+        elif change == "update":
+            row = rng.randrange(rows)
+            talk = self.talks[row]
+            talk.params = random_params(rng, V)
+            self.batch.update(
+                row, talk.params, prompt_token_ids=talk.prompt, output_token_ids=talk.output
+            )
+
+
+def _generate(steps: int) -> tuple[list, list[str]]:
+    """Tokens of a generation in which rows come and go, and where they leave the definition."""
+    engine = Engine(seed=11)
+    sampler = _sampler(engine.weight, 1, max_rows=8)
+    storage = engine.batch.temperature.data_ptr(), engine.batch.seed.data_ptr()
+    tokens, wrong = [], []
+    for step in range(steps):
+        hidden_states, positions = engine.hidden_states(), engine.positions()
+        out = sampler(hidden_states, engine.batch, positions)
+        # The definition, from a batch built anew from lists.
+        logits = reference.logits(hidden_states, engine.weight)
+        fresh = SamplingBatch.from_params(
+            [talk.params for talk in engine.talks], vocab_size=V,
+            prompt_token_ids=[talk.prompt for talk in engine.talks],
+            output_token_ids=[talk.output for talk in engine.talks],
+        )  # fmt: skip
+        expected = reference.sample(logits, fresh, positions)
+        if not torch.equal(out.token_ids, expected.token_ids):
+            wrong.append(f"step {step}: {out.token_ids}, not {expected.token_ids}")
+        tokens.append(out.token_ids.tolist())
+        engine.accept(out.token_ids)
+        engine.change_rows()
+    assert storage == (engine.batch.temperature.data_ptr(), engine.batch.seed.data_ptr())
+    sampler.close()
+    return tokens, wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 3, *long(2, 4, 8)])
+def test_rows_join_leave_move_and_change_over_64_steps(world_size):
+    for _, wrong in run_ranks(world_size, _generate, 64):
+        assert not wrong, wrong[0]
+
+
+def _largest_tensor(vocab_size: int, rows: int) -> int:
+    """Elements of the largest tensor of building a batch, two steps and an append."""
+    shard = VocabShard.even(vocab_size, dist.get_rank(), dist.get_world_size())
+    rng = random.Random(5)
+    talks = [Conversation.random(rng, vocab_size) for _ in range(rows)]
+    for talk in talks:  # a list of ids is the request's, not state
+        talk.params = replace(talk.params, allowed_token_ids=[1, 2], bad_words=[[2, 1]])
+    weight = torch.zeros(len(shard), 2)
+    sampler = LMHeadSampler(weight, vocab_size=vocab_size, shard=shard, backend="torch")
+    with Largest() as largest:
+        batch = _batch(talks, vocab_size)
+        for _ in range(2):
+            out = sampler(torch.zeros(rows, 2), batch, 0)
+            batch.append(out.token_ids)
+    assert (
+        batch.view(batch.rows).controls.tables.has_penalties
+        and batch.view(batch.rows).controls.tables.has_bias
+    )
+    return largest.elements
+
+
+def test_no_rank_has_a_tensor_over_the_vocabulary():
+    """[rows, V / 4] at most on 4 ranks, and on one rank [rows, V]: the count sees it."""
+    vocab_size, rows = 8192, 48
+    for elements in run_ranks(4, _largest_tensor, vocab_size, rows):
+        assert elements <= 1.1 * rows * vocab_size / 4
+    (alone,) = run_ranks(1, _largest_tensor, vocab_size, rows)
+    assert alone >= rows * vocab_size
+
+
+def test_a_bias_never_revives_a_masked_token():
+    params = SamplingParams(
+        temperature=0, allowed_token_ids=[3, 4], logit_bias={5: 100.0}, bad_words=[[4]]
+    )
+    batch = SamplingBatch.from_params([params], vocab_size=10)
+    logits = torch.zeros(1, 10)
+    assert reference.sample(logits, batch, 0).token_ids.item() == 3
+    logits[0, 3] = -torch.inf
+    out = reference.sample(logits, batch, 0)
+    assert (out.token_ids.item(), out.status.item()) == (-1, Status.EMPTY)
+
+
+def test_an_empty_row_does_not_harm_its_neighbours():
+    hidden_states, weight = _head(0, 3)
+    free = SamplingParams(seed=1)
+    sampler = LMHeadSampler(weight, backend="torch")
+    batch = SamplingBatch.from_params([free, free, free], vocab_size=V)
+    expected = sampler(hidden_states, batch, 0).token_ids
+    grammar = bitmask_of([None, set(), None], V)
+    batch.grammar_bitmask = grammar
+    out = sampler(hidden_states, batch, 0)
+    assert out.status.tolist() == [Status.OK, Status.EMPTY, Status.OK]
+    assert out.token_ids[[0, 2]].equal(expected[[0, 2]]) and out.token_ids[1] == -1
+
+
+def test_ids_a_mask_hides_may_be_nan():
+    """A masked NaN is -inf: only what may be drawn can spoil a row."""
+    logits = torch.zeros(1, 10)
+    logits[0, 9] = torch.nan
+    batch = SamplingBatch.from_params([SamplingParams(allowed_token_ids=[1, 2])], vocab_size=10)
+    assert reference.sample(logits, batch, 0).status.item() == Status.OK
+
+
+def test_min_tokens_counts_appended_tokens():
+    params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[1])
+    batch = SamplingBatch.from_params([params], vocab_size=4)
+    logits = torch.tensor([[0.0, 9.0, 1.0, 0.5]])
+    tokens = []
+    for _ in range(4):
+        token_ids = reference.sample(logits, batch, 0).token_ids
+        tokens.append(token_ids.item())
+        batch.append(token_ids)
+    assert tokens == [2, 2, 1, 1]
+
+
+def test_a_row_without_a_token_is_not_counted():
+    params = SamplingParams(temperature=0, frequency_penalty=1.0, bad_words=[[2, 3]])
+    batch = SamplingBatch.from_params([params, params], vocab_size=4)
+    logits = torch.tensor([[0.0, 0.0, 1.5, 1.0]] * 2)
+    before = reference.processed_logits(logits, batch)
+    batch.append(torch.tensor([-1, 2]))
+    after = reference.processed_logits(logits, batch)
+    assert torch.equal(after[0], before[0])
+    assert after[1].tolist() == [0.0, 0.0, 0.5, -torch.inf]
+
+
+def test_several_tokens_at_once_are_counted_in_order():
+    params = SamplingParams(frequency_penalty=1.0, bad_words=[[5, 6, 7]], min_tokens=3,
+                            stop_token_ids=[1])  # fmt: skip
+    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
+    batch = SamplingBatch.from_params([params] * 2, vocab_size=9)
+    reference.processed_logits(logits, batch)
+    batch.append(torch.tensor([[5, 6, -1], [5, 5, 6]]))
+    fresh = SamplingBatch.from_params(
+        [params] * 2, vocab_size=9, output_token_ids=[[5, 6], [5, 5, 6]]
+    )
+    assert torch.equal(
+        reference.processed_logits(logits, batch), reference.processed_logits(logits, fresh)
+    )
+
+
+def test_drafts_count_cumulatively_and_leave_no_trace():
+    talks = _conversations(21, 30)
+    for talk in talks:
+        talk.output = talk.output or [3]
+    rng = random.Random(22)
+    drafts = [[rng.randrange(6) for _ in range(4)] for _ in talks]
+    logits = torch.randn(30, 5, V, generator=torch.Generator().manual_seed(23))
+    batch = _batch(talks)
+    before = reference.processed_logits(logits[:, 0], batch)
+    drafted = batch.with_drafts(torch.tensor(drafts))
+    processed = reference.processed_logits(logits.flatten(0, 1), drafted).view_as(logits)
+    for row, talk in enumerate(talks):
+        for i in range(5):
+            longer = Conversation(talk.params, talk.prompt, talk.output + drafts[row][:i])
+            assert torch.equal(processed[row, i], longer.processed(logits[row, i])), (row, i)
+    assert torch.equal(reference.processed_logits(logits[:, 0], batch), before)
+
+
+def _logprobs(talks: list, hidden_states: torch.Tensor, weight: torch.Tensor) -> list:
+    sampler = _sampler(weight, 1, max_rows=len(talks))
+    out = sampler(hidden_states, _batch(talks), 0)
+    return [out.token_ids, out.logprobs.token_ids, out.logprobs.values, out.logprobs.ranks]
+
+
+def test_raw_logprobs_are_of_the_logits_before_controls():
+    """And processed ones of those after; both kinds in one batch."""
+    modes = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+    talks = _conversations(31, 24)
+    for row, talk in enumerate(talks):
+        talk.params = replace(talk.params, logprobs=5, logprobs_mode=modes[row % 4])
+    hidden_states, weight = _head(32, 24)
+    logits = reference.logits(hidden_states, weight)
+    expected = reference.sample(logits, _batch(talks), 0)
+    raw = logits.double().log_softmax(dim=1)[::4].topk(5, dim=1).values
+    assert torch.allclose(expected.logprobs.values[::4, 1:], raw, atol=2e-6)
+    assert not torch.equal(reference.processed_logits(logits, _batch(talks))[::4], logits[::4])
+    for ids, listed, values, ranks in run_ranks(3, _logprobs, talks, hidden_states, weight):
+        assert torch.equal(ids, expected.token_ids)
+        assert torch.equal(listed, expected.logprobs.token_ids)
+        assert torch.equal(ranks, expected.logprobs.ranks)
+        assert torch.allclose(values, expected.logprobs.values, atol=2e-6, equal_nan=True)

@@ -1,0 +1,98 @@
+"""Requests and batches: ranges, features that are not there, seeds, row counts."""
+
+import pytest
+import torch
+
+from tpsample import SamplingBatch, SamplingParams, reference
+from tpsample.request.seeds import SeedSource
+
+OUT_OF_RANGE: dict[str, list] = {
+    "temperature": [-0.1, float("nan"), float("inf"), "1", True],
+    "top_k": [-2, 1.5, True],
+    "top_p": [0.0, 1.01, -1],
+    "min_p": [-0.01, 1.5],
+    "seed": [2**64, -(2**63) - 1, 1.0],
+    "repetition_penalty": [0.0, -1.0, float("inf")],
+    "presence_penalty": [2.1, -2.1],
+    "frequency_penalty": [2.1, -2.1],
+    "logit_bias": [{-1: 1.0}, {1: float("nan")}, {"a": 1.0}],
+    "allowed_token_ids": [[], [-1], [1.5]],
+    "bad_words": [[[]], [[-3]]],
+    "min_tokens": [-1, 1.0],
+    "stop_token_ids": [[-1]],
+    "logprobs": [-2, 1.5],
+    "logprob_token_ids": [[-1]],
+    "logprobs_mode": ["raw"],
+    "ties": ["all"],
+    "filter_order": ["top_p_first"],
+    "repetition_scope": ["prompt"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in OUT_OF_RANGE.items() for value in values]
+)
+def test_out_of_range_names_the_field(name, value):
+    with pytest.raises((TypeError, ValueError), match=name):
+        SamplingParams(**{name: value})
+
+
+def test_every_field_has_a_range_test():
+    assert set(OUT_OF_RANGE) == set(SamplingParams.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("off", [{"top_k": -1}, {"top_k": 0}, {"logit_bias": {}}, {"top_p": 1.0}])
+def test_switched_off_is_supported(off):
+    SamplingBatch.from_params(SamplingParams(**off), vocab_size=10)
+
+
+def test_rows_become_tensors():
+    batch = SamplingBatch.from_params(
+        [SamplingParams(temperature=0.5, seed=2**64 - 1), SamplingParams(temperature=0, seed=3)],
+        vocab_size=10,
+    )
+    assert batch.rows == 2
+    assert batch.temperature.tolist() == [0.5, 0.0]
+    assert batch.seed.tolist() == [-1, 3]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"prompt_token_ids": [[1], [2]]}, "prompt_token_ids"),
+        ({"output_token_ids": [[10]]}, "output_token_ids"),
+        ({"output_token_ids": [[-1]]}, "output_token_ids"),
+    ],
+)
+def test_token_lists_are_checked(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        SamplingBatch.from_params([SamplingParams()], vocab_size=10, **kwargs)
+
+
+def test_not_params():
+    with pytest.raises(TypeError, match=r"params\[1\]"):
+        SamplingBatch.from_params([SamplingParams(), {"temperature": 1}], vocab_size=10)
+
+
+def test_a_list_of_another_length_is_refused():
+    batch = SamplingBatch.from_params([SamplingParams()] * 2, vocab_size=10)
+    with pytest.raises(ValueError, match="3 rows"):
+        reference.sample(torch.zeros(3, 10), batch, 0)
+
+
+def test_one_request_for_all_rows_draws_a_seed_per_row():
+    batch = SamplingBatch.from_params(SamplingParams(), vocab_size=4096)
+    out = reference.sample(torch.zeros(8, 4096), batch, 0)
+    assert len(set(out.seeds.tolist())) == 8
+    assert len(set(out.token_ids.tolist())) > 1
+    again = reference.sample(torch.zeros(8, 4096), batch, 0)
+    assert torch.equal(out.seeds, again.seeds) and torch.equal(out.token_ids, again.token_ids)
+
+
+def test_seeds_of_one_root_repeat_and_of_two_roots_differ():
+    first, again, other = SeedSource(5), SeedSource(5), SeedSource(6)
+    drawn = first.draw(100).tolist()
+    assert drawn == again.draw(60).tolist() + again.draw(40).tolist()
+    assert len(set(drawn) | set(other.draw(100).tolist())) == 200
+    assert max(drawn) >= 2**62
+    assert all(0 <= seed < 2**63 for seed in drawn)

@@ -1,0 +1,130 @@
+"""Random steps of mixed rows against the oracle that shares no code with the library.
+
+`pytest -m long` compares fifty thousand rows and more; each test prints what it compared.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.mixtures import Story, one_request_for_all
+from tests.support.random_batches import THEMES, ModelHead, OneRank, Tally, VirtualRanks
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+
+EXCHANGES = ("collective", "p2p", "two_level")
+STEPS = 12
+
+
+def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
+    """Stories until a rank has compared `num_rows` rows; every step is compared by one in turn."""
+    rank, world_size = 0, 1
+    if dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    socket.gethostname = lambda: "ab"[rank % 2]
+    tally, rows, seed = Tally(), 0, first_seed
+    while rows < num_rows * world_size:
+        pick, name = random.Random(seed), f"seed {seed}, {world_size} ranks"
+        theme = THEMES[pick.choice(list(THEMES))]
+        head = ModelHead.make(pick, world_size, exact=False, most=theme.most_ids)
+        options = {
+            "backend": "torch",
+            "exchange": pick.choice(EXCHANGES) if world_size > 1 else "auto",
+            "chunks": pick.choice([1, 1, 2, 5]),
+            "philox_rounds": pick.choice([10, 10, 7]),
+            "max_rows": 4 * max_rows,
+        }
+        ranks = OneRank(rank, head, pick, **options)
+        story = Story(
+            pick,
+            head,
+            ranks,
+            theme,
+            max_rows=max_rows,
+            rounds=options["philox_rounds"],
+            name=f"{name}, {options['exchange']}",
+            judge=lambda number: number % world_size == rank,
+        )
+        tally += story.run(STEPS)
+        if options["philox_rounds"] == 10:
+            tally += one_request_for_all(pick, head, ranks, name)
+        ranks.close()
+        rows, seed = rows + story.taken, seed + 1
+    return tally
+
+
+def _through_the_kernels(first_seed: int, num_rows: int) -> Tally:
+    """The kernels and `peer`, several ranks in this process, in the interpreter."""
+    tally, seed = Tally(), first_seed
+    while tally.rows < num_rows:
+        pick = random.Random(seed)
+        world_size, rounds = pick.choice([1, 2, 3, 5]), pick.choice([10, 7])
+        name = f"seed {seed}, {world_size} virtual ranks"
+        theme = THEMES[pick.choice(list(THEMES))]
+        head = ModelHead.make(pick, world_size, exact=True, most=min(100, theme.most_ids))
+        how = {"chunks": pick.choice([1, 2]), "philox_rounds": rounds, "max_rows": 24}
+        ranks = VirtualRanks(head, pick, **how)
+        story = Story(pick, head, ranks, theme, max_rows=4, rounds=rounds, name=name)
+        tally += story.run(4)
+        ranks.close()
+        seed += 1
+    return tally
+
+
+def _sum(results: list[Tally]) -> Tally:
+    total = Tally()
+    for result in results:
+        total += result
+    return total
+
+
+def test_mixtures_on_one_rank():
+    _on_ranks(1, 900, 12).require_none_wrong("1 rank")
+
+
+@pytest.mark.parametrize(("world_size", "rows"), [(2, 150), *long((3, 60), (5, 20))])
+def test_mixtures_on_ranks(world_size, rows):
+    results = run_ranks(world_size, _on_ranks, 100 * world_size, rows, 12)
+    _sum(results).require_none_wrong(f"{world_size} ranks")
+
+
+def test_mixtures_through_the_kernels():
+    _through_the_kernels(1, 15).require_none_wrong("virtual ranks, interpreter")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_many_mixtures_on_ranks(world_size):
+    arguments = (10_000 * world_size, 13_000 // world_size, 24)
+    results = run_ranks(world_size, _on_ranks, *arguments, timeout_s=7000, group_timeout_s=300)
+    _sum(results).require_none_wrong(f"{world_size} ranks")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_many_mixtures_through_the_kernels():
+    _through_the_kernels(90_000, 1_000).require_none_wrong("virtual ranks, interpreter")
+
+
+def test_the_suite_sees_a_wrong_token(monkeypatch):
+    pick = random.Random(5)
+    head = ModelHead.make(pick, 1, exact=False)
+    ranks = OneRank(0, head, pick, backend="torch", max_rows=64)
+    true_sample = ranks.sample
+
+    def wrong(*arguments, **options):
+        (out,) = true_sample(*arguments, **options)
+        next_ids = (out.token_ids + 1) % head.size
+        out.token_ids = torch.where(out.token_ids >= 0, next_ids, -1)
+        return [out]
+
+    monkeypatch.setattr(ranks, "sample", wrong)
+    tally = Story(pick, head, ranks, max_rows=8).run(8)
+    with pytest.raises(AssertionError, match="tokens"):
+        tally.require_none_wrong("planted")

@@ -1,0 +1,281 @@
+"""The oracle against what others published and what can be worked out by hand."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import oracle
+from tests.support.agreement import PLANTED_TAILS
+from tests.support.oracle import Context, Request
+
+ONES = 0xFFFFFFFF
+PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+PI_KEY = (0xA4093822, 0x299F31D0)
+
+
+def row(*probabilities: float) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(np.array(probabilities)).astype(np.float32)
+
+
+def kept(logits: np.ndarray, **request) -> list[int]:
+    return np.flatnonzero(oracle.kept_set(logits, Request(**request))).tolist()
+
+
+def token(logits, request=None, context=None, **how) -> int:
+    how = {"seed": 1, "position": 2} | how
+    return oracle.draw(np.float32(logits), request or Request(), context, **how).token
+
+
+def test_the_oracle_imports_nothing_of_the_library():
+    tree = ast.parse(Path(oracle.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {name.name for node in imports for name in node.names}
+    names |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
+    assert not [name for name in names if name.split(".")[0] in ("torch", "tpsample", "tests")]
+
+
+# kat_vectors of Random123 1.14.
+@pytest.mark.parametrize(
+    ("rounds", "counter", "key", "words"),
+    [
+        (10, (0,) * 4, (0,) * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (10, (ONES,) * 4, (ONES,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (10, PI, PI_KEY, "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        (7, (0,) * 4, (0,) * 2, "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        (7, (ONES,) * 4, (ONES,) * 2, "5207ddc2 45165e59 4d8ee751 8c52f662"),
+        (7, PI, PI_KEY, "4dfccaba 190a87f0 c47362ba b6b5242a"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_philox_gives_the_published_words(rounds, counter, key, words):
+    found = oracle.philox(key, counter, rounds)
+    assert [f"{int(word):08x}" for word in found] == words.split()
+
+
+@pytest.mark.parametrize("golden", PLANTED_TAILS, ids=lambda golden: f"seed{golden[1]}")
+def test_planted_tails_have_their_word_and_win(golden):
+    rounds, seed, planted, word, gumbel, head = golden
+    ids = np.array([planted, head])
+    assert oracle.noise_words(seed, 0, ids, rounds=rounds)[0][0] == word
+    natural = -(oracle.noise(seed, 0, ids, rounds=rounds) + math.log2(math.log(2))) * math.log(2)
+    assert math.log(word / (word + 1)) < natural[0] - gumbel < 0.01  # the table has 32 bits
+    logits = np.full(planted + 13, -60.0)
+    logits[head], logits[planted] = 0.0, -(gumbel - 0.3)
+    assert token(logits, seed=seed, position=0, rounds=rounds) == planted
+
+
+def test_noise_is_within_its_bound_of_the_exact_logarithms():
+    ids = np.arange(20_000)
+    words, mixed = oracle.noise_words(-1, 2**63 - 1, ids)
+    low = ((mixed ^ words) & np.uint64(0xFFFF)).astype(np.longdouble)
+    u = words.astype(np.longdouble) * np.longdouble(2.0**-32 * (1 - 2.0**-24))
+    exact = np.log2(-np.log1p(-(u + low * 2.0**-48 + 2.0**-49)) / np.log(np.longdouble(2)))
+    error = np.abs(oracle.noise(-1, 2**63 - 1, ids) - exact)
+    assert error[exact < 3].max() < 1.1e-5  # no token wins with 1 - u below 2^-8
+
+
+def test_draws_follow_the_softmax():
+    probabilities = (0.5, 0.25, 0.125, 0.0625, 0.0625)
+    logits = row(*probabilities)
+    counts = np.bincount([token(logits, position=i) for i in range(2000)], minlength=5)
+    expected = 2000 * np.array(probabilities)
+    assert ((counts - expected) ** 2 / expected).sum() < 33.4  # chi-squared, 4 dof, p = 1e-6
+
+
+# -- the kept set ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "request_", "expected"),
+    [
+        ((0.4, 0.3, 0.2, 0.1), {"top_k": 3, "top_p": 0.75}, [0, 1]),  # vLLM
+        ((0.4, 0.3, 0.2, 0.1), {"top_k": 3, "top_p": 0.75, "filter_order": "joint"}, [0, 1, 2]),
+        ((0.1, 0.2, 0.3, 0.4), {"top_p": 0.5}, [2, 3]),
+        ((0.1, 0.2, 0.3, 0.4), {"top_p": 1e-9}, [3]),
+        ((0.3, 0.1, 0.1, 0.1, 0.4), {"top_p": 0.69}, [0, 4]),
+        ((0.3, 0.1, 0.1, 0.1, 0.4), {"top_p": 0.75, "ties": "keep"}, [0, 1, 2, 3, 4]),
+        ((0.25,) * 4, {"top_p": 0.5}, [0, 1]),
+        ((0.25,) * 4, {"top_p": 0.5, "ties": "keep"}, [0, 1, 2, 3]),
+        ((0.25,) * 4, {"top_k": 2}, [0, 1]),
+        ((0.25,) * 4, {"top_k": 2, "ties": "keep"}, [0, 1, 2, 3]),
+        ((0.4, 0.2, 0.2, 0.2), {"top_k": 2, "top_p": 0.9, "ties": "keep"}, [0, 1, 2, 3]),
+        ((0.6, 0.3, 0.1), {"min_p": 0.4}, [0, 1]),
+        ((0.5, 0.5, 0.0), {"min_p": 1.0}, [0, 1]),
+        ((0.5, 0.3, 0.2, 0.0), {"min_p": 0.5, "top_p": 0.6}, [0]),  # min_p leaves 0.625, 0.375
+        ((0.5, 0.3, 0.2, 0.0), {"min_p": 0.5, "top_p": 0.6, "filter_order": "min_p_last"}, [0, 1]),
+        ((0.5, 0.3, 0.2), {"min_p": 0.5, "top_k": 3, "filter_order": "min_p_last"}, [0, 1]),
+        ((0.5, 0.3, 0.2), {"top_k": 0}, [0, 1, 2]),
+        ((0.5, 0.3, 0.2), {"top_k": -1}, [0, 1, 2]),
+        ((0.5, 0.3, 0.2), {"top_k": 4}, [0, 1, 2]),
+        ((0.5, 0.5, 0.0), {}, [0, 1]),
+        ((0.0, 0.0), {"top_k": 1}, []),
+    ],
+    ids=str,
+)
+def test_kept_sets_that_can_be_worked_out(probabilities, request_, expected):
+    assert kept(row(*probabilities), **request_) == expected
+
+
+def test_a_mass_at_the_boundary_is_compared_exactly():
+    equal = np.zeros(10, dtype=np.float32)
+    assert kept(equal, top_p=0.5) == [0, 1, 2, 3, 4]
+    above_half = float(np.nextafter(np.float32(0.5), np.float32(1)))
+    assert kept(equal, top_p=above_half) == [0, 1, 2, 3, 4, 5]
+
+
+def test_kept_sets_are_huggingfaces():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        x = generator.normal(0, 3, 50).astype(np.float32)
+        scores = torch.from_numpy(x).unsqueeze(0)
+        for warper in (
+            transformers.TopKLogitsWarper(20),
+            transformers.TopPLogitsWarper(0.8),
+            transformers.MinPLogitsWarper(0.05),
+        ):
+            scores = warper(None, scores)
+        expected = np.flatnonzero(scores.numpy()[0] > -np.inf).tolist()
+        assert kept(x, top_k=20, top_p=0.8, min_p=0.05, filter_order="min_p_last") == expected
+
+
+# -- the processed logits ----------------------------------------------------------------------
+
+X = np.float32([1.0, -2.0, 3.0, 0.5])
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("request_", "context", "expected"),
+    [
+        ({"repetition_penalty": 2.0}, Context((1,), (2,)), [1, -4, 1.5, 0.5]),
+        (
+            {"repetition_penalty": 2.0, "repetition_scope": "output"},
+            Context((1,), (2,)),
+            [1, -2, 1.5, 0.5],
+        ),
+        ({"repetition_penalty": 2.0}, Context((-1, 4, 99)), [1, -2, 3, 0.5]),
+        ({"frequency_penalty": 0.5}, Context((0,), (2, 2, 1)), [1, -2.5, 2, 0.5]),
+        ({"presence_penalty": 0.5}, Context((0,), (2, 2, -1)), [1, -2, 2.5, 0.5]),
+        (
+            {"repetition_penalty": 2.0, "frequency_penalty": 1.0, "presence_penalty": -2.0},
+            Context((), (2,)),
+            [1, -2, 2.5, 0.5],
+        ),
+        ({"logit_bias": {0: 1000.0, 1: -1000.0}}, Context(), [101, -102, 3, 0.5]),
+        (
+            {"logit_bias": {0: 9.0}, "allowed_token_ids": [2, 3]},
+            Context(),
+            [-INF, -INF, 3, 0.5],
+        ),
+        ({}, Context(grammar=(0b1010,)), [-INF, -2, -INF, 0.5]),
+        ({"min_tokens": 2, "stop_token_ids": [2]}, Context((), (0,)), [1, -2, -INF, 0.5]),
+        ({"min_tokens": 2, "stop_token_ids": [2]}, Context((), (0, -1, 0)), [1, -2, 3, 0.5]),
+        (
+            {"min_tokens": 2, "stop_token_ids": [2]},
+            Context(grammar=(0b0100,)),
+            [-INF, -INF, 3, -INF],
+        ),
+        (
+            {"min_tokens": 1, "stop_token_ids": [2, 3], "allowed_token_ids": [2]},
+            Context(),
+            [-INF, -INF, 3, -INF],
+        ),
+        ({"bad_words": [[3]]}, Context(), [1, -2, 3, -INF]),
+        ({"bad_words": [[0, 1, 2]]}, Context((0,), (1,)), [1, -2, 3, 0.5]),
+        ({"bad_words": [[0, 1, 2]]}, Context((), (3, 0, 1)), [1, -2, -INF, 0.5]),
+        ({"bad_words": [[1]], "allowed_token_ids": [0]}, Context(forced=1), [-INF, -2, -INF, -INF]),
+        ({}, Context(forced=4), [-INF] * 4),
+    ],
+    ids=str,
+)
+def test_processed_logits_that_can_be_worked_out(request_, context, expected):
+    found = oracle.process(X, Request(**request_), context)
+    assert found.dtype == np.float32
+    assert found.tolist() == expected
+
+
+def test_masked_logits_are_not_revived():
+    found = oracle.process(np.float32([-INF, 1]), Request(logit_bias={0: 100.0}), Context())
+    assert found.tolist() == [-INF, 1]
+
+
+# -- status and the edges of fp32 --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("logits", "request_", "expected"),
+    [
+        ([1, math.nan, 3], {}, (-1, oracle.NAN)),
+        ([1, math.nan, 3], {"temperature": 0}, (-1, oracle.NAN)),
+        ([1, math.nan, 3], {"allowed_token_ids": [0]}, (0, oracle.OK)),
+        ([-INF] * 3, {}, (-1, oracle.EMPTY)),
+        ([-INF] * 3, {"temperature": 0}, (-1, oracle.EMPTY)),
+        ([1, INF, INF], {}, (1, oracle.OK)),
+        ([1, INF, INF], {"top_k": 1, "top_p": 0.1}, (1, oracle.OK)),
+        ([1, 3, 3], {"temperature": 0}, (1, oracle.OK)),
+        ([1, 3, 2], {"temperature": 9.9e-6}, (1, oracle.OK)),
+        ([-3e38, -3e38], {}, (-1, oracle.EMPTY)),  # scaled beyond fp32, below
+        ([1e38, 2e38, 3e38], {"temperature": 1e-5}, (0, oracle.OK)),  # and above
+        ([1e38, 2e38, 3e38], {"temperature": 1e-5, "top_k": 1}, (2, oracle.OK)),
+    ],
+    ids=str,
+)
+def test_rows_at_the_edges(logits, request_, expected):
+    answer = oracle.draw(np.float32(logits), Request(**request_), seed=1, position=2)
+    assert (answer.token, answer.status) == expected
+
+
+def test_a_kept_token_that_wins_unfiltered_wins_filtered():
+    generator = np.random.default_rng(1)
+    for position in range(50):
+        x = generator.normal(0, 2, 100).astype(np.float32)
+        free = oracle.draw(x, Request(), seed=3, position=position)
+        cut = oracle.draw(x, Request(top_k=40), seed=3, position=position)
+        assert cut.kept[cut.token] and (cut.token == free.token or not cut.kept[free.token])
+
+
+# -- logprobs and verification -----------------------------------------------------------------
+
+
+def test_logprobs_that_can_be_worked_out():
+    x = row(0.5, 0.25, 0.125, 0.125)
+    request = Request(logprobs=2, logprob_token_ids=[3], top_k=3)
+    raw = oracle.report(oracle.draw(x, request, seed=1, position=2), request, [1])
+    ids, values, ranks = zip(*raw.entries, strict=True)
+    assert (ids, ranks) == ((1, 0, 1, 3), (2, 1, 2, 4))
+    assert np.exp(values) == pytest.approx([0.25, 0.5, 0.25, 0.125], abs=1e-7)
+    assert raw.entropy == pytest.approx(1.75 * math.log(2), abs=1e-6)
+
+    request = Request(logprobs_mode="processed_logprobs", logprobs=1, top_k=2, temperature=0.5)
+    processed = oracle.report(oracle.draw(x, request, seed=1, position=2), request, [0])
+    assert [rank for *_, rank in processed.entries] == [1, 1]
+    assert math.exp(processed.entries[0][1]) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_verification_is_plain_decoding_along_the_drafts():
+    generator = np.random.default_rng(2)
+    logits = [generator.normal(0, 1, 30).astype(np.float32) for _ in range(4)]
+    request = Request(frequency_penalty=1.0, bad_words=[[5, 6]])
+    context, plain = Context(), []
+    for i, x in enumerate(logits):
+        plain.append(oracle.draw(x, request, context, seed=9, position=40 + i).token)
+        context = context.after(plain[-1:])
+    how = {"seed": 9, "position": 40}
+    for good in range(4):
+        drafts = [t if i < good else (t + 1) % 30 for i, t in enumerate(plain[:3])]
+        found = oracle.verify_coupled(logits, drafts, request, [Context()] * 4, **how)
+        assert (found.num_accepted, found.tokens) == (good, plain[: good + 1])
+    found = oracle.verify_coupled(logits, [plain[0], -1, plain[2]], request, [Context()] * 4, **how)
+    assert found.num_accepted == 1
+
+
+def test_bits_are_the_layout_of_grammar_engines():
+    assert oracle.bits([0, 31, 33], 40) == (-(2**31) + 1, 2)

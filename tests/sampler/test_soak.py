@@ -1,0 +1,183 @@
+"""Many steps, ranks out of step with each other, epochs that wrap: no error, no growth.
+
+`pytest -m long` takes 10^5 steps of the host exchanges and 10^4 of the interpreted `peer`, of which
+one costs 0.2 s; each test prints what it did.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.support.cases import Case, even_shards
+from tests.support.mixtures import Story
+from tests.support.random_batches import ModelHead, OneRank, Tally
+from tests.support.ranks import run_ranks
+from tests.support.virtual import peer_of, virtual
+from tpsample import LMHeadSampler
+from tpsample.core.word import EPOCH_MAX
+
+WORLD_SIZE = 2
+MAX_GROWTH_MB = 8
+"""In the second half; in the first, torch's flight recorder fills with 1 kB per collective."""
+
+
+def _resident_mb() -> float:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+class Growth:
+    """Of the resident memory in the second half of the steps."""
+
+    def __init__(self, num_steps: int, limit_mb: float = MAX_GROWTH_MB) -> None:
+        self._half, self._limit_mb, self._at_half = num_steps // 2, limit_mb, 0.0
+
+    def step(self, number: int) -> None:
+        if number == self._half:
+            self._at_half = _resident_mb()
+
+    def mb(self) -> float:
+        """How much; raises if memory is not flat."""
+        growth = _resident_mb() - self._at_half
+        assert growth < self._limit_mb, f"{growth:.2f} MB in half of the steps"
+        return growth
+
+
+def _virtual_soak(num_steps: int, first_epoch: int) -> str:
+    """Ranks of `peer` in one process, in a random order that lets any of them run ahead.
+
+    A rank may start its next step before another has finished this one: as far ahead as the
+    protocol lets ranks get.
+    """
+    case = Case.make(24, 3, hidden_size=4)
+    steps = [case.rows([0, 1, 2]), case.rows([2]), case.rows([1, 0])]
+    expected = [rows.oracle().token_ids.tolist() for rows in steps]
+    batches = [rows.batch for rows in steps]
+    _, samplers = virtual(case, even_shards(24, WORLD_SIZE), chunks=2)
+    for sampler in samplers:
+        sampler.exchange.epoch.fill_(first_epoch)
+    pick, growth, ahead = random.Random(0), Growth(num_steps), 0
+    started, outputs = [0] * WORLD_SIZE, [None] * WORLD_SIZE
+    for number in range(num_steps):
+        kind = number % 3
+        growth.step(number)
+        for rank in pick.sample(range(WORLD_SIZE), WORLD_SIZE):
+            if started[rank] == number:
+                outputs[rank] = _start(samplers[rank], steps, batches, kind)
+                started[rank] += 1
+        for rank in pick.sample(range(WORLD_SIZE), WORLD_SIZE):
+            out = samplers[rank].finish(outputs[rank])
+            assert out.token_ids.tolist() == expected[kind], f"step {number}, rank {rank}"
+            if pick.random() < 0.3 and number + 1 < num_steps:
+                outputs[rank] = _start(samplers[rank], steps, batches, (number + 1) % 3)
+                started[rank] += 1
+                ahead += 1
+    for sampler in samplers:
+        sampler.check()
+        assert (sampler.exchange.memory.own == 0).all()
+    wraps = (first_epoch + num_steps) // EPOCH_MAX
+    return f"peer: {num_steps} steps, {wraps} wraps, {ahead} ahead, {growth.mb():+.1f} MB in half"
+
+
+def _start(sampler, steps, batches, kind):
+    return sampler.start(steps[kind].hidden_states, batches[kind], steps[kind].positions)
+
+
+def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
+    """gloo ranks, each delayed at random by itself."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    case = Case.make(24, 3, hidden_size=4)
+    expected, batch = case.oracle().token_ids.tolist(), case.batch
+    shard = even_shards(24, world_size)[rank]
+    sampler = LMHeadSampler(
+        case.weight[shard.start : shard.stop],
+        exchange=exchange,
+        backend="triton" if exchange == "peer" else "torch",
+        desync_every=50,
+    )
+    if exchange == "peer":
+        peer_of(sampler).epoch.fill_(EPOCH_MAX - num_steps // 2)
+    own, growth = random.Random(rank), Growth(num_steps)
+    for number in range(num_steps):
+        growth.step(number)
+        if own.random() < 0.1:
+            time.sleep(own.random() * delay_s)
+        out = sampler(case.hidden_states, batch, case.positions)
+        assert out.token_ids.tolist() == expected, f"step {number}"
+    sampler.check()
+    return f"{exchange}: {num_steps} steps, {growth.mb():+.1f} MB in half"
+
+
+def _changing_soak(num_steps: int, size: int, limit_mb: float) -> tuple[str, Tally]:
+    """Rows with controls and filters come and go; plain steps and verification; a weight that
+    asks for gradients, as a module's own does. One step in fifty is judged."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    pick = random.Random(3)
+    head = ModelHead.of_size(size, 8, world_size)
+    options = {"exchange": "collective", "backend": "torch", "max_rows": 32}
+    ranks = OneRank(rank, head, pick, gradients=True, **options)
+    story = Story(pick, head, ranks, max_rows=6, judge=lambda number: number % 50 == 0)
+    growth = Growth(2, limit_mb)
+    for half in range(2):
+        growth.step(half)
+        story.run(num_steps // 2)
+    line = f"{world_size} ranks: {story.number} changing steps, {growth.mb():+.2f} MB in half"
+    ranks.close()
+    return line, story.tally
+
+
+def _require_flat(world_size: int, *arguments: Any, timeout_s: float = 60) -> None:
+    how = {"timeout_s": timeout_s, "group_timeout_s": 300}
+    for line, tally in run_ranks(world_size, _changing_soak, *arguments, **how):
+        print("soak,", line)
+        tally.require_none_wrong("soak")
+
+
+def test_a_changing_batch_does_not_grow():
+    _require_flat(1, 300, 2000, 4.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_changing_batch_does_not_grow_for_long(world_size):
+    _require_flat(world_size, 20_000, 300, 0.5, timeout_s=7000)
+
+
+def test_virtual_ranks_out_of_step_through_the_wrap():
+    print("soak,", _virtual_soak(30, first_epoch=EPOCH_MAX - 20))
+
+
+@pytest.mark.parametrize("exchange", ["collective", "p2p"])
+def test_delayed_processes(exchange):
+    print("soak,", *run_ranks(2, _process_soak, exchange, 200, 0.01))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_virtual_ranks_for_long():
+    print("soak,", _virtual_soak(10_000, first_epoch=1))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("exchange", ["collective", "p2p"])
+def test_delayed_processes_for_long(exchange):
+    arguments = (exchange, 100_000, 0.002)
+    print("soak,", *run_ranks(2, _process_soak, *arguments, timeout_s=7000, group_timeout_s=300))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_delayed_processes_that_share_memory_for_long():
+    arguments = ("peer", 1000, 0.002)
+    print("soak,", *run_ranks(2, _process_soak, *arguments, timeout_s=7000, group_timeout_s=300))

@@ -1,0 +1,369 @@
+"""Rejection and block verification on gloo ranks: bitwise the oracle's, nothing gathered."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import uneven_shards
+from tests.support.filtered import V, kinds_of_logits
+from tests.support.memory import Largest
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, verify
+from tpsample import reference as plain_reference
+from tpsample import sample_draft as sample_draft_on_shards
+from tpsample.speculative import VerifyOutput, reference
+
+K = 3
+METHODS = ("rejection", "block")
+REQUESTS: tuple[dict, ...] = (
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.3},
+    {"temperature": 3.0},
+    {"top_k": 7},
+    {"top_k": 300, "top_p": 0.9, "temperature": 1.5},
+    {"top_p": 0.6},
+    {"min_p": 0.05},
+    {"top_k": 20, "top_p": 0.8, "ties": "keep", "filter_order": "joint"},
+    {"top_k": 300, "top_p": 0.7, "min_p": 0.1, "filter_order": "min_p_last", "temperature": 1.5},
+    {"repetition_penalty": 1.5, "presence_penalty": 1.0, "top_p": 0.9},
+    {"allowed_token_ids": list(range(0, V, 3)), "logit_bias": {3: 5.0, 6: 4.0}},
+    {"bad_words": [[i] for i in range(0, V, 5)], "min_tokens": 2, "stop_token_ids": [1, 2]},
+)
+
+
+class Problem:
+    """Rows of exact logits: hidden states are one-hot, and each kind is a column of the head.
+
+    Drafts are draws from the drafter's logits, the target's argmax, or other tokens; ragged.
+    """
+
+    def __init__(
+        self, kinds: list[torch.Tensor], copies: int = 2, requests: tuple = REQUESTS
+    ) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.weight = torch.stack(kinds, dim=1)
+        vocab_size, count = self.weight.shape
+        each = [request for request in requests for _ in range(copies)]
+        self.params = [SamplingParams(**request, seed=40 + i) for i, request in enumerate(each)]
+        rows = len(self.params)
+        kind = torch.randint(0, count, (rows, K + 1), generator=generator)
+        self.hidden_states = torch.eye(count)[kind]
+        self.logits = self.weight.T[kind]
+        noise = torch.randn(rows, K, vocab_size, generator=generator)
+        self.draft = self.logits[:, :K] + noise
+        drawn = self.draft.flatten(0, 1).softmax(dim=1).multinomial(1, generator=generator)
+        best = self.logits[:, :K].argmax(dim=2)
+        anything = torch.randint(0, vocab_size, (rows, K), generator=generator)
+        which = torch.rand(rows, K, generator=generator)
+        drafts = torch.where(which < 0.5, drawn.view(rows, K), best)
+        drafts = torch.where(which > 0.9, anything, drafts)
+        lengths = torch.randint(0, K + 3, (rows, 1), generator=generator)
+        self.drafts = drafts.where(torch.arange(K) < lengths, -1)
+        self.positions = 100 + torch.arange(rows)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def batch(self) -> SamplingBatch:
+        return SamplingBatch.from_params(self.params, vocab_size=self.vocab_size)
+
+    def sampler(self, shard: VocabShard, **options) -> LMHeadSampler:
+        return LMHeadSampler(
+            self.weight[shard.start : shard.stop],
+            vocab_size=self.vocab_size,
+            shard=shard,
+            **({"max_rows": 1024, "backend": "torch"} | options),
+        )
+
+    def oracle(self, method: str, draft: torch.Tensor | None) -> VerifyOutput:
+        return reference.verify(
+            self.logits, self.drafts, self.batch, self.positions, method=method, draft=draft
+        )
+
+
+def differing(out: VerifyOutput, expected: VerifyOutput) -> list[str]:
+    return [
+        name
+        for name in ("num_accepted", "token_ids", "status")
+        if not torch.equal(getattr(out, name), getattr(expected, name))
+    ]
+
+
+def _shard(vocab_size: int, even: bool) -> VocabShard:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if even:
+        return VocabShard.even(vocab_size, rank, world_size)
+    return uneven_shards(vocab_size, world_size)[rank]
+
+
+def _verify(problem: Problem) -> dict[tuple, VerifyOutput]:
+    outputs = {}
+    for even in (True, False):
+        shard = _shard(problem.vocab_size, even)
+        options = {} if even else {"exchange": "p2p", "chunks": 3}
+        sampler = problem.sampler(shard, **options)
+        columns = problem.draft[:, :, shard.start : shard.stop]
+        for method in METHODS:
+            for draft in (columns,) if even else (columns, None):
+                outputs[even, method, draft is None] = verify(
+                    sampler, problem.hidden_states, problem.drafts, problem.batch,
+                    problem.positions, method=method, draft=draft,
+                )  # fmt: skip
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return Problem(list(kinds_of_logits().values()))
+
+
+@pytest.mark.parametrize("world_size", [1, 3, *long(2, 4, 8)])
+def test_every_rank_count_emits_the_oracles_tokens(world_size, problem):
+    oracle = {
+        (method, certain): problem.oracle(method, None if certain else problem.draft)
+        for method in METHODS
+        for certain in (True, False)
+    }
+    for outputs in run_ranks(world_size, _verify, problem):
+        for (even, method, certain), out in outputs.items():
+            expected = oracle[method, certain]
+            assert not differing(out, expected), (even, method, certain)
+            emitted = torch.arange(K + 1) <= expected.num_accepted.unsqueeze(1)
+            assert (out.status == Status.OK).all()
+            assert torch.equal(out.token_ids >= 0, emitted)
+            assert 0 < expected.num_accepted.float().mean() < K
+
+
+def test_rows_that_stop_within_a_block_recover_at_its_coefficient():
+    """Small laws, of which many drafts are accepted with a coefficient below 1."""
+    generator = torch.Generator().manual_seed(2)
+    kinds = [torch.randn(16, generator=generator) for _ in range(4)]
+    problem = Problem(kinds, copies=400, requests=({},))
+    sampler = problem.sampler(VocabShard(0, 16), max_rows=400 * (K + 1))
+    out = verify(
+        sampler, problem.hidden_states, problem.drafts, problem.batch, problem.positions,
+        method="block", draft=problem.draft,
+    )  # fmt: skip
+    assert not differing(out, problem.oracle("block", problem.draft))
+
+
+def _verify_by_kernel(problem: Problem, exchange: str) -> dict[str, VerifyOutput]:
+    shard = _shard(problem.vocab_size, even=False)
+    sampler = problem.sampler(shard, backend="triton", exchange=exchange, max_rows=128)
+    draft = problem.draft[:, :, shard.start : shard.stop]
+    outputs = {
+        method: verify(
+            sampler, problem.hidden_states, problem.drafts, problem.batch, problem.positions,
+            method=method, draft=None if method == "coupled" else draft,
+        )
+        for method in ("coupled", *METHODS)
+    }  # fmt: skip
+    sampler.check()
+    sampler.close()
+    return outputs
+
+
+@pytest.mark.parametrize(("world_size", "exchange"), [(1, "auto"), (2, "peer")])
+def test_the_kernel_in_the_interpreter_stores_the_same_laws(world_size, exchange):
+    """On several ranks it writes the words to the peers itself."""
+    generator = torch.Generator().manual_seed(9)
+    kinds = [torch.randn(61, generator=generator) for _ in range(16)]
+    problem = Problem(kinds, copies=1, requests=({}, {"temperature": 0.0}, {"top_k": 7}))
+    for outputs in run_ranks(world_size, _verify_by_kernel, problem, exchange):
+        for method, out in outputs.items():
+            expected = problem.oracle(method, None if method == "coupled" else problem.draft)
+            assert not differing(out, expected), method
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("certain", [True, False], ids=["one-hot", "logits"])
+def test_other_rows_and_padding_of_k_change_nothing(problem, method, certain):
+    sampler = problem.sampler(VocabShard(0, V))
+    draft = None if certain else problem.draft
+    expected = problem.oracle(method, draft)
+
+    order = torch.randperm(len(problem.params), generator=torch.Generator().manual_seed(1))[:11]
+    batch = SamplingBatch.from_params([problem.params[row] for row in order], vocab_size=V)
+    hidden_states = torch.cat(
+        [problem.hidden_states[order], torch.full((11, 2, problem.weight.shape[1]), math.nan)], 1
+    )
+    drafts = torch.cat([problem.drafts[order], torch.tensor([[-1, 3]]).expand(11, 2)], dim=1)
+    if draft is not None:
+        draft = torch.cat([draft[order], torch.full((11, 2, V), math.nan)], dim=1)
+    out = verify(
+        sampler, hidden_states, drafts, batch, problem.positions[order], method=method, draft=draft
+    )
+    assert torch.equal(out.num_accepted, expected.num_accepted[order])
+    assert torch.equal(out.token_ids[:, : K + 1], expected.token_ids[order])
+    assert (out.token_ids[:, K + 1 :] == -1).all() and (out.status == Status.OK).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_emitted_tokens_belong_to_the_kept_set(problem, method):
+    out = problem.oracle(method, problem.draft)
+    for i in range(K + 1):
+        kept = plain_reference.kept_mask(problem.logits[:, i], problem.batch)
+        token_ids = out.token_ids[:, i]
+        emitted = token_ids >= 0
+        assert kept.gather(1, token_ids.clamp(min=0).unsqueeze(1)).squeeze(1)[emitted].all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_rows_emit_the_argmax(problem, method):
+    greedy = torch.tensor([request.greedy for request in problem.params])
+    best = problem.logits.argmax(dim=2)[greedy]
+    for draft in (None, problem.draft):
+        out = problem.oracle(method, draft)
+        token_ids, drafts = out.token_ids[greedy], problem.drafts[greedy]
+        agree = (drafts == best[:, :K]).long().cumprod(dim=1).sum(dim=1)
+        assert torch.equal(out.num_accepted[greedy], agree) and agree.max() > 0
+        assert torch.equal(token_ids, best.where(torch.arange(K + 1) <= agree.unsqueeze(1), -1))
+
+
+def _special(logits: torch.Tensor, drafts: torch.Tensor, draft: torch.Tensor) -> list:
+    """One-hot hidden states over a head whose bias holds what a product cannot."""
+    vocab_size = logits.shape[1]
+    shard = _shard(vocab_size, even=False)
+    outs = []
+    for row in logits:
+        sampler = LMHeadSampler(
+            torch.zeros(len(shard), 1),
+            bias=row[shard.start : shard.stop],
+            vocab_size=vocab_size,
+            shard=shard,
+            backend="torch",
+        )
+        batch = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9), vocab_size=vocab_size)
+        for method in METHODS:
+            out = verify(
+                sampler, torch.zeros(len(drafts), 2, 1), drafts, batch, 7, method=method,
+                draft=draft[:, :, shard.start : shard.stop],
+            )  # fmt: skip
+            outs.append((out.num_accepted, out.token_ids, out.status))
+    return outs
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_special_rows(world_size):
+    """NaN, nothing left, two forced tokens, one token left; a drafter's NaN and -inf."""
+    special = torch.zeros(4, 50)
+    special[0, 31] = math.nan
+    special[1] = -math.inf
+    special[2, [7, 44]] = math.inf
+    special[3, :49] = -math.inf
+    drafts = torch.tensor([[3], [7], [49], [-1], [9]])
+    draft = torch.zeros(5, 1, 50)
+    draft[0, 0, 3] = -math.inf  # a draft that its drafter cannot have drawn
+    draft[4, 0, 20] = math.nan
+    batch = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9), vocab_size=50)
+    expected = []
+    for row in special:
+        for method in METHODS:
+            out = reference.verify(
+                row.expand(5, 2, 50), drafts, batch, 7, method=method, draft=draft
+            )
+            expected.append((out.num_accepted, out.token_ids, out.status))
+    for outs in run_ranks(world_size, _special, special, drafts, draft):
+        for out, wanted in zip(outs, expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(out, wanted, strict=True))
+    for (accepted, token_ids, status), kind in zip(expected, [0, 0, 1, 1, 2, 2, 3, 3], strict=True):
+        if kind < 2:
+            assert (status == (Status.NAN, Status.EMPTY)[kind]).all()
+            assert (accepted == 0).all() and (token_ids == -1).all()
+            continue
+        only = (7, 49)[kind - 2]
+        assert status.tolist() == [0, 0, 0, 0, Status.NAN]
+        assert accepted.tolist() == [0, int(only == 7), int(only == 49), 0, 0]
+        assert token_ids[:4].amax(dim=1).tolist() == [only] * 4
+        assert token_ids[4].tolist() == [-1, -1]
+
+
+def _memory_and_bytes(vocab_size: int, rows: int, request: dict) -> list[tuple[int, int]]:
+    shard = _shard(vocab_size, even=True)
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(vocab_size, generator=generator)[shard.start : shard.stop]
+    sampler = LMHeadSampler(
+        logits.unsqueeze(1), vocab_size=vocab_size, shard=shard, max_rows=64, backend="torch"
+    )
+    batch = SamplingBatch.from_params(SamplingParams(seed=1, **request), vocab_size=vocab_size)
+    drafts = torch.arange(rows * K).view(rows, K)
+    draft = logits.expand(rows, K, -1)
+    found = []
+    for method in METHODS:
+        sampler.ranks.bytes_sent = 0
+        with Largest() as largest:
+            verify(
+                sampler, torch.ones(rows, K + 1, 1), drafts, batch, 3, method=method, draft=draft
+            )
+        found.append((largest.elements, sampler.ranks.bytes_sent))
+    return found
+
+
+@pytest.mark.parametrize("request_", [{}, {"top_k": 40, "top_p": 0.9}], ids=["plain", "filtered"])
+def test_no_rank_holds_more_than_its_own_columns(request_):
+    """The largest tensor has B · (K + 1) · V_local elements; the bytes do not depend on V."""
+    rows, vocab_size, world_size = 4, 65536, 4
+    own = rows * (K + 1) * vocab_size // world_size
+    for found in run_ranks(world_size, _memory_and_bytes, vocab_size, rows, request_):
+        for elements, num_bytes in found:
+            assert own <= elements <= 1.1 * own
+            assert 0 < num_bytes < rows * (K + 1) * (50_000 if request_ else 200)
+
+
+def _draft_everywhere(logits: torch.Tensor, params: list[SamplingParams]) -> list[torch.Tensor]:
+    shard = _shard(logits.shape[1], even=False)
+    sampler = LMHeadSampler(
+        torch.zeros(len(shard), 1), vocab_size=logits.shape[1], shard=shard, backend="torch"
+    )
+    batch = SamplingBatch.from_params(params, vocab_size=logits.shape[1])
+    return [
+        sample_draft_on_shards(
+            sampler, logits[:, shard.start : shard.stop], batch, 11, index, method=method
+        )
+        for index in (0, 2)
+        for method in ("coupled", "rejection", "block")
+    ]
+
+
+def test_drafts_are_the_same_on_every_rank_count():
+    logits = torch.randn(40, 301, generator=torch.Generator().manual_seed(0))
+    params = [SamplingParams(seed=i, temperature=(0.0, 1.0, 0.5)[i % 3]) for i in range(40)]
+    one = run_ranks(1, _draft_everywhere, logits, params)[0]
+    for several in run_ranks(3, _draft_everywhere, logits, params):
+        assert all(torch.equal(a, b) for a, b in zip(several, one, strict=True))
+    batch = SamplingBatch.from_params(params, vocab_size=301)
+    coupled, rejection, block, later, other, _ = one
+    assert torch.equal(coupled, plain_reference.sample(logits, batch, 11).token_ids)
+    assert torch.equal(coupled, later) and torch.equal(rejection, block)
+    random = torch.arange(40) % 3 != 0
+    assert (coupled != rejection)[random].sum() > 10
+    assert (other != rejection)[random].sum() > 10, "a later index has noise of its own"
+    assert torch.equal(coupled[~random], rejection[~random])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_logprobs_are_those_of_the_emitted_tokens(problem, method):
+    asked = {"logprobs": 2, "logprobs_mode": "processed_logprobs"}
+    params = [dataclasses.replace(request, **asked) for request in problem.params]
+    params[::3] = problem.params[::3]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    out = verify(
+        problem.sampler(VocabShard(0, V)), problem.hidden_states, problem.drafts, batch,
+        problem.positions, method=method, draft=problem.draft,
+    )  # fmt: skip
+    assert not differing(out, problem.oracle(method, problem.draft))
+    drafted = batch.with_drafts(problem.drafts)
+    emitted = out.token_ids.flatten()
+    expected = plain_reference.logprobs(problem.logits.flatten(0, 1), drafted, emitted)
+    found = out.logprobs.values
+    shown = torch.tensor([request.logprobs is not None for request in params])
+    assert torch.equal(found.isnan(), expected.values.isnan())
+    assert found[(emitted >= 0) & shown.repeat_interleave(K + 1)].isfinite().any()
+    torch.testing.assert_close(found, expected.values, rtol=0, atol=1e-6, equal_nan=True)

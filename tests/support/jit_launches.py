@@ -1,0 +1,188 @@
+"""Launches every kernel as a step does, through Triton's own launch path, for a GPU that is absent.
+
+    python -m tests.support.jit_launches    # prints one line per launch: case, kernel; and how many
+                                            # torch operators work on stored logits beside them
+
+A driver that only says "sm_90" lets Triton specialise the real arguments and compile them; nothing
+runs. It sees what compiling by a signature does not: a None where a branch still loads, an integer
+whose value makes another kernel.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.core.score import Head
+from tpsample.exchange.base import Exchange
+from tpsample.exchange.decode_triton import decode_by_kernel
+from tpsample.exchange.peer import PeerExchange
+from tpsample.local.tiles import Gpu, Tile
+from tpsample.local.triton_backend import TritonBackend
+from tpsample.logits.finish import finish_logits, shard_logits
+from tpsample.output import SampleOutput
+from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.virtual import VirtualWorld
+
+V, D, ROWS, MAX_ROWS = 1000, 64, 3, 16
+CPU = torch.device("cpu")
+TILE = Tile(64, 16, 64, num_warps=4, num_stages=2)
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.9},
+    "top_p in top_k": {"top_p": 0.9, "top_k": 300},
+    "top_k, top_p": {"top_k": 5, "top_p": 0.9},
+    "logprobs": {"logprobs": 3},
+    "allowed ids": {"allowed_token_ids": [1, 2]},
+    "bad words": {"bad_words": [[1, 2], [3]]},
+    "min_tokens": {"min_tokens": 2, "stop_token_ids": [5]},
+    "penalties": {"repetition_penalty": 1.2},
+    "bias": {"logit_bias": {5: 1.0}},
+}
+
+
+def only_compile() -> list[tuple[Any, str]]:
+    """Make launches compile and no more; returns where they are listed."""
+    triton.runtime.driver.set_active(
+        types.SimpleNamespace(
+            get_current_target=lambda: GPUTarget("cuda", 90, 32),
+            get_current_device=lambda: 0,
+            get_current_stream=lambda _: 0,
+            get_active_torch_device=lambda: CPU,
+        )
+    )
+    launches: list[tuple[Any, str]] = []
+    run = JITFunction.run
+
+    def compile_it(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        launches.append((kernel, self.__name__))
+        return kernel
+
+    JITFunction.run = compile_it
+    Gpu.of = staticmethod(lambda _: Gpu("NVIDIA H200", 90, 132))  # type: ignore[assignment]
+    return launches
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that launch something on a GPU: not views, not empty tensors."""
+
+    count = 0
+    _FREE = ("view", "slice", "select", "unsqueeze", "transpose", "empty", "new_empty")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ not in self._FREE
+        return func(*args, **(kwargs or {}))
+
+
+def exchange(world_size: int) -> Exchange:
+    if world_size == 1:
+        return Exchange(Ranks(), MAX_ROWS, 1, CPU, decode_by_kernel)
+    shards = [VocabShard.even(V, rank, world_size) for rank in range(world_size)]
+    return [
+        PeerExchange(ranks, MAX_ROWS, 2, CPU, decode_by_kernel)
+        for ranks in VirtualWorld(shards).ranks
+    ][1]
+
+
+def step(
+    batch: SamplingBatch,
+    *,
+    world_size: int = 1,
+    num_samples: int = 1,
+    head: Head | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    tile: Tile = TILE,
+) -> int:
+    """The launches of one step of rank 1, or of the only one.
+
+    Returns:
+        How many torch operators launch something beside them, after the logits were stored.
+    """
+    words = exchange(world_size)
+    shard = VocabShard.even(V, words.ranks.rank, world_size)
+    weight = torch.empty(len(shard), D, dtype=dtype)
+    bias = None if head is None else weight[:, 0].clone()
+    backend = TritonBackend(
+        weight, shard, bias, head or Head(1.0, None), rounds=10, max_rows=MAX_ROWS
+    )
+    backend.tile = tile
+    positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
+    hidden_states = torch.empty(view.rows, D, dtype=dtype)
+    out = SampleOutput.empty(view.seed, None if num_samples == 1 else num_samples)
+    begun = backend.prepare(hidden_states, view, positions, num_samples, out)
+    words.begin()
+    for part in range(words.parts):
+        own = words.own_words(part)[: begun.num_words]
+        backend.best_words(begun, own, part, words.parts, words.push)
+    words.finish(out, view.seed)
+    if view.plan.stored is None:
+        return 0
+    with Operators() as operators:
+        finish_logits(shard_logits(begun, shard, "triton"), begun, words.ranks)
+    return operators.count
+
+
+def batch_of(*, fixed_rounds: bool = False, **params: Any) -> SamplingBatch:
+    rows = [SamplingParams(seed=row, **params) for row in range(ROWS)]
+    return SamplingBatch.from_params(
+        rows, vocab_size=V, output_token_ids=[[1]] * ROWS, fixed_rounds=fixed_rounds
+    )
+
+
+def masked(**masks: Tensor) -> SamplingBatch:
+    """A plain batch with `grammar_bitmask` or `forced_token_ids`."""
+    batch = batch_of()
+    for name, value in masks.items():
+        setattr(batch, name, value)
+    return batch
+
+
+def cases() -> dict[str, Any]:
+    """By name, what makes the launches of a step."""
+    found: dict[str, Any] = {
+        name: lambda params=params: step(batch_of(**params)) for name, params in PARAMS.items()
+    }
+    everything = {name: value for params in PARAMS.values() for name, value in params.items()}
+    drafts = torch.zeros(ROWS, 2, dtype=torch.int64)
+    grammar = torch.full((ROWS, -(-V // 32)), -1, dtype=torch.int32)
+    forced = torch.full((ROWS,), -1, dtype=torch.int64)
+    return found | {
+        "fixed rounds": lambda: step(batch_of(top_p=0.9, fixed_rounds=True)),
+        "filters, samples": lambda: step(batch_of(top_p=0.9), num_samples=2),
+        "grammar": lambda: step(masked(grammar_bitmask=grammar)),
+        "forced ids": lambda: step(masked(forced_token_ids=forced)),
+        "all together": lambda: step(batch_of(**everything)),
+        "drafts": lambda: step(batch_of(**everything).with_drafts(drafts)),
+        "samples, head": lambda: step(batch_of(), num_samples=2, head=Head(0.5, 30.0)),
+        "fp32": lambda: step(batch_of(), dtype=torch.float32, tile=Tile(64, 16, 32, 4, 2)),
+        "peer, 2 ranks": lambda: step(batch_of(), world_size=2),
+        "peer, 8 ranks": lambda: step(batch_of(), world_size=8, num_samples=2),
+    }
+
+
+def main() -> None:
+    launches = only_compile()
+    # What no kernel has written is then the same in each run: rows count as decided.
+    torch.use_deterministic_algorithms(True)
+    for name, launch in cases().items():
+        before = len(launches)
+        operators = launch()
+        for kernel, function in launches[before:]:
+            assert kernel.asm["cubin"]
+            print(f"{name}: {function}")
+        print(f"{name}: {operators} torch operators")
+
+
+if __name__ == "__main__":
+    main()

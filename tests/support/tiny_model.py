@@ -1,0 +1,38 @@
+"""A model small enough to be made in a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+VOCAB_SIZE = 1003
+
+
+def save_tiny_model(folder: Path) -> None:
+    """A random Gemma 2 with an odd vocabulary and a soft-cap that bends its logits."""
+    import transformers
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
+    words.pre_tokenizer = Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    config = transformers.Gemma2Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        initializer_range=0.5,
+        final_logit_softcapping=4.0,
+        tie_word_embeddings=False,
+        eos_token_id=VOCAB_SIZE - 1,
+    )
+    torch.manual_seed(0)
+    causal_lm = transformers.Gemma2ForCausalLM(config)
+    causal_lm.model.embed_tokens.weight.data *= 0.1  # else attention would hardly matter
+    causal_lm.save_pretrained(folder)
