@@ -182,7 +182,7 @@ def _on_virtual_ranks(logits: Tensor, problem: Problem, world_size: int) -> tupl
 
     def body(ranks: VirtualRanks) -> tuple[Tensor, int]:
         shard = shards[ranks.rank]
-        own = logits[batch.plan.stored][:, shard.start : shard.stop]
+        own = logits[batch.plan.stored_index][:, shard.start : shard.stop]
         stored = ShardLogits.of(own, batch, noise, first_id=shard.start)
         words = sample_filtered(stored, batch.plan.filters, ranks)
         return word.decode(words)[0].squeeze(1), ranks.bytes_sent

@@ -221,7 +221,7 @@ class LMHeadSampler:
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out)
         if capturing(self.weight.device):
             self._captured.append(step)
-        if batch.rows:
+        if batch.num_rows:
             self.exchange.begin()
             parts, push = self.exchange.parts, self.exchange.push
             for part in range(parts):
@@ -234,10 +234,10 @@ class LMHeadSampler:
         """Second half of a call: what it returns, once every rank's words are there."""
         out, plan = step.out, step.batch.plan
         assert out is not None
-        if step.batch.rows:
+        if step.batch.num_rows:
             with self.agreement.leaving_on_error():
                 self.exchange.finish(out, step.batch.seed)
-                if plan.stored is not None:
+                if plan.stored_index is not None:
                     finish_logits(shard_logits(step, self.shard, self.backend), step, self.ranks)
                 self._desync.add(step.noise.positions, out)
         return out

@@ -44,11 +44,11 @@ class Backend:
     ) -> Step:
         """Make the step of these inputs. Without samples it only stores logits."""
         controls = logits = None
-        if batch.rows and batch.controls is not None:
+        if batch.num_rows and batch.controls is not None:
             controls = self.controls_of(batch.controls)
-        if batch.plan.stored is not None:
+        if batch.plan.stored_index is not None:
             raw_and_processed = 1 if controls is None else 2
-            logits = self._logits.take(raw_and_processed * len(batch.plan.host_stored))
+            logits = self._logits.take(raw_and_processed * len(batch.plan.stored_list))
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
         return Step(hidden_states, batch, noise, controls, logits, out)
 

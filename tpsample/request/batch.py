@@ -375,7 +375,7 @@ class SamplingBatch:
         tensors, so for those on a CPU."""
         found = {name: self._masks[name] for name in MASKS}
         if self._tables is not None:
-            found["tokens so far"] = self._tables.told[self._tables.slot_of[: self.rows]]
+            found["tokens so far"] = self._tables.token_digest[self._tables.slot_of[: self.rows]]
         return {
             name: 0 if tensor is None else digest_bits(tensor) for name, tensor in found.items()
         }

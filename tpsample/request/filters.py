@@ -39,20 +39,20 @@ class RowFilters:
         total_log_min_p: float64 [F], -inf also where min_p comes last: what min_p takes off the
             total Z of top_p.
         keep_ties, joint: bool [F].
-        host_rows, host_top_k, host_top_p, first_way, second_way: what the host plans with, [F]
+        row_list, top_k_list, top_p_list, first_way, second_way: what the host plans with, [F]
             each.
     """
 
-    rows: Tensor
+    row_index: Tensor
     top_k: Tensor
     top_p: Tensor
     log_min_p: Tensor
     total_log_min_p: Tensor
     keep_ties: Tensor
     joint: Tensor
-    host_rows: list[int]
-    host_top_k: list[int]
-    host_top_p: list[float]
+    row_list: list[int]
+    top_k_list: list[int]
+    top_p_list: list[float]
     first_way: list[Way]
     second_way: list[Way]
 
@@ -78,38 +78,38 @@ class RowFilters:
             return torch.tensor(values, dtype=dtype, device=device)
 
         return RowFilters(
-            rows=tensor(rows, torch.int64),
+            row_index=tensor(rows, torch.int64),
             top_k=tensor(top_k, torch.int64),
             top_p=tensor([r.top_p for r in kept], torch.float64),
             log_min_p=tensor(log_min_p, torch.float64),
             total_log_min_p=tensor(total_log_min_p, torch.float64),
             keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),
             joint=tensor([r.filter_order == "joint" for r in kept], torch.bool),
-            host_rows=rows,
-            host_top_k=top_k,
-            host_top_p=[r.top_p for r in kept],
+            row_list=rows,
+            top_k_list=top_k,
+            top_p_list=[r.top_p for r in kept],
             first_way=[first for first, _ in ways],
             second_way=[second for _, second in ways],
         )
 
     def __len__(self) -> int:
-        return self.rows.shape[0]
+        return self.row_index.shape[0]
 
     def select(self, index: list[int]) -> RowFilters:
         """Some of the filtered rows. Nothing is copied if all are listed in order."""
         if lists_all(index, len(self)):
             return self
         return RowFilters(
-            rows=self.rows[index],
+            row_index=self.row_index[index],
             top_k=self.top_k[index],
             top_p=self.top_p[index],
             log_min_p=self.log_min_p[index],
             total_log_min_p=self.total_log_min_p[index],
             keep_ties=self.keep_ties[index],
             joint=self.joint[index],
-            host_rows=[self.host_rows[row] for row in index],
-            host_top_k=[self.host_top_k[row] for row in index],
-            host_top_p=[self.host_top_p[row] for row in index],
+            row_list=[self.row_list[row] for row in index],
+            top_k_list=[self.top_k_list[row] for row in index],
+            top_p_list=[self.top_p_list[row] for row in index],
             first_way=[self.first_way[row] for row in index],
             second_way=[self.second_way[row] for row in index],
         )

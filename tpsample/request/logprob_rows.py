@@ -18,22 +18,22 @@ class LogprobRows:
     """What the rows of a batch that want logprobs ask for. Fixed when the batch is built.
 
     Attributes:
-        rows, index: their indices in the batch, on the host and as int64 [R].
+        row_list, row_index: their indices in the batch, on the host and as int64 [R].
         top: the largest N asked for.
         top_of: int64 [R], N of each row.
         chosen: int64 [R, C], the ids asked for, -1 where a row has fewer.
         processed, as_logits: bool [R], the mode.
-        host_processed: the same as `processed`, for the host's plan.
+        processed_list: the same as `processed`, for the host's plan.
     """
 
-    rows: list[int]
-    index: Tensor
+    row_list: list[int]
+    row_index: Tensor
     top: int
     top_of: Tensor
     chosen: Tensor
     processed: Tensor
     as_logits: Tensor
-    host_processed: list[bool]
+    processed_list: list[bool]
 
     @staticmethod
     def of(
@@ -60,14 +60,14 @@ class LogprobRows:
         as_logits = [request.logprobs_mode.endswith("logits") for request in asking]
         padded = [ids + [word.NO_TOKEN] * (width - len(ids)) for ids in chosen]
         return LogprobRows(
-            rows=rows,
-            index=torch.tensor(rows, device=device),
+            row_list=rows,
+            row_index=torch.tensor(rows, device=device),
             top=max(top_of),
             top_of=torch.tensor(top_of, device=device),
             chosen=torch.tensor(padded, dtype=torch.int64, device=device).view(len(rows), width),
             processed=torch.tensor(processed, device=device),
             as_logits=torch.tensor(as_logits, device=device),
-            host_processed=processed,
+            processed_list=processed,
         )
 
 
@@ -89,13 +89,13 @@ class AskingRows:
     @staticmethod
     def of(asked: LogprobRows, filters: RowFilters | None, stored: list[int]) -> AskingRows:
         """Of a batch whose stored rows are `stored`."""
-        device = asked.index.device
+        device = asked.row_index.device
         place = {row: i for i, row in enumerate(stored)}
-        places = [place[row] for row in asked.rows]
-        its_filters = {row: i for i, row in enumerate(filters.host_rows)} if filters else {}
-        cut = [i for i, row in enumerate(asked.rows) if asked.host_processed[i]]
-        cut = [i for i in cut if asked.rows[i] in its_filters]
-        of_cut = [its_filters[asked.rows[i]] for i in cut]
+        places = [place[row] for row in asked.row_list]
+        its_filters = {row: i for i, row in enumerate(filters.row_list)} if filters else {}
+        cut = [i for i, row in enumerate(asked.row_list) if asked.processed_list[i]]
+        cut = [i for i in cut if asked.row_list[i] in its_filters]
+        of_cut = [its_filters[asked.row_list[i]] for i in cut]
         return AskingRows(
             places=slice(0, len(places))
             if lists_all(places, len(stored))
@@ -113,7 +113,7 @@ def stored_order(
 ) -> tuple[list[int], Tensor | None, Tensor | None]:
     """The rows whose logits a step keeps, the filtered ones first; the same on the device; and
     int32 [B], the place of each row among them or -1. (`[], None, None` if there are none.)"""
-    rows = [*(filters.host_rows if filters else ()), *(logprobs.rows if logprobs else ())]
+    rows = [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
     host = list(dict.fromkeys(rows))
     if not host:
         return host, None, None

@@ -32,9 +32,9 @@ class BatchPlan:
         fixed_rounds: a step with filters never waits for the device.
         filters: the rows with top_k, top_p or min_p; None if there are none.
         logprobs: what rows ask for logprobs; None if none does.
-        host_stored, stored: a list and int64 [R]: rows whose logits a step keeps on their ranks;
-            empty and None if there are none. See `stored_order`.
-        stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
+        stored_list, stored_index: a list and int64 [R]: rows whose logits a step keeps on their
+            ranks; empty and None if there are none. See `stored_order`.
+        stored_place: int32 [B], place of each row in `stored_list`, or -1; None if there are none.
         asking: where the rows that ask for logprobs are among the stored ones.
     """
 
@@ -45,9 +45,9 @@ class BatchPlan:
     fixed_rounds: bool
     filters: RowFilters | None
     logprobs: LogprobRows | None
-    host_stored: list[int]
-    stored: Tensor | None
-    stored_slot: Tensor | None
+    stored_list: list[int]
+    stored_index: Tensor | None
+    stored_place: Tensor | None
     asking: AskingRows | None
     _repeated: dict[int, BatchPlan] = field(default_factory=dict, repr=False)
 
@@ -64,8 +64,8 @@ class BatchPlan:
         """The plan of rows with these requests. Its tensors are sent to the device here."""
         filters = RowFilters.of(requests, vocab_size, device)
         logprobs = LogprobRows.of(requests, vocab_size, device)
-        host_stored, stored, slot = stored_order(filters, logprobs, len(requests), device)
-        asking = None if logprobs is None else AskingRows.of(logprobs, filters, host_stored)
+        stored_list, stored_index, place = stored_order(filters, logprobs, len(requests), device)
+        asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored_list)
         return BatchPlan(
             tuple(requests),
             vocab_size,
@@ -74,9 +74,9 @@ class BatchPlan:
             fixed_rounds,
             filters,
             logprobs,
-            host_stored,
-            stored,
-            slot,
+            stored_list,
+            stored_index,
+            place,
             asking,
         )
 
@@ -93,16 +93,16 @@ class BatchPlan:
     def storing_every_row(self) -> BatchPlan:
         """The same rows; a step keeps the logits of all of them on their ranks, in order."""
         with torch.inference_mode(False):
-            host_stored = list(range(len(self.requests)))
-            stored = torch.arange(len(self.requests), device=self.device)
+            stored_list = list(range(len(self.requests)))
+            stored_index = torch.arange(len(self.requests), device=self.device)
             asking = None
             if self.logprobs is not None:
-                asking = AskingRows.of(self.logprobs, self.filters, host_stored)
+                asking = AskingRows.of(self.logprobs, self.filters, stored_list)
             return replace(
                 self,
-                host_stored=host_stored,
-                stored=stored,
-                stored_slot=stored.to(torch.int32),
+                stored_list=stored_list,
+                stored_index=stored_index,
+                stored_place=stored_index.to(torch.int32),
                 asking=asking,
                 _repeated={},
             )
@@ -112,7 +112,7 @@ class BatchPlan:
         """The plan as text that is equal on ranks whose plans are; for ranks to compare."""
         rows = [f"row {row}: {request.text}" for row, request in enumerate(self.requests)]
         options = f"kept_cap={self.kept_cap}, fixed_rounds={self.fixed_rounds}"
-        stored = f"storing {self.host_stored}"
+        stored = f"storing {self.stored_list}"
         return "\n".join([*rows, options, stored])
 
     @cached_property
@@ -138,7 +138,7 @@ class BatchView:
     controls: ControlRows | None = None
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """B."""
         return self.seed.shape[0]
 
@@ -151,14 +151,15 @@ class BatchView:
     def device(self) -> torch.device:
         return self.seed.device
 
-    def view(self, rows: int) -> BatchView:
+    def view(self, num_rows: int) -> BatchView:
         """This view, if it has so many rows.
 
         Raises:
             ValueError: it has others.
         """
-        if rows != self.rows:
+        if num_rows != self.num_rows:
             raise ValueError(
-                f"batch: expected {rows} rows, as hidden_states or logits have, got {self.rows}"
+                f"batch: expected {num_rows} rows, as hidden_states or logits have, "
+                f"got {self.num_rows}"
             )
         return self

@@ -42,7 +42,7 @@ class Step:
         batch: its rows.
         noise: what their scores need; without samples the step only stores logits.
         controls: their controls over the shard; None if there are none.
-        logits: fp32 [R or 2 R, V_local], memory for the logits of `batch.plan.stored`: the raw
+        logits: fp32 [R or 2 R, V_local], memory for the logits of the stored rows: the raw
             ones, then with controls the processed ones. None if the plan stores none.
         out: what the step will return; None if it only stores logits.
     """
@@ -57,4 +57,4 @@ class Step:
     @property
     def num_words(self) -> int:
         """How many words the step exchanges: one per row and sample."""
-        return self.batch.rows * self.noise.num_samples
+        return self.batch.num_rows * self.noise.num_samples

@@ -87,9 +87,9 @@ class Laws:
 
         cut = torch.full_like(top_word, word.LOWEST_DRAWABLE)
         if batch.plan.filters is not None:
-            index = batch.plan.filters.rows
+            index = batch.plan.filters.row_index
             tops = top.flatten()[index]
-            filtered = rows.select(batch.plan.filters.host_rows)
+            filtered = rows.select(batch.plan.filters.row_list)
             cut.view(-1)[index] = find_cut(filtered, batch.plan.filters, tops, ranks)
         certain = ~rows.noise.random.view(shape) | (top == torch.inf)
         cut = torch.where(certain, top_word, cut)

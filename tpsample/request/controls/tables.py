@@ -64,8 +64,8 @@ class ControlTables:
         whole: int32 [1, ceil(V / 32)], a bit per id of the vocabulary.
         allowed: int32 [slots, ceil(V / 32)], a bit per id that allowed_token_ids leaves; None until
             a row needs it.
-        told: int64 [slots], digest of the tokens so far of a slot that reads them, else 0. Only
-            kept up to date on a CPU, where ranks compare it.
+        token_digest: int64 [slots], digest of the tokens so far of a slot that reads them, else 0.
+            Only kept up to date on a CPU, where ranks compare it.
         has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
             for these, and the state is allocated for them.
     """
@@ -85,7 +85,7 @@ class ControlTables:
         self.recent = self._ids(slots, 1).fill_(ABSENT)
         self.whole = pack_ids(None, vocab_size).to(device).unsqueeze(0)
         self.allowed: Tensor | None = None
-        self.told = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.token_digest = torch.zeros(slots, dtype=torch.int64, device=device)
         self._requests: dict[int, _Request] = {}
         self._states: dict[VocabShard, TokenState] = {}
         self._appends = 0
@@ -110,7 +110,7 @@ class ControlTables:
         )
         self.min_tokens[slot] = params.min_tokens if params.stop_token_ids else 0
         self.length[slot] = len(output)
-        self.told[slot] = digest_text(f"{prompt}{output}") | 1 if params.reads_output else 0
+        self.token_digest[slot] = digest_text(f"{prompt}{output}") | 1 if params.reads_output else 0
         self._load_words(slot, params, output)
         if params.allowed_token_ids is not None and self.allowed is None:
             self.allowed = self.whole.repeat(self.slots, 1)
@@ -145,8 +145,10 @@ class ControlTables:
         moved = torch.cat([token_ids.to(torch.int32).unsqueeze(1), recent[:, :-1]], dim=1)
         self.recent[slots] = torch.where(there.unsqueeze(1), moved, recent)
         if self.device.type == "cpu":
-            told = self.told[slots]
-            self.told[slots] = torch.where(there & (told != 0), mix(told + token_ids), told)
+            digest = self.token_digest[slots]
+            self.token_digest[slots] = torch.where(
+                there & (digest != 0), mix(digest + token_ids), digest
+            )
         for state in self._states.values():
             state.append(slots, token_ids)
 
