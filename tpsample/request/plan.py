@@ -80,8 +80,18 @@ class BatchPlan:
             asking,
         )
 
+    def of_requests(self, requests: Sequence[SamplingParams]) -> BatchPlan:
+        """Return the plan of other rows with the same options."""
+        return BatchPlan.of(
+            requests,
+            self.vocab_size,
+            self.device,
+            kept_cap=self.kept_cap,
+            fixed_rounds=self.fixed_rounds,
+        )
+
     def repeated(self, times: int) -> BatchPlan:
-        """The plan of every row `times` times in a row; it reports no kept sets."""
+        """Return the plan of every row `times` times in a row; it reports no kept sets."""
         if times not in self._repeated:
             requests = [request for request in self.requests for _ in range(times)]
             self._repeated[times] = BatchPlan.of(
@@ -136,6 +146,21 @@ class BatchView:
     seed: Tensor
     plan: BatchPlan
     controls: ControlRows | None = None
+
+    def after_drafts(self, draft_token_ids: Tensor) -> BatchView:
+        """Return B · (K + 1) rows: row b · (K + 1) + i is row b after i of its K drafts.
+
+        Args:
+            draft_token_ids: int64 [B, K], which penalties, bad_words and min_tokens see as output.
+        """
+        times = draft_token_ids.shape[1] + 1
+        controls = self.controls
+        return BatchView(
+            self.temperature.repeat_interleave(times),
+            self.seed.repeat_interleave(times),
+            self.plan.repeated(times),
+            None if controls is None else controls.after_drafts(draft_token_ids.to(torch.int32)),
+        )
 
     @property
     def num_rows(self) -> int:

@@ -42,9 +42,3 @@ class SeedSource:
         low, high, *_ = philox4x32(counter, key, 10)
         self.drawn += count
         return (high << 32 | low) & (2**63 - 1)
-
-
-def signed64(seed: int) -> int:
-    """64 bits of a seed as int64 holds them."""
-    bits = seed & 0xFFFFFFFFFFFFFFFF
-    return bits - (1 << 64) if bits >> 63 else bits

@@ -71,9 +71,10 @@ class ControlTables:
     """
 
     @torch.inference_mode(False)
-    def __init__(self, slot_of: list[int], vocab_size: int, device: torch.device) -> None:
-        self.device, self.vocab_size, slots = device, vocab_size, len(slot_of)
-        self.slot_of = torch.tensor(slot_of, dtype=torch.int64, device=device)
+    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+        self.device, self.vocab_size = device, vocab_size
+        self._slot_list = list(range(slots))
+        self.slot_of = torch.arange(slots, device=device)
         self.has_penalties = self.has_bias = self.has_masks = False
         self.wants = torch.zeros(slots, dtype=torch.int32, device=device)
         self.penalties = torch.zeros(slots, 3, dtype=torch.float32, device=device)
@@ -96,9 +97,10 @@ class ControlTables:
 
     @torch.inference_mode(False)
     def load(
-        self, slot: int, params: SamplingParams, prompt: tuple[int, ...], output: tuple[int, ...]
+        self, row: int, params: SamplingParams, prompt: tuple[int, ...], output: tuple[int, ...]
     ) -> None:
-        """Start the state of a slot anew."""
+        """Start the state of a row anew."""
+        slot = self._slot_list[row]
         self._requests[slot] = _Request(params, prompt, output, self._appends)
         self.has_penalties |= params.penalised
         self.has_bias |= bool(params.logit_bias)
@@ -132,6 +134,16 @@ class ControlTables:
             self.bad_words[slot, i] = _padded(sequence, NO_TOKEN, self.bad_words.shape[2])
         width = self.recent.shape[1]
         self.recent[slot] = _padded(list(reversed(output))[:width], ABSENT, width)
+
+    @torch.inference_mode(False)
+    def reorder(self, order: list[int]) -> None:
+        """Keep the state of these rows, in this order; the slots of all others are free."""
+        kept = [self._slot_list[row] for row in order]
+        free = set(self._slot_list).difference(kept)
+        for slot in free:
+            self._requests.pop(slot, None)
+        self._slot_list = [*kept, *sorted(free)]
+        self.slot_of.copy_(torch.tensor(self._slot_list, dtype=torch.int64))
 
     @torch.inference_mode(False)
     def append(self, token_ids: Tensor) -> None:
@@ -190,10 +202,6 @@ class ControlTables:
                 for token_id, bias in (params.logit_bias or {}).items()
             },
         )
-
-    def forget(self, slot: int) -> None:
-        """A row has left; its slot may be loaded again."""
-        self._requests.pop(slot, None)
 
     def _ids(self, *shape: int) -> Tensor:
         return torch.full(shape, NO_TOKEN, dtype=torch.int32, device=self.device)
