@@ -215,7 +215,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
         entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
-    ).of_rows(asked.row_index, batch.num_rows)
+    ).of_rows(asked.row_index, batch.rows)
 
 
 def _rows(

@@ -221,7 +221,7 @@ class LMHeadSampler:
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out)
         if capturing(self.weight.device):
             self._captured.append(step)
-        if batch.num_rows:
+        if batch.rows:
             self.exchange.begin()
             parts, push = self.exchange.parts, self.exchange.push
             for part in range(parts):
@@ -234,7 +234,7 @@ class LMHeadSampler:
         """Second half of a call: what it returns, once every rank's words are there."""
         out, plan = step.out, step.batch.plan
         assert out is not None
-        if step.batch.num_rows:
+        if step.batch.rows:
             with self.agreement.leaving_on_error():
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:

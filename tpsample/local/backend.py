@@ -44,7 +44,7 @@ class Backend:
     ) -> Step:
         """Make the step of these inputs. Without samples it only stores logits."""
         controls = logits = None
-        if batch.num_rows and batch.controls is not None:
+        if batch.rows and batch.controls is not None:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored_index is not None:
             raw_and_processed = 1 if controls is None else 2

@@ -65,4 +65,4 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
     sampled = token_ids[asked.row_index].view(len(asked.row_list), -1)
     shown = rows.select(asking.places).shown(asked.processed)
     found = find_logprobs(shown, asked, asking.filters, asking.filtered, sampled, ranks)
-    return found.of_rows(asked.row_index, batch.num_rows)
+    return found.of_rows(asked.row_index, batch.rows)

@@ -73,7 +73,7 @@ class ShardLogits:
         """
         count = len(batch.plan.stored_list)
         raw, processed = stored[:count], stored[count:]
-        all_rows = lists_all(batch.plan.stored_list, len(batch.seed))
+        all_rows = lists_all(batch.plan.stored_list, batch.rows)
         index = slice(None) if all_rows else batch.plan.stored_index
         assert index is not None
         return cls(

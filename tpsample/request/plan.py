@@ -7,7 +7,7 @@ can be of other rows. A `BatchView` is made for one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -31,10 +31,9 @@ class BatchPlan:
         kept_cap: most tokens of a kept set that a step reports; None reports none.
         fixed_rounds: a step with filters never waits for the device.
         filters: the rows with top_k, top_p or min_p; None if there are none.
-        logprobs: what rows ask for logprobs; None if none does.
-        stored_list, stored_index: a list and int64 [R]: rows whose logits a step keeps on their
-            ranks; empty and None if there are none. See `stored_order`.
-        stored_place: int32 [B], place of each row in `stored_list`, or -1; None if there are none.
+        logprobs: the rows that ask for logprobs; None if there are none.
+        stored_list, stored_index, stored_place: the rows whose logits a step keeps on their ranks,
+            as `stored_order` returns them.
         asking: where the rows that ask for logprobs are among the stored ones.
     """
 
@@ -60,28 +59,22 @@ class BatchPlan:
         *,
         kept_cap: int | None = None,
         fixed_rounds: bool = False,
+        stores_all: bool = False,
     ) -> BatchPlan:
-        """The plan of rows with these requests. Its tensors are sent to the device here."""
+        """Make the plan of rows with these requests, and send its tensors to the device.
+
+        Args:
+            stores_all: keep every row's logits, whether the request needs them or not.
+        """
         filters = RowFilters.of(requests, vocab_size, device)
         logprobs = LogprobRows.of(requests, vocab_size, device)
-        stored_list, stored_index, place = stored_order(filters, logprobs, len(requests), device)
-        asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored_list)
-        return BatchPlan(
-            tuple(requests),
-            vocab_size,
-            device,
-            kept_cap,
-            fixed_rounds,
-            filters,
-            logprobs,
-            stored_list,
-            stored_index,
-            place,
-            asking,
-        )
+        stored = stored_order(filters, logprobs, len(requests), device, stores_all=stores_all)
+        asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored[0])
+        options = (vocab_size, device, kept_cap, fixed_rounds)
+        return BatchPlan(tuple(requests), *options, filters, logprobs, *stored, asking)
 
     def of_requests(self, requests: Sequence[SamplingParams]) -> BatchPlan:
-        """Return the plan of other rows with the same options."""
+        """Make the plan of other rows with the same options."""
         return BatchPlan.of(
             requests,
             self.vocab_size,
@@ -101,29 +94,16 @@ class BatchPlan:
 
     @cached_property
     def storing_every_row(self) -> BatchPlan:
-        """The same rows; a step keeps the logits of all of them on their ranks, in order."""
-        with torch.inference_mode(False):
-            stored_list = list(range(len(self.requests)))
-            stored_index = torch.arange(len(self.requests), device=self.device)
-            asking = None
-            if self.logprobs is not None:
-                asking = AskingRows.of(self.logprobs, self.filters, stored_list)
-            return replace(
-                self,
-                stored_list=stored_list,
-                stored_index=stored_index,
-                stored_place=stored_index.to(torch.int32),
-                asking=asking,
-                _repeated={},
-            )
+        """The plan that keeps the logits of all of these rows on their ranks, in order."""
+        options = (self.requests, self.vocab_size, self.device)
+        return BatchPlan.of(*options, fixed_rounds=self.fixed_rounds, stores_all=True)
 
     @cached_property
     def text(self) -> str:
-        """The plan as text that is equal on ranks whose plans are; for ranks to compare."""
+        """The plan as a text that is equal on ranks whose plans are, for ranks to compare."""
         rows = [f"row {row}: {request.text}" for row, request in enumerate(self.requests)]
         options = f"kept_cap={self.kept_cap}, fixed_rounds={self.fixed_rounds}"
-        stored = f"storing {self.stored_list}"
-        return "\n".join([*rows, options, stored])
+        return "\n".join([*rows, options, f"storing {self.stored_list}"])
 
     @cached_property
     def digest(self) -> int:
@@ -147,6 +127,33 @@ class BatchView:
     plan: BatchPlan
     controls: ControlRows | None = None
 
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.seed.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.plan.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.seed.device
+
+    def view(self, num_rows: int) -> BatchView:
+        """Return this view.
+
+        Raises:
+            ValueError: it has another number of rows.
+        """
+        if num_rows != self.rows:
+            raise ValueError(
+                f"batch: expected {num_rows} rows, as hidden_states or logits have, got {self.rows}"
+            )
+        return self
+
     def after_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """Return B · (K + 1) rows: row b · (K + 1) + i is row b after i of its K drafts.
 
@@ -161,30 +168,3 @@ class BatchView:
             self.plan.repeated(times),
             None if controls is None else controls.after_drafts(draft_token_ids.to(torch.int32)),
         )
-
-    @property
-    def num_rows(self) -> int:
-        """B."""
-        return self.seed.shape[0]
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.plan.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self.seed.device
-
-    def view(self, num_rows: int) -> BatchView:
-        """This view, if it has so many rows.
-
-        Raises:
-            ValueError: it has others.
-        """
-        if num_rows != self.num_rows:
-            raise ValueError(
-                f"batch: expected {num_rows} rows, as hidden_states or logits have, "
-                f"got {self.num_rows}"
-            )
-        return self

@@ -57,4 +57,4 @@ class Step:
     @property
     def num_words(self) -> int:
         """How many words the step exchanges: one per row and sample."""
-        return self.batch.num_rows * self.noise.num_samples
+        return self.batch.rows * self.noise.num_samples
