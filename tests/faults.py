@@ -50,7 +50,7 @@ FILTERS = [
     ),
     Fault(
         "the kept set has k + 1 tokens",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "in_top_k = (rank < top_k) | (keep_ties & (logits == kth))",
         "in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))",
         ("tests/test_kept_set.py::test_golden",),
@@ -71,7 +71,7 @@ FILTERS = [
     ),
     Fault(
         "min_p is taken off the total though it comes last",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         '-math.inf if r.filter_order == "min_p_last" else its',
         "its",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
@@ -106,7 +106,7 @@ FILTERS = [
     ),
     Fault(
         "as many rows are taken for all in order",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         "return index == list(range(count))",
         "return len(index) == count",
         (
@@ -125,21 +125,21 @@ FILTERS = [
 TIES = [
     Fault(
         "top_k keeps no ties",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "(keep_ties & (logits == kth))",
         "(keep_ties & (logits > kth))",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "top_p keeps no ties",
-        "tpsample/core/order.py",
+        "tpsample/reference.py",
         "before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)",
         "pass",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
         "exact ties are kept",
-        "tpsample/core/order.py",
+        "tpsample/request/filters.py",
         'keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),',
         "keep_ties=tensor([True for r in kept], torch.bool),",
         ("tests/test_kept_set.py::test_the_kept_set_by_hand",),
@@ -345,7 +345,7 @@ EXCHANGES = [
 SCORES = [
     Fault(
         "a greedy row is divided by its temperature",
-        "tpsample/core/score.py",
+        "tpsample/core/row_noise.py",
         "return torch.where(random, temperature, 1.0), random",
         "return temperature, random",
         (
@@ -429,7 +429,7 @@ REQUESTS = [
     ),
     Fault(
         "drafts are not penalised",
-        "tpsample/request/controls/token_state.py",
+        "tpsample/request/controls/apply.py",
         "history = history + 2 * counted.T.to(torch.int32)",
         "history = history + 0",
         ("tests/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
@@ -450,7 +450,7 @@ REQUESTS = [
     ),
     Fault(
         "repetition divides negative logits",
-        "tpsample/request/controls/token_state.py",
+        "tpsample/request/controls/apply.py",
         "scaled = torch.where(logits > 0, logits / repetition, logits * repetition)",
         "scaled = logits / repetition",
         ("tests/test_controls.py::test_the_definition_is_what_lists_say",),

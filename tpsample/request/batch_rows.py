@@ -153,7 +153,7 @@ class BatchRows:
         if needs_controls(params):
             self._make_tables()
         if self._tables is not None:
-            self._tables.load(row, params, request.prompt, request.output)
+            self._tables.load(row, request)
 
     @torch.inference_mode(False)
     def _reorder(self, order: list[int]) -> None:
