@@ -183,7 +183,7 @@ def _on_virtual_ranks(logits: Tensor, problem: Problem, world_size: int) -> tupl
 
     def body(ranks: VirtualRanks) -> tuple[Tensor, int]:
         shard = shards[ranks.rank]
-        own = logits[batch.plan.stored][:, shard.start : shard.stop]
+        own = logits[batch.plan.stored_index][:, shard.start : shard.stop]
         stored = ShardLogits.of(own, view, noise, first_id=shard.start)
         assert view.plan.filters is not None
         words = sample_filtered(stored, view.plan.filters, ranks)

@@ -486,7 +486,7 @@ REQUESTS = [
     Fault(
         "one request for all rows loses its prompt",
         "tpsample/request/batch.py",
-        "prompt_token_ids=[single.prompt] * rows,",
+        "prompt_token_ids=[single.prompt] * num_rows,",
         "prompt_token_ids=None,",
         (
             "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
@@ -495,16 +495,16 @@ REQUESTS = [
     Fault(
         "one request for all rows loses its temperature",
         "tpsample/request/batch.py",
-        "expanded._temperature.copy_(self._temperature.expand(rows))",
+        "repeated.temperature.copy_(self.temperature.expand(num_rows))",
         "pass",
         (
             "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
         ),
     ),
     Fault(
-        "one request for all rows loses its forced id",
+        "one request for all rows loses its masks",
         "tpsample/request/batch.py",
-        'expanded.forced_token_ids = self._masks.for_each("forced_token_ids", rows)',
+        "repeated._assign(name, self._masks.for_each(name, num_rows))",
         "pass",
         (
             "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
@@ -513,8 +513,9 @@ REQUESTS = [
     Fault(
         "repeated rows are of the plan before",
         "tpsample/request/batch.py",
-        "self.plan.repeated(times),",
-        'self.__dict__.setdefault("_first_plan", self.plan).repeated(times),',
+        "BatchView(self.temperature, self.seed, self.plan, self._controls())",
+        "BatchView(self.temperature, self.seed, "
+        'self.__dict__.setdefault("_first_plan", self.plan), self._controls())',
         (
             "tests/request/test_batch_state.py::"
             "test_rows_updated_between_verifications_of_one_width_are_what_is_verified",

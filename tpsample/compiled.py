@@ -103,7 +103,7 @@ def call(
         raise UnsupportedParameter("out: not inside torch.compile; leave it out there")
     rows = hidden_states.shape[0]
     batch = batch.for_rows(rows)
-    if batch.unseeded or batch.plan.stored is not None or batch.has_controls:
+    if batch.unseeded or batch.plan.stored_index is not None or batch.has_controls:
         raise UnsupportedParameter(
             "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties "
             "and constraints must be off; call the sampler outside the compiled function"

@@ -205,8 +205,13 @@ def _token_words(
 def _as_int64(x: Tensor | int, device: torch.device | None) -> Tensor:
     if isinstance(x, Tensor):
         return x.to(torch.int64)
-    bits = int(x) & 0xFFFFFFFFFFFFFFFF
-    return torch.tensor(bits - (1 << 64) if bits >> 63 else bits, device=device)
+    return torch.tensor(signed64(int(x)), device=device)
+
+
+def signed64(bits: int) -> int:
+    """Return 64 bits, given as a signed or unsigned int, as int64 holds them."""
+    bits &= 0xFFFFFFFFFFFFFFFF
+    return bits - (1 << 64) if bits >> 63 else bits
 
 
 def _round32(x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class Logprobs:
     ranks: Tensor
     entropies: Tensor
 
-    def of_rows(self, rows: Tensor, num_rows: int) -> Logprobs:
+    def of_rows(self, row_index: Tensor, num_rows: int) -> Logprobs:
         """The same for a batch of `num_rows` rows of which these are `rows`."""
         shape = (num_rows, self.token_ids.shape[1])
         whole = Logprobs(
@@ -38,10 +38,10 @@ class Logprobs:
             self.ranks.new_zeros(shape),
             self.entropies.new_full((num_rows,), torch.nan),
         )
-        whole.token_ids[rows] = self.token_ids
-        whole.values[rows] = self.values
-        whole.ranks[rows] = self.ranks
-        whole.entropies[rows] = self.entropies
+        whole.token_ids[row_index] = self.token_ids
+        whole.values[row_index] = self.values
+        whole.ranks[row_index] = self.ranks
+        whole.entropies[row_index] = self.entropies
         return whole
 
 

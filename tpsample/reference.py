@@ -91,7 +91,7 @@ def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
     kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
     filters = view.plan.filters
     if filters is not None:
-        rows = filters.rows
+        rows = filters.row_index
         temperature, random = safe_temperature(view.temperature[rows])
         filtered = kept_rows(logits[rows], temperature, filters)
         kept[rows] &= filtered | ~random.unsqueeze(1)
@@ -191,16 +191,16 @@ def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor
     if asked is None:
         raise ValueError("batch: no row asks for logprobs")
     processed, as_logits = asked.processed.unsqueeze(1), asked.as_logits.unsqueeze(1)
-    kept = kept_mask(logits, batch)[asked.rows]
-    final = processed_logits(logits, batch)[asked.rows]
-    logits = torch.where(processed, final, logits.float()[asked.rows])
-    temperature, _ = safe_temperature(batch.temperature[asked.rows].unsqueeze(1))
+    kept = kept_mask(logits, batch)[asked.row_list]
+    final = processed_logits(logits, batch)[asked.row_list]
+    logits = torch.where(processed, final, logits.float()[asked.row_list])
+    temperature, _ = safe_temperature(batch.temperature[asked.row_list].unsqueeze(1))
     shown = torch.where(processed, (logits.double() / temperature).where(kept, -torch.inf), logits)
     log_softmax = shown.log_softmax(dim=1)
     values = torch.where(as_logits, shown, log_softmax)
     entropies = -(log_softmax.exp() * log_softmax).nan_to_num(0.0).sum(dim=1)
 
-    drawn = token_ids[asked.rows].view(len(asked.rows), -1)
+    drawn = token_ids[asked.row_list].view(len(asked.row_list), -1)
     listed = order_words(logits).argsort(dim=1, descending=True)[:, : asked.top]
     wanted = torch.arange(asked.top, device=logits.device) < asked.top_of.unsqueeze(1)
     listed = listed.where(wanted, word.NO_TOKEN)
@@ -215,7 +215,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
         entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
-    ).of_rows(asked.index, batch.rows)
+    ).of_rows(asked.row_index, batch.rows)
 
 
 def _rows(

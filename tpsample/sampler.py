@@ -215,7 +215,7 @@ class LMHeadSampler:
         if step.batch.rows:
             with self.agreement.leaving_on_error():
                 self.exchange.finish(out, step.batch.seed)
-                if plan.stored is not None:
+                if plan.stored_index is not None:
                     finish_logits(shard_logits(step, self.shard, self.backend), step, self.ranks)
                 self._desync.add(step.noise.positions, out)
         return out

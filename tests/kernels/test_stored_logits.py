@@ -80,9 +80,9 @@ def test_with_controls_the_processed_logits_are_stored_too(backend):
     step = sampler.begin(rows.hidden_states, view, rows.positions, out)
     sampler.finish(step)
     stored = shard_logits(step, sampler.shard, sampler.backend)
-    assert batch.plan.host_stored == [1, 2, 3, 4]
-    processed = reference.processed_logits(rows.logits, batch)[batch.plan.stored]
-    assert torch.equal(stored.raw, rows.logits[batch.plan.stored])
+    assert batch.plan.stored_list == [1, 2, 3, 4]
+    processed = reference.processed_logits(rows.logits, batch)[batch.plan.stored_index]
+    assert torch.equal(stored.raw, rows.logits[batch.plan.stored_index])
     assert torch.equal(stored.logits, processed)
     assert not torch.equal(stored.logits, stored.raw)
 
@@ -119,7 +119,7 @@ def test_only_stored_rows_are_written_and_all_of_them(block_v):
     shard = VocabShard(first, last)
     backend = TritonBackend(weight, shard, None, Head(), rounds=10, max_rows=len(rows.params))
     backend.tile = tile
-    stored, width = len(batch.plan.host_stored), last - first
+    stored, width = len(batch.plan.stored_list), last - first
     assert 0 < stored < len(rows.params)
     memory = torch.full((stored * width + 2 * width,), math.nan)
     step = replace(
@@ -128,5 +128,5 @@ def test_only_stored_rows_are_written_and_all_of_them(block_v):
     )
     backend.best_words(step, torch.zeros(len(rows.params), dtype=torch.int64))
     logits = shard_logits(step, shard, "triton").logits
-    assert torch.equal(logits, rows.logits[batch.plan.stored][:, first:last])
+    assert torch.equal(logits, rows.logits[batch.plan.stored_index][:, first:last])
     assert memory[:width].isnan().all() and memory[-width:].isnan().all()

@@ -116,14 +116,14 @@ def _stored(rows: Rows) -> tuple[ShardLogits, SamplingBatch]:
     batch = rows.batch
     view = batch.view(batch.rows)
     row_noise = RowNoise(view.temperature, view.seed, rows.positions, 1, 10)
-    return ShardLogits.of(rows.logits[batch.plan.stored], view, row_noise), batch
+    return ShardLogits.of(rows.logits[batch.plan.stored_index], view, row_noise), batch
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_sampling_by_an_explicit_threshold_is_the_same(name):
     rows = Rows([KINDS[name]], grid())
     stored, batch = _stored(rows)
-    filtered = batch.plan.filters.rows
+    filtered = batch.plan.filters.row_index
     top = stored.logits.amax(dim=1)
     cut = find_cut(stored, batch.plan.filters, top, Ranks())
 
@@ -249,7 +249,7 @@ def test_a_batch_without_filters_has_no_filtered_rows():
     ]
     assert SamplingBatch.from_params(off, vocab_size=V).plan.filters is None
     mixed = SamplingBatch.from_params([*off, SamplingParams(top_k=V - 1)], vocab_size=V)
-    assert mixed.plan.filters.rows.tolist() == [4]
+    assert mixed.plan.filters.row_index.tolist() == [4]
 
 
 def test_filtered_draws_follow_the_renormalised_softmax():

@@ -35,7 +35,7 @@ def _assert_is_the_oracles(got: KeptSets, rows: Rows, cap: int) -> None:
     batch = rows.batch
     temperatures = batch.temperature.tolist()
     mask, order = rows.kept_mask(), order_words(rows.logits).argsort(dim=1, descending=True)
-    assert got.rows.tolist() == batch.plan.filters.host_rows
+    assert got.rows.tolist() == batch.plan.filters.row_list
     assert len(got.token_ids) == len(got.log_masses) == got.offsets[-1]
     for i, row in enumerate(got.rows.tolist()):
         expected = order[row][mask[row][order[row]]]

@@ -36,7 +36,7 @@ class Twins:
         kinds = kinds_of_logits()
         rows = Rows([kinds["normal"], kinds["two-valued"]], [*grid()[3::125], *MORE])
         batch = rows.batch
-        logits = rows.logits[batch.plan.stored]
+        logits = rows.logits[batch.plan.stored_index]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
         logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
         noise = RowNoise(batch.temperature, batch.seed, rows.positions, num_samples, 10)

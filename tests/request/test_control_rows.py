@@ -115,14 +115,3 @@ def test_seeds_of_rows_without_one_survive_moves():
     drawn = batch.seed[0].item()
     batch.drop(1)
     assert batch.seed.tolist() == [drawn]
-
-
-def test_siblings_follow_vllms_rule():
-    request = SamplingParams(seed=2**64 - 1, top_k=4)
-    assert [s.seed for s in request.siblings(3)] == [2**64 - 1, 0, 1]
-    assert all(s.top_k == 4 for s in request.siblings(3))
-    assert [s.seed for s in SamplingParams().siblings(2)] == [None, None]
-    with pytest.raises(ValueError, match="n:"):
-        SamplingParams(temperature=0).siblings(2)
-    with pytest.raises(ValueError, match="n:"):
-        request.siblings(0)

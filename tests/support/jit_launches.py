@@ -126,7 +126,7 @@ def step(
         own = words.own_words(part)[: begun.num_words]
         backend.best_words(begun, own, part, words.parts, words.push)
     words.finish(out, view.seed)
-    if view.plan.stored is None:
+    if view.plan.stored_index is None:
         return 0
     with Operators() as operators:
         finish_logits(shard_logits(begun, shard, "triton"), begun, words.ranks)

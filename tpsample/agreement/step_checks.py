@@ -98,7 +98,7 @@ class StepChecks:
             batch.prepare(self.shard)
         else:
             batch = batch.view(rows)
-        if batch.plan.stored is not None:
+        if batch.plan.stored_index is not None:
             self.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids, self.seeds.drawn)
 

@@ -1,13 +1,16 @@
-"""Checks of single values. Each message names the argument, what was expected and what came."""
+"""Checks of single values. A message names the argument, what was expected and what came."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 
 def check_current(device: torch.device) -> None:
-    """Kernels are launched on the current device of the process."""
+    """Raise a ValueError unless the device is the process's current one, where kernels start."""
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         raise ValueError(
             f"lm_head_weight: is on {device}, but the current device of this process is "
@@ -16,20 +19,30 @@ def check_current(device: torch.device) -> None:
 
 
 def require_plain(name: str, value: object) -> None:
-    """A DTensor is a tensor by type; its part on this rank is what is wanted."""
+    """Raise a TypeError for a DTensor, because its part on this rank is what is wanted."""
     if type(value).__name__ == "DTensor":
         raise TypeError(f"{name}: got a DTensor; pass its part on this rank, {name}.to_local()")
 
 
-def check_int(name: str, value: int, low: int, high: int) -> int:
-    """An int within bounds, returned."""
+def check_int(name: str, value: object, low: int, high: int) -> int:
+    """Return an int that lies within bounds; raise a ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name}: expected an int from {low} to {high}, got {value!r}")
     return value
 
 
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer of any type, such as NumPy's, but not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_listing(value: object) -> bool:
+    """Return whether a value lists others, which a text and a mapping do not."""
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+
+
 def describe(value: object) -> str:
-    """What came, for a message."""
+    """Return what a message says of a value that came."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"
     return repr(value)

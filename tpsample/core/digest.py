@@ -1,7 +1,8 @@
-"""Digests of 64 bits, for ranks to compare: of tensors where they are, of texts on the host.
+"""Digests of 64 bits that ranks compare: of tensors where they are, and of texts on the host.
 
-On a device it is mix, the finaliser of SplitMix64 (Steele et al., OOPSLA 2014), a bijection: two
-tensors that differ in one element never have the same digest. On the host it is BLAKE2b.
+On a device a digest is made by `mix`, the finaliser of SplitMix64 (Steele et al., OOPSLA 2014).
+That is a bijection, so two tensors that differ in one element never have the same digest. On the
+host it is BLAKE2b.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _FEW = 4096
 
 
 def digest_rows(*columns: Tensor) -> Tensor:
-    """int64 scalar of integer tensors [B]; the order of the rows and of the columns counts.
+    """Return an int64 scalar of integer tensors [B], in which the order of rows and columns counts.
 
-    The rows are summed modulo 2^64, so the order in which a device adds them does not.
+    The rows are summed modulo 2^64, so the order in which a device adds them does not count.
     """
     rows = torch.arange(columns[0].shape[0], device=columns[0].device) + _GOLDEN
     digest = mix(rows)
@@ -32,10 +33,10 @@ def digest_rows(*columns: Tensor) -> Tensor:
 
 
 def digest_bits(tensor: Tensor) -> int:
-    """A signed 64-bit integer of the bits of a tensor of any dtype, and of how many there are.
+    """Return a signed 64-bit integer of a tensor's bits, whatever its dtype, and of their number.
 
-    Few elements are read and hashed by the host, because that takes less time than mixing them by
-    small operators; many are mixed.
+    The host hashes a few elements, because that takes less time than small operators; many are
+    mixed.
     """
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     flat = tensor.detach().contiguous().view(-1)
@@ -46,18 +47,18 @@ def digest_bits(tensor: Tensor) -> int:
 
 
 def digest_text(text: str) -> int:
-    """A signed 64-bit integer of a text."""
+    """Return a signed 64-bit integer of a text."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def mix(x: Tensor) -> Tensor:
-    """A bijection of 64 bits in which every input bit moves about half of the output bits."""
+    """Map 64 bits to 64 bits one to one, each input bit moving half the output bits."""
     for shift, factor in _FACTORS:
         x = (x ^ _shift_right(x, shift)) * factor
     return x ^ _shift_right(x, 31)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift of int64, whose own shift keeps the sign."""
+    """Shift int64 as if it were unsigned; its own shift keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -6,19 +6,20 @@
     min_p   keep v iff y_v >= ln(min_p)
     top_k   keep the first k; ties="keep" also what equals the k-th logit
     top_p   keep v iff the mass before v < ceil(top_p · Z); ties="keep" also what equals the logit
-            of the last of these, which is to count greater logits alone as before v
+            of the last of these, because then only greater logits count as before v
 
-Each rule keeps a prefix of the order, so the kept set is their shortest, whichever comes first.
-The order of the rules matters to the mass Z alone, of which top_p is a share (`filter_order`):
+Each rule keeps a prefix of the order, so the kept set is the shortest of them. The order in which
+the rules apply matters only to the mass Z of which top_p is a share (`filter_order`):
 
     sequential   min_p, then top_k, then top_p      Z is the mass of what both left
     joint        min_p, then top_k beside top_p     Z is the mass of what min_p left
     min_p_last   top_k, then top_p, then min_p      Z is the mass of what top_k left
 
-A masked token (-inf) is never kept; a row with +inf logits has mass on these alone. Sums of masses
-are sums of integers (at most 2^20 · 2^40), so the boundary depends on no order of summation: not on
-ranks, shards or tiles. The exponential is spelled out in IEEE additions and multiplications, so a
-mass does not depend on a device's math library either; it lies within one unit of the real number.
+A masked token (-inf) is never kept, and a row with +inf logits has mass on these alone. Sums of
+masses are sums of integers (at most 2^20 · 2^40), so the boundary does not depend on the order of
+summation, hence not on ranks, shards or tiles. The exponential is spelled out in IEEE additions and
+multiplications, so a mass does not depend on a device's math library; it lies within one unit of
+the real number.
 
 "sequential" is vLLM's order, "joint" FlashInfer's and by default SGLang's; min_p comes last in
 transformers, llama.cpp, TensorRT-LLM and SGLang. FlashInfer keeps ties, of top_k and of top_p.
@@ -32,23 +33,23 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.row_noise import LOG2_E
 
 TOP_MASS = 2**40
 """Mass of the most likely token."""
 
-_LOG2_E = math.log2(math.e)
 POWER_OF_2 = [math.log(2) ** n / math.factorial(n) for n in range(14)]
 """Taylor series of 2^f; on |f| <= 1/2 its remainder is below 2^-57."""
 
 
 def order_words(logits: Tensor, first_id: int = 0) -> Tensor:
-    """int64 [..., n]: descending, they list the tokens in the total order; NaN comes first."""
+    """Return int64 [..., n] whose descending order is the total order of tokens; NaN is first."""
     ids = torch.arange(first_id, first_id + logits.shape[-1], device=logits.device)
     return word.pack(logits, ids)
 
 
 def below_top(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
-    """y = (logit - top) / T, float64 <= 0; 0 for the top itself even if it is infinite.
+    """Return y = (logit - top) / T, float64 <= 0; 0 for the top itself even if it is infinite.
 
     Args:
         logits: fp32, any shape [F, …].
@@ -60,8 +61,8 @@ def below_top(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
 
 
 def masses(below: Tensor) -> Tensor:
-    """q = rint(2^40 · e^y), int64, of y <= 0 in float64."""
-    exponent = (below * _LOG2_E).clamp_(min=-64.0)
+    """Return q = rint(2^40 · e^y), int64, of y <= 0 in float64."""
+    exponent = (below * LOG2_E).clamp_(min=-64.0)
     whole = exponent.round()
     fraction = exponent.sub_(whole)
     power = torch.full_like(fraction, POWER_OF_2[-1])
@@ -73,15 +74,15 @@ def masses(below: Tensor) -> Tensor:
 
 
 def candidates(order_word: Tensor, below: Tensor, log_min_p: Tensor) -> Tensor:
-    """bool: neither masked nor cut by min_p. These tokens are a prefix of the order."""
+    """Return which tokens neither a mask nor min_p cuts; they are a prefix of the order."""
     return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below >= log_min_p)
 
 
 def min_p_cut(top: Tensor, temperature: Tensor, log_min_p: Tensor) -> Tensor:
-    """int64 [F]: what neither a mask nor min_p cuts are the tokens whose order word is >= it.
+    """Return int64 [F], the least order word that neither a mask nor min_p cuts.
 
-    `below_top` never falls as the logit rises, so a byte at a time finds the last of all fp32 keys
-    that is cut. In a row with a NaN, or with nothing but masked tokens, every key is.
+    `below_top` never falls as the logit rises, so the last of all fp32 keys that is cut is found a
+    byte at a time. In a row with a NaN, or with nothing but masked tokens, every key is cut.
 
     Args:
         top: fp32 [F], largest logits over all ranks.
@@ -100,9 +101,10 @@ def min_p_cut(top: Tensor, temperature: Tensor, log_min_p: Tensor) -> Tensor:
 
 
 def mass_limit(total: Tensor, top_p: Tensor) -> Tensor:
-    """int64: top_p keeps the tokens before which there is less mass; 2^62 where top_p is off.
+    """Return the int64 limit of the mass before the tokens that top_p keeps; 2^62 where it is off.
 
-    ceil(top_p · total), the product taken in float64; at least 1, so the first token stays.
+    It is ceil(top_p · total), the product taken in float64, and at least 1, so the first token
+    stays.
     """
     limit = (total.double() * top_p).ceil().to(torch.int64)
     return torch.where(top_p < 1, limit, 2**62)

@@ -1,4 +1,4 @@
-"""The per-row part of a score: its scale and its random streams. Twin: `tpsample.kernels.row_noise`."""
+"""The per-row part of a score: scale and random streams. Twin: `tpsample.kernels.row_noise`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch import Tensor
 
 from tpsample.noise import row_stream
 
+LOG2_E = math.log2(math.e)
+
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: the argmax of the logits, no noise."""
+"""A row with a lower temperature is greedy: it takes the argmax of the logits, without noise."""
 
 
 @dataclass(frozen=True)
 class RowNoise:
-    """What of the score does not depend on the token; derived when first asked for.
+    """The per-row part of a score: scale and random streams. Computed on first use.
 
     Attributes:
         temperature: fp32 [B].
@@ -41,7 +43,7 @@ class RowNoise:
     def scale(self) -> Tensor:
         """fp32 [B, 1], log2 e / T, 1 for greedy rows."""
         safe, random = safe_temperature(self.temperature.unsqueeze(1))
-        return torch.where(random, (math.log2(math.e) / safe.double()).float(), 1.0)
+        return torch.where(random, (LOG2_E / safe.double()).float(), 1.0)
 
     @cached_property
     def streams(self) -> list[tuple[Tensor, ...]]:
@@ -50,20 +52,19 @@ class RowNoise:
         return [row_stream(seed, positions, sample) for sample in range(self.num_samples)]
 
     def select(self, rows: Tensor | list[int] | slice) -> RowNoise:
-        """The constants of some of the rows."""
+        """Return the same for some of the rows."""
         chosen = replace(
             self,
             temperature=self.temperature[rows],
             seed=self.seed[rows],
             positions=self.positions[rows],
         )
-        if "streams" in vars(self):  # about a hundred operators: not made again
-            streams = [tuple(r[rows] for r in stream) for stream in self.streams]
-            vars(chosen)["streams"] = streams
+        if "streams" in vars(self):  # made by about a hundred operators, so they are not made again
+            vars(chosen)["streams"] = [tuple(r[rows] for r in stream) for stream in self.streams]
         return chosen
 
 
 def safe_temperature(temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """(temperature with 1 for greedy rows, whether the row is random)."""
+    """Return temperatures with 1 for greedy rows, and whether each row is random."""
     random = temperature >= GREEDY_BELOW
     return torch.where(random, temperature, 1.0), random

@@ -4,12 +4,11 @@
     score = fma(logit, log2 e / T, -L)      random row, L from `tpsample.noise`
     score = logit                           greedy row
 
-Each fp32 operation is computed in float64 and rounded once. The accumulated product itself is
-summed in float64 before its one rounding, so on a CPU a logit does not depend on how the
-vocabulary or the batch was cut.
+Each fp32 operation is computed in float64 and rounded once. The product itself is summed in float64
+and rounded once, so on a CPU a logit does not depend on how the vocabulary or the batch was cut.
 
-A product logit · log2 e / T beyond fp32 is infinite: such a logit counts as masked below zero and
-as forced above, whatever the other logits are.
+Where logit · log2 e / T exceeds fp32 the logit counts as infinite, whatever the other logits are:
+as masked below zero, as forced above.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from tpsample.noise import tile_noise, token_noise
 
 @dataclass(frozen=True)
 class Head:
-    """What the LM head does to a product before sampling; must match across ranks.
+    """How the LM head turns a product into a logit; must match across ranks.
 
     Attributes:
-        logit_scale: multiplies the product (Cohere, Granite).
+        logit_scale: a factor of the product (Cohere, Granite).
         logit_softcap: c in c · tanh(logit / c) (Gemma), or None.
     """
 
@@ -39,7 +38,7 @@ class Head:
 def logits_tile(
     hidden_states: Tensor, weight_tile: Tensor, bias_tile: Tensor | None, head: Head
 ) -> Tensor:
-    """fp32 logits [B, n] of n vocabulary rows.
+    """Return fp32 logits [B, n] of n vocabulary rows.
 
     Args:
         hidden_states: [B, D] in float64 (the caller converts once).
@@ -59,17 +58,17 @@ def logits_tile(
 
 
 def score_tile(logits: Tensor, first_id: int, rows: RowNoise, sample: int) -> Tensor:
-    """fp32 scores [B, n] of the logits of token ids first_id … first_id + n - 1."""
+    """Return fp32 scores [B, n] of the logits of token ids first_id … first_id + n - 1."""
     noise = tile_noise(rows.streams[sample], first_id, logits.shape[1], rows.rounds)
     return score(logits, noise, rows)
 
 
 def score_tokens(logits: Tensor, token_ids: Tensor, rows: RowNoise, sample: int) -> Tensor:
-    """fp32 scores [B, n] of the logits of any token ids, int64 [B, n]."""
+    """Return fp32 scores [B, n] of the logits of any token ids, int64 [B, n]."""
     return score(logits, token_noise(rows.streams[sample], token_ids, rows.rounds), rows)
 
 
 def score(logits: Tensor, noise: Tensor, rows: RowNoise) -> Tensor:
-    """fp32 scores [B, n] of logits [B, n] with L = `noise` [B, n]."""
+    """Return fp32 scores [B, n] of logits [B, n] with L = `noise` [B, n]."""
     product = logits.double() * rows.scale.double()
     return torch.where(rows.random, product - noise.double(), product).float()

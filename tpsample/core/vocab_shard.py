@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class VocabShard:
-    """Half-open range [start, stop) of global token ids; empty if start == stop.
+    """The global token ids [start, stop) that a rank owns; none if start == stop.
 
     Raises:
         TypeError: a bound is not an int.
@@ -32,9 +32,9 @@ class VocabShard:
 
     @staticmethod
     def even(vocab_size: int, rank: int, world_size: int) -> VocabShard:
-        """Shards of ceil(vocab_size / world_size) rows, the last ones shorter or empty.
+        """Return a rank's shard of ceil(vocab_size / world_size) rows, the last shorter or empty.
 
-        The split of `torch.chunk` and of a DTensor placed `Shard(0)`, so the local part of a
+        This is how `torch.chunk` and a DTensor placed `Shard(0)` split, so the local part of a
         sharded embedding fits as it is.
 
         Raises:

@@ -8,8 +8,8 @@
     True
 
 The map flips all bits of a negative float and the sign bit of a positive one; -0.0 becomes +0.0
-first, and every NaN gets the largest key, so that a NaN anywhere in a row wins and is seen by
-every rank. Words are never negative: stores, NCCL, gloo and CPUs agree on the maximum.
+first, and every NaN gets the largest key, so that a NaN anywhere in a row wins and every rank sees
+it. Words are never negative, so stores, NCCL, gloo and CPUs agree on the maximum.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TOKEN_MASK = MAX_VOCAB_SIZE - 1
 KEY_NAN = 0xFFFFFFFF
 KEY_MINUS_INF = 0x007FFFFF
 LOWEST_DRAWABLE = (KEY_MINUS_INF + 1) << TOKEN_BITS
-"""The least word of a candidate that may be drawn: of a logit, or a score, above -inf."""
+"""The least word of a candidate that may be drawn, because its logit or score is above -inf."""
 NO_TOKEN = -1
 LOST = 2**63 - 1
-"""Above every word of every epoch: a rank is lost, whatever the others found."""
+"""Larger than every word of every epoch, so that it wins: a rank is lost."""
 
 
 class Status(IntEnum):
-    """What became of a row. Identical on all ranks."""
+    """Whether a row has a token. Identical on all ranks."""
 
     OK = 0
     NAN = 1
@@ -48,36 +48,36 @@ class Status(IntEnum):
 
 
 def key(score: Tensor) -> Tensor:
-    """Order-preserving map of fp32 scores to 0 … 2^32 - 1, int64."""
+    """Map fp32 scores to int64 0 … 2^32 - 1, keeping their order."""
     bits = (score.float() + 0.0).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     ordered = torch.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
     return torch.where(score.isnan(), KEY_NAN, ordered)
 
 
 def pack(score: Tensor, token_id: Tensor) -> Tensor:
-    """Words of (score, global token id), epoch 0; the arguments broadcast."""
+    """Return words of (score, global token id), epoch 0; the arguments broadcast."""
     return (key(score) << TOKEN_BITS) | (TOKEN_MASK - token_id)
 
 
 def key_of(word: Tensor) -> Tensor:
-    """The 32-bit key of each word."""
+    """Return the 32-bit key of each word."""
     return (word >> TOKEN_BITS) & 0xFFFFFFFF
 
 
 def value_of(word: Tensor) -> Tensor:
-    """The fp32 number behind each word's key; NaN for KEY_NAN."""
+    """Return the fp32 number behind each word's key; NaN for KEY_NAN."""
     word_key = key_of(word)
     bits = torch.where(word_key >> 31 == 1, word_key ^ 0x80000000, word_key ^ 0xFFFFFFFF)
     return torch.where(bits >> 31 == 1, bits - 2**32, bits).to(torch.int32).view(torch.float32)
 
 
 def token_of(word: Tensor) -> Tensor:
-    """The global token id of each word."""
+    """Return the global token id of each word."""
     return TOKEN_MASK - (word & TOKEN_MASK)
 
 
 def decode(word: Tensor) -> tuple[Tensor, Tensor]:
-    """Winning words to (token ids int64, status int32)."""
+    """Return token ids, int64, and status, int32, of winning words."""
     word_key = key_of(word)
     nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF
     token_ids = torch.where(nan | empty, NO_TOKEN, token_of(word))

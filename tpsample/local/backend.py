@@ -48,10 +48,10 @@ class Backend:
         controls = logits = None
         if batch.rows and batch.controls is not None:
             controls = self.controls_of(batch.controls)
-        if batch.plan.stored is not None:
+        if batch.plan.stored_index is not None:
             raw_and_processed = 1 if controls is None else 2
             memory = self._stored_only if out is None else self._logits
-            logits = memory.take(raw_and_processed * len(batch.plan.host_stored))
+            logits = memory.take(raw_and_processed * len(batch.plan.stored_list))
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
         return Step(hidden_states, batch, noise, controls, logits, out)
 

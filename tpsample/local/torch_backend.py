@@ -36,7 +36,7 @@ class TorchBackend(Backend):
             stop = min(start + block_v, last)
             bias = None if self._bias is None else self._bias[start:stop]
             logits = logits_tile(hidden_states, self._weight[start:stop], bias, self._head)
-            stored = step.batch.plan.stored
+            stored = step.batch.plan.stored_index
             if step.logits is not None and stored is not None:
                 step.logits[: len(stored), start:stop] = logits[stored]
             if step.controls is not None:

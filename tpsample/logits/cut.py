@@ -40,10 +40,10 @@ def find_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) 
     candidates = rows.candidates(top)
     min_p_cut = rows.min_p_cut(top, filters.log_min_p)
     top_k_cut = torch.zeros_like(min_p_cut)
-    if min(filters.host_top_k) < rows.vocab_size:
+    if min(filters.top_k_list) < rows.vocab_size:
         top_k_cut = _cut_of_top_k(candidates, filters, ranks)
     cut = min_p_cut.maximum(top_k_cut)
-    if min(filters.host_top_p) < 1:
+    if min(filters.top_p_list) < 1:
         total_cut = torch.where(filters.joint, 0, top_k_cut)
         min_p_first = filters.total_log_min_p > -torch.inf
         total_cut = torch.where(min_p_first, total_cut.maximum(min_p_cut), total_cut)

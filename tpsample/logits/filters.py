@@ -95,20 +95,20 @@ def _by_rejection(
     Args:
         in_top_k: whether the mass of which top_p is a share ends where top_k does.
     """
-    every = ranks.gather_integers(rows.leading(BEST_SCORES))
+    gathered = ranks.gather_integers(rows.leading(BEST_SCORES))
     cut = None
     if in_top_k:
-        top = word.value_of(every[:, :, 0].amax(dim=0))
+        top = word.value_of(gathered[:, :, 0].amax(dim=0))
         cut = find_top_k_cut(rows, filters, top, ranks)
-    sums = ranks.sum_integers(rows.before(every, filters, BEST_SCORES, cut))
-    return rows.first_kept(every, sums, filters, BEST_SCORES)
+    sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES, cut))
+    return rows.first_kept(gathered, sums, filters, BEST_SCORES)
 
 
 def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
     """Return words [F, num_samples], from the first k tokens of the order."""
-    count = max(filters.host_top_k)
-    every = ranks.gather_integers(rows.first_words(count))  # [W, F, count]
-    first = every.transpose(0, 1).flatten(1).topk(count, dim=1).values
+    count = max(filters.top_k_list)
+    gathered = ranks.gather_integers(rows.first_words(count))  # [W, F, count]
+    first = gathered.transpose(0, 1).flatten(1).topk(count, dim=1).values
     return rows.best_of_first(first, filters)
 
 

@@ -32,7 +32,7 @@ def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
     """Replace the unfiltered draws of filtered rows; add kept sets and logprobs. Collective.
 
     Args:
-        rows: the logits of `step.batch.plan.stored`.
+        rows: the logits of the rows that `step.batch.plan` stores.
         step: whose output holds an unfiltered draw of every row.
     """
     batch, out = step.batch, step.out
@@ -46,7 +46,7 @@ def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
                 "kept_cap: not in a captured graph; capture a batch without it"
             )
         words = sample_filtered(filtered, filters, ranks, fixed_rounds=fixed_rounds)
-        filtered.write_tokens(words, filters.rows, out)
+        filtered.write_tokens(words, filters.row_index, out)
         if batch.plan.kept_cap is not None:
             out.kept = find_kept_sets(filtered, filters, batch.plan.kept_cap, ranks)
     if batch.plan.logprobs is not None:
@@ -57,12 +57,12 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
     """Return the logprobs of the rows that ask for them. Collective.
 
     Args:
-        rows: the logits of `batch.plan.stored`.
+        rows: the logits of the rows that `batch.plan` stores.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
     """
     asked, asking = batch.plan.logprobs, batch.plan.asking
     assert asked is not None and asking is not None
-    sampled = token_ids[asked.index].view(len(asked.rows), -1)
+    sampled = token_ids[asked.row_index].view(len(asked.row_list), -1)
     shown = rows.select(asking.places).shown(asked.processed)
     found = find_logprobs(shown, asked, asking.filters, asking.filtered, sampled, ranks)
-    return found.of_rows(asked.index, batch.rows)
+    return found.of_rows(asked.row_index, batch.rows)

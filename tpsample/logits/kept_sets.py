@@ -39,8 +39,8 @@ def find_kept_sets(rows: ShardLogits, filters: RowFilters, cap: int, ranks: Rank
     # How wide the exchange has to be, the host reads; the same on every rank.
     width, longest = torch.stack([(counts * fits).max(), (sizes * fits).max()]).tolist()
     words = rows.first_words(width)
-    every = ranks.gather_integers(words * (words >= cut) * fits.unsqueeze(1))
-    first = every.transpose(0, 1).flatten(1).topk(longest, dim=1).values
+    gathered = ranks.gather_integers(words * (words >= cut) * fits.unsqueeze(1))
+    first = gathered.transpose(0, 1).flatten(1).topk(longest, dim=1).values
 
     kept = first > 0
     below = below_top(word.value_of(first), top.unsqueeze(1), rows.temperature.unsqueeze(1))
@@ -48,7 +48,7 @@ def find_kept_sets(rows: ShardLogits, filters: RowFilters, cap: int, ranks: Rank
     offsets = torch.zeros(len(filters) + 1, dtype=torch.int64, device=sizes.device)
     offsets[1:] = (sizes * fits).cumsum(dim=0)
     return KeptSets(
-        rows=filters.rows,
+        rows=filters.row_index,
         offsets=offsets,
         token_ids=word.token_of(first[kept]),
         log_masses=log_masses[kept],

@@ -49,8 +49,8 @@ def find_logprobs(
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
     """
-    every = ranks.gather_integers(rows.first_words(max(1, asked.top)))
-    first = every.transpose(0, 1).flatten(1).topk(max(1, asked.top), dim=1).values
+    gathered = ranks.gather_integers(rows.first_words(max(1, asked.top)))
+    first = gathered.transpose(0, 1).flatten(1).topk(max(1, asked.top), dim=1).values
     top = word.value_of(first[:, 0])
     status = word.decode(first[:, :1])[1]
     own = ranks.sum_integers(rows.words_of(torch.cat([sampled, asked.chosen], dim=1)))

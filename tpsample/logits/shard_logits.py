@@ -87,12 +87,12 @@ class ShardLogits(StoredLogits):
         return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
 
     def before(
-        self, every: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
+        self, gathered: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
     ) -> Tensor:
         """Weigh what stands on this rank before each of the best scores of all ranks.
 
         Args:
-            every: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `leading`.
+            gathered: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `leading`.
             filters: of these rows.
             cut: int64 [F], the last word of top_k where top_p renormalises after it.
 
@@ -100,8 +100,8 @@ class ShardLogits(StoredLogits):
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
             total of which top_p is a share.
         """
-        top = word.value_of(every[:, :, 0].amax(dim=0))
-        marks = self._merged(every, count)[1].flatten(1)
+        top = word.value_of(gathered[:, :, 0].amax(dim=0))
+        marks = self._merged(gathered, count)[1].flatten(1)
         # ties="keep": only greater logits come before.
         marks = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
         c = marks.shape[1]
@@ -120,19 +120,19 @@ class ShardLogits(StoredLogits):
         return sums
 
     def first_kept(
-        self, every: Tensor, sums: Tensor, filters: RowFilters, count: int
+        self, gathered: Tensor, sums: Tensor, filters: RowFilters, count: int
     ) -> tuple[Tensor, Tensor]:
         """Find the first of the best scores that is in the kept set.
 
         Args:
-            every, filters, count: as in `before`.
+            gathered, filters, count: as in `before`.
             sums: what `before` returns, summed over the ranks.
 
         Returns:
             Words [F, num_samples], and bool [F], whether they decide the row.
         """
-        scores, orders = self._merged(every, count)
-        top_word, marks = every[:, :, 0].amax(dim=0), orders.flatten(1)
+        scores, orders = self._merged(gathered, count)
+        top_word, marks = gathered[:, :, 0].amax(dim=0), orders.flatten(1)
         mass, number, total = sums.split([marks.shape[1], marks.shape[1], 1], dim=1)
         below = self.below(word.value_of(marks), word.value_of(top_word))
         member = candidates(marks, below, filters.log_min_p.unsqueeze(1))
@@ -229,9 +229,9 @@ class ShardLogits(StoredLogits):
                 counts[:, c] += (words >= marks[:, c, None]).sum(dim=1)
         return counts
 
-    def _merged(self, every: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def _merged(self, gathered: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the best score words of all ranks, [F, S, count], and their order words."""
-        best = every[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
+        best = gathered[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
         scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · count] each
         return _keep_best(scores, orders, count)
 

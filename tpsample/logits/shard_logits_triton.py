@@ -97,33 +97,33 @@ class TritonShardLogits(ShardLogits):
         return leading
 
     def before(
-        self, every: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
+        self, gathered: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
     ) -> Tensor:
-        sums = every.new_zeros(every.shape[1], every.shape[2])
+        sums = gathered.new_zeros(gathered.shape[1], gathered.shape[2])
         self.launch(
             before_kernel,
             temperature_ptr=self.temperature,
             total_log_min_p_ptr=filters.total_log_min_p,
             keep_ties_ptr=filters.keep_ties,
             cut_ptr=cut,
-            **self._every(every, count),
+            **self._gathered(gathered, count),
             sums_ptr=sums,
             HAS_CUT=cut is not None,
         )
         return sums
 
     def first_kept(
-        self, every: Tensor, sums: Tensor, filters: RowFilters, count: int
+        self, gathered: Tensor, sums: Tensor, filters: RowFilters, count: int
     ) -> tuple[Tensor, Tensor]:
-        rows = every.shape[1]
-        words = every.new_empty(rows, self.noise.num_samples)
-        decided = every.new_empty(rows, dtype=torch.bool)
+        rows = gathered.shape[1]
+        words = gathered.new_empty(rows, self.noise.num_samples)
+        decided = gathered.new_empty(rows, dtype=torch.bool)
         first_kept_kernel[(rows,)](
             temperature_ptr=self.temperature,
             top_k_ptr=filters.top_k,
             top_p_ptr=filters.top_p,
             log_min_p_ptr=filters.log_min_p,
-            **self._every(every, count),
+            **self._gathered(gathered, count),
             sums_ptr=sums.contiguous(),
             words_ptr=words,
             decided_ptr=decided,
@@ -238,11 +238,11 @@ class TritonShardLogits(ShardLogits):
             "INTERPRET": INTERPRET,
         }
 
-    def _every(self, every: Tensor, count: int) -> dict[str, Any]:
+    def _gathered(self, gathered: Tensor, count: int) -> dict[str, Any]:
         """What a kernel needs to merge the `leading` of all ranks."""
-        sources, rows, _ = every.shape
+        sources, rows, _ = gathered.shape
         return {
-            "every_ptr": every.contiguous(),
+            "every_ptr": gathered.contiguous(),
             "num_rows": rows,
             "num_samples": self.noise.num_samples,
             "num_sources": sources,

@@ -58,14 +58,14 @@ class StoredLogits:
         """Take the stored rows of a batch.
 
         Args:
-            stored: fp32 [F, V_local], the raw logits of `batch.plan.stored`; with request controls
+            stored: fp32 [F, V_local], the raw logits of the stored rows; with request controls
                 [2 F, V_local], the processed ones behind them.
             noise: of all rows of the batch.
         """
-        count = len(batch.plan.host_stored)
+        count = len(batch.plan.stored_list)
         raw, processed = stored[:count], stored[count:]
-        every = lists_all(batch.plan.host_stored, batch.rows)
-        index = slice(None) if every else batch.plan.stored
+        all_rows = lists_all(batch.plan.stored_list, batch.rows)
+        index = slice(None) if all_rows else batch.plan.stored_index
         assert index is not None
         return cls(
             logits=processed if len(processed) else raw,

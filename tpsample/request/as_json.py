@@ -1,9 +1,9 @@
-"""A request as JSON: what a record keeps of it, and what a file of requests may say.
+"""A request as JSON, in a record and in a file of requests.
 
     {"top_p": 0.9, "logit_bias": {"17": -5}, "seed": null, "logprobs": true, "top_logprobs": 2}
 
-The fields are those of `SamplingParams`; the spellings of OpenAI's API are taken too, because that
-is what clients send. A field that is null counts as not given.
+The fields are those of `SamplingParams`. The spellings of OpenAI's API are accepted too, because
+clients send them. A field that is null counts as not given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LISTS = ("allowed_token_ids", "bad_words", "stop_token_ids", "logprob_token_ids
 
 
 def to_json(params: SamplingParams) -> dict[str, Any]:
-    """The fields that are not at their defaults, as JSON values."""
+    """Return the fields that are not at their defaults, as JSON values."""
     default = SamplingParams()
     changed = {n: getattr(params, n) for n in FIELDS if getattr(params, n) != getattr(default, n)}
     as_json: dict[str, Any] = json.loads(json.dumps(changed))
@@ -31,12 +31,12 @@ def to_json(params: SamplingParams) -> dict[str, Any]:
 
 
 def from_json(where: str, values: Any) -> dict[str, Any]:
-    """Fields of SamplingParams from a JSON object; bad_words may hold texts as well as ids.
+    """Return fields of SamplingParams from a JSON object; bad_words may hold texts beside ids.
 
     Biases beyond ±100 are clamped. ``logprobs: true`` with ``top_logprobs: n`` is ``logprobs: n``.
 
     Raises:
-        ValueError: a field that is not known or whose value cannot be used; names `where` and it.
+        ValueError: an unknown field, or a value that cannot be used; names `where` and the field.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected an object of fields, got {values!r}")
@@ -63,7 +63,7 @@ def from_json(where: str, values: Any) -> dict[str, Any]:
 
 
 def _join_logprobs(where: str, given: dict[str, Any]) -> None:
-    """``"logprobs": true, "top_logprobs": 2`` becomes ``"logprobs": 2``."""
+    """Make ``"logprobs": 2`` of ``"logprobs": true, "top_logprobs": 2``."""
     top = given.pop("top_logprobs", None)
     if isinstance(given.get("logprobs"), bool) and given.pop("logprobs"):
         given["logprobs"] = 0 if top is None else top
@@ -72,19 +72,19 @@ def _join_logprobs(where: str, given: dict[str, Any]) -> None:
 
 
 def _check(given: dict[str, Any]) -> None:
-    """See that these fields make a request."""
+    """Raise unless these fields make a request."""
     for name in _LISTS:
         if not isinstance(given.get(name, []), list):
             raise TypeError(f"{name}: expected a list, got {given[name]!r}")
     words = [each for each in given.get("bad_words", []) if not isinstance(each, str)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of min_tokens, whose stop ids may be the model's
+        warnings.simplefilter("ignore")  # min_tokens may hold back the model's stop ids
         params = SamplingParams(**given | ({"bad_words": words} if words else {}))
     params.check_vocab(MAX_VOCAB_SIZE)
 
 
 def _biases(where: str, value: Any) -> dict[int, float]:
-    """Biases by token id, because JSON has strings as keys."""
+    """Return biases by token id, because the keys of JSON are strings."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: logit_bias: expected an object of biases by id, got {value!r}")
     biases = {}

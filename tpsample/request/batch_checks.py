@@ -1,15 +1,15 @@
-"""Checks of what a `SamplingBatch` is handed; each message names the argument and the way out."""
+"""Checks of what a `SamplingBatch` is given. A message names the argument and the way out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import check_int, describe, is_integer, is_listing
 from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.params import SamplingParams
@@ -19,10 +19,9 @@ MAX_ROWS = 2**20
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A request and its tokens so far, taken from the caller: his lists may change afterwards.
+    """A request with its tokens so far, copied because the caller's lists may change afterwards.
 
-    Prompt ids outside the vocabulary, such as the placeholders of a multimodal prompt, are left
-    out.
+    Prompt ids outside the vocabulary, such as the placeholders of an image, are left out.
     """
 
     params: SamplingParams
@@ -37,10 +36,10 @@ def check_requests(
     outputs: Sequence[Any],
     vocab_size: int,
 ) -> list[CheckedRequest]:
-    """Requests of rows from `first_row` on, with the tokens so far of each, against V.
+    """Check the requests of the rows from `first_row` on, with the tokens so far of each.
 
     Raises:
-        TypeError, ValueError: naming the row; nothing has changed then.
+        TypeError, ValueError: naming the row.
     """
     checked = []
     for row, (params, prompt, output) in enumerate(
@@ -64,36 +63,45 @@ def check_requests(
 def _ids(name: str, ids: Any) -> tuple[int, ...]:
     if isinstance(ids, Tensor):
         ids = ids.tolist()
-    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
+    if not is_listing(ids):
         raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
     ids = tuple(ids)
     for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
+        if not is_integer(token_id):
             raise TypeError(f"{name}: expected token ids, got {token_id!r}")
     return tuple(map(int, ids))
 
 
-def token_lists(name: str, lists: Sequence[Sequence[int]] | None, rows: int) -> Sequence[Any]:
-    """One list of tokens so far per row; None is none so far."""
+def request_list(params: Any) -> list[Any]:
+    """Return the requests of a batch, of which one may stand alone, as a list."""
+    if isinstance(params, SamplingParams):
+        return [params]
+    if not is_listing(params):
+        raise TypeError(
+            f"params: expected SamplingParams or a sequence of them, got {type(params).__name__}"
+        )
+    return list(params)
+
+
+def token_lists(name: str, lists: Sequence[Sequence[int]] | None, num_rows: int) -> Sequence[Any]:
+    """Return one list of tokens so far per row; None stands for none so far."""
     if lists is None:
-        return [()] * rows
-    if isinstance(lists, (str, bytes, Mapping)) or not isinstance(lists, (Sequence, Tensor)):
+        return [()] * num_rows
+    if not is_listing(lists) or not isinstance(lists, (Sequence, Tensor)):
         raise TypeError(f"{name}: expected one list of token ids per row, got {lists!r}")
-    if len(lists) != rows:
-        raise ValueError(f"{name}: expected one list per row ({rows}), got {len(lists)}")
+    if len(lists) != num_rows:
+        raise ValueError(f"{name}: expected one list per row ({num_rows}), got {len(lists)}")
     return lists
 
 
-def check_sizes(vocab_size: Any, max_rows: Any, rows: int) -> int:
-    """V, and the room for rows; None is the rows there are. Returns the room."""
-    _check_int("vocab_size", vocab_size, 1, MAX_VOCAB_SIZE)
-    if max_rows is None:
-        return rows
-    return _check_int("max_rows", max_rows, 0, MAX_ROWS)
+def check_sizes(vocab_size: Any, max_rows: Any, num_rows: int) -> int:
+    """Check V, and return the room for rows; None stands for the rows there are."""
+    check_int("vocab_size", vocab_size, 1, MAX_VOCAB_SIZE)
+    return num_rows if max_rows is None else check_int("max_rows", max_rows, 0, MAX_ROWS)
 
 
 def check_kept(kept_cap: Any, fixed_rounds: Any) -> None:
-    """None or a number of tokens, which the host has to read."""
+    """Check two options that exclude each other, because the host reads the kept sets' sizes."""
     if kept_cap is not None and (
         isinstance(kept_cap, bool) or not isinstance(kept_cap, int) or kept_cap < 1
     ):
@@ -105,35 +113,33 @@ def check_kept(kept_cap: Any, fixed_rounds: Any) -> None:
 
 
 def check_rows(method: str, rows: Any, count: int) -> set[int]:
-    """Indices of rows that are there, as a set."""
-    found: Any = (rows,) if isinstance(rows, Integral) else rows
-    if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
+    """Return one index of a row, or several, as a set."""
+    found: Any = (rows,) if is_integer(rows) or isinstance(rows, bool) else rows
+    if not is_listing(found):
         raise TypeError(f"{method}: expected a row or several, got {rows!r}")
     checked = set()
     for row in found:
-        if isinstance(row, bool) or not isinstance(row, Integral) or row not in range(count):
+        if not is_integer(row) or row not in range(count):
             raise ValueError(f"{method}: expected rows in [0, {count}), got {row!r}")
         checked.add(int(row))
     return checked
 
 
 def check_order(order: Any, count: int) -> list[int]:
-    """A permutation of the rows."""
+    """Return a permutation of the rows as a list."""
     wrong = f"order: expected a permutation of {count} rows, got {order!r}"
     if isinstance(order, Tensor):
         order = order.tolist()
-    if isinstance(order, (str, bytes, Mapping)) or not isinstance(order, Iterable):
+    if not is_listing(order):
         raise TypeError(wrong)
     order = list(order)
-    if any(isinstance(row, bool) or not isinstance(row, Integral) for row in order):
-        raise ValueError(wrong)
-    if sorted(order) != list(range(count)):
+    if not all(map(is_integer, order)) or sorted(order) != list(range(count)):
         raise ValueError(wrong)
     return [int(row) for row in order]
 
 
 def check_appended(token_ids: Any, seed: Tensor) -> int:
-    """The number of rows of the tokens of a step."""
+    """Return the number of rows of the tokens of a step."""
     if (
         not isinstance(token_ids, Tensor)
         or token_ids.ndim not in (1, 2)
@@ -142,7 +148,7 @@ def check_appended(token_ids: Any, seed: Tensor) -> int:
     ):
         raise ValueError(
             f"token_ids: expected an int64 tensor [B] or [B, n] on {seed.device}, "
-            f"got {_describe(token_ids)}"
+            f"got {describe(token_ids)}"
         )
     return token_ids.shape[0]
 
@@ -150,7 +156,7 @@ def check_appended(token_ids: Any, seed: Tensor) -> int:
 def check_per_row(
     name: str, value: Any, dtype: torch.dtype, seed: Tensor, *width: int | None
 ) -> None:
-    """A tensor with at least as many rows as `seed`; a width of None is any."""
+    """Check a tensor with at least as many rows as `seed`; a width of None may be any."""
     if (
         not isinstance(value, Tensor)
         or value.dtype != dtype
@@ -162,17 +168,5 @@ def check_per_row(
     ):
         shape = [seed.shape[0], *("n" if w is None else w for w in width)]
         raise ValueError(
-            f"{name}: expected contiguous {dtype} {shape} on {seed.device}, got {_describe(value)}"
+            f"{name}: expected contiguous {dtype} {shape} on {seed.device}, got {describe(value)}"
         )
-
-
-def _check_int(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name}: expected an int from {low} to {high}, got {value!r}")
-    return value
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {list(value.shape)} on {value.device}"
-    return repr(value)

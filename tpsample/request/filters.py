@@ -28,31 +28,32 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class RowFilters:
-    """The filters of those rows of a batch that have any. Fixed when the batch is built.
+    """The filters of the F rows of a batch that have any: tensors, and lists for the host's plan.
 
     Attributes:
-        rows: int64 [F], their indices in the batch.
-        top_k: int64 [F]; V where off.
-        top_p: float64 [F]; 1 is off. Not fp32: 0.1 of ten equal tokens must be one token.
-        log_min_p: float64 [F], ln(min_p), -inf where off. The logarithm is taken on the host, so
-            that no device's own enters.
-        total_log_min_p: float64 [F], -inf also where min_p comes last: what min_p takes off the
-            total Z of top_p.
+        row_index, row_list: int64 [F] and a list, the rows' indices in the batch.
+        top_k, top_k_list: int64 [F] and a list; V where top_k is off.
+        top_p, top_p_list: float64 [F] and a list; 1 where top_p is off. They are not fp32, because
+            0.1 of ten equal tokens must be one token.
+        log_min_p: float64 [F], ln(min_p), -inf where min_p is off. The host takes the logarithm, so
+            that it does not depend on the device.
+        total_log_min_p: float64 [F]; what min_p takes off the total of which top_p is a share,
+            hence -inf also where min_p comes last.
         keep_ties, joint: bool [F].
-        host_rows, host_top_k, host_top_p, first_way, second_way: what the host plans with, [F]
-            each.
+        first_way, second_way: the way a row takes, and the one after a rejection that does not
+            decide it.
     """
 
-    rows: Tensor
+    row_index: Tensor
     top_k: Tensor
     top_p: Tensor
     log_min_p: Tensor
     total_log_min_p: Tensor
     keep_ties: Tensor
     joint: Tensor
-    host_rows: list[int]
-    host_top_k: list[int]
-    host_top_p: list[float]
+    row_list: list[int]
+    top_k_list: list[int]
+    top_p_list: list[float]
     first_way: list[Way]
     second_way: list[Way]
 
@@ -60,13 +61,16 @@ class RowFilters:
     def of(
         requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
     ) -> RowFilters | None:
-        """The filters of a batch, None if no row has any. Greedy rows have none: the argmax is
-        always kept."""
+        """Return the filters of a batch, None if no row has any.
+
+        Greedy rows have none, because the argmax is always kept.
+        """
         rows = [row for row, request in enumerate(requests) if is_filtered(request, vocab_size)]
         if not rows:
             return None
         kept = [requests[row] for row in rows]
         top_k = [limit_k(request.top_k, vocab_size) for request in kept]
+        top_p = [request.top_p for request in kept]
         log_min_p = [math.log(r.min_p) if r.min_p > 0 else -math.inf for r in kept]
         total_log_min_p = [
             -math.inf if r.filter_order == "min_p_last" else its
@@ -78,49 +82,41 @@ class RowFilters:
             return torch.tensor(values, dtype=dtype, device=device)
 
         return RowFilters(
-            rows=tensor(rows, torch.int64),
+            row_index=tensor(rows, torch.int64),
             top_k=tensor(top_k, torch.int64),
-            top_p=tensor([r.top_p for r in kept], torch.float64),
+            top_p=tensor(top_p, torch.float64),
             log_min_p=tensor(log_min_p, torch.float64),
             total_log_min_p=tensor(total_log_min_p, torch.float64),
             keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),
             joint=tensor([r.filter_order == "joint" for r in kept], torch.bool),
-            host_rows=rows,
-            host_top_k=top_k,
-            host_top_p=[r.top_p for r in kept],
+            row_list=rows,
+            top_k_list=top_k,
+            top_p_list=top_p,
             first_way=[first for first, _ in ways],
             second_way=[second for _, second in ways],
         )
 
     def __len__(self) -> int:
-        return self.rows.shape[0]
+        return len(self.row_list)
 
     def select(self, index: list[int]) -> RowFilters:
-        """Some of the filtered rows. Nothing is copied if all are listed in order."""
+        """Return some of the filtered rows, without a copy if all are listed in order."""
         if lists_all(index, len(self)):
             return self
-        return RowFilters(
-            rows=self.rows[index],
-            top_k=self.top_k[index],
-            top_p=self.top_p[index],
-            log_min_p=self.log_min_p[index],
-            total_log_min_p=self.total_log_min_p[index],
-            keep_ties=self.keep_ties[index],
-            joint=self.joint[index],
-            host_rows=[self.host_rows[row] for row in index],
-            host_top_k=[self.host_top_k[row] for row in index],
-            host_top_p=[self.host_top_p[row] for row in index],
-            first_way=[self.first_way[row] for row in index],
-            second_way=[self.second_way[row] for row in index],
-        )
+        some: dict[str, Any] = {}
+        for name, values in vars(self).items():
+            some[name] = (
+                values[index] if isinstance(values, Tensor) else [values[row] for row in index]
+            )
+        return RowFilters(**some)
 
     def by_way(self, ways: list[Way]) -> dict[Way, list[int]]:
-        """The filtered rows of each way."""
+        """Return the filtered rows of each way."""
         return {way: [row for row, its in enumerate(ways) if its is way] for way in Way}
 
 
 def lists_all(index: list[int], count: int) -> bool:
-    """Whether these are all of `count` rows in their own order, so that none has to move.
+    """Return whether these are all of `count` rows in their own order, so that none has to move.
 
     All rows in another order are not: a second round lists the rows as they come to it.
     """
@@ -128,7 +124,6 @@ def lists_all(index: list[int], count: int) -> bool:
 
 
 def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Way]:
-    """The way a filtered row takes, and the one it takes if rejection does not decide it."""
     few = top_k <= MAX_TOP_WORDS and top_k < vocab_size and request.ties == "exact"
     renormalised = top_k < vocab_size and request.top_p < 1 and request.filter_order != "joint"
     if renormalised:
@@ -139,11 +134,11 @@ def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Wa
 
 
 def limit_k(top_k: int, vocab_size: int) -> int:
-    """top_k as a number of tokens: 0, -1 and everything from V on keep V."""
+    """Return top_k as a number of tokens: 0, -1 and everything from V on keep V."""
     return vocab_size if top_k < 1 else min(top_k, vocab_size)
 
 
 def is_filtered(request: SamplingParams, vocab_size: int) -> bool:
-    """Whether a filter can take a token away from this request."""
+    """Return whether a filter can take a token away from this request."""
     top_k = limit_k(request.top_k, vocab_size)
     return not request.greedy and (top_k < vocab_size or request.top_p < 1 or request.min_p > 0)

@@ -15,71 +15,63 @@ from tpsample.request.params import SamplingParams
 
 @dataclass(frozen=True)
 class LogprobRows:
-    """What the rows of a batch that want logprobs ask for. Fixed when the batch is built.
+    """What the R rows of a batch that want logprobs ask for.
 
     Attributes:
-        rows, index: their indices in the batch, on the host and as int64 [R].
-        top: the largest N asked for.
+        row_list, row_index: a list and int64 [R], the rows' indices in the batch.
+        top: the largest N that a row asks for.
         top_of: int64 [R], N of each row.
         chosen: int64 [R, C], the ids asked for, -1 where a row has fewer.
-        processed, as_logits: bool [R], the mode.
-        host_processed: the same as `processed`, for the host's plan.
+        processed_list, processed: a list and bool [R], whether a row's mode is a processed one.
+        as_logits: bool [R], whether its mode is of logits.
     """
 
-    rows: list[int]
-    index: Tensor
+    row_list: list[int]
+    row_index: Tensor
     top: int
     top_of: Tensor
     chosen: Tensor
+    processed_list: list[bool]
     processed: Tensor
     as_logits: Tensor
-    host_processed: list[bool]
 
     @staticmethod
     def of(
         requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
     ) -> LogprobRows | None:
-        """The requests for logprobs in a batch, None if there are none.
-
-        Raises:
-            ValueError: a chosen id >= V.
-        """
+        """Return what a batch asks for, None if no row asks. Chosen ids are below V already."""
         rows = [row for row, request in enumerate(requests) if wants_logprobs(request)]
         if not rows:
             return None
         asking = [requests[row] for row in rows]
         top_of = [_limit(request.logprobs or 0, vocab_size) for request in asking]
         chosen = [list(request.logprob_token_ids or ()) for request in asking]
-        for row, ids in zip(rows, chosen, strict=True):
-            if any(token_id >= vocab_size for token_id in ids):
-                raise ValueError(
-                    f"logprob_token_ids of row {row}: expected ids in [0, {vocab_size}), got {ids}"
-                )
         width = max(len(ids) for ids in chosen)
+        padded = [ids + [word.NO_TOKEN] * (width - len(ids)) for ids in chosen]
         processed = [request.logprobs_mode.startswith("processed") for request in asking]
         as_logits = [request.logprobs_mode.endswith("logits") for request in asking]
-        padded = [ids + [word.NO_TOKEN] * (width - len(ids)) for ids in chosen]
         return LogprobRows(
-            rows=rows,
-            index=torch.tensor(rows, device=device),
+            row_list=rows,
+            row_index=torch.tensor(rows, device=device),
             top=max(top_of),
             top_of=torch.tensor(top_of, device=device),
             chosen=torch.tensor(padded, dtype=torch.int64, device=device).view(len(rows), width),
+            processed_list=processed,
             processed=torch.tensor(processed, device=device),
             as_logits=torch.tensor(as_logits, device=device),
-            host_processed=processed,
         )
 
 
 @dataclass(frozen=True)
 class AskingRows:
-    """Where the asking rows are among the stored ones. Fixed when the batch is built, so that a
-    step takes no index from the host.
+    """Where the asking rows are among the stored ones. It is made with the batch, so that a step
+    takes no index from the host.
 
     Attributes:
         places: int64 [R], or a slice if they are all of the stored rows, in order.
-        filters, filtered: of those in a processed mode with filters, these, and int64, which of
-            the asking rows they are; None if there are none.
+        filters: of the rows that have filters and ask for a processed mode.
+        filtered: int64, the positions of those rows among the asking rows. Both are None if there
+            are none.
     """
 
     places: Tensor | slice
@@ -88,20 +80,19 @@ class AskingRows:
 
     @staticmethod
     def of(asked: LogprobRows, filters: RowFilters | None, stored: list[int]) -> AskingRows:
-        """Of a batch whose stored rows are `stored`."""
-        device = asked.index.device
+        """Find the asking rows of a batch whose stored rows are `stored`."""
+        device = asked.row_index.device
         place = {row: i for i, row in enumerate(stored)}
-        places = [place[row] for row in asked.rows]
-        its_filters = {row: i for i, row in enumerate(filters.host_rows)} if filters else {}
-        cut = [i for i, row in enumerate(asked.rows) if asked.host_processed[i]]
-        cut = [i for i in cut if asked.rows[i] in its_filters]
-        of_cut = [its_filters[asked.rows[i]] for i in cut]
+        places = [place[row] for row in asked.row_list]
+        all_rows = lists_all(places, len(stored))
+        of_row = {row: i for i, row in enumerate(filters.row_list)} if filters else {}
+        asking = enumerate(zip(asked.row_list, asked.processed_list, strict=True))
+        filtered = [i for i, (row, processed) in asking if processed and row in of_row]
+        own = [of_row[asked.row_list[i]] for i in filtered]
         return AskingRows(
-            places=slice(0, len(places))
-            if lists_all(places, len(stored))
-            else torch.tensor(places, device=device),
-            filters=filters.select(of_cut) if filters and cut else None,
-            filtered=torch.tensor(cut, device=device) if cut else None,
+            places=slice(0, len(places)) if all_rows else torch.tensor(places, device=device),
+            filters=filters.select(own) if filters and own else None,
+            filtered=torch.tensor(filtered, device=device) if filtered else None,
         )
 
 
@@ -110,21 +101,27 @@ def stored_order(
     logprobs: LogprobRows | None,
     num_rows: int,
     device: torch.device,
+    *,
+    stores_all: bool,
 ) -> tuple[list[int], Tensor | None, Tensor | None]:
-    """The rows whose logits a step keeps, the filtered ones first; the same on the device; and
-    int32 [B], the place of each row among them or -1. (`[], None, None` if there are none.)"""
-    rows = [*(filters.host_rows if filters else ()), *(logprobs.rows if logprobs else ())]
-    host = list(dict.fromkeys(rows))
-    if not host:
-        return host, None, None
-    stored = torch.tensor(host, dtype=torch.int64, device=device)
-    slot = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
-    slot[stored] = torch.arange(len(host), dtype=torch.int32, device=device)
-    return host, stored, slot
+    """Find the rows whose logits a step keeps: those that need it, or all.
+
+    Returns three things: the kept rows as a list, filtered rows first; the same list as a tensor;
+    and for each row of the batch its index in that list, or -1. Without any: [], None, None.
+    """
+    rows = list(range(num_rows)) if stores_all else []
+    rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
+    stored_list = list(dict.fromkeys(rows))
+    if not stored_list:
+        return stored_list, None, None
+    stored_index = torch.tensor(stored_list, dtype=torch.int64, device=device)
+    place = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+    place[stored_index] = torch.arange(len(stored_list), dtype=torch.int32, device=device)
+    return stored_list, stored_index, place
 
 
 def wants_logprobs(request: SamplingParams) -> bool:
-    """Whether a request asks for logprobs of any token."""
+    """Return whether a request asks for logprobs of any token."""
     return request.logprobs is not None or bool(request.logprob_token_ids)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import struct
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
+from tpsample.core.checks import is_integer, is_listing
 from tpsample.core.row_noise import GREEDY_BELOW
 
 LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
@@ -23,43 +24,44 @@ MAX_LOGIT_BIAS = 100.0
 class SamplingParams:
     """How to sample one request. Names, defaults and ranges follow vLLM's `SamplingParams`.
 
-    It is a value: numbers are converted and sequences copied when it is made, so two requests that
-    mean the same are equal however they were written (1 and 1.0, a list and a tuple). Temperature
-    and penalties are checked as the fp32 numbers they become.
+    It is a value: numbers are converted and sequences are copied when it is made, so two requests
+    that mean the same are equal however they were written (1 and 1.0, a list and a tuple).
+    Temperature and penalties are checked as the fp32 numbers they become.
 
-    Logits that are equal are drawn equally often up to |logit| / temperature = 1e6; beyond 1e7 fp32
-    rounds the noise away. Where |logit| · log2 e / temperature exceeds fp32 (3.4e38) the logit
-    counts as infinite: as masked below zero, as forced above.
+    Equal logits are drawn equally often up to |logit| / temperature = 1e6; beyond 1e7 fp32 rounds
+    the noise away. Where |logit| · log2 e / temperature exceeds fp32 (3.4e38), the logit counts as
+    infinite: as masked below zero, as forced above.
 
     Args:
-        temperature: divides the logits; >= 0, below 1e-5 means greedy.
+        temperature: divides the logits; >= 0, and below 1e-5 the most likely token is taken.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
-        top_p: keep the most likely tokens up to this mass, in (0, 1].
+        top_p: keep the most likely tokens up to this probability mass, in (0, 1].
         min_p: keep tokens at least this likely relative to the most likely one, in [0, 1].
-        seed: 64 bits, the row's random stream together with the position; None draws one.
-        repetition_penalty: divides positive logits of tokens so far and multiplies negative
-            ones; > 0; 1 is off.
-        presence_penalty, frequency_penalty: subtracted once, and once per occurrence, from the
-            logits of output tokens; in [-2, 2]; 0 is off.
-        logit_bias: token id to added logit, clamped to ±100.
-        allowed_token_ids: only these may be drawn.
-        bad_words: token id sequences that the output must not complete.
-        min_tokens: none of stop_token_ids before this many output tokens, unless
+        seed: 64 bits that choose the row's random stream together with the position; None draws
+            a seed.
+        repetition_penalty: divides the positive logits of tokens so far, and multiplies their
+            negative ones; > 0; 1 is off.
+        presence_penalty, frequency_penalty: subtracted from the logits of output tokens, once and
+            once per occurrence; in [-2, 2]; 0 is off.
+        logit_bias: a number to add to a token id's logit, by token id; clamped to ±100.
+        allowed_token_ids: the only ids that may be drawn.
+        bad_words: sequences of token ids that the output must not complete.
+        min_tokens: draw none of `stop_token_ids` before this many output tokens, unless
             allowed_token_ids and the grammar leave nothing else; below 2^31.
-        stop_token_ids: the ids `min_tokens` holds back.
+        stop_token_ids: the ids that `min_tokens` holds back.
         logprobs: how many of the most likely tokens to report; -1 is all.
         logprob_token_ids: ids to report as well.
-        logprobs_mode: "raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits".
-        ties: "exact" keeps the lowest ids of equal logits where top_k or top_p cuts between them;
+        logprobs_mode: "raw_logprobs", "raw_logits", "processed_logprobs" or "processed_logits".
+        ties: where top_k or top_p cuts between equal logits, "exact" keeps the lowest ids and
             "keep" keeps all whose logit equals that of the last token kept.
-        filter_order: "sequential" is min_p, then top_k, then top_p of the mass they leave; "joint"
-            is top_p of the mass before top_k; "min_p_last" is top_k, then top_p of what that
-            leaves, then min_p.
-        repetition_scope: "all" counts prompt and output, "output" the output alone.
+        filter_order: "sequential" applies min_p, then top_k, then top_p to the mass they leave;
+            "joint" applies top_p to the mass before top_k; "min_p_last" applies top_k, then top_p
+            to what that leaves, then min_p.
+        repetition_scope: "all" counts prompt and output, "output" counts the output alone.
 
     Raises:
         TypeError, ValueError: a value of the wrong type or out of range, or two that contradict
-            each other, naming the field.
+            each other; the message names the field.
     """
 
     temperature: float = 1.0
@@ -116,11 +118,8 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         """Whether the tokens so far change the logits."""
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-        )
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1, 0, 0)
 
     @property
     def masked(self) -> bool:
@@ -134,27 +133,9 @@ class SamplingParams:
 
     @cached_property
     def text(self) -> str:
-        """All fields but the seed, as text that is equal for equal requests."""
+        """All fields but the seed, as a text that is equal for equal requests."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ", ".join(f"{name}={value!r}" for name, value in named if name != "seed")
-
-    def siblings(self, n: int) -> list[SamplingParams]:
-        """This request for n parallel continuations of one prompt (vLLM's `n`).
-
-        Continuation i draws with seed + i; without a seed each is given its own.
-
-        Raises:
-            ValueError: n < 1, or n > 1 of a greedy request, whose continuations would be equal.
-        """
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"n: expected an int >= 1, got {n!r}")
-        if n > 1 and self.greedy:
-            raise ValueError(
-                f"n: expected 1, as temperature={self.temperature} makes {n} equal continuations"
-            )
-        if self.seed is None:
-            return [self] * n
-        return [replace(self, seed=(self.seed + i) & 0xFFFFFFFFFFFFFFFF) for i in range(n)]
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise a ValueError if a token id is not below V."""
@@ -195,18 +176,16 @@ class SamplingParams:
         self, name: str, ok: Callable[[float], bool], expected: str, *, fp32: bool = True
     ) -> None:
         value = getattr(self, name)
-        if not _is_real(value):
-            raise ValueError(f"{name}: expected {expected}, got {value!r}")
-        number = _float(value)
+        number = _number(value)
         becomes = _fp32(number) if fp32 else number
         if not math.isfinite(becomes) or not ok(number) or not ok(becomes):
-            told = "" if becomes == number else f", which is {becomes:g} in fp32"
-            raise ValueError(f"{name}: expected {expected}, got {value!r}{told}")
+            rounded = f", which is {becomes:g} in fp32" if number != becomes == becomes else ""
+            raise ValueError(f"{name}: expected {expected}, got {value!r}{rounded}")
         self._set(name, number)
 
     def _int(self, name: str, ok: Callable[[int], bool], expected: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, Integral):
+        if not is_integer(value):
             raise TypeError(f"{name}: expected {expected}, got {value!r}")
         if not ok(int(value)):
             raise ValueError(f"{name}: expected {expected}, got {value!r}")
@@ -224,8 +203,8 @@ class SamplingParams:
 
 
 def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:
-    """A sequence of ids as a tuple, checked but for their upper bound."""
-    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
+    """Return a sequence of ids as a tuple, checked but for their upper bound."""
+    if not is_listing(ids):
         raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
     ids = tuple(ids)
     if not empty and not ids:
@@ -234,17 +213,17 @@ def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:
 
 
 def _token_id(name: str, token_id: Any) -> int:
-    if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
+    if not is_integer(token_id) or int(token_id) < 0:
         raise ValueError(f"{name}: expected token ids >= 0, got {token_id!r}")
     return int(token_id)
 
 
 def _bad_words(sequences: Any) -> tuple[tuple[int, ...], ...]:
-    if isinstance(sequences, (str, bytes, Mapping)) or not isinstance(sequences, Iterable):
+    if not is_listing(sequences):
         raise TypeError(f"bad_words: expected sequences of token ids, got {sequences!r}")
     sequences = tuple(sequences)
     for sequence in sequences:
-        if isinstance(sequence, (str, bytes)) or not isinstance(sequence, Iterable):
+        if not is_listing(sequence):
             raise TypeError(
                 f"bad_words: expected sequences of token ids, such as [[5, 6]], got {sequence!r} "
                 "among them; words of text are the tokenizer's to encode"
@@ -253,23 +232,23 @@ def _bad_words(sequences: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _bias(biases: Any) -> dict[int, float]:
-    """Token id to bias, by id, so that equal biases are equal texts."""
+    """Return biases in the order of their ids, so that equal biases are equal texts."""
     if not isinstance(biases, Mapping):
         raise TypeError(f"logit_bias: expected a mapping of token id to bias, got {biases!r}")
     checked = {}
     for token_id, bias in biases.items():
-        if not _is_real(bias) or not math.isfinite(_float(bias)):
+        number = _number(bias)
+        if not math.isfinite(number):
             raise ValueError(f"logit_bias[{token_id}]: expected a number, got {bias!r}")
-        checked[_token_id("logit_bias", token_id)] = _float(bias)
+        checked[_token_id("logit_bias", token_id)] = number
     return dict(sorted(checked.items()))
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _float(value: Any) -> float:
-    """A real number as a float; infinite if it is too large."""
+def _number(value: Any) -> float:
+    """Return a real number as a float; infinite if it is too large, NaN if it is no number."""
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_real:
+        return math.nan
     try:
         return float(value)
     except OverflowError:
@@ -277,7 +256,7 @@ def _float(value: Any) -> float:
 
 
 def _fp32(value: float) -> float:
-    """The fp32 number that a float becomes; infinite if it is too large."""
+    """Return the fp32 number that a float becomes; infinite if it is too large."""
     try:
         rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:

@@ -7,7 +7,7 @@ can be of other rows. A `BatchView` is made for one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -31,10 +31,9 @@ class BatchPlan:
         kept_cap: most tokens of a kept set that a step reports; None reports none.
         fixed_rounds: a step with filters never waits for the device.
         filters: the rows with top_k, top_p or min_p; None if there are none.
-        logprobs: what rows ask for logprobs; None if none does.
-        host_stored, stored: a list and int64 [R]: rows whose logits a step keeps on their ranks;
-            empty and None if there are none. See `stored_order`.
-        stored_slot: int32 [B], place of each row in `stored`, or -1; None if there are none.
+        logprobs: the rows that ask for logprobs; None if there are none.
+        stored_list, stored_index, stored_place: the rows whose logits a step keeps on their ranks,
+            as `stored_order` returns them.
         asking: where the rows that ask for logprobs are among the stored ones.
     """
 
@@ -45,9 +44,9 @@ class BatchPlan:
     fixed_rounds: bool
     filters: RowFilters | None
     logprobs: LogprobRows | None
-    host_stored: list[int]
-    stored: Tensor | None
-    stored_slot: Tensor | None
+    stored_list: list[int]
+    stored_index: Tensor | None
+    stored_place: Tensor | None
     asking: AskingRows | None
     _repeated: dict[int, BatchPlan] = field(default_factory=dict, repr=False)
 
@@ -60,28 +59,32 @@ class BatchPlan:
         *,
         kept_cap: int | None = None,
         fixed_rounds: bool = False,
+        stores_all: bool = False,
     ) -> BatchPlan:
-        """The plan of rows with these requests. Its tensors are sent to the device here."""
+        """Make the plan of rows with these requests, and send its tensors to the device.
+
+        Args:
+            stores_all: keep every row's logits, whether the request needs them or not.
+        """
         filters = RowFilters.of(requests, vocab_size, device)
         logprobs = LogprobRows.of(requests, vocab_size, device)
-        host_stored, stored, slot = stored_order(filters, logprobs, len(requests), device)
-        asking = None if logprobs is None else AskingRows.of(logprobs, filters, host_stored)
-        return BatchPlan(
-            tuple(requests),
-            vocab_size,
-            device,
-            kept_cap,
-            fixed_rounds,
-            filters,
-            logprobs,
-            host_stored,
-            stored,
-            slot,
-            asking,
+        stored = stored_order(filters, logprobs, len(requests), device, stores_all=stores_all)
+        asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored[0])
+        options = (vocab_size, device, kept_cap, fixed_rounds)
+        return BatchPlan(tuple(requests), *options, filters, logprobs, *stored, asking)
+
+    def of_requests(self, requests: Sequence[SamplingParams]) -> BatchPlan:
+        """Make the plan of other rows with the same options."""
+        return BatchPlan.of(
+            requests,
+            self.vocab_size,
+            self.device,
+            kept_cap=self.kept_cap,
+            fixed_rounds=self.fixed_rounds,
         )
 
     def repeated(self, times: int) -> BatchPlan:
-        """The plan of every row `times` times in a row; it reports no kept sets."""
+        """Return the plan of every row `times` times in a row; it reports no kept sets."""
         if times not in self._repeated:
             requests = [request for request in self.requests for _ in range(times)]
             self._repeated[times] = BatchPlan.of(
@@ -91,29 +94,16 @@ class BatchPlan:
 
     @cached_property
     def storing_every_row(self) -> BatchPlan:
-        """The same rows; a step keeps the logits of all of them on their ranks, in order."""
-        with torch.inference_mode(False):
-            host_stored = list(range(len(self.requests)))
-            stored = torch.arange(len(self.requests), device=self.device)
-            asking = None
-            if self.logprobs is not None:
-                asking = AskingRows.of(self.logprobs, self.filters, host_stored)
-            return replace(
-                self,
-                host_stored=host_stored,
-                stored=stored,
-                stored_slot=stored.to(torch.int32),
-                asking=asking,
-                _repeated={},
-            )
+        """The plan that keeps the logits of all of these rows on their ranks, in order."""
+        options = (self.requests, self.vocab_size, self.device)
+        return BatchPlan.of(*options, fixed_rounds=self.fixed_rounds, stores_all=True)
 
     @cached_property
     def text(self) -> str:
-        """The plan as text that is equal on ranks whose plans are; for ranks to compare."""
+        """The plan as a text that is equal on ranks whose plans are, for ranks to compare."""
         rows = [f"row {row}: {request.text}" for row, request in enumerate(self.requests)]
         options = f"kept_cap={self.kept_cap}, fixed_rounds={self.fixed_rounds}"
-        stored = f"storing {self.host_stored}"
-        return "\n".join([*rows, options, stored])
+        return "\n".join([*rows, options, f"storing {self.stored_list}"])
 
     @cached_property
     def digest(self) -> int:
@@ -149,16 +139,32 @@ class BatchView:
 
     @property
     def device(self) -> torch.device:
+        """Where the tensors are."""
         return self.seed.device
 
-    def view(self, rows: int) -> BatchView:
-        """This view, if it has so many rows.
+    def view(self, num_rows: int) -> BatchView:
+        """Return this view.
 
         Raises:
-            ValueError: it has others.
+            ValueError: it has another number of rows.
         """
-        if rows != self.rows:
+        if num_rows != self.rows:
             raise ValueError(
-                f"batch: expected {rows} rows, as hidden_states or logits have, got {self.rows}"
+                f"batch: expected {num_rows} rows, as hidden_states or logits have, got {self.rows}"
             )
         return self
+
+    def after_drafts(self, draft_token_ids: Tensor) -> BatchView:
+        """Return B · (K + 1) rows: row b · (K + 1) + i is row b after i of its K drafts.
+
+        Args:
+            draft_token_ids: int64 [B, K], which penalties, bad_words and min_tokens see as output.
+        """
+        times = draft_token_ids.shape[1] + 1
+        controls = self.controls
+        return BatchView(
+            self.temperature.repeat_interleave(times),
+            self.seed.repeat_interleave(times),
+            self.plan.repeated(times),
+            None if controls is None else controls.after_drafts(draft_token_ids.to(torch.int32)),
+        )

@@ -16,8 +16,8 @@ _DOMAIN_SEED = 0x73656564
 class SeedSource:
     """63-bit seeds derived from one random number; equal on ranks that share the number.
 
-    A process that was forked after this was made draws from a number of its own, so that it does
-    not repeat its parent's seeds.
+    A process that is forked later draws from a number of its own, so that it does not repeat its
+    parent's seeds.
 
     Args:
         root: 63 random bits; None draws them.
@@ -31,7 +31,7 @@ class SeedSource:
         self._process = os.getpid()
 
     def draw(self, count: int) -> Tensor:
-        """int64 [count], the next seeds: Philox keyed by the root, counted by the seeds drawn."""
+        """Return the next seeds, int64 [count]: Philox with the root as key."""
         if os.getpid() != self._process:
             self.drawn, self.root = 0, secrets.randbits(63)
             self._process = os.getpid()
@@ -42,9 +42,3 @@ class SeedSource:
         low, high, *_ = philox4x32(counter, key, 10)
         self.drawn += count
         return (high << 32 | low) & (2**63 - 1)
-
-
-def signed64(seed: int) -> int:
-    """64 bits of a seed as int64 holds them."""
-    bits = seed & 0xFFFFFFFFFFFFFFFF
-    return bits - (1 << 64) if bits >> 63 else bits

@@ -1,4 +1,4 @@
-"""A step between its stages: what one stage hands to the next, instead of leaving it in a field."""
+"""A step: what each stage of a call receives from the stages before it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpsample.request.plan import BatchView
 
 
 class Push(NamedTuple):
-    """What the LM-head kernel needs to write words to the peers by itself; the same in every step.
+    """What the LM-head kernel needs to write words to its peers; the same in every step.
 
     Attributes:
         arrive: int32 [num_chunks, max_rows], zero between steps.
@@ -39,10 +39,10 @@ class Step:
 
     Attributes:
         hidden_states: [B, D].
-        batch: its rows.
-        noise: what their scores need; without samples the step only stores logits.
+        batch: what it reads of its rows.
+        noise: what their scores need; with no samples the step only stores logits.
         controls: their controls over the shard; None if there are none.
-        logits: fp32 [R or 2 R, V_local], memory for the logits of `batch.plan.stored`: the raw
+        logits: fp32 [R or 2 R, V_local], memory for the logits of the stored rows: the raw
             ones, then with controls the processed ones. None if the plan stores none.
         out: what the step will return; None if it only stores logits.
     """
@@ -56,5 +56,5 @@ class Step:
 
     @property
     def num_words(self) -> int:
-        """How many words the step exchanges: one per row and sample."""
+        """How many words the step exchanges, one per row and sample."""
         return self.batch.rows * self.noise.num_samples

@@ -5,8 +5,8 @@
     a   = the largest i with u_i < s_i / (s_i + 1 - c_i)   or 0; behind it the residual at c_a
 
 p and q of s_i are the laws after x_1 … x_i. Where there is no draft q = 0 and s_i = c_i, so the
-test of the last draft is u < c. Emits the target's law and accepts no fewer drafts in expectation
-than token by token (Sun et al., arXiv 2403.10444).
+test of the last draft is u < c. The tokens follow the target's law, and in expectation no fewer
+drafts are accepted than token by token (Sun et al., arXiv 2403.10444).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.speculative.laws import Laws
 
 SUM_UNIT = 2.0**-60
-"""Residuals are summed as multiples of this, so that no order of summation enters."""
+"""Residuals are summed as multiples of this, so that the order of summation does not matter."""
 
 
 def coefficients(p: Tensor, q: Tensor) -> Tensor:
-    """c_0 … c_K, float64 [B, K + 1]; 0 behind a position without a draft.
+    """Return c_0 … c_K, float64 [B, K + 1]; 0 behind a position without a draft.
 
     Args:
         p, q: float64 [B, K + 1], both laws at the draft of each position.
@@ -37,7 +37,7 @@ def coefficients(p: Tensor, q: Tensor) -> Tensor:
 
 
 def accept_block(coefficient: Tensor, sums: Tensor, u: Tensor) -> Tensor:
-    """int64 [B], the number accepted.
+    """Return int64 [B], how many drafts are accepted.
 
     Args:
         coefficient, sums: float64 [B, K + 1], c_i and s_i.
@@ -49,7 +49,7 @@ def accept_block(coefficient: Tensor, sums: Tensor, u: Tensor) -> Tensor:
 
 
 def stop_block(laws: Laws, u: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Where each row stops, int64 [B], and the residual's coefficient there, float64 [B].
+    """Return where each row stops, int64 [B], and its residual's coefficient, float64 [B].
 
     Collective: one sum.
     """
@@ -58,7 +58,7 @@ def stop_block(laws: Laws, u: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     for _, residual in laws.residual_tiles(coefficient):
         units += (residual / SUM_UNIT).round().to(torch.int64).sum(dim=2)
     sums = ranks.sum_integers(units).double() * SUM_UNIT
-    # A position without a law has no draft: nothing but c enters its test.
+    # A position without a law has no draft, so c alone enters its test.
     sums = torch.where(laws.status == Status.OK, sums, coefficient)
     stop = accept_block(coefficient, sums, u)
     return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)

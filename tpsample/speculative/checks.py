@@ -1,6 +1,8 @@
-"""What a verification can check of its arguments without reading the device."""
+"""Checks of a verification's and a draft's arguments, which do not read the device."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +12,11 @@ from tpsample.core.checks import describe, require_plain
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
-METHODS = ("coupled", "rejection", "block")
+
+def check_method(method: str) -> None:
+    """Raise a ValueError unless this is a method of verification."""
+    if method not in ("coupled", "rejection", "block"):
+        raise ValueError(f"method: expected one of coupled, rejection, block, got {method!r}")
 
 
 def check_verify(
@@ -21,13 +27,8 @@ def check_verify(
     method: str,
     draft: Tensor | None,
 ) -> None:
-    """Raise before anything is sent.
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-    """
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    """Check what `verify` is given; a TypeError or ValueError names the argument."""
+    check_method(method)
     device = sampler.weight.device
     if not isinstance(batch, SamplingBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
@@ -42,41 +43,49 @@ def check_verify(
             f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
             f"got {describe(draft_token_ids)}"
         )
-    rows, drafts = draft_token_ids.shape
-    shape = (rows, drafts + 1, sampler.weight.shape[1])
+    num_rows, num_drafts = draft_token_ids.shape
+    shape = (num_rows, num_drafts + 1, sampler.weight.shape[1])
     if not isinstance(hidden_states, Tensor) or hidden_states.shape != shape:
         raise ValueError(
             f"hidden_states: expected {list(shape)}, those of the token before the drafts and of "
-            f"each draft, for draft_token_ids {[rows, drafts]}; got {describe(hidden_states)}"
+            f"each draft, for draft_token_ids {[num_rows, num_drafts]}; "
+            f"got {describe(hidden_states)}"
         )
     require_plain("hidden_states", hidden_states)
     check_fits_weight(hidden_states, sampler.weight)
-    if rows * (drafts + 1) > sampler.max_rows:
+    if num_rows * (num_drafts + 1) > sampler.max_rows:
         raise ValueError(
-            f"hidden_states: {rows} rows × {drafts + 1} positions exceed "
+            f"hidden_states: {num_rows} rows × {num_drafts + 1} positions exceed "
             f"max_rows={sampler.max_rows}; build the sampler with a larger max_rows"
         )
-    if draft is not None:
-        _check_draft(sampler, draft, rows, drafts, method)
-
-
-def _check_draft(
-    sampler: LMHeadSampler, draft: Tensor, rows: int, drafts: int, method: str
-) -> None:
-    if method == "coupled":
+    if draft is not None and method == "coupled":
         raise ValueError(
             'draft: method="coupled" looks at no draft probabilities; leave it out, or choose '
             '"rejection" or "block"'
         )
-    device = sampler.weight.device
-    shape = (rows, drafts, len(sampler.shard))
+    if draft is not None:
+        check_draft_logits("draft", draft, (num_rows, num_drafts), sampler)
+
+
+def check_draft_logits(
+    name: str, logits: Tensor, leading: Sequence[int | str], sampler: LMHeadSampler
+) -> None:
+    """Check logits whose last axis is this rank's shard.
+
+    Args:
+        leading: the sizes of the other axes; a letter stands for any size.
+    """
+    require_plain(name, logits)
+    shard, device = sampler.shard, sampler.weight.device
+    shape = (*leading, len(shard))
     if (
-        not isinstance(draft, Tensor)
-        or draft.shape != shape
-        or not draft.is_floating_point()
-        or draft.device != device
+        not isinstance(logits, Tensor)
+        or logits.ndim != len(shape)
+        or any(isinstance(n, int) and n != m for n, m in zip(shape, logits.shape, strict=True))
+        or not logits.is_floating_point()
+        or logits.device != device
     ):
         raise ValueError(
-            f"draft: expected the drafter's logits {list(shape)} on {device}, the columns of "
-            f"{sampler.shard}, got {describe(draft)}"
+            f"{name}: expected the drafter's logits [{', '.join(map(str, shape))}] on {device}, "
+            f"the columns of {shard}, got {describe(logits)}"
         )

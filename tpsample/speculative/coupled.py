@@ -3,11 +3,11 @@
     y_i = the token of position i, sampled as ever     i = 0 … K
     accept x_(i+1) while it equals y_i; emit y_0 … y_a, a the number accepted
 
-What is emitted is plain decoding's text bit for bit, whatever drafted it, if the hidden states are
-those of plain decoding: noise belongs to (seed, position, token id), so a position's token does not
+The tokens are plain decoding's bit for bit, whatever drafted them, if the hidden states are those
+of plain decoding. Noise belongs to (seed, position, token id), so a position's token does not
 depend on the step that draws it. A draft is accepted with probability p(x); one drawn with the same
-noise more often, at least (1 - d) / (1 + d), d the total variation between target and draft
-(Daliri, Musco, Suresh, arXiv 2408.07978).
+noise is accepted more often, with at least (1 - d) / (1 + d), where d is the total variation
+between target and draft (Daliri, Musco, Suresh, arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch import Tensor
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.expand import position_of_rows
-from tpsample.speculative.output import VerifyOutput, leading, reached
+from tpsample.speculative.output import VerifyOutput, leading, position_of_rows, reached
 
 
 def verify_coupled(
@@ -29,18 +28,18 @@ def verify_coupled(
     batch: BatchView,
     positions: Tensor,
 ) -> VerifyOutput:
-    """One step over B · (K + 1) rows, filtered or not, in whatever backend. Collective.
+    """Sample all B · (K + 1) rows in one step of whatever backend. Collective.
 
     Args:
         hidden_states: [B, K + 1, D].
         drafts: int64 [B, K + 1], -1 where there is none.
-        batch: the expanded rows.
+        batch: the rows after each of their drafts.
         positions: int64 [B].
     """
-    rows, width = drafts.shape
+    num_rows, width = drafts.shape
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
     sampler.finish(sampler.begin(hidden_states.flatten(0, 1), batch, at, out))
-    token_ids, status = out.token_ids.view(rows, width), out.status.view(rows, width)
+    token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
     num_accepted = leading((drafts == token_ids) & (drafts >= 0))
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
     if out.logprobs is not None:
@@ -49,7 +48,7 @@ def verify_coupled(
 
 
 def _emitted(logprobs: Logprobs, emitted: Tensor) -> Logprobs:
-    """Nothing is told of positions behind the end."""
+    """Blank the logprobs of positions where nothing was emitted."""
     emitted = emitted.unsqueeze(1)
     return Logprobs(
         logprobs.token_ids.where(emitted, -1),

@@ -1,14 +1,14 @@
-"""The target's and the draft's law at every position of a verification, on vocabulary shards.
+"""The laws of the target and the draft at every position of a verification, on vocabulary shards.
 
     p_v = P_v / Z_P    P_v the integer mass of token v if the row's kept set has it, else 0
     q_v = Q_v / Z_Q    Q_v its mass under the draft's logits / T; without logits the draft is
                        certain, all mass at the draft token; q = 0 where there is no draft
     residual           max(c · p_v - q_v, 0), c = 1 or a prefix's coefficient
 
-Masses are those of `stored.kept_set`, so what ranks sum and what follows from the sums depends
-on no number of ranks, shards or tiles. The law of the masses is within V · 2^-41 of the softmax in
-total variation; a token less likely than 2^-41 of the likeliest has none. A greedy row, and one
-with a +inf logit, is certain of its first token.
+Masses are those of `core.order`, so what ranks sum, and what follows from the sums, does not depend
+on the number of ranks, shards or tiles. The law of the masses is within V · 2^-41 of the softmax in
+total variation, because a token less likely than 2^-41 of the likeliest has no mass. A greedy row,
+and one with a +inf logit, is certain of its first token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Laws:
 
     Attributes:
         target: fp32 [B, S, V_local], this rank's processed logits.
-        draft: [B, K, V_local], this rank's logits of the drafter, or None.
+        draft: [B, K, V_local], this rank's logits of the drafter; None if drafts are certain.
         first_id: global id of the first column.
         drafts: int64 [B, S], -1 where there is none, or one that the draft's law excludes.
         temperature: fp32 [B, S], 1 for greedy rows.
@@ -69,9 +69,9 @@ class Laws:
         status: Tensor,
         ranks: Ranks,
     ) -> Laws:
-        """Find what the laws need of all ranks: the largest logits, the kept sets, the sums.
+        """Find the largest logits, the kept sets and the sums over all ranks.
 
-        Collective: one gather, one sum, and the fixed number of `find_cut` if rows have filters.
+        Collective: one gather, one sum, and those of `find_cut` if rows have filters.
 
         Args:
             rows: the stored logits of all B · S rows.
@@ -81,17 +81,16 @@ class Laws:
         shape = drafts.shape
         draft_words = _top_words(rows, draft) if draft is not None else drafts[:, :0]
         own = torch.cat([rows.first_words(1).view(shape), draft_words], dim=1)
-        top_word, draft_word = (
-            ranks.gather_integers(own).amax(dim=0).split([shape[1], draft_words.shape[1]], dim=1)
-        )
+        best = ranks.gather_integers(own).amax(dim=0)
+        top_word, draft_word = best[:, : shape[1]], best[:, shape[1] :]
         top = word.value_of(top_word)
 
         cut = torch.full_like(top_word, word.LOWEST_DRAWABLE)
-        if batch.plan.filters is not None:
-            index = batch.plan.filters.rows
-            tops = top.flatten()[index]
-            filtered = rows.select(batch.plan.filters.host_rows)
-            cut.view(-1)[index] = find_cut(filtered, batch.plan.filters, tops, ranks)
+        filters = batch.plan.filters
+        if filters is not None:
+            tops = top.flatten()[filters.row_index]
+            found = find_cut(rows.select(filters.row_list), filters, tops, ranks)
+            cut.view(-1)[filters.row_index] = found
         certain = ~rows.noise.random.view(shape) | (top == torch.inf)
         cut = torch.where(certain, top_word, cut)
 
@@ -118,7 +117,7 @@ class Laws:
         return laws._summed(ranks)
 
     def _summed(self, ranks: Ranks) -> Laws:
-        """With the sums, and the drafts' own masses, which the owner of each id answers for."""
+        """Add the sums, and the drafts' own masses, which the owner of each id knows."""
         sums = self.drafts.new_zeros(4, *self.drafts.shape)
         for first_id, target, draft in self.mass_tiles():
             ids = torch.arange(first_id, first_id + target.shape[2], device=target.device)
@@ -137,11 +136,9 @@ class Laws:
         )
 
     def mass_tiles(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(global id of the first column, P, Q), int64 [B, S, n] each, over the shard."""
-        rows, positions, columns = self.target.shape
-        width = max(64, tile_elements(self.target.device) // max(1, rows * positions))
-        for start in range(0, columns, width):
-            first_id, tile = self.first_id + start, slice(start, start + width)
+        """Yield (global id of the first column, P, Q), int64 [B, S, n] each, over the shard."""
+        for tile in _tiles(self.target):
+            first_id = self.first_id + tile.start
             logits = self.target[:, :, tile]
             below = below_top(logits, self.top.unsqueeze(2), self.temperature.unsqueeze(2))
             kept = order_words(logits, first_id) >= self.cut.unsqueeze(2)
@@ -161,24 +158,21 @@ class Laws:
         return draft
 
     def residual_tiles(self, coefficient: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(global id of the first column, residual float64 [B, S, n]); coefficient [B, S]."""
-        total, draft_total = (z.double().unsqueeze(2) for z in (self.total, self.draft_total))
+        """Yield (global id of the first column, residual float64 [B, S, n]); coefficient [B, S]."""
+        c, total, draft_total = (
+            x.double().unsqueeze(2) for x in (coefficient, self.total, self.draft_total)
+        )
         for first_id, target, draft in self.mass_tiles():
-            yield (
-                first_id,
-                residual(
-                    coefficient.unsqueeze(2), target.double() / total, draft.double() / draft_total
-                ),
-            )
+            yield first_id, residual(c, target.double() / total, draft.double() / draft_total)
 
     def at(self, index: Tensor) -> Laws:
-        """The laws at one position of each row, int64 [B]: S = 1. The logits are copied."""
+        """Return the laws at one position of each row, int64 [B]: S = 1. The logits are copied."""
         places = index.unsqueeze(1)
         rows = torch.arange(len(index), device=index.device).unsqueeze(1)
         per_position = ("drafts", "temperature", "top", "cut", "status", "total", "draft_total")
         chosen = {name: getattr(self, name).gather(1, places) for name in (*per_position, "p", "q")}
         if self.draft is not None and self.draft.shape[1]:
-            # The last position has no draft, and any other's logits will do for it.
+            # The last position has no draft, so the logits of any other serve.
             places = places.clamp(max=self.draft.shape[1] - 1)
             chosen["draft"] = self.draft[rows, places]
             chosen["draft_top"] = self.draft_top.gather(1, places)
@@ -186,20 +180,26 @@ class Laws:
 
 
 def residual(coefficient: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """max(c · p - q, 0): where a rejected draft's token is drawn from, not normalised.
+    """Return max(c · p - q, 0), from which a rejected draft's token is drawn, not normalised.
 
-    With 2^-200 c · p in place of 0, which nothing but a row of nothing else can draw: p and q that
-    differ by less than their rounding.
+    Zeros are replaced by 2^-200 · c · p, so that a row whose residual is zero everywhere (p and q
+    equal up to rounding) still has a token to draw. No other row can be affected.
     """
     scaled = coefficient * p
     return (scaled - q).maximum(scaled * 2.0**-200)
 
 
 def _top_words(rows: ShardLogits, draft: Tensor) -> Tensor:
-    """int64 [B, K], the largest order word of the draft's logits on this rank; 0 if it has none."""
+    """Return int64 [B, K], the largest order word of the draft's logits on this rank, or 0."""
     best = draft.new_zeros(draft.shape[:2], dtype=torch.int64)
-    width = max(64, tile_elements(draft.device) // max(1, best.numel()))
-    for start in range(0, draft.shape[2], width):
-        tile = draft[:, :, start : start + width].float()
-        best = best.maximum(order_words(tile, rows.first_id + start).amax(dim=2))
+    for tile in _tiles(draft):
+        words = order_words(draft[:, :, tile].float(), rows.first_id + tile.start)
+        best = best.maximum(words.amax(dim=2))
     return best
+
+
+def _tiles(logits: Tensor) -> Iterator[slice]:
+    """Yield slices of the columns of [B, S, V_local] that fit into the cache."""
+    width = max(64, tile_elements(logits.device) // max(1, logits[:, :, :1].numel()))
+    for start in range(0, logits.shape[2], width):
+        yield slice(start, start + width)

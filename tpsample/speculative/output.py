@@ -1,4 +1,4 @@
-"""VerifyOutput: what a verification returns."""
+"""VerifyOutput, which a verification returns, and the positions it reached."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class VerifyOutput:
     Attributes:
         num_accepted: int64 [B], how many drafts became tokens; the row emits one token more.
         token_ids: int64 [B, K + 1]: the accepted drafts, the token behind them, then -1.
-        status: int32 [B], `tpsample.Status` of the last position the row reached. If it is not OK,
-            the token there is -1 and those before it are good.
+        status: int32 [B], the `tpsample.Status` of the last position that the row reached. Unless
+            it is OK, the token there is -1; those before it are good.
         seeds: int64 [B], as in `SampleOutput`.
-        logprobs: of every emitted token, rows [B · (K + 1)] as in `SampleOutput`, row r · (K + 1) +
-            i for position i of row r; None if no row of the batch asks for any.
+        logprobs: of every emitted token, as in `SampleOutput` for B · (K + 1) rows, of which row
+            r · (K + 1) + i is position i of row r; None if no row of the batch asks for any.
     """
 
     num_accepted: Tensor
@@ -33,29 +33,38 @@ class VerifyOutput:
 
     @staticmethod
     def of(num_accepted: Tensor, token_ids: Tensor, status: Tensor, seeds: Tensor) -> VerifyOutput:
-        """Cut the positions of every row off behind the last it reached.
+        """Cut every row off behind the last position it reached.
 
         Args:
             num_accepted: int64 [B].
             token_ids, status: [B, K + 1], anything behind the last position reached.
         """
-        place = num_accepted.unsqueeze(1)
-        index = reached(num_accepted, token_ids.shape[1])
-        row_status = status.gather(1, place).squeeze(1)
-        return VerifyOutput(num_accepted, token_ids.where(index, word.NO_TOKEN), row_status, seeds)
+        row_status = status.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
+        emitted = token_ids.where(reached(num_accepted, token_ids.shape[1]), word.NO_TOKEN)
+        return VerifyOutput(num_accepted, emitted, row_status, seeds)
+
+
+def position_of_rows(positions: Tensor, num_positions: int) -> Tensor:
+    """Return int64 [B · num_positions], the absolute position of each row to verify.
+
+    Args:
+        positions: int64 [B], those of each request's first.
+    """
+    index = torch.arange(num_positions, device=positions.device)
+    return (positions.unsqueeze(1) + index).flatten()
 
 
 def reached(num_accepted: Tensor, num_positions: int) -> Tensor:
-    """bool [B, K + 1]: the positions a row emits a token at."""
+    """Return bool [B, K + 1], the positions at which a row emits a token."""
     index = torch.arange(num_positions, device=num_accepted.device)
     return index <= num_accepted.unsqueeze(1)
 
 
 def leading(accepted: Tensor) -> Tensor:
-    """int64 [B], how many of bool [B, K + 1] are true before the first that is not."""
+    """Return int64 [B], how many of bool [B, K + 1] are true before the first that is not."""
     return accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
 
 
 def emit(drafts: Tensor, num_accepted: Tensor, token_ids: Tensor) -> Tensor:
-    """int64 [B, K + 1]: the accepted drafts, the token [B] behind them, then anything."""
+    """Return int64 [B, K + 1]: the accepted drafts, the token [B] behind them, then anything."""
     return drafts.scatter(1, num_accepted.unsqueeze(1), token_ids.unsqueeze(1))

@@ -2,7 +2,7 @@
 
     argmax over v of log2 max(c · p_v - q_v, 0) - L_v        L the noise of the recovery domain
 
-Where there was no draft q = 0 and this is a draw from the target: the bonus token.
+Where there was no draft q = 0, so this is a draw from the target: the bonus token.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.order import order_words
 from tpsample.noise import tile_noise
 from tpsample.ranks.ranks import Ranks
 from tpsample.speculative.laws import Laws
 
 
 def recovered(
-    laws: Laws,
-    coefficient: Tensor,
-    stream: tuple[Tensor, ...],
-    rounds: int,
-    ranks: Ranks,
+    laws: Laws, coefficient: Tensor, stream: tuple[Tensor, ...], rounds: int, ranks: Ranks
 ) -> Tensor:
-    """int64 [B], the tokens, -1 where the status is not OK. Collective: one gather.
+    """Return the tokens, int64 [B], -1 where the status is not OK. Collective: one gather.
 
     Args:
         laws: at one position of each row.
@@ -35,13 +32,12 @@ def recovered(
     streams = tuple(r.view(-1, 1, 1) for r in stream)
     for first_id, residual in laws.residual_tiles(coefficient.unsqueeze(1)):
         noise = tile_noise(streams, first_id, residual.shape[2], rounds)
-        scores = recovery_scores(residual, noise)
-        ids = torch.arange(first_id, first_id + residual.shape[2], device=residual.device)
-        best = best.maximum(word.pack(scores, ids).amax(dim=2))
+        words = order_words(recovery_scores(residual, noise), first_id)
+        best = best.maximum(words.amax(dim=2))
     token_ids, _ = word.decode(ranks.gather_integers(best).amax(dim=0))
     return token_ids.where(laws.status == word.Status.OK, word.NO_TOKEN).squeeze(1)
 
 
 def recovery_scores(residual: Tensor, noise: Tensor) -> Tensor:
-    """fp32, rounded once; -inf where there is nothing."""
+    """Return fp32 scores, rounded once; -inf where the residual is 0."""
     return (residual.log2() - noise.double()).float()

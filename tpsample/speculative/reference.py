@@ -1,4 +1,4 @@
-"""The definition of a verification: plain PyTorch, all logits materialised, no ranks, no tiles.
+"""The definition of a verification in plain PyTorch, with whole logits, no ranks and no tiles.
 
 `tpsample.verify` must return these tokens.
 """
@@ -20,8 +20,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.speculative import block, laws, recovery
 from tpsample.speculative import tokenwise as rejection
-from tpsample.speculative.expand import position_of_rows
-from tpsample.speculative.output import VerifyOutput, emit, leading
+from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
 
 
@@ -35,7 +34,14 @@ def verify(
     draft: Tensor | None = None,
     philox_rounds: int = 10,
 ) -> VerifyOutput:
-    """Arguments as for `tpsample.verify`; logits [B, K + 1, V] and draft [B, K, V] are whole."""
+    """Verify drafts as `tpsample.verify` does, on whole logits.
+
+    Args:
+        logits: [B, K + 1, V], raw, of any floating dtype.
+        draft: [B, K, V], or None.
+
+    The other arguments, and what is returned, are those of `tpsample.verify`.
+    """
     rows, width, vocab_size = logits.shape
     batch = batch.for_rows(rows)
     batch.draw_seeds(SeedSource())
@@ -91,7 +97,7 @@ def verify(
 
 
 def _target_law(logits: Tensor, batch: BatchView) -> Tensor:
-    """float64 [B · (K + 1), V]; anything in a row whose status is not OK."""
+    """Return float64 [B · (K + 1), V]; anything in a row whose status is not OK."""
     kept = reference.kept_mask(logits, batch)
     logits = reference.processed_logits(logits, batch)
     words = order_words(logits)
@@ -104,7 +110,7 @@ def _target_law(logits: Tensor, batch: BatchView) -> Tensor:
 
 
 def _draft_law(draft: Tensor | None, drafts: Tensor, batch: SamplingBatch, like: Tensor) -> Tensor:
-    """float64 [B, K + 1, V]; 0 where there is no draft."""
+    """Return float64 [B, K + 1, V]; 0 where there is no draft."""
     mass = torch.zeros_like(like, dtype=torch.int64)
     if draft is None:
         mass.scatter_(2, drafts.clamp(min=0).unsqueeze(2), TOP_MASS)

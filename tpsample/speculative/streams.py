@@ -1,10 +1,10 @@
 """The random numbers of the ratio rules: layout ``tps-philox-v1`` in domains of their own.
 
-Accepting, recovering and drafting must be independent of each other and of token noise: each has
-its domain word in the counter of the row stream. The `sample` word of the counter is the index of
-the position within the verification. A position that one verification looked at and did not reach
-is verified again by the next, under a smaller index: fresh numbers, since block verification's
-stopping place already told something of the old ones.
+Accepting, recovering and drafting must be independent of each other and of token noise, so each has
+its own domain word in the counter of the row stream. The `sample` word of the counter is the index
+of the position within its verification. A position that a verification looked at and did not reach
+is verified again by the next one, under a smaller index and so with fresh numbers. It needs them,
+because the stopping place of a block already depended on the old ones.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ DOMAIN_DRAFT = 0x64726674
 
 
 def stream(seed: Tensor, position: Tensor, index: Tensor | int, domain: int) -> tuple[Tensor, ...]:
-    """Row stream of one use of a position.
+    """Return the row stream of one use of an absolute position, all int64 [B].
 
     Args:
-        seed: int64 [B].
-        position: int64 [B], absolute.
         index: of the position within its verification; 0 is the first.
     """
     return row_stream(seed, position, index, domain=domain)
 
 
 def uniforms(seed: Tensor, positions: Tensor, num_positions: int) -> Tensor:
-    """Of each position to verify, u in (0, 1): odd multiples of 2^-53, float64 [B, num_positions].
+    """Return u in (0, 1) for each position to verify: odd multiples of 2^-53, float64
+    [B, num_positions].
 
     Args:
         seed: int64 [B].

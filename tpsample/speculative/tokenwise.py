@@ -2,30 +2,22 @@
 
     a = the number of drafts before the first with u q(x) >= p(x); behind it the residual at c = 1
 
-What is emitted follows the target at every position, whatever the draft (Leviathan et al.,
+The tokens follow the target's law at every position, whatever the draft (Leviathan et al.,
 arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from tpsample.speculative.laws import Laws
 from tpsample.speculative.output import leading
 
 
 def accept_tokenwise(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
-    """int64 [B], the number accepted.
+    """Return int64 [B], how many drafts are accepted.
 
     Args:
         p, q: float64 [B, K + 1], both laws at the draft; q = 0 where there is none.
         u: float64 [B, K + 1], the uniforms.
     """
     return leading((u * q < p) & (q > 0))
-
-
-def stop_tokenwise(laws: Laws, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each row stops, int64 [B], and the residual's coefficient there, float64 [B]."""
-    stop = accept_tokenwise(laws.p, laws.q, u)
-    return stop, torch.ones_like(stop, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""verify: drafts in, tokens out, exactly the target's, on one page."""
+"""verify: it takes drafts and returns tokens that follow the target's law exactly."""
 
 from __future__ import annotations
 
@@ -27,39 +27,37 @@ def verify(
     method: str = "coupled",
     draft: Tensor | None = None,
 ) -> VerifyOutput:
-    """Accept a prefix of each row's drafts and emit it with one token more.
+    """Accept a prefix of each row's drafts, and emit it with one token more. Collective.
 
-    Collective: every rank calls with the same arguments, but for its own columns of `draft`. Each
-    position has the parameters of its row. Everything that decides a token is an integer that all
-    ranks receive, or follows from such: the ids do not depend on ranks, shards, other rows or the
-    padding of K.
+        coupled     accept while the draft is the token that plain decoding draws, so that the
+                    tokens are plain decoding's, bit for bit (`tpsample.speculative.coupled`)
+        rejection   accept with min(1, p / q), else draw from max(p - q, 0): the tokens follow the
+                    target's law, but are not those of plain decoding (`.tokenwise`)
+        block       the same by whole prefixes, which accepts more (`.block`)
 
-        coupled     accept while the draft is the token that plain decoding draws: its text, bit for
-                    bit (`tpsample.speculative.coupled`)
-        rejection   accept with min(1, p / q), else draw from max(p - q, 0): the target's law, and
-                    other tokens than plain decoding's (`.rejection`)
-        block       the same by whole prefixes; accepts more (`.block`)
-
-    A greedy row emits the argmax at every position with any of them. Neither logits nor the draft's
-    are gathered; beside words of 8 bytes, ranks exchange integers per row and position.
+    With each of them a greedy row emits the argmax at every position. Each position has the
+    parameters of its row. All that decides a token is an integer that every rank receives, so the
+    ids do not depend on ranks, shards, other rows or the padding of K. No logits are gathered;
+    beside words of 8 bytes, ranks exchange integers per row and position.
 
     Args:
+        sampler: the target's. Every rank calls with the same arguments, but for its own columns of
+            `draft`.
         hidden_states: [B, K + 1, D]: of the token before the drafts, then of each draft.
-        draft_token_ids: int64 [B, K]. -1, or any id that is not in the vocabulary, ends the drafts
-            of its row; hidden states behind it may be anything.
+        draft_token_ids: int64 [B, K]. The first id outside the vocabulary, such as -1, ends the
+            drafts of its row; hidden states behind it may be anything.
         batch: B rows, or one request for all rows.
         positions: int64 [B], or one int: absolute position of the first token to be emitted.
         method: "coupled", "rejection" or "block".
-        draft: [B, K, V_local], logits of the drafter for this rank's shard, before temperature; the
-            drafts are draws from softmax(draft / T) (T = 1 in greedy rows) that know nothing of
-            the streams used here, as `sample_draft` makes them. None: the drafts were certain.
-            Not with "coupled".
+        draft: [B, K, V_local], the drafter's logits for this rank's shard, before temperature. The
+            drafts must be draws from softmax(draft / T) (T = 1 in greedy rows) in streams of their
+            own, as `sample_draft` makes them. None: the drafts were certain. Not with "coupled".
 
     Returns:
-        Emitted tokens, how many drafts were accepted, status.
+        The tokens, how many drafts were accepted, and the status.
 
     Raises:
-        TypeError, ValueError: before anything is sent.
+        TypeError, ValueError: a wrong argument, before anything is sent.
         UnsupportedParameter: (a ValueError) "rejection" or "block", filters or logprobs between
             ranks without a process group.
     """

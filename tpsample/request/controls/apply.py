@@ -16,12 +16,10 @@ from tpsample.request.controls.token_state import TokenState
 
 @dataclass(frozen=True)
 class StepControls:
-    """Controls of a step's rows over one shard.
+    """The controls of a step's rows over one shard, with the shard's state.
 
     Attributes:
-        rows: the rows.
-        state: the shard's state.
-        mask: int32 [B, width / 32], the ids a row may draw in this step; None if all may.
+        mask: int32 [B, width / 32], the ids a row may draw in this step; None if it may draw all.
     """
 
     rows: ControlRows
@@ -34,19 +32,16 @@ class StepControls:
         shard: VocabShard,
         make_mask: Callable[[ControlRows, TokenState], Tensor] = build_mask,
     ) -> StepControls:
-        """The controls of some rows over a shard.
+        """Find the controls of some rows over a shard; errors are those of `ControlTables.state`.
 
         Args:
             make_mask: `build_mask`, or its kernel.
-
-        Raises:
-            ValueError: as `ControlTables.state`.
         """
         state = rows.tables.state(shard)
         return StepControls(rows, state, make_mask(rows, state) if rows.masked else None)
 
     def apply(self, logits: Tensor, first_id: int) -> Tensor:
-        """Processed fp32 logits [B, n] of ids first_id … first_id + n - 1, all of this shard."""
+        """Process fp32 logits [B, n] of the ids from `first_id` on, all of this shard."""
         tables, slots = self.rows.tables, self.rows.slots
         start = first_id - self.state.first_id
         columns = slice(start, start + logits.shape[1])

@@ -32,27 +32,27 @@ class ControlRows:
 
     @property
     def changes_logits(self) -> bool:
+        """Whether anything changes a logit of these rows."""
         return self.masked or self.tables.has_bias or self.tables.has_penalties
 
     @property
     def masked(self) -> bool:
+        """Whether some ids may be forbidden."""
         return self.tables.has_masks or self.grammar_bitmask is not None or self.forced is not None
 
-    def with_drafts(self, drafts: Tensor | None, times: int) -> ControlRows:
-        """Controls of each row after 0 … K of its drafts: B · (K + 1) rows, which the masks have
-        already.
+    def after_drafts(self, drafts: Tensor) -> ControlRows:
+        """Return the controls of each row after 0 … K of its drafts, int32 [B, K].
 
-        Args:
-            drafts: int32 [B, K], or None if K is 0.
-            times: K + 1.
+        The masks have the B · (K + 1) rows of the result already.
         """
-        rows = len(self.slots)
-        slots = self.slots.repeat_interleave(times)
-        if drafts is None:
-            return replace(self, slots=slots)
+        num_rows, times = drafts.shape[0], drafts.shape[1] + 1
+        if times == 1:
+            return self
         return replace(
             self,
-            slots=slots,
+            slots=self.slots.repeat_interleave(times),
             drafts=drafts.repeat_interleave(times, dim=0),
-            num_drafts=torch.arange(times, dtype=torch.int32, device=slots.device).repeat(rows),
+            num_drafts=torch.arange(times, dtype=torch.int32, device=drafts.device).repeat(
+                num_rows
+            ),
         )

@@ -1,4 +1,4 @@
-"""Penalties and constraints of a batch's rows: what they are, and where a row's state lies.
+"""The penalties and constraints of a batch's rows, and where a row's state lies.
 
     x -> allowed ids, grammar bitmask, forced token       -inf outside
       -> + logit_bias
@@ -9,15 +9,13 @@
       -> - p  if n > 0                                    presence
       -> bad_words                                        -inf at the end of a begun sequence
 
-Each fp32 operation is rounded once. Order and names are vLLM's. A masked id stays masked: no bias
-revives it. Counts and biases per token id are kept per shard (`token_state`), never as [rows, V].
-The rest is here, in tables with a slot per row, of which allowed ids take one bit per id of the
+Each fp32 operation is rounded once. Order and names are vLLM's. A masked id stays masked, because
+no bias revives it. Counts and biases per token id are kept per shard (`token_state`), never as
+[rows, V]. The rest is here, in tables with a slot per row; allowed ids take one bit per id of the
 whole vocabulary. Rows find their state by slot, so moving a row moves one number.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,55 +23,47 @@ from torch import Tensor
 from tpsample.core.digest import digest_text, mix
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
+from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.controls.bits import pack_ids
 from tpsample.request.controls.token_state import TokenState
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
 
 ABSENT = -2
-"""In `recent`: no token there yet."""
+"""Where `recent` has no token yet."""
 
 PENALISED, BIASED = 1, 2
 """Bits of `wants`."""
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What the state of a slot was made from, and after how many appends."""
-
-    params: SamplingParams
-    prompt: tuple[int, ...]
-    output: tuple[int, ...]
-    appends: int
-
-
 class ControlTables:
     """Tables by slot, on the device, and the dense state of each shard that was asked for.
 
-    They outlive the call that makes them, so their tensors are ordinary ones under inference mode
-    too, and of explicit dtypes.
+    They outlive the call that makes them, so under inference mode too their tensors are ordinary
+    ones, of explicit dtypes.
 
     Attributes:
         vocab_size: V.
-        slot_of: int64 [slots], the slot of each row of the batch.
+        slot_of: int64 [slots], the slot of each row of the batch, then the free slots.
         wants: int32 [slots], bits PENALISED and BIASED.
         penalties: fp32 [slots, 3]: repetition, frequency, presence.
-        min_tokens, length: int32 [slots], tokens wanted and there.
+        min_tokens, length: int32 [slots], how many output tokens are wanted and there.
         stop_ids: int32 [slots, S], each once, -1 where a slot has fewer.
         bad_words: int32 [slots, N, L], each sequence backwards, then -1.
         recent: int32 [slots, L - 1 or 1], the last output tokens, latest first; ABSENT before.
-        whole: int32 [1, ceil(V / 32)], a bit per id of the vocabulary.
+        whole: int32 [1, ceil(V / 32)], a bit for every id of the vocabulary.
         allowed: int32 [slots, ceil(V / 32)], a bit per id that allowed_token_ids leaves; None until
             a row needs it.
-        told: int64 [slots], digest of the tokens so far of a slot that reads them, else 0. Only
-            kept up to date on a CPU, where ranks compare it.
+        token_digest: int64 [slots], a digest of the tokens so far of a slot whose controls look at
+            them, else 0. It is kept up to date only on a CPU, where ranks compare it.
         has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
-            for these, and the state is allocated for them.
+            and the state is allocated for these.
     """
 
     @torch.inference_mode(False)
-    def __init__(self, slot_of: list[int], vocab_size: int, device: torch.device) -> None:
-        self.device, self.vocab_size, slots = device, vocab_size, len(slot_of)
-        self.slot_of = torch.tensor(slot_of, dtype=torch.int64, device=device)
+    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+        self.device, self.vocab_size = device, vocab_size
+        self._slot_list = list(range(slots))
+        self.slot_of = torch.arange(slots, device=device)
         self.has_penalties = self.has_bias = self.has_masks = False
         self.wants = torch.zeros(slots, dtype=torch.int32, device=device)
         self.penalties = torch.zeros(slots, 3, dtype=torch.float32, device=device)
@@ -85,8 +75,8 @@ class ControlTables:
         self.recent = self._ids(slots, 1).fill_(ABSENT)
         self.whole = pack_ids(None, vocab_size).to(device).unsqueeze(0)
         self.allowed: Tensor | None = None
-        self.told = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._requests: dict[int, _Request] = {}
+        self.token_digest = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._requests: dict[int, tuple[CheckedRequest, int]] = {}  # and the appends before it
         self._states: dict[VocabShard, TokenState] = {}
         self._appends = 0
 
@@ -95,11 +85,10 @@ class ControlTables:
         return self.wants.shape[0]
 
     @torch.inference_mode(False)
-    def load(
-        self, slot: int, params: SamplingParams, prompt: tuple[int, ...], output: tuple[int, ...]
-    ) -> None:
-        """Start the state of a slot anew."""
-        self._requests[slot] = _Request(params, prompt, output, self._appends)
+    def load(self, row: int, request: CheckedRequest) -> None:
+        """Start the state of a row anew."""
+        slot, params = self._slot_list[row], request.params
+        self._requests[slot] = (request, self._appends)
         self.has_penalties |= params.penalised
         self.has_bias |= bool(params.logit_bias)
         self.has_masks |= params.masked
@@ -109,9 +98,10 @@ class ControlTables:
             dtype=torch.float32,
         )
         self.min_tokens[slot] = params.min_tokens if params.stop_token_ids else 0
-        self.length[slot] = len(output)
-        self.told[slot] = digest_text(f"{prompt}{output}") | 1 if params.reads_output else 0
-        self._load_words(slot, params, output)
+        self.length[slot] = len(request.output)
+        so_far = f"{request.prompt}{request.output}"
+        self.token_digest[slot] = digest_text(so_far) | 1 if params.reads_output else 0
+        self._load_words(slot, params, request.output)
         if params.allowed_token_ids is not None and self.allowed is None:
             self.allowed = self.whole.repeat(self.slots, 1)
         if self.allowed is not None:
@@ -134,9 +124,18 @@ class ControlTables:
         self.recent[slot] = _padded(list(reversed(output))[:width], ABSENT, width)
 
     @torch.inference_mode(False)
+    def reorder(self, order: list[int]) -> None:
+        """Keep the state of these rows, in this order; the slots of all others are free."""
+        kept = [self._slot_list[row] for row in order]
+        free = set(self._slot_list).difference(kept)
+        for slot in free:
+            self._requests.pop(slot, None)
+        self._slot_list = [*kept, *sorted(free)]
+        self.slot_of.copy_(torch.tensor(self._slot_list, dtype=torch.int64))
+
+    @torch.inference_mode(False)
     def append(self, token_ids: Tensor) -> None:
-        """Count one new token per row, int64 [B], on the device; an id outside [0, V), such as -1,
-        is none."""
+        """Count one new token per row, int64 [B]; an id outside [0, V), such as -1, is none."""
         self._appends += 1
         slots = self.slot_of[: len(token_ids)]
         there = (token_ids >= 0) & (token_ids < self.vocab_size)
@@ -145,13 +144,15 @@ class ControlTables:
         moved = torch.cat([token_ids.to(torch.int32).unsqueeze(1), recent[:, :-1]], dim=1)
         self.recent[slots] = torch.where(there.unsqueeze(1), moved, recent)
         if self.device.type == "cpu":
-            told = self.told[slots]
-            self.told[slots] = torch.where(there & (told != 0), mix(told + token_ids), told)
+            digest = self.token_digest[slots]
+            self.token_digest[slots] = torch.where(
+                there & (digest != 0), mix(digest + token_ids), digest
+            )
         for state in self._states.values():
             state.append(slots, token_ids)
 
     def state(self, shard: VocabShard) -> TokenState:
-        """The dense state of a shard, made when it is first asked for.
+        """Return the dense state of a shard, which is made when it is first asked for.
 
         Raises:
             ValueError: tokens have been appended since a penalised row came; its counts on this
@@ -159,8 +160,8 @@ class ControlTables:
         """
         state = self._states.get(shard)
         if state is None:
-            for request in self._requests.values():
-                if request.params.penalised and request.appends < self._appends:
+            for request, appends in self._requests.values():
+                if request.params.penalised and appends < self._appends:
                     raise ValueError(
                         f"batch: tokens were appended before a sampler of {shard} first saw it, "
                         "so their counts are not known there; call batch.prepare(shard) before "
@@ -175,12 +176,12 @@ class ControlTables:
 
     @torch.inference_mode(False)
     def _load_state(self, state: TokenState, slot: int) -> None:
-        request = self._requests[slot]
+        request, _ = self._requests[slot]
         params = request.params
         state.reserve(history=self.has_penalties, bias=self.has_bias)
         state.load(
             slot,
-            # The prompt only ever matters to the repetition penalty.
+            # The repetition penalty alone looks at the prompt.
             prompt=request.prompt if params.repetition_scope == "all" else (),
             output=request.output,
             bias={
@@ -189,21 +190,17 @@ class ControlTables:
             },
         )
 
-    def forget(self, slot: int) -> None:
-        """A row has left; its slot may be loaded again."""
-        self._requests.pop(slot, None)
-
     def _ids(self, *shape: int) -> Tensor:
         return torch.full(shape, NO_TOKEN, dtype=torch.int32, device=self.device)
 
 
 def needs_controls(request: SamplingParams) -> bool:
-    """Whether a request has penalties or constraints."""
+    """Return whether a request has penalties or constraints."""
     return request.penalised or request.masked or bool(request.logit_bias)
 
 
 def _widened(table: Tensor, value: int, *widths: int) -> Tensor:
-    """The table [slots, …], its further axes at least so wide; new places hold `value`."""
+    """Return the table [slots, …] with further axes at least so wide; new places hold `value`."""
     shape = [max(old, new) for old, new in zip(table.shape[1:], widths, strict=True)]
     if list(table.shape[1:]) == shape:
         return table

@@ -4,10 +4,10 @@
     min_tokens, unless stop ids are all that is left, and without the last id of every bad word
     whose other ids are the latest output; a forced token stands alone
 
-Whether only stop ids are left is a question about the whole vocabulary, so allowed ids and grammar
-are kept as bits of all of it on every rank: V / 8 bytes per row.
+Whether only stop ids are left is a question about the whole vocabulary, so every rank keeps allowed
+ids and grammar as bits of all of it, which take V / 8 bytes per row.
 
-Drafts of a row count as output: draft i - 1 is then the latest token.
+Drafts of a row count as output, so draft i - 1 is then the latest token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tpsample.request.controls.token_state import TokenState
 
 
 def build_mask(rows: ControlRows, state: TokenState) -> Tensor:
-    """int32 [B, width / 32]: bit c % 32 of word c // 32 is set if column c may be drawn."""
+    """Return int32 [B, width / 32]: bit c % 32 of word c // 32 is set if column c may be drawn."""
     tables, slots = rows.tables, rows.slots
     mask = state.mask_buffer(len(slots))
     free = tables.whole.expand(len(slots), -1)
@@ -42,7 +42,7 @@ def build_mask(rows: ControlRows, state: TokenState) -> Tensor:
 
 
 def _stop_ids(rows: ControlRows, free: Tensor) -> Tensor:
-    """int32 [B, S], -1 where an id is not held back.
+    """Return int32 [B, S], the stop ids that are held back, -1 for the others.
 
     Args:
         free: int32 [B, ceil(V / 32)], what allowed ids and grammar leave.
@@ -58,7 +58,7 @@ def _stop_ids(rows: ControlRows, free: Tensor) -> Tensor:
 
 
 def _completions(rows: ControlRows) -> Tensor:
-    """int32 [B, N], the last id of each bad word that its row has begun, else -1."""
+    """Return int32 [B, N], the last id of each bad word that its row has begun, else -1."""
     words, recent = rows.tables.bad_words[rows.slots], _recent(rows)
     begun = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
     for j in range(1, words.shape[2]):
@@ -68,7 +68,7 @@ def _completions(rows: ControlRows) -> Tensor:
 
 
 def _recent(rows: ControlRows) -> Tensor:
-    """int32 [B, L - 1 or 1], the latest tokens of each row, drafts before output."""
+    """Return int32 [B, L - 1 or 1], the latest tokens of each row, drafts before output."""
     recent = rows.tables.recent[rows.slots]
     if rows.drafts is None or rows.num_drafts is None:
         return recent

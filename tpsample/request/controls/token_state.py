@@ -1,6 +1,6 @@
-"""What request controls keep per token id: one shard's history and bias.
+"""The history and bias per token id that request controls keep for one shard.
 
-Each rank holds this for its own shard only, [slots, V/W]. Column c is id `first_id + c`, where
+Each rank holds them for its own shard only, [slots, V/W]. Column c is id `first_id + c`, where
 `first_id` is the shard's start rounded down to a multiple of four, as the kernels' tiles begin.
 """
 
@@ -26,13 +26,14 @@ class TokenState:
 
     Attributes:
         first_id, width: ids of the columns: [first_id, first_id + width), a multiple of 64.
-        history: int32 [slots, width], 2 · occurrences in the output + (1 if in the prompt);
+        history: int32 [slots, width], 2 · occurrences in the output + (1 if in the prompt). It is
             one number, so that a penalised logit costs one load.
         bias: fp32 [slots, width], logit_bias.
-        touched: int32 [slots, width / 64], HAS_HISTORY and HAS_BIAS: what a tile may skip.
-        Each is [1, …] until `reserve` is told that a row needs it.
+        touched: int32 [slots, width / 64], bits HAS_HISTORY and HAS_BIAS, without which a tile
+            skips a block.
 
-    It outlives the call that makes it, so its tensors are ordinary ones under inference mode too.
+    History and bias are [1, 1] until `reserve` makes room for them. The state outlives the call
+    that makes it, so under inference mode too its tensors are ordinary ones.
     """
 
     @torch.inference_mode(False)
@@ -49,21 +50,16 @@ class TokenState:
 
     @torch.inference_mode(False)
     def reserve(self, *, history: bool, bias: bool) -> None:
-        """Make room for what rows need; what is there stays."""
+        """Make room for what rows need, and keep what is there."""
         if history and self.history.shape[1] == 1:
             self.history = self.history.new_zeros(self._slots, self.width)
         if bias and self.bias.shape[1] == 1:
             self.bias = self.bias.new_zeros(self._slots, self.width)
 
     def load(
-        self,
-        slot: int,
-        *,
-        prompt: Sequence[int],
-        output: Sequence[int],
-        bias: Mapping[int, float],
+        self, slot: int, *, prompt: Sequence[int], output: Sequence[int], bias: Mapping[int, float]
     ) -> None:
-        """Start a slot anew, from host values; ids of other shards are passed over."""
+        """Start a slot anew from host values; ids of other shards are passed over."""
         self.touched[slot] = 0
         if self.history.shape[1] > 1:
             row = self.history[slot].zero_()
@@ -73,9 +69,9 @@ class TokenState:
             self._touch(slot, row != 0, HAS_HISTORY)
         if self.bias.shape[1] > 1:
             row = self.bias[slot].zero_()
-            own = [token_id for token_id in bias if self.shard.start <= token_id < self.shard.stop]
-            values = torch.tensor([bias[i] for i in own], dtype=torch.float32)
-            row[self._columns(own)] = values.to(row.device)
+            own = [i for i in bias if self.shard.start <= i < self.shard.stop]
+            values = [bias[i] for i in own]
+            row[self._columns(own)] = torch.tensor(values, dtype=torch.float32, device=row.device)
             self._touch(slot, row != 0, HAS_BIAS)
 
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
@@ -87,12 +83,12 @@ class TokenState:
         self.history[slots, columns] += 2 * mine.to(torch.int32)
         self.touched[slots, columns // TOUCHED_BLOCK] |= HAS_HISTORY * mine.to(torch.int32)
 
-    def mask_buffer(self, rows: int) -> Tensor:
-        """Uninitialised int32 [rows, width / 32], used again by the next step."""
-        return self._mask.take(rows)
+    def mask_buffer(self, num_rows: int) -> Tensor:
+        """Return uninitialised int32 [num_rows, width / 32], which the next step uses again."""
+        return self._mask.take(num_rows)
 
     def nbytes(self) -> int:
-        """Bytes of state on this rank."""
+        """Return the bytes of state on this rank."""
         kept = (self.history, self.bias, self.touched, self._mask)
         return sum(memory.nbytes for memory in kept)
 

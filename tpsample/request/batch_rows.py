@@ -1,0 +1,189 @@
+"""The rows of a batch: how they join, leave, move and change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.noise import signed64
+from tpsample.request.batch_checks import CheckedRequest, check_order, check_requests, check_rows
+from tpsample.request.controls.tables import ControlTables, needs_controls
+from tpsample.request.params import SamplingParams
+from tpsample.request.plan import BatchPlan
+from tpsample.request.row_masks import RowMasks
+from tpsample.request.seeds import SeedSource
+
+
+class BatchRows:
+    """The part of `SamplingBatch` that knows its rows.
+
+    What follows from the rows' requests is replaced whole by `_replace` when a row changes.
+    """
+
+    @torch.inference_mode(False)
+    def __init__(self, temperature: Tensor, seed: Tensor, *, vocab_size: int) -> None:
+        """Make plain rows, with a temperature and a seed alone, over the caller's tensors."""
+        self._temperature, self._seed = temperature, seed
+        self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
+        self._tables: ControlTables | None = None
+        self._masks = RowMasks()
+        self._single: CheckedRequest | None = None
+        self.unseeded: list[int] = []
+        self.plan = BatchPlan.of([], vocab_size, seed.device)
+        self._replace([SamplingParams()] * self.max_rows, ())
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.seed.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._seed.device
+
+    def add(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int] = (),
+        output_token_ids: Sequence[int] = (),
+    ) -> int:
+        """Let a request join as the last row, and return its index.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; or all `max_rows` rows are taken.
+        """
+        self._require_list("add")
+        tokens = [prompt_token_ids], [output_token_ids]
+        self._join(check_requests(self.rows, [params], *tokens, self.vocab_size))
+        return self.rows - 1
+
+    def drop(self, rows: int | Sequence[int]) -> None:
+        """Let rows leave. The others close up and keep their order.
+
+        Raises:
+            TypeError, ValueError: a row that is not there.
+        """
+        gone = check_rows("drop", rows, self.rows)
+        self._require_list("drop")
+        self._reorder([row for row in range(self.rows) if row not in gone])
+
+    def permute(self, order: Sequence[int]) -> None:
+        """Put row ``order[i]`` in place i.
+
+        Raises:
+            TypeError, ValueError: `order` is not a permutation of the rows.
+        """
+        self._require_list("permute")
+        self._reorder(check_order(order, self.rows))
+
+    def update(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        output_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Replace the request of a row, and its tokens so far if the request looks at them.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
+        """
+        (row,) = check_rows("update", (row,), self.rows)
+        self._require_list("update")
+        if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
+            raise ValueError(
+                f"output_token_ids: expected the tokens so far of row {row}, which penalties, "
+                "bad_words and min_tokens refer to; pass [] if there are none"
+            )
+        tokens = [prompt_token_ids or ()], [output_token_ids or ()]
+        (checked,) = check_requests(row, [params], *tokens, self.vocab_size)
+        self._load(row, checked)
+        requests, unseeded = list(self.plan.requests), set(self.unseeded) - {row}
+        requests[row] = params
+        self._replace(requests, unseeded | ({row} if params.seed is None else set()))
+
+    def prepare(self, shard: VocabShard) -> None:
+        """Make the state of a shard, for a sampler that comes after tokens have been appended.
+
+        Raises:
+            TypeError: not a VocabShard.
+            ValueError: a shard that reaches past V, or one whose counts are no longer known.
+        """
+        if not isinstance(shard, VocabShard):
+            raise TypeError(f"shard: expected a VocabShard, got {shard!r}")
+        if shard.stop > self.vocab_size:
+            raise ValueError(f"shard: {shard} reaches past vocab_size={self.vocab_size}")
+        if self._tables is not None:
+            self._tables.state(shard)
+
+    @torch.inference_mode(False)
+    def draw_seeds(self, source: SeedSource) -> None:
+        """Give every row without a seed the next one of `source`."""
+        if self.unseeded:
+            index = torch.tensor(self.unseeded, dtype=torch.int64)
+            self.seed[index.to(self.device)] = source.draw(len(index)).to(self.device)
+            self.unseeded = []
+
+    def _join(self, checked: list[CheckedRequest]) -> None:
+        """Add rows behind the last."""
+        requests = [*self.plan.requests, *(request.params for request in checked)]
+        if len(requests) > self.max_rows:
+            raise ValueError(
+                f"params: {len(requests)} rows exceed max_rows={self.max_rows}; drop rows, or "
+                "build the batch with a larger max_rows"
+            )
+        joined = range(self.rows, len(requests))
+        for row, request in zip(joined, checked, strict=True):
+            self._load(row, request)
+        waiting = [row for row in joined if requests[row].seed is None]
+        self._replace(requests, [*self.unseeded, *waiting])
+
+    @torch.inference_mode(False)
+    def _load(self, row: int, request: CheckedRequest) -> None:
+        """Start the tensors of a row anew."""
+        params = request.params
+        self._temperature[row] = params.temperature
+        self._seed[row] = signed64(params.seed or 0)
+        if needs_controls(params):
+            self._make_tables()
+        if self._tables is not None:
+            self._tables.load(row, request)
+
+    @torch.inference_mode(False)
+    def _reorder(self, order: list[int]) -> None:
+        """Keep these rows, in this order."""
+        index = torch.tensor(order, dtype=torch.int64, device=self.device)
+        for tensor in (self._temperature, self._seed):
+            tensor[: len(order)] = tensor[index]
+        if self._tables is not None:
+            self._tables.reorder(order)
+        waiting = set(self.unseeded)
+        unseeded = [place for place, row in enumerate(order) if row in waiting]
+        self._replace([self.plan.requests[row] for row in order], unseeded)
+
+    @torch.inference_mode(False)
+    def _replace(self, requests: Sequence[SamplingParams], unseeded: Iterable[int]) -> None:
+        """Replace everything that follows from the rows' requests."""
+        self.temperature = self._temperature[: len(requests)]
+        self.seed = self._seed[: len(requests)]
+        self.unseeded = sorted(unseeded)
+        self.plan = self.plan.of_requests(requests)
+        self._masks.rows_changed()
+
+    def _make_tables(self) -> None:
+        if self._tables is None:
+            self._tables = ControlTables(self.max_rows, self.vocab_size, self.device)
+
+    def _require_list(self, method: str) -> None:
+        """Raise a ValueError if the rows share one request, so that none can change alone."""
+        if self._single is not None:
+            raise ValueError(
+                f"{method}: this batch was built from one request for all rows; build it from a "
+                "list of requests to change its rows"
+            )
