@@ -28,7 +28,7 @@ from benchmarks.problem import Problem, make_weight
 from tpsample import LMHeadSampler, SampleOutput
 from tpsample.core.score import Head
 from tpsample.exchange import decode_triton
-from tpsample.exchange.base import Exchange
+from tpsample.exchange.base import Exchange, Setup
 from tpsample.local import triton_backend
 from tpsample.ranks.ranks import Ranks
 
@@ -96,9 +96,8 @@ def overheads(rows: int, steps: int) -> dict[str, float]:
     sampler.local = triton_backend.TritonBackend(
         problem.weight, sampler.shard, None, Head(), rounds=10, max_rows=sampler.max_rows
     )
-    sampler.exchange = Exchange(
-        Ranks(), sampler.max_rows, 1, torch.device("cpu"), decode_triton.decode_by_kernel
-    )
+    decode, cpu = decode_triton.decode_by_kernel, torch.device("cpu")
+    sampler.exchange = Exchange(Setup(Ranks(), sampler.max_rows, 1, cpu, decode))
     out = SampleOutput.empty(problem.batch.seed, None)
 
     def step() -> object:

@@ -15,6 +15,7 @@ from tpsample.core.score import Head
 from tpsample.core.step_buffer import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.exchange import make_exchange
+from tpsample.exchange.base import Setup
 from tpsample.exchange.decode import decoder
 from tpsample.local import make_backend
 from tpsample.logits.finish import finish_logits, shard_logits
@@ -105,16 +106,9 @@ class LMHeadSampler:
         self.weight, device = lm_head_weight.detach(), lm_head_weight.device
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         self.max_rows, self.philox_rounds, self.ranks = max_rows, philox_rounds, agreed.ranks
-        self.exchange = make_exchange(
-            agreed.exchange,
-            agreed.ranks,
-            max_rows,
-            chunks,
-            device,
-            decoder(agreed.backend),
-            hosts=agreed.hosts,
-            fall_back=exchange == "auto",
-        )
+        decode = decoder(agreed.backend)
+        setup = Setup(agreed.ranks, max_rows, chunks, device, decode, agreed.hosts)
+        self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
         bias, head = None if bias is None else bias.detach(), agreed.arguments.head
         self.local = make_backend(
             self.backend, self.weight, self.shard, bias, head, philox_rounds, max_rows

@@ -27,6 +27,7 @@ from tpsample import (
     reference,
 )
 from tpsample.exchange import make_exchange
+from tpsample.exchange.base import Setup
 from tpsample.exchange.collective import CollectiveExchange
 from tpsample.exchange.decode import decode_words
 from tpsample.exchange.inboxes import SharedFiles
@@ -156,7 +157,7 @@ def _no_shared_memory() -> tuple[list[str], str]:
             raise RuntimeError("planted")
 
         SharedFiles.map_file = refuse
-    arguments = ("peer", ranks, 4, 1, torch.device("cpu"), decode_words)
+    arguments = ("peer", Setup(ranks, 4, 1, torch.device("cpu"), decode_words))
     assert type(make_exchange(*arguments, fall_back=True)) is CollectiveExchange
     with pytest.raises(RankMismatch) as error:
         make_exchange(*arguments)

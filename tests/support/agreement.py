@@ -15,7 +15,7 @@ from tests.support.cases import Case, uneven_shards
 from tests.support.distribution import chi_squared_p
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
 from tpsample.core.score import Head
-from tpsample.exchange.base import Exchange
+from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.decode import decoder
 from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
@@ -72,7 +72,7 @@ def step(
             weight = torch.cat([weight, padding.to(weight)])
             if shard_bias is not None:
                 shard_bias = torch.cat([shard_bias, torch.full((len(padding),), 1e6)])
-        exchange = Exchange(Ranks(), slots, 1, weight.device, decoder(backend))
+        exchange = Exchange(Setup(Ranks(), slots, 1, weight.device, decoder(backend)))
         arguments = (weight, shard, shard_bias, head or Head())
         local: TorchBackend | TritonBackend
         if backend == "triton":

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
-from tpsample.exchange.base import Exchange
+from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.decode_triton import decode_by_kernel
 from tpsample.exchange.peer import PeerExchange
 from tpsample.local.tiles import Gpu, Tile
@@ -87,10 +87,10 @@ class Operators(TorchDispatchMode):
 
 def exchange(world_size: int) -> Exchange:
     if world_size == 1:
-        return Exchange(Ranks(), MAX_ROWS, 1, CPU, decode_by_kernel)
+        return Exchange(Setup(Ranks(), MAX_ROWS, 1, CPU, decode_by_kernel))
     shards = [VocabShard.even(V, rank, world_size) for rank in range(world_size)]
     return [
-        PeerExchange(ranks, MAX_ROWS, 2, CPU, decode_by_kernel)
+        PeerExchange(Setup(ranks, MAX_ROWS, 2, CPU, decode_by_kernel))
         for ranks in VirtualWorld(shards).ranks
     ][1]
 

@@ -3,57 +3,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-
-import torch
 
 from tpsample.errors import RankMismatch
-from tpsample.exchange.base import Exchange
+from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.collective import CollectiveExchange
-from tpsample.exchange.decode import Decode
 from tpsample.exchange.p2p import P2PExchange
 from tpsample.exchange.two_level import TwoLevelExchange
-from tpsample.ranks.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
 _BY_NAME = {exchange.name: exchange for exchange in (Exchange, CollectiveExchange, P2PExchange)}
 
 
-def make_exchange(
-    name: str,
-    ranks: Ranks,
-    max_rows: int,
-    chunks: int,
-    device: torch.device,
-    decode: Decode,
-    *,
-    hosts: Sequence[str] = (),
-    fall_back: bool = False,
-) -> Exchange:
+def make_exchange(name: str, setup: Setup, *, fall_back: bool = False) -> Exchange:
     """Return the exchange called `name`, as `choose_exchange` returned it. Collective.
 
     Args:
-        hosts: name of the host of each rank; for "two_level".
         fall_back: take "collective", and say so, if the memory of "peer" cannot be set up.
 
     Raises:
         RankMismatch: the exchange cannot be set up; every rank raises it.
     """
     if name == "two_level":
-        return TwoLevelExchange(ranks, max_rows, chunks, device, decode, hosts=hosts)
+        return TwoLevelExchange(setup)
     if name == "two_level_peer":
         from tpsample.exchange.two_level_peer import TwoLevelPeerExchange  # needs Triton
 
-        return TwoLevelPeerExchange(ranks, max_rows, chunks, device, decode, hosts=hosts)
+        return TwoLevelPeerExchange(setup)
     if name == "peer":
         from tpsample.exchange.peer import PeerExchange  # needs Triton
 
         try:
-            return PeerExchange(ranks, max_rows, chunks, device, decode)
+            return PeerExchange(setup)
         except RankMismatch as error:
             if not fall_back:
                 raise
             log.warning('exchange: "peer" cannot be set up, using "collective": %s', error)
             name = "collective"
-    return _BY_NAME[name](ranks, max_rows, chunks, device, decode)
+    return _BY_NAME[name](setup)

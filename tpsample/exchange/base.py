@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,27 @@ from tpsample.ranks.groups import group_timeout
 from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.step import Push
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every exchange is built from.
+
+    Attributes:
+        ranks: those that exchange words.
+        max_rows: most words of a step.
+        chunks: parts of the vocabulary whose words travel apart.
+        device: where the words are.
+        decode: makes tokens of the words.
+        hosts: name of the host of each rank, in rank order; for "two_level".
+    """
+
+    ranks: Ranks
+    max_rows: int
+    chunks: int
+    device: torch.device
+    decode: Decode
+    hosts: Sequence[str] = ()
 
 
 class Exchange:
@@ -33,22 +57,13 @@ class Exchange:
 
     name = "none"
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        max_rows: int,
-        chunks: int,
-        device: torch.device,
-        decode: Decode,
-        sources: int = 1,
-    ) -> None:
-        self.ranks = ranks
-        self.max_rows = max_rows
-        self.chunks = chunks
-        self.parts = chunks
+    def __init__(self, setup: Setup, sources: int = 1) -> None:
+        self.ranks, self.max_rows, self.chunks = setup.ranks, setup.max_rows, setup.chunks
+        self.parts = setup.chunks
         self.own = 0
-        self._decode = decode
-        self.words = torch.zeros(chunks, sources, max_rows, dtype=torch.int64, device=device)
+        self._decode = setup.decode
+        shape = (setup.chunks, sources, setup.max_rows)
+        self.words = torch.zeros(shape, dtype=torch.int64, device=setup.device)
         self._unfinished = False
 
     @property

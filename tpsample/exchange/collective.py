@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.exchange.base import Exchange
-from tpsample.exchange.decode import Decode
+from tpsample.exchange.base import Exchange, Setup
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.ranks import Ranks
 
 
 class CollectiveExchange(Exchange):
@@ -18,10 +15,8 @@ class CollectiveExchange(Exchange):
     name = "collective"
     ranks: ProcessRanks
 
-    def __init__(
-        self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device, decode: Decode
-    ) -> None:
-        super().__init__(ranks, max_rows, chunks, device, decode)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         self._works: list[dist.Work | None] = []
 
     def publish(self, chunk: int, rows: int) -> None:

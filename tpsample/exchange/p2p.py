@@ -7,14 +7,11 @@ same code lets gloo's threads carry the words.
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.exchange.base import Exchange
-from tpsample.exchange.decode import Decode
+from tpsample.exchange.base import Exchange, Setup
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.ranks import Ranks
 
 
 class P2PExchange(Exchange):
@@ -23,11 +20,9 @@ class P2PExchange(Exchange):
     name = "p2p"
     ranks: ProcessRanks
 
-    def __init__(
-        self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device, decode: Decode
-    ) -> None:
-        super().__init__(ranks, max_rows, chunks, device, decode, sources=ranks.world_size)
-        self.own = ranks.rank
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, sources=setup.ranks.world_size)
+        self.own = setup.ranks.rank
         self._works: list[dist.Work] = []
 
     def publish(self, chunk: int, rows: int) -> None:

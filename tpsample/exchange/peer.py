@@ -11,12 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.exchange.base import Exchange
-from tpsample.exchange.decode import Decode
+from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.inboxes import PeerMemory, peer_memory
 from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
-from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 from tpsample.request.step import Push
 
@@ -40,15 +38,14 @@ class PeerExchange(Exchange):
 
     name = "peer"
 
-    def __init__(
-        self, ranks: Ranks, max_rows: int, chunks: int, device: torch.device, decode: Decode
-    ) -> None:
+    def __init__(self, setup: Setup) -> None:
+        ranks, device, chunks, max_rows = setup.ranks, setup.device, setup.chunks, setup.max_rows
         if ranks.world_size > MAX_WORLD_SIZE:
             raise ValueError(
                 f'exchange: "peer" takes up to {MAX_WORLD_SIZE} ranks, got {ranks.world_size}; '
                 'use exchange="collective"'
             )
-        super().__init__(ranks, max_rows, chunks, device, decode)
+        super().__init__(setup)
         self.parts = 1
         self.timeout_s = 60.0
         self.arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
@@ -123,7 +120,7 @@ class PeerExchange(Exchange):
     def check(self) -> None:
         unheard, told, _, step = self._lost.tolist()
         members = range(self.ranks.world_size)
-        seen = DeviceLoss(chosen(members, unheard), chosen(members, told), step)
+        seen = DeviceLoss(members_of(members, unheard), members_of(members, told), step)
         raise_if_lost(seen, self.ranks.roll)
 
     def reset(self) -> None:
@@ -145,10 +142,10 @@ class PeerExchange(Exchange):
         self._memory = None
 
 
-def chosen(members: Sequence[int], bits: int) -> tuple[int, ...]:
+def members_of(members: Sequence[int], bits: int) -> tuple[int, ...]:
     """Return the members whose bit is set.
 
-    >>> chosen([4, 5, 6], 0b101)
+    >>> members_of([4, 5, 6], 0b101)
     (4, 6)
     """
     return tuple(member for place, member in enumerate(members) if bits >> place & 1)

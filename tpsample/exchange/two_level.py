@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample.exchange.base import Setup
 from tpsample.exchange.collective import CollectiveExchange
-from tpsample.exchange.decode import Decode
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.ranks import Ranks
 
 
 class TwoLevelExchange(CollectiveExchange):
@@ -27,28 +26,17 @@ class TwoLevelExchange(CollectiveExchange):
 
     `TwoLevelPeerExchange` takes its place where kernels can write to the peers of their host. The
     integers of filtered rows go over the whole group.
-
-    Args:
-        hosts: name of the host of each rank, in rank order.
     """
 
     name = "two_level"
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        max_rows: int,
-        chunks: int,
-        device: torch.device,
-        decode: Decode,
-        *,
-        hosts: Sequence[str],
-    ) -> None:
-        super().__init__(ranks, max_rows, chunks, device, decode)
+    def __init__(self, setup: Setup) -> None:
+        ranks = setup.ranks
+        super().__init__(setup)
         self._best = torch.zeros_like(self.words[0, 0])
         assert isinstance(ranks, ProcessRanks)
-        inside, between = levels(hosts, ranks.rank)
-        self.inside, self.between = ranks.part("inside", inside), ranks.part("between", between)
+        inside, between = levels(setup.hosts, ranks.rank)
+        self.inside, self.between = ranks.subset("inside", inside), ranks.subset("between", between)
 
     def publish(self, chunk: int, rows: int) -> None:
         words = self.words[chunk, 0, :rows]

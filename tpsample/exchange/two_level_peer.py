@@ -7,52 +7,39 @@ host writes its own integer and 0 for the others, so that the maximum has them a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.exchange.decode import Decode
-from tpsample.exchange.peer import PeerExchange, chosen
+from tpsample.exchange.base import Setup
+from tpsample.exchange.peer import PeerExchange, members_of
 from tpsample.exchange.two_level import levels
 from tpsample.output import SampleOutput
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 
 
 class TwoLevelPeerExchange(PeerExchange):
-    """`exchange="two_level"` where kernels can write to the peers of their host.
-
-    Args:
-        hosts: name of the host of each rank, in rank order.
-    """
+    """`exchange="two_level"` where kernels can write to the peers of their host."""
 
     name = "two_level"
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        max_rows: int,
-        chunks: int,
-        device: torch.device,
-        decode: Decode,
-        *,
-        hosts: Sequence[str],
-    ) -> None:
+    def __init__(self, setup: Setup) -> None:
+        ranks, hosts, device = setup.ranks, setup.hosts, setup.device
         inside, column = levels(hosts, ranks.rank)
         assert isinstance(ranks, ProcessRanks)
         self._whole = ranks
-        self.inside = ranks.part("inside", inside)
-        super().__init__(self.inside, max_rows, chunks, device, decode)
-        self.between = ranks.part("between", column)
+        self.inside = ranks.subset("inside", inside)
+        super().__init__(replace(setup, ranks=self.inside))
+        self.between = ranks.subset("between", column)
         names_of_hosts = list(dict.fromkeys(hosts))
         self._inside = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
         self._host = names_of_hosts.index(hosts[ranks.rank])
         self._lost_of_host = torch.zeros(len(self._inside), 2, dtype=torch.int64, device=device)
-        size = max_rows + self._lost_of_host.numel()
+        size = setup.max_rows + self._lost_of_host.numel()
         self._reduced = torch.zeros(size, dtype=torch.int64, device=device)
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
@@ -83,7 +70,7 @@ class TwoLevelPeerExchange(PeerExchange):
             tuple(
                 rank
                 for members, bits in zip(self._inside, of_hosts, strict=True)
-                for rank in chosen(members, bits)
+                for rank in members_of(members, bits)
             )
             for of_hosts in self._lost_of_host.T.tolist()
         )

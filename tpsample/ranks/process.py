@@ -52,7 +52,7 @@ class ProcessRanks(Ranks):
         if members is not None:
             self.connect()
 
-    def part(self, name: str, members: Sequence[int]) -> ProcessRanks:
+    def subset(self, name: str, members: Sequence[int]) -> ProcessRanks:
         """Return some of these ranks, over connections of their own. Collective over them."""
         return ProcessRanks(self.group, self.roll, members, name)
 
