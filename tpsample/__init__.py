@@ -25,17 +25,7 @@ Words of this package, one per idea:
     exchange        moves words between ranks; other integers go through `Ranks`
     status          whether a row has a token, and if not, why not, `Status`
 
-How a call walks through the files, downwards; imports point the same way:
-
-    plain step      sampler → agreement/step_checks → agreement/step → local/backend →
-                    local/triton_backend → kernels/lm_head → exchange → exchange/decode
-    filtered row    the same, and behind it logits/finish → logits/filters → logits/shard_logits
-                    → kernels/best_scores, kernels/sums; logits/cut where a search must decide
-    penalised row   request/controls/rows → request/controls/apply, which the kernel of the plain
-                    step repeats on chip as kernels/controls
-    verification    speculative/verify → speculative/checks → speculative/coupled, or
-                    speculative/ratio → speculative/laws → speculative/recovery; the step in the
-                    middle is the plain one, by `LMHeadSampler.begin` and `finish`
+Which files a call walks through is written in README.md beside this file.
 """
 
 from tpsample import noise, reference

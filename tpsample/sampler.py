@@ -244,10 +244,11 @@ class LMHeadSampler:
             self.agreement.settle(lambda: self.checks.prompt(hidden_states, token_ids, top))
             return prompt_logprobs(
                 self.local,
-                lambda step: shard_logits(step, self.shard, self.backend),
                 hidden_states.detach(),
                 token_ids,
                 top,
+                shard=self.shard,
+                backend=self.backend,
                 vocab_size=self.vocab_size,
                 chunk=self.max_rows,
                 ranks=self.ranks,

@@ -8,28 +8,27 @@ rest, as for a row of a step. A rank holds [chunk, V_local] logits at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.backend import Backend
+from tpsample.logits.finish import shard_logits
 from tpsample.logits.logprobs import find_logprobs
-from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.step import Step
 
 
 def prompt_logprobs(
     local: Backend,
-    stored: Callable[[Step], ShardLogits],
     hidden_states: Tensor,
     token_ids: Tensor,
     top: int,
     *,
+    shard: VocabShard,
+    backend: str,
     vocab_size: int,
     chunk: int,
     ranks: Ranks,
@@ -38,10 +37,10 @@ def prompt_logprobs(
 
     Args:
         local: the local step.
-        stored: returns the logits that a step has stored.
         hidden_states: [L, D].
         token_ids: int64 [L], each in [0, V).
         top: N, how many of the most likely tokens to report beside the one that came.
+        shard, backend: of the sampler.
         chunk: most positions at a time.
 
     Returns:
@@ -67,7 +66,7 @@ def prompt_logprobs(
         batch = BatchView(seeds.to(torch.float32), seeds, plan)
         step = local.prepare(hidden_states[part], batch, seeds, num_samples=0)
         local.best_words(step, no_words)
-        rows, sampled = stored(step), came.unsqueeze(1)
+        rows, sampled = shard_logits(step, shard, backend), came.unsqueeze(1)
         of_part = find_logprobs(rows, plan.logprobs, None, None, sampled, ranks)
         found.token_ids[part] = of_part.token_ids
         found.values[part] = of_part.values
