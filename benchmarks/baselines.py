@@ -19,7 +19,7 @@ from benchmarks.problem import Problem
 from tpsample import noise, reference
 from tpsample.core import word
 
-MULTINOMIAL = "softmax + multinomial"
+RACE = "softmax + exponential race"
 FLASHINFER = "FlashInfer"
 GUMBEL = "Gumbel argmax"
 
@@ -37,7 +37,7 @@ def has_triton(device: torch.device) -> bool:
 
 def logits_samplers(problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
     """Samplers of logits [B, V] to ids [B], by name; those that are installed."""
-    samplers = {MULTINOMIAL: softmax_multinomial, GUMBEL: gumbel_argmax(problem)}
+    samplers = {RACE: softmax_race, GUMBEL: gumbel_argmax(problem)}
     if problem.weight.device.type == "cuda" and importlib.util.find_spec("flashinfer"):
         samplers[FLASHINFER] = flashinfer_sample
     return samplers
@@ -48,7 +48,7 @@ def notes(device: torch.device) -> list[str]:
     lines = [
         "Baselines multiply in bf16 with the vendor's library, store the logits and sample from "
         "them without dividing by a temperature (T = 1).",
-        f"{MULTINOMIAL} draws anew at every replay of its graph; nothing compares its ids.",
+        f"{RACE} draws anew at every replay of its graph; nothing compares its ids.",
         f"{GUMBEL} launches three tiny kernels beside its own, which zero the words and take the "
         "ids from them; its time includes them.",
     ]
@@ -74,19 +74,24 @@ def single_rank(problem: Problem) -> dict[str, Callable[[], Tensor]]:
     hidden, weight = problem.hidden_states, problem.weight
     steps: dict[str, Callable[[], Tensor]] = {}
     for name, sample in logits_samplers(problem).items():
-        if name == MULTINOMIAL:
-            steps[name] = partial(compiled(_matmul_multinomial, weight.device), hidden, weight)
+        if name == RACE:
+            steps[name] = partial(compiled(_matmul_race, weight.device), hidden, weight)
         else:
             steps[name] = partial(_matmul_then, sample, hidden, weight)
     return steps
 
 
-def softmax_multinomial(logits: Tensor) -> Tensor:
-    return torch.multinomial(logits.float().softmax(dim=-1), 1).squeeze(1)
+def softmax_race(logits: Tensor) -> Tensor:
+    """Draw as engines do: the first of independent exponential clocks, at rates p, to ring.
+
+    This is the law of torch.multinomial, which makes more passes over the probabilities.
+    """
+    probabilities = logits.float().softmax(dim=-1)
+    return (probabilities / torch.empty_like(probabilities).exponential_(1)).argmax(dim=-1)
 
 
-def _matmul_multinomial(hidden: Tensor, weight: Tensor) -> Tensor:
-    return softmax_multinomial(hidden @ weight.T)
+def _matmul_race(hidden: Tensor, weight: Tensor) -> Tensor:
+    return softmax_race(hidden @ weight.T)
 
 
 def _matmul_then(sample: Callable[[Tensor], Tensor], hidden: Tensor, weight: Tensor) -> Tensor:

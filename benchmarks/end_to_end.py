@@ -95,7 +95,7 @@ def gathered(
 
     steps: dict[str, Callable[[], Tensor]] = {}
     for name, sample in baselines.logits_samplers(problem).items():
-        if name == baselines.MULTINOMIAL:
+        if name == baselines.RACE:
             sample = baselines.compiled(sample, hidden.device)
         steps[f"all-gather + {name}"] = partial(_sample_gathered, sample, logits)
     return steps

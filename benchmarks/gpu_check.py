@@ -3,10 +3,13 @@
     python -m benchmarks.gpu_check              under 9 minutes; what `make gpu` runs
     python -m benchmarks.gpu_check --dry-run    tiny, on a CPU, in the Triton interpreter
     python -m benchmarks.gpu_check --sections tiles,processes      adds to the day's record
+    python -m benchmarks.gpu_check --seconds 220 --output r        ends in time, all below r
 
 Every section is a process of its own with its own time limit, so that whatever goes wrong in one
-leaves the others alone. What is known is written after each section. Needs torch, triton, numpy
-and the standard library; plots also matplotlib.
+leaves the others alone. What is known is written after each section, and everything that this run
+has written goes into one archive, `gpu_check.tar.gz`, because a borrowed machine may hand back few
+files. A run that is told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record. Needs
+torch, triton, numpy and the standard library; plots also matplotlib.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +34,7 @@ from benchmarks.shapes import SHAPES, Shape
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL_SECONDS = 510.0
 DRY_RUN_SECONDS = 300.0
+ARCHIVE = "gpu_check.tar.gz"
 
 # Section: seconds it may take. In order of importance within what is left of the total. The speeds
 # come early, since a benchmark compares its own ids with the oracle before it times them.
@@ -66,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--sections", help="comma-separated, environment always; default all")
     parser.add_argument("--output", type=Path, help="folder of result folders")
+    parser.add_argument("--seconds", type=float, help="for all sections together")
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=time.time() + 600, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -87,7 +93,9 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := chosen - set(SECTIONS):
         parser.error(f"--sections: expected any of {', '.join(SECTIONS)}, got {unknown}")
     names = [name for name in SECTIONS if name in chosen | {"environment"}]
-    return run_all(names, options.dry_run, output)
+    total = options.seconds or (DRY_RUN_SECONDS if options.dry_run else TOTAL_SECONDS)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return run_all(names, options.dry_run, output, total)
 
 
 def run_section(name: str, dry_run: bool, output: Path, until: float) -> dict[str, Any]:
@@ -141,10 +149,13 @@ def _benchmark(name: str, dry_run: bool, output: Path, until: float) -> dict[str
     return {"rows": len(result.rows), "folder": folder.name, **result.checks}
 
 
-def run_all(names: list[str], dry_run: bool, output: Path) -> int:
-    """Every section in a process of its own; the record is brought up to date after each."""
+def run_all(names: list[str], dry_run: bool, output: Path, total: float) -> int:
+    """Run every section in a process of its own, and bring the record up to date after each.
+
+    Args:
+        total: seconds for all sections together.
+    """
     start = time.monotonic()
-    total = DRY_RUN_SECONDS if dry_run else TOTAL_SECONDS
     folder = output / ("gpu_check-dry-run" if dry_run else "gpu_check")
     done: dict[str, Any] = {}
     commit = None
@@ -158,6 +169,9 @@ def run_all(names: list[str], dry_run: bool, output: Path) -> int:
         print(f"{name:14} {section['status']:8} {section['seconds']:6.1f} s  {_summary(section)}")
         sys.stdout.flush()
         _keep(done, dry_run, folder)
+        archive(
+            output, [folder.name, *(each.get("facts", {}).get("folder") for each in done.values())]
+        )
     print(folder)
     return int(any(section["status"] != "passed" for section in done.values()))
 
@@ -170,6 +184,15 @@ def _keep(done: dict[str, Any], dry_run: bool, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
     (folder / "README.md").write_text(_page(record))
+
+
+def archive(output: Path, folders: list[str | None]) -> None:
+    """Write these result folders into one file, whole or not at all."""
+    unfinished = output / f"{ARCHIVE}.part"
+    with tarfile.open(unfinished, "w:gz") as tar:
+        for name in sorted({name for name in folders if name}):
+            tar.add(output / name, arcname=name)
+    unfinished.replace(output / ARCHIVE)
 
 
 def _section(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str, Any]:
@@ -204,8 +227,8 @@ def _in_a_process(name: str, dry_run: bool, output: Path, seconds: float) -> dic
     command += ["--dry-run"] if dry_run else []
     code, stdout, stderr = wait_for(command, seconds)
     section: dict[str, Any] = {"seconds": time.time() - start}
-    if code == 0:
-        return {"status": "passed", **section, "facts": json.loads(stdout.splitlines()[-1])}
+    if code == 0 and (facts := last_object(stdout)) is not None:
+        return {"status": "passed", **section, "facts": facts}
     lines = stderr.strip().splitlines() or [f"exit code {code}"]
     error = f"not done in {seconds:.0f} s" if code is None else lines[-1]
     log = [*stdout.splitlines(), *lines][-40:]
@@ -213,6 +236,15 @@ def _in_a_process(name: str, dry_run: bool, output: Path, seconds: float) -> dic
     if name in BENCHMARKS:
         section["facts"] = left_behind(name, output, start, error)
     return section
+
+
+def last_object(text: str) -> dict[str, Any] | None:
+    """Return the last line of `text` that is a JSON object: libraries print at their end too."""
+    for line in reversed(text.splitlines()):
+        with suppress(ValueError):
+            if isinstance(value := json.loads(line), dict):
+                return value
+    return None
 
 
 def wait_for(command: list[str], seconds: float) -> tuple[int | None, str, str]:

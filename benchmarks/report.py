@@ -174,6 +174,7 @@ def _plot(view: Row, rows: list[Row], folder: Path, hardware: str) -> str | None
     for axis, shape in zip(axes[0], shapes, strict=True):
         for name in _unique(rows, view["series"]):
             points = [r for r in rows if r["shape"] == shape and r[view["series"]] == name]
+            points.sort(key=lambda row: row[view["x"]])
             x = [row[view["x"]] for row in points]
             line = axis.plot(x, [row[view["y"]] for row in points], marker="o", label=str(name))
             if view["y"] == "median_us" and all("q1_us" in row for row in points):

@@ -141,11 +141,11 @@ class TestEachBenchmark:
         def broken(logits):
             raise ImportError("no such symbol")
 
-        monkeypatch.setattr(baselines, "softmax_multinomial", broken)
+        monkeypatch.setattr(baselines, "softmax_race", broken)
         result = execute("single_gpu", _small(), None)
         names = [each["candidate"] for each in result.rows]
-        assert baselines.MULTINOMIAL not in names and baselines.GUMBEL in names
-        note = f"{baselines.MULTINOMIAL}: not measured, ImportError: no such symbol"
+        assert baselines.RACE not in names and baselines.GUMBEL in names
+        note = f"{baselines.RACE}: not measured, ImportError: no such symbol"
         assert note in result.notes
 
     def test_a_step_of_ours_without_a_graph_fails_after_it_is_measured(self, tmp_path, monkeypatch):
