@@ -223,14 +223,13 @@ def _mixed_problem(device: torch.device, dry_run: bool) -> Problem:
 
 
 def tiles_to_try(dry_run: bool) -> list[Tile]:
-    """The table's bf16 tiles, with another depth of the inner loop, and through descriptors."""
+    """The table's bf16 tiles, and the same with another depth of the inner loop."""
     if dry_run:
         other = Tile(block_v=256, block_b=4, block_d=64, num_warps=1, num_stages=1)
         return [other, dataclasses.replace(other, block_v=128)]
     tiles = [tile for tile, dtype in all_tiles() if dtype == torch.bfloat16]
     other = [dataclasses.replace(tile, block_d=32 if tile.block_d > 32 else 64) for tile in tiles]
-    described = [dataclasses.replace(tile, descriptors=True) for tile in tiles]
-    return [*tiles, *other, *described]
+    return [*tiles, *other]
 
 
 def best_words(problem: Problem, tile: Tile | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -69,7 +69,6 @@ _TYPES = {
     **STORED_TYPES,
 }
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
-_DESCRIBED = ("hidden_ptr", "weight_ptr")
 
 # Compile-time arguments as in the common case; what a variant changes is passed over them.
 _CONSTANTS = {
@@ -81,8 +80,6 @@ _CONSTANTS = {
     "MANY_SAMPLES": False,
     "ROUNDS": 10,
     "INTERPRET": False,
-    "DESCRIPTORS": False,
-    "WARP_SPECIALIZE": False,
     "PUSH": False,
     "HIDDEN_SIZE": HIDDEN_SIZE,
     "BLOCK_W": 8,
@@ -115,9 +112,7 @@ _NO_EDITS = {"BIASES": False, "PENALTIES": False, "DRAFTS": False}
 _CONTROL_SWITCHES = ("MASKS", "BIASES", "PENALTIES", "DRAFTS")
 
 
-_SMALLEST, _MIDDLE, _LARGEST = (
-    rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, 64, MAX_BLOCK_B)
-)
+_SMALLEST, _LARGEST = (rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, MAX_BLOCK_B))
 
 
 @dataclass(frozen=True)
@@ -151,8 +146,6 @@ class Subject:
                     constants["MASKS"],
                     constants["BIASES"] or constants["PENALTIES"],
                 ),
-                "DESCRIPTORS": self.tile.descriptors,
-                "WARP_SPECIALIZE": self.tile.warp_specialize,
             }
         function = jitted(kernel)
         compile_time = {function.arg_names[i] for i in function.constexprs}
@@ -169,10 +162,6 @@ class Subject:
         )
 
     def _type_of(self, argument: str) -> str:
-        if self.tile is not None and self.tile.descriptors and argument in _DESCRIBED:
-            assert self.dtype is not None
-            rows = self.tile.block_b if argument == "hidden_ptr" else self.tile.block_v
-            return f"tensordesc<{DTYPES[self.dtype]}[{rows}, {self.tile.block_d}]>"
         if argument in _WEIGHT_TYPED and self.dtype is not None:
             return f"*{DTYPES[self.dtype]}"
         if argument.endswith("_ptr"):
@@ -231,9 +220,8 @@ def package_kernels() -> set[str]:
 
 
 def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool) -> list[Subject]:
-    """Every tile plain. Pushing to peers at batch tile 64. With every feature, and from sm_90
-    through descriptors, there and with the smallest and the largest tile. Warp specialized at one.
-    Or, if `every`, all of these with every tile.
+    """Every tile plain. Pushing to peers at batch tile 64. With every feature there and with the
+    smallest and the largest tile. Or, if `every`, all of these with every tile.
 
     fp16 differs from bf16 in the name of the instruction: one tile shows that.
     """
@@ -254,12 +242,6 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
             for name, constants in _FEATURES.items():
                 if is_short(tile) or not {"BIASES", "PENALTIES"} & set(constants):
                     found.append(Subject(LM_HEAD, name, arch, dtype, tile, True, constants))
-        described = replace(tile, descriptors=True)
-        if arch >= 90 and bf16 and (every or at_64 or tile in (_SMALLEST, _LARGEST)):
-            found.append(Subject(LM_HEAD, "plain", arch, dtype, described))
-        if arch >= 100 and ((every and tile.block_b < 256) or at_64) and bf16:
-            specialized = replace(described, warp_specialize=True)
-            found.append(Subject(LM_HEAD, "plain", arch, dtype, specialized))
     return found
 
 

@@ -54,39 +54,6 @@ def product_tile(
     return product.to(tl.float32)
 
 
-@triton.jit
-def described_product_tile(
-    hidden_desc,
-    weight_desc,
-    first_row_v,
-    first_row_b,
-    HIDDEN_SIZE: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
-    """`product_tile` with tensor descriptors (TMA): one thread asks for a whole tile.
-
-    Same products in the same order. Rows and columns past an edge are zero; they may be negative,
-    in a tile that begins before its shard. WARP_SPECIALIZE gives loads and products warps of their
-    own, from sm_100; on sm_90 Triton 3.7 leaves this loop as it is.
-    """
-    ACCUMULATOR: tl.constexpr = tl.float64 if INTERPRET else tl.float32
-    product = tl.zeros((BLOCK_V, BLOCK_B), ACCUMULATOR)
-    for d in tl.range(0, HIDDEN_SIZE, BLOCK_D, warp_specialize=WARP_SPECIALIZE):
-        weight_tile = weight_desc.load([first_row_v, d])
-        hidden_tile = hidden_desc.load([first_row_b, d]).T
-        if INTERPRET:
-            weight_tile = weight_tile.to(tl.float32).to(tl.float64)
-            hidden_tile = hidden_tile.to(tl.float32).to(tl.float64)
-        product = tl.dot(
-            weight_tile, hidden_tile, product, input_precision="ieee", out_dtype=ACCUMULATOR
-        )
-    return product.to(tl.float32)
-
-
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -107,9 +74,9 @@ def described_product_tile(
 )
 def lm_head_kernel(
     # inputs
-    hidden_ptr,  # [num_rows, HIDDEN_SIZE]; DESCRIPTORS: its tensor descriptor
+    hidden_ptr,  # [num_rows, HIDDEN_SIZE]
     stride_hidden_b,
-    weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype; DESCRIPTORS: its tensor descriptor
+    weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype
     stride_weight_v,
     bias_ptr,  # [V_local] or unused
     seed_ptr,  # [num_rows] int64
@@ -170,8 +137,6 @@ def lm_head_kernel(
     MANY_SAMPLES: tl.constexpr,
     ROUNDS: tl.constexpr,
     INTERPRET: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,  # load tiles through tensor descriptors
-    WARP_SPECIALIZE: tl.constexpr,  # with DESCRIPTORS
     PUSH: tl.constexpr,  # the last program of a chunk writes its words to every rank's inbox
     # blocks
     HIDDEN_SIZE: tl.constexpr,
@@ -207,36 +172,22 @@ def lm_head_kernel(
             INTERPRET,
         )
 
-        if DESCRIPTORS:
-            product = described_product_tile(
-                hidden_ptr,
-                weight_ptr,
-                first_id - vocab_start,
-                pid_b * BLOCK_B,
-                HIDDEN_SIZE,
-                BLOCK_V,
-                BLOCK_B,
-                BLOCK_D,
-                WARP_SPECIALIZE,
-                INTERPRET,
-            )
-        else:
-            # Rows past an edge read a row within it and are masked after.
-            offs_v = first_id + tl.arange(0, BLOCK_V)
-            row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
-            product = product_tile(
-                hidden_ptr,
-                stride_hidden_b,
-                weight_ptr,
-                stride_weight_v,
-                row_v,
-                tl.minimum(offs_b, num_rows - 1),
-                HIDDEN_SIZE,
-                BLOCK_V,
-                BLOCK_B,
-                BLOCK_D,
-                INTERPRET,
-            )
+        # Rows past an edge read a row within it and are masked after.
+        offs_v = first_id + tl.arange(0, BLOCK_V)
+        row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
+        product = product_tile(
+            hidden_ptr,
+            stride_hidden_b,
+            weight_ptr,
+            stride_weight_v,
+            row_v,
+            tl.minimum(offs_b, num_rows - 1),
+            HIDDEN_SIZE,
+            BLOCK_V,
+            BLOCK_B,
+            BLOCK_D,
+            INTERPRET,
+        )
 
         controls = (
             state_slot_ptr, wants_ptr, penalty_ptr, touched_ptr, history_ptr, token_bias_ptr,

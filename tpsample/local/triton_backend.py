@@ -14,7 +14,6 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.local.backend import Backend
 from tpsample.local.control_arguments import control_arguments, make_mask
-from tpsample.local.descriptors import describe, fits_descriptor
 from tpsample.local.tile_table import MAX_BLOCK_B, interpreter_tile, tile_for
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.request.controls.apply import StepControls
@@ -58,7 +57,6 @@ class TritonBackend(Backend):
     ) -> None:
         super().__init__(weight, shard, bias, head, rounds=rounds)
         self._gpu = Gpu.of(weight.device)
-        self._describable = len(shard) > 0 and fits_descriptor(weight)
         # A batch tile may reach past the last row, by less than its own size.
         padded = max_rows + MAX_BLOCK_B
         self._streams = torch.zeros(4, padded, dtype=torch.int32, device=weight.device)
@@ -77,26 +75,15 @@ class TritonBackend(Backend):
         controls = control_arguments(step.controls)
         edits = controls["BIASES"] or controls["PENALTIES"]
         tile = self._tile_of(num_rows, edits)
-        described = tile.descriptors and self._describable and fits_descriptor(hidden_states)
         block_e = tile.block_e(num_samples != 1, controls["MASKS"], edits)
-        key = (
-            part,
-            parts,
-            push is not None,
-            num_rows,
-            num_samples,
-            stores,
-            tile,
-            described,
-            block_e,
-        )
+        key = (part, parts, push is not None, num_rows, num_samples, stores, tile, block_e)
         if key not in self._launches:
             self._launches[key] = self._launch(part, parts, push, *key[3:])
         launch = self._launches[key]
         if launch is None:
             return
         lm_head_kernel[launch.grid](
-            hidden_ptr=describe(hidden_states, tile.block_b, tile) if described else hidden_states,
+            hidden_ptr=hidden_states,
             stride_hidden_b=hidden_states.stride(0),
             seed_ptr=batch.seed,
             position_ptr=step.noise.positions,
@@ -128,7 +115,6 @@ class TritonBackend(Backend):
         num_samples: int,
         stores: bool,
         tile: Tile,
-        described: bool,
         block_e: int,
     ) -> _Launch | None:
         """Grid and arguments that stay the same from step to step; None if the part is empty."""
@@ -141,9 +127,7 @@ class TritonBackend(Backend):
             return None
         weight = self._weight
         arguments = {
-            "weight_ptr": describe(weight[: stop - start], tile.block_v, tile)
-            if described
-            else weight,
+            "weight_ptr": weight,
             "stride_weight_v": weight.stride(0),
             "bias_ptr": weight if self._bias is None else self._bias,
             "stream_ptr": self._streams,
@@ -164,8 +148,6 @@ class TritonBackend(Backend):
             "MANY_SAMPLES": num_samples != 1,
             "ROUNDS": self._rounds,
             "INTERPRET": INTERPRET,
-            "DESCRIPTORS": described,
-            "WARP_SPECIALIZE": described and tile.warp_specialize,
             "HIDDEN_SIZE": weight.shape[1],
             "BLOCK_V": tile.block_v,
             "BLOCK_B": tile.block_b,
