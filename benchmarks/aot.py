@@ -99,7 +99,7 @@ def compile_build(build: Build) -> Binary:
             zip(function.arg_names, function.params, strict=True)
         )
         if (signature[name].startswith("*") and not parameter.do_not_specialize_on_alignment)
-        or name.startswith("stride_")
+        or (name.startswith("stride_") and signature[name] != "constexpr")
     }
     compiled = triton.compile(
         ASTSource(fn=function, signature=signature, constexprs=build.constants, attrs=aligned),

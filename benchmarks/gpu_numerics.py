@@ -111,7 +111,6 @@ def _noise_error(word: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
         low_ptr=low,
         value_ptr=value,
         num_words=len(word),
-        INTERPRET=triton.knobs.runtime.interpret,
         BLOCK=BLOCK,
     )
     u = word.double() * 2.0**-32 + (low.double() + 0.5) * 2.0**-48

@@ -124,7 +124,7 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     row.weight_bytes_in_flight = row.programs_per_sm * (tile.num_stages - 1) * stage_bytes
     if subject.dtype != torch.float32 and row.matrix != gpu.matrix_instruction:
         row.faults.append(f"expected {gpu.matrix_instruction} on {gpu.name}, got {row.matrix}")
-    if subject.constants.get("PUSH"):
+    if "inboxes_ptr" in subject.uses:
         row.faults += push_order_faults(binary.opcodes)
     if subject.epilogue and greedy is not None:
         logits_per_thread = tile.block_v * tile.block_b / (32 * tile.num_warps)

@@ -54,7 +54,7 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
             "WORDS": BEST_SCORES * GROUP,
             "BLOCKS": 64,
         },
-        "best_scores:before": {"HAS_CUT": True, **_LEADING, **_BLOCK},
+        "best_scores:before": {**_LEADING, **_BLOCK},
         "best_scores:first_kept": _LEADING,
         "first_words:group_first": {"GROUP": GROUP, **_BLOCK},
         "first_words:group_words": {"GROUP": GROUP},

@@ -31,9 +31,9 @@ MASKED = (
     "all together",
     "drafts",
 )
-LEADING, FIRST_KEPT = ["group_best", "leading"], ["before", "first_kept", "settle"]
+LEADING, FIRST_KEPT = ["group_best", "leading"], ["before", "first_kept", "overwrite"]
 FIRST_WORDS = ["group_first", "group_words"]
-TOP_WORDS = [*FIRST_WORDS, "top_words", "settle"]
+TOP_WORDS = [*FIRST_WORDS, "top_words", "overwrite"]
 LOGPROBS = [*FIRST_WORDS, "mass", "count"]
 SEARCH = ["digit", "next_digit"] * 9
 STORED = {
@@ -43,7 +43,7 @@ STORED = {
     "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
-    "fixed rounds": ["group_first", "min_p_cut", "mass", *SEARCH, "best_kept", "settle"],
+    "fixed rounds": ["group_first", "min_p_cut", "mass", *SEARCH, "best_kept", "overwrite"],
     "all together": [*TOP_WORDS, *LOGPROBS],
     "drafts": [*TOP_WORDS, *LOGPROBS],
 }
@@ -54,7 +54,7 @@ MOST_OPERATORS = {"top_k": 6, "top_p": 6, "filters, samples": 6, "top_k, top_p":
 
 @pytest.mark.parametrize("name", cases())
 def test_a_step_compiles_as_it_is_launched(launched, name):
-    finish = "peer_finish" if name.startswith("peer") else "finish"
+    finish = "peer_finish" if name.startswith("peer") else "decode"
     expected = ["token_mask"] * (name in MASKED) + ["lm_head", finish, *STORED.get(name, [])]
     *kernels, operators = launched[name]
     assert [kernel.removesuffix("_kernel") for kernel in kernels] == expected

@@ -115,9 +115,9 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[
 @pytest.mark.parametrize(
     ("exchange", "chunks", "kernels", "operators"),
     [
-        ("collective", 1, ["lm_head", "finish"], ["c10d.allreduce_.default"]),
-        ("collective", 3, ["lm_head"] * 3 + ["finish"], ["c10d.allreduce_.default"] * 3),
-        ("p2p", 1, ["lm_head", "finish"], ["c10d.recv_.default", "c10d.send.default"]),
+        ("collective", 1, ["lm_head", "decode"], ["c10d.allreduce_.default"]),
+        ("collective", 3, ["lm_head"] * 3 + ["decode"], ["c10d.allreduce_.default"] * 3),
+        ("p2p", 1, ["lm_head", "decode"], ["c10d.recv_.default", "c10d.send.default"]),
         ("peer", 1, ["lm_head", "peer_finish"], []),
         ("peer", 3, ["lm_head", "peer_finish"], []),
     ],
