@@ -78,8 +78,6 @@ class Binary:
     opcodes: tuple[str, ...]
     loop: tuple[str, ...] = ()
     """Those of the product's inner loop."""
-    num_warps: int = 0
-    """Of a program, with those that warp specialization adds; 0 is as many as asked for."""
 
 
 def jitted(kernel: str) -> Any:
@@ -101,7 +99,7 @@ def compile_build(build: Build) -> Binary:
             zip(function.arg_names, function.params, strict=True)
         )
         if (signature[name].startswith("*") and not parameter.do_not_specialize_on_alignment)
-        or name.startswith("stride_")
+        or (name.startswith("stride_") and signature[name] != "constexpr")
     }
     compiled = triton.compile(
         ASTSource(fn=function, signature=signature, constexprs=build.constants, attrs=aligned),
@@ -126,7 +124,6 @@ def compile_build(build: Build) -> Binary:
         tensor_columns=getattr(compiled.metadata, "tmem_size", 0) or 0,
         opcodes=tuple(opcodes(sass)),
         loop=tuple(main_loop(sass)),
-        num_warps=compiled.metadata.num_warps,
     )
 
 

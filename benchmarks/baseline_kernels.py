@@ -6,7 +6,6 @@ import triton.language as tl
 from tpsample.kernels.epilogue import best_word
 from tpsample.kernels.noise import fma, noise_tile
 
-INTERPRET: bool = triton.knobs.runtime.interpret
 ROUNDS = 10
 
 
@@ -22,7 +21,6 @@ def gumbel_argmax_kernel(
     # sizes
     vocab_size,
     ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     # Which part of which row.
@@ -37,12 +35,12 @@ def gumbel_argmax_kernel(
     r0 = tl.load(stream_ptr + offs_b * 3 + 0).to(tl.uint32, bitcast=True)
     r1 = tl.load(stream_ptr + offs_b * 3 + 1).to(tl.uint32, bitcast=True)
     r2 = tl.load(stream_ptr + offs_b * 3 + 2).to(tl.uint32, bitcast=True)
-    noise = noise_tile(first_id, r0, r1, r2, BLOCK_V, 1, ROUNDS, INTERPRET)
+    noise = noise_tile(first_id, r0, r1, r2, BLOCK_V, ROUNDS)
     scale = tl.load(scale_ptr + offs_b)
-    scores = fma(logits_v[:, None], scale[None, :], -noise, INTERPRET)
+    scores = fma(logits_v[:, None], scale[None, :], -noise)
 
     # Store: the maximum over the row's parts.
-    word = best_word(scores, offs_v, INTERPRET)
+    word = best_word(scores, offs_v)
     tl.atomic_max(words_ptr + offs_b, word, sem="relaxed", scope="gpu")
 
 

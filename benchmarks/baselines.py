@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from benchmarks.problem import Problem
 from tpsample import noise, reference
 from tpsample.core import word
+from tpsample.core.interpreted import interpreted
 
 RACE = "softmax + exponential race"
 FLASHINFER = "FlashInfer"
@@ -32,7 +32,7 @@ _READ_BLOCK = 2048
 
 def has_triton(device: torch.device) -> bool:
     """Whether Triton kernels run here: on a GPU, or in the interpreter."""
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return device.type == "cuda" or interpreted()
 
 
 def logits_samplers(problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -113,7 +113,7 @@ def gumbel_argmax(problem: Problem) -> Callable[[Tensor], Tensor]:
 
     import triton
 
-    from benchmarks.baseline_kernels import INTERPRET, ROUNDS, gumbel_argmax_kernel
+    from benchmarks.baseline_kernels import ROUNDS, gumbel_argmax_kernel
 
     stream = noise.row_stream(problem.batch.seed, problem.positions)
     streams = torch.stack(stream[:3], dim=1).to(torch.int32)
@@ -130,7 +130,6 @@ def gumbel_argmax(problem: Problem) -> Callable[[Tensor], Tensor]:
             words_ptr=words,
             vocab_size=vocab_size,
             ROUNDS=ROUNDS,
-            INTERPRET=INTERPRET,
             BLOCK_V=_BLOCK_V,
         )
         return word.TOKEN_MASK - (words & word.TOKEN_MASK)

@@ -111,7 +111,6 @@ def _noise_error(word: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
         low_ptr=low,
         value_ptr=value,
         num_words=len(word),
-        INTERPRET=triton.knobs.runtime.interpret,
         BLOCK=BLOCK,
     )
     u = word.double() * 2.0**-32 + (low.double() + 0.5) * 2.0**-48
@@ -223,14 +222,13 @@ def _mixed_problem(device: torch.device, dry_run: bool) -> Problem:
 
 
 def tiles_to_try(dry_run: bool) -> list[Tile]:
-    """The table's bf16 tiles, with another depth of the inner loop, and through descriptors."""
+    """The table's bf16 tiles, and the same with another depth of the inner loop."""
     if dry_run:
         small = Tile(block_v=256, block_b=4, block_d=64, num_warps=1, num_stages=1)
         return [small, dataclasses.replace(small, block_v=128)]
     tiles = [tile for tile, dtype in all_tiles() if dtype == torch.bfloat16]
     other = [dataclasses.replace(tile, block_d=32 if tile.block_d > 32 else 64) for tile in tiles]
-    described = [dataclasses.replace(tile, descriptors=True) for tile in tiles]
-    return [*tiles, *other, *described]
+    return [*tiles, *other]
 
 
 def best_words(problem: Problem, tile: Tile | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.lm_head import product_tile
-from tpsample.kernels.row_noise import store_row_noise
+from tpsample.kernels.row_noise import Rows, store_row_noise
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -28,10 +28,8 @@ def row_noise_kernel(
     BLOCK_B: tl.constexpr,
 ):
     offs_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
-    store_row_noise(
-        seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr, offs_b,
-        num_rows, 1, False, False,
-    )  # fmt: skip
+    rows = Rows(num_rows, None, stream_ptr, stride_stream, scale_ptr)
+    store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
 
 
 @triton.jit(do_not_specialize=["num_rows", "vocab_start", "vocab_stop"])
@@ -66,23 +64,11 @@ def greedy_kernel(
     offs_b = tl.program_id(0) % num_batch_tiles * BLOCK_B + tl.arange(0, BLOCK_B)
     row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
     row_b = tl.minimum(offs_b, num_rows - 1)
-    store_row_noise(
-        seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr, offs_b,
-        num_rows, 1, False, False,
-    )  # fmt: skip
+    rows = Rows(num_rows, None, stream_ptr, stride_stream, scale_ptr)
+    store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
 
     logits_tile = product_tile(
-        hidden_ptr,
-        stride_hidden_b,
-        weight_ptr,
-        stride_weight_v,
-        row_v,
-        row_b,
-        HIDDEN_SIZE,
-        BLOCK_V,
-        BLOCK_B,
-        BLOCK_D,
-        False,
+        hidden_ptr, stride_hidden_b, weight_ptr, stride_weight_v, row_v, row_b, HIDDEN_SIZE, BLOCK_D
     )
     mask_v = (offs_v >= vocab_start) & (offs_v < vocab_stop)
     logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import tpsample
+from tpsample.core.interpreted import interpreted
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,7 +41,7 @@ def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
         "python": platform.python_version(),
         "tpsample": tpsample.__version__,
         "torch": torch.__version__,
-        "triton_interpreter": os.environ.get("TRITON_INTERPRET") == "1",
+        "triton_interpreter": interpreted(),
     }
     for package in ("triton", "flashinfer-python", "numpy"):
         record[package] = _version(package)

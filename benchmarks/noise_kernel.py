@@ -14,7 +14,6 @@ def noise_kernel(
     low_ptr,  # [num_words] int64, the 16 low bits that the quad's XOR would give
     value_ptr,  # [num_words] fp32: L
     num_words,
-    INTERPRET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -23,4 +22,4 @@ def noise_kernel(
     low = tl.load(low_ptr + offs, mask=mask, other=0).to(tl.uint32)
     none = word ^ word
     base = low_base(word, low, none, none)
-    tl.store(value_ptr + offs, log2_exponential(word, base, INTERPRET), mask=mask)
+    tl.store(value_ptr + offs, log2_exponential(word, base), mask=mask)

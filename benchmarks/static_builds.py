@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -15,9 +15,9 @@ import tpsample.kernels
 from benchmarks.aot import Build, jitted
 from benchmarks.stored_builds import STORED, STORED_TYPES
 from tpsample.exchange.decode_triton import ROW_BLOCK
-from tpsample.local.control_arguments import CONTROL_POINTERS, control_arguments
 from tpsample.local.tile_table import MAX_BLOCK_B, is_short, rule
 from tpsample.local.tiles import Gpu, Tile
+from tpsample.local.triton_backend import push_arguments
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
 GREEDY = "benchmarks.greedy:greedy_kernel"
@@ -69,55 +69,35 @@ _TYPES = {
     **STORED_TYPES,
 }
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
-_DESCRIBED = ("hidden_ptr", "weight_ptr")
 
 # Compile-time arguments as in the common case; what a variant changes is passed over them.
-_CONSTANTS = {
-    "HAS_SCALE": False,
-    "HAS_SOFTCAP": False,
-    "HAS_BIAS": False,
-    "STORE_LOGITS": False,
-    **control_arguments(None),
-    "MANY_SAMPLES": False,
-    "ROUNDS": 10,
-    "INTERPRET": False,
-    "DESCRIPTORS": False,
-    "WARP_SPECIALIZE": False,
-    "PUSH": False,
-    "HIDDEN_SIZE": HIDDEN_SIZE,
-    "BLOCK_W": 8,
-}
-_EVERYTHING = {
-    "HAS_SCALE": True,
-    "HAS_SOFTCAP": True,
-    "HAS_BIAS": True,
-    "STORE_LOGITS": True,
-    "MASKS": True,
-    "BIASES": True,
-    "PENALTIES": True,
-    "DRAFTS": True,
-    "MANY_SAMPLES": True,
-    "PUSH": True,
-    "HIDDEN_SIZE": HIDDEN_SIZE + 8,
+_CONSTANTS = {"ROUNDS": 10, "HIDDEN_SIZE": HIDDEN_SIZE, "BLOCK_W": 8}
+
+# Arguments of the LM head that are None where their feature is off: a kernel that used them then
+# would not compile. Penalties and biases use the short tiles.
+_TABLES = (
+    "state_slot_ptr", "wants_ptr", "penalty_ptr", "touched_ptr", "state_width", "max_drafts",
+)  # fmt: skip
+_MASKS = (*_TABLES, "mask_ptr")
+_BIASES = (*_TABLES, "token_bias_ptr")
+_PENALTIES = (*_TABLES, "history_ptr")
+_DRAFTS = ("draft_ptr", "num_drafts_ptr")
+_PUSH = tuple(name for name in push_arguments(None) if name != "BLOCK_W")
+_STORE = ("logits_ptr", "stride_logits_b", "slot_ptr", "num_stored")
+_HEAD = ("logit_scale", "logit_softcap", "bias_ptr")
+_NO_EDITS = ("num_samples", *_HEAD, *_STORE, *_MASKS, *_PUSH)
+_EVERYTHING = (*_NO_EDITS, *_BIASES, *_PENALTIES, *_DRAFTS)
+
+# One feature at a time, whose cost per logit is counted: arguments and constants.
+_FEATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "7 rounds": ((), {"ROUNDS": 7}),
+    "masks": (_MASKS, {}),
+    "biases": (_BIASES, {}),
+    "penalties": (_PENALTIES, {}),
+    "drafts": ((*_PENALTIES, *_DRAFTS), {}),
 }
 
-# One feature at a time, whose cost per logit is counted.
-_FEATURES: dict[str, dict[str, Any]] = {
-    "7 rounds": {"ROUNDS": 7},
-    "masks": {"MASKS": True},
-    "biases": {"BIASES": True},
-    "penalties": {"PENALTIES": True},
-    "drafts": {"PENALTIES": True, "DRAFTS": True},
-}
-# Penalties and biases use the short tiles.
-_NO_EDITS = {"BIASES": False, "PENALTIES": False, "DRAFTS": False}
-# A control that is off is passed as None: a kernel that used it then would not compile.
-_CONTROL_SWITCHES = ("MASKS", "BIASES", "PENALTIES", "DRAFTS")
-
-
-_SMALLEST, _MIDDLE, _LARGEST = (
-    rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, 64, MAX_BLOCK_B)
-)
+_SMALLEST, _LARGEST = (rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, MAX_BLOCK_B))
 
 
 @dataclass(frozen=True)
@@ -126,6 +106,9 @@ class Subject:
 
     `tile` is None for kernels that do not touch the weight. With `epilogue` set the greedy kernel
     is compiled too and the difference counted.
+
+    Attributes:
+        uses: arguments of the LM head that are not None, though another variant has them so.
     """
 
     kernel: str
@@ -134,8 +117,14 @@ class Subject:
     dtype: torch.dtype | None = None
     tile: Tile | None = None
     epilogue: bool = False
+    uses: tuple[str, ...] = ()
     constants: dict[str, Any] = field(default_factory=dict)
     num_warps: int = 4
+
+    @property
+    def edits(self) -> bool:
+        """Whether biases or penalties change the logits."""
+        return bool({"token_bias_ptr", "history_ptr"} & set(self.uses))
 
     def build(self, kernel: str | None = None) -> Build:
         """What to compile; `kernel` takes the place of this subject's own."""
@@ -147,17 +136,14 @@ class Subject:
                 "BLOCK_B": self.tile.block_b,
                 "BLOCK_D": self.tile.block_d,
                 "BLOCK_E": self.tile.block_e(
-                    constants["MANY_SAMPLES"],
-                    constants["MASKS"],
-                    constants["BIASES"] or constants["PENALTIES"],
+                    "num_samples" in self.uses, "mask_ptr" in self.uses, self.edits
                 ),
-                "DESCRIPTORS": self.tile.descriptors,
-                "WARP_SPECIALIZE": self.tile.warp_specialize,
             }
         function = jitted(kernel)
         compile_time = {function.arg_names[i] for i in function.constexprs}
-        if not any(constants[switch] for switch in _CONTROL_SWITCHES):
-            compile_time |= set(CONTROL_POINTERS) & set(function.arg_names)
+        if kernel == LM_HEAD:
+            off = set(_EVERYTHING) - set(self.uses)
+            compile_time, constants = compile_time | off, constants | dict.fromkeys(off)
         run_time = [name for name in function.arg_names if name not in compile_time]
         return Build(
             kernel=kernel,
@@ -169,10 +155,6 @@ class Subject:
         )
 
     def _type_of(self, argument: str) -> str:
-        if self.tile is not None and self.tile.descriptors and argument in _DESCRIBED:
-            assert self.dtype is not None
-            rows = self.tile.block_b if argument == "hidden_ptr" else self.tile.block_v
-            return f"tensordesc<{DTYPES[self.dtype]}[{rows}, {self.tile.block_d}]>"
         if argument in _WEIGHT_TYPED and self.dtype is not None:
             return f"*{DTYPES[self.dtype]}"
         if argument.endswith("_ptr"):
@@ -185,15 +167,7 @@ _SMALL = {
     ROW_NOISE: ({"BLOCK_B": 64}, 4),
     "tpsample.kernels.decode:decode_kernel": ({"BLOCK": ROW_BLOCK}, 4),
     "tpsample.kernels.token_mask:token_mask_kernel": (
-        {
-            "TABLES": True,
-            "ALLOWED": True,
-            "GRAMMAR": True,
-            "FORCED": True,
-            "DRAFTS": True,
-            "BLOCK": 256,
-            "BLOCK_N": 32,
-        },
+        {"TABLES": True, "BLOCK": 256, "BLOCK_N": 32},
         4,
     ),
     "tpsample.kernels.inbox:peer_finish_kernel": ({"BLOCK_S": 16, "BLOCK_B": 32}, 1),
@@ -231,9 +205,8 @@ def package_kernels() -> set[str]:
 
 
 def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool) -> list[Subject]:
-    """Every tile plain. Pushing to peers at batch tile 64. With every feature, and from sm_90
-    through descriptors, there and with the smallest and the largest tile. Warp specialized at one.
-    Or, if `every`, all of these with every tile.
+    """Every tile plain. Pushing to peers at batch tile 64. With every feature there and with the
+    smallest and the largest tile. Or, if `every`, all of these with every tile.
 
     fp16 differs from bf16 in the name of the instruction: one tile shows that.
     """
@@ -246,20 +219,18 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
         counted = at_64 and arch == 90
         found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
         if every or at_64:
-            found.append(Subject(LM_HEAD, "push", arch, dtype, tile, constants={"PUSH": True}))
+            found.append(Subject(LM_HEAD, "push", arch, dtype, tile, uses=_PUSH))
         if every or at_64 or (bf16 and tile in (_SMALLEST, _LARGEST)):
-            constants = _EVERYTHING if is_short(tile) else _EVERYTHING | _NO_EDITS
-            found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, constants=constants))
+            uses, odd = (
+                _EVERYTHING if is_short(tile) else _NO_EDITS,
+                {"HIDDEN_SIZE": HIDDEN_SIZE + 8},
+            )
+            found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, False, uses, odd))
         if counted:
-            for name, constants in _FEATURES.items():
-                if is_short(tile) or not {"BIASES", "PENALTIES"} & set(constants):
-                    found.append(Subject(LM_HEAD, name, arch, dtype, tile, True, constants))
-        described = replace(tile, descriptors=True)
-        if arch >= 90 and bf16 and (every or at_64 or tile in (_SMALLEST, _LARGEST)):
-            found.append(Subject(LM_HEAD, "plain", arch, dtype, described))
-        if arch >= 100 and ((every and tile.block_b < 256) or at_64) and bf16:
-            specialized = replace(described, warp_specialize=True)
-            found.append(Subject(LM_HEAD, "plain", arch, dtype, specialized))
+            for name, (uses, constants) in _FEATURES.items():
+                subject = Subject(LM_HEAD, name, arch, dtype, tile, True, uses, constants)
+                if is_short(tile) or not subject.edits:
+                    found.append(subject)
     return found
 
 

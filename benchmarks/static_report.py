@@ -11,7 +11,6 @@ GPU; `--all` also every variant of every entry. Exits with 1 if a requirement fa
 - at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
   greedy one (`benchmarks.greedy`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
-- tiles with descriptors load through them (UTMALDG) and in no other way;
 - kernels that write to peers keep the memory order of `benchmarks.sass.push_order_faults`.
 
 Instructions are counted in SASS, both sides of a branch: they compare kernels and predict no
@@ -99,7 +98,7 @@ def report(
 def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     """The row of a compiled subject, with its faults."""
     gpu, tile = GPUS[subject.arch], subject.tile
-    num_warps = binary.num_warps or (tile.num_warps if tile else subject.num_warps)
+    num_warps = tile.num_warps if tile else subject.num_warps
     products = matrix_instructions(binary.loop)
     row = Row(
         kernel=subject.kernel.split(":")[1],
@@ -125,10 +124,7 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     row.weight_bytes_in_flight = row.programs_per_sm * (tile.num_stages - 1) * stage_bytes
     if subject.dtype != torch.float32 and row.matrix != gpu.matrix_instruction:
         row.faults.append(f"expected {gpu.matrix_instruction} on {gpu.name}, got {row.matrix}")
-    loads = {op.split(".")[0] for op in binary.opcodes if op.startswith(("UTMALDG", "LDGSTS"))}
-    if tile.descriptors and loads != {"UTMALDG"}:
-        row.faults.append(f"expected loads by descriptor (UTMALDG), got {sorted(loads)}")
-    if subject.constants.get("PUSH"):
+    if "inboxes_ptr" in subject.uses:
         row.faults += push_order_faults(binary.opcodes)
     if subject.epilogue and greedy is not None:
         logits_per_thread = tile.block_v * tile.block_b / (32 * tile.num_warps)
@@ -148,10 +144,9 @@ def held_to_limit(row: Row, tile: Tile) -> bool:
 
 
 def tile_text(tile: Tile) -> str:
-    """128×64×64/8w/3s: vocabulary × batch × hidden, warps, stages; tma, ws: how it loads."""
+    """128×64×64/8w/3s: vocabulary × batch × hidden, warps, stages."""
     blocks = f"{tile.block_v}×{tile.block_b}×{tile.block_d}"
-    flags = "/tma" * tile.descriptors + "/ws" * tile.warp_specialize
-    return f"{blocks}/{tile.num_warps}w/{tile.num_stages}s{flags}"
+    return f"{blocks}/{tile.num_warps}w/{tile.num_stages}s"
 
 
 HEADERS = [

@@ -47,25 +47,25 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
         NUM_WARPS if _BLOCK.items() <= constants.items() else 4,
     )
     for kernel, constants in {
-        "rejection:group_best": {"GROUP": GROUP, **_BLOCK},
-        "rejection:leading": {
+        "best_scores:group_best": {"GROUP": GROUP, **_BLOCK},
+        "best_scores:leading": {
             "COUNT": BEST_SCORES,
             "GROUP": GROUP,
             "WORDS": BEST_SCORES * GROUP,
             "BLOCKS": 64,
         },
-        "rejection:before": {"HAS_CUT": True, **_LEADING, **_BLOCK},
-        "rejection:first_kept": _LEADING,
+        "best_scores:before": {**_LEADING, **_BLOCK},
+        "best_scores:first_kept": _LEADING,
         "first_words:group_first": {"GROUP": GROUP, **_BLOCK},
         "first_words:group_words": {"GROUP": GROUP},
-        "kept_set:top_words": {"BLOCK": MAX_TOP_WORDS},
-        "kept_set:mass": {"MOMENT": True, **_BLOCK},
-        "kept_set:min_p_cut": {},
-        "kept_set:count": _BLOCK,
-        "kept_set:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
-        "kept_set:next_digit": {"DIGIT_BITS": DIGIT_BITS},
-        "kept_set:best_kept": _BLOCK,
-        "finish:settle": {},
+        "sums:top_words": {"BLOCK": MAX_TOP_WORDS},
+        "sums:mass": {"MOMENT": True, **_BLOCK},
+        "sums:min_p_cut": {},
+        "sums:count": _BLOCK,
+        "sums:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
+        "sums:next_digit": {"DIGIT_BITS": DIGIT_BITS},
+        "sums:best_kept": _BLOCK,
+        "decode:overwrite": {},
     }.items()
 }
 """Compile-time arguments and warps by kernel."""

@@ -52,15 +52,10 @@ def candidates(rule: Tile, gpu: Gpu) -> list[Tile]:
         dataclasses.replace(rule, block_v=v, block_d=d, num_stages=stages)
         for v, d, stages in ((64, 64, 5), (64, 128, 3), (128, 64, 4), (128, 128, 2))
     ]
-    loads = [(False, False)]
-    loads += [(True, False)] * (gpu.arch >= 90)
-    # With 256 rows warp specialization spills as soon as a feature is on.
-    loads += [(True, True)] * (gpu.arch >= 100 and rule.block_b < 256)
     tried = [
-        dataclasses.replace(tile, num_stages=stages, descriptors=tma, warp_specialize=ws)
+        dataclasses.replace(tile, num_stages=stages)
         for tile in [rule, *shapes]
         for stages in (tile.num_stages, tile.num_stages - 1)
-        for tma, ws in loads
         if stages >= 2
     ]
     return list(dict.fromkeys([rule, *tried]))

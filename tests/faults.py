@@ -217,15 +217,15 @@ SHARDS = [
     Fault(
         "kernel: the last tile is not masked",
         "tpsample/kernels/epilogue.py",
-        "if (first_id < vocab_start) | (first_id + BLOCK_V > vocab_stop):",
-        "if first_id < vocab_start:",
+        "if (first_id < shard.start) | (first_id + BLOCK_V > shard.stop):",
+        "if first_id < shard.start:",
         ("tests/kernels/test_kernels.py::test_a_column_beside_its_shard_is_no_candidate",),
     ),
     Fault(
         "kernel: the first tile is not masked",
         "tpsample/kernels/epilogue.py",
-        "if (first_id < vocab_start) | (first_id + BLOCK_V > vocab_stop):",
-        "if first_id + BLOCK_V > vocab_stop:",
+        "if (first_id < shard.start) | (first_id + BLOCK_V > shard.stop):",
+        "if first_id + BLOCK_V > shard.stop:",
         ("tests/kernels/test_kernels.py::test_a_column_beside_its_shard_is_no_candidate",),
     ),
     Fault(
@@ -241,8 +241,8 @@ EXCHANGES = [
     Fault(
         "the parity of the inbox is not written",
         "tpsample/kernels/inbox.py",
-        "slots += (((epoch & 1) * num_chunks + chunk) * world_size + rank) * max_rows",
-        "slots += (chunk * world_size + rank) * max_rows",
+        "source = ((epoch & 1) * peers.num_chunks + chunk) * peers.world_size + peers.rank",
+        "source = chunk * peers.world_size + peers.rank",
         (
             "tests/exchange/test_peer.py::"
             "test_a_push_writes_each_word_once_to_every_rank_and_nothing_else[None]",

@@ -16,7 +16,7 @@ from tpsample.core.score import Head
 from tpsample.kernels.decode import decode, decode_kernel
 from tpsample.kernels.epilogue import best_word, pack
 from tpsample.kernels.noise import noise_tile
-from tpsample.kernels.row_noise import store_row_noise
+from tpsample.kernels.row_noise import Rows, store_row_noise
 from tpsample.local.triton_backend import TritonBackend
 
 INF, NAN = math.inf, math.nan
@@ -27,10 +27,9 @@ def row_probe(
     seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr, num_rows,
     num_samples, B: tl.constexpr,
 ):  # fmt: skip
-    store_row_noise(
-        seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr,
-        tl.program_id(0) * B + tl.arange(0, B), num_rows, num_samples, True, True,
-    )  # fmt: skip
+    rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
+    offs_b = tl.program_id(0) * B + tl.arange(0, B)
+    store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
 
 
 def test_rows_get_the_streams_and_scales_of_the_oracle():
@@ -110,7 +109,7 @@ def noise_probe(
     r0 = tl.load(stream_ptr + offs_b * 3 + 0).to(tl.uint32)
     r1 = tl.load(stream_ptr + offs_b * 3 + 1).to(tl.uint32)
     r2 = tl.load(stream_ptr + offs_b * 3 + 2).to(tl.uint32)
-    noise = noise_tile(first_id, r0, r1, r2, V, B, ROUNDS, True)
+    noise = noise_tile(first_id, r0, r1, r2, V, ROUNDS)
     tl.store(out_ptr + tl.arange(0, V)[:, None] * B + offs_b[None, :], noise)
 
 
@@ -152,7 +151,7 @@ def test_jitted_words_are_the_definition():
 def best_probe(score_ptr, word_ptr, V: tl.constexpr, B: tl.constexpr):
     offs_v, offs_b = tl.arange(0, V), tl.arange(0, B)
     scores = tl.load(score_ptr + offs_v[:, None] * B + offs_b[None, :])
-    tl.store(word_ptr + offs_b, best_word(scores, offs_v, True))
+    tl.store(word_ptr + offs_b, best_word(scores, offs_v))
 
 
 def test_best_word_of_a_column():

@@ -1,4 +1,4 @@
-"""Which tile is taken, that ranks agree on the table, and tiles loaded through descriptors."""
+"""Which tile is taken, that ranks agree on the table, and how the tuner fills it."""
 
 import dataclasses
 import json
@@ -7,23 +7,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import tpsample.local.triton_backend
 from benchmarks import tune
 from benchmarks.problem import WrongToken
 from benchmarks.shapes import TINY
-from tests.support.agreement import padding_is_never_seen, shards_agree, step, tile
-from tests.support.cases import Case, even_shards
 from tests.support.ranks import run_ranks
-from tests.support.virtual import Spy, virtual
-from tests.support.virtual import step as peer_step
-from tpsample import LMHeadSampler, RankMismatch, VocabShard
+from tpsample import LMHeadSampler, RankMismatch
 from tpsample.local import measured_tiles, tile_table
 from tpsample.local.measured_tiles import MeasuredTile
 from tpsample.local.tiles import Gpu, Tile
 
 H200 = Gpu("NVIDIA H200", 90, 132)
 TILE = Tile(128, 64, 64, 4, 4)
-ENTRY = MeasuredTile(H200, 128256, 4096, 64, Tile(64, 64, 128, 4, 3, True), 290.5, 301.0)
+ENTRY = MeasuredTile(H200, 128256, 4096, 64, Tile(64, 64, 128, 4, 3), 290.5, 301.0)
 
 
 def test_a_measured_shape_takes_its_tile_and_any_other_the_rule(monkeypatch):
@@ -99,76 +94,6 @@ def test_ranks_with_other_tables_refuse_to_be_built():
     assert run_ranks(2, _build_with_own_table, "torch") == ["built"] * 2  # it uses no table
 
 
-def described(block_v: int, block_b: int, block_d: int) -> Tile:
-    return dataclasses.replace(tile(block_v, block_b, block_d), descriptors=True)
-
-
-@pytest.fixture
-def described_launches(monkeypatch):
-    """Whether each launch of the LM head loads through descriptors."""
-    launches = []
-    spy = Spy(
-        tpsample.local.triton_backend.lm_head_kernel,
-        lambda _, __, arguments: launches.append(arguments["DESCRIPTORS"]),
-    )
-    monkeypatch.setattr(tpsample.local.triton_backend, "lm_head_kernel", spy)
-    return launches
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("hidden_size", [40, 64])
-def test_descriptors_give_the_same_tokens(dtype, hidden_size, described_launches):
-    """With a shard that begins within a quad, and more rows than one batch tile."""
-    case = Case.make(300, 9, hidden_size, dtype)
-    shards = [VocabShard(0, 71), VocabShard(71, 300)]
-    out = step(case, shards, backend="triton", tile=described(128, 4, 32))
-    assert described_launches == [True, True]
-    assert torch.equal(out.token_ids, case.oracle().token_ids)
-
-
-def test_descriptors_see_neither_padding_nor_other_shards(described_launches):
-    case = Case.make(203, 8)
-    padding_is_never_seen(case, backend="triton", tile=described(128, 8, 16))
-    shards_agree(case, backend="triton", tile=described(128, 8, 16))
-    assert all(described_launches)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "hidden_size", "offset"),
-    [(torch.bfloat16, 20, 0), (torch.float32, 64, 0), (torch.bfloat16, 64, 1)],
-    ids=["rows of 40 bytes", "fp32", "hidden states at an odd address"],
-)
-def test_rows_that_do_not_fit_are_loaded_by_pointers(
-    dtype, hidden_size, offset, described_launches
-):
-    case = Case.make(203, 5, hidden_size, dtype)
-    memory = torch.empty(case.hidden_states.numel() + offset, dtype=dtype)
-    moved = memory[offset:].view(case.hidden_states.shape).copy_(case.hidden_states)
-    out = step(
-        dataclasses.replace(case, hidden_states=moved), backend="triton", tile=described(128, 8, 16)
-    )
-    assert described_launches == [False]
-    assert torch.equal(out.token_ids, case.oracle().token_ids)
-
-
-def test_descriptors_under_the_peer_exchange(described_launches):
-    """The shard of rank 1 is empty: it has nothing to describe."""
-    case = Case.make(640, 5)
-    shards = [*even_shards(640, 1), VocabShard(640, 640)]
-    world, samplers = virtual(case, shards, described(128, 8, 16), chunks=2)
-    for output in peer_step(world, samplers, case):
-        assert torch.equal(output.token_ids, case.oracle().token_ids)
-    assert described_launches == [True, False]
-
-
-def test_warp_specialization_gives_the_same_tokens():
-    """The interpreter knows no warps: what this shows is that the flag reaches the kernel."""
-    case = Case.make(300, 5)
-    specialized = dataclasses.replace(described(128, 8, 16), warp_specialize=True)
-    out = step(case, backend="triton", tile=specialized)
-    assert torch.equal(out.token_ids, case.oracle().token_ids)
-
-
 class TestTuner:
     def test_writes_a_table_that_the_sampler_can_read(self, tmp_path, capsys, monkeypatch):
         path = tmp_path / "tiles.json"
@@ -212,6 +137,3 @@ class TestTuner:
         tiles = tune.candidates(rule, gpu)
         assert tiles[0] == rule and len(set(tiles)) == len(tiles)
         assert {tile.block_b for tile in tiles} == {block_b}
-        assert any(tile.descriptors for tile in tiles) == (arch >= 90)
-        assert any(tile.warp_specialize for tile in tiles) == (arch >= 100 and block_b < 256)
-        assert all(tile.descriptors or not tile.warp_specialize for tile in tiles)

@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import json
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from tpsample.agreement.arguments import SamplerArguments, check_sliced, resolve_shards
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
+from tpsample.core.interpreted import interpreted
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
@@ -116,11 +116,10 @@ def versions() -> dict[str, str]:
 
 def _backend(backend: str, device: torch.device) -> str:
     """Return the backend that the argument names, checked."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     check_current(device)
     if backend == "auto":
         return default_backend(device)
-    if backend == "triton" and device.type != "cuda" and not interpreted:
+    if backend == "triton" and device.type != "cuda" and not interpreted():
         raise ValueError(
             f'backend: "triton" needs a GPU, lm_head_weight is on {device}; use backend="torch", '
             "or set TRITON_INTERPRET=1 before Python starts"
@@ -130,8 +129,7 @@ def _backend(backend: str, device: torch.device) -> str:
 
 def default_backend(device: torch.device) -> str:
     """Return what backend="auto" stands for on a device."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return "triton" if device.type == "cuda" or interpreted else "torch"
+    return "triton" if device.type == "cuda" or interpreted() else "torch"
 
 
 def _weight_digest(weight: torch.Tensor) -> int | None:

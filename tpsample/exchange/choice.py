@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
 import torch
 
+from tpsample.core.interpreted import interpreted
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualRanks
 
@@ -25,7 +25,7 @@ def reach(backend: str, device: torch.device) -> dict[str, Any]:
             f'backend "{backend}" has no kernel that writes to peers; use a GPU, or the '
             "interpreter with TRITON_INTERPRET=1"
         )
-    elif device.type == "cuda" and os.environ.get("TRITON_INTERPRET") == "1":
+    elif device.type == "cuda" and interpreted():
         obstacle = "the interpreter cannot write the memory of a GPU; unset TRITON_INTERPRET"
     uuid, linked = _nvlink(device) if device.type == "cuda" else ("", [])
     return {

@@ -18,7 +18,6 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 from tpsample.request.step import Push
 
-INTERPRET: bool = triton.knobs.runtime.interpret
 MAX_WORLD_SIZE = 63
 """Lost ranks are bits of one int64."""
 
@@ -102,7 +101,6 @@ class PeerExchange(Exchange):
             world_size=self.ranks.world_size,
             max_rows=self.max_rows,
             timeout=int(self.timeout_s * 1e9),
-            INTERPRET=INTERPRET,
             BLOCK_S=min(_MAX_BLOCK_S, triton.next_power_of_2(num_slots)),
             BLOCK_B=_BLOCK_B,
             num_warps=1,

@@ -1,9 +1,11 @@
-"""A filtered row's token as the best score that is in its kept set: the kernels of the rejection.
+"""A filtered row's token as the best score that is in its kept set.
 
-Twins: `ShardLogits.leading`, `.before` and `.first_kept` of `tpsample.logits.shard_logits`. What a rank
-sends is its *leading* words, int64 [1 + 2 · S · COUNT] per row: the first order word, then per
-sample the COUNT best score words, then in the same order their order words.
+Each rank sends its *leading* words, int64 [1 + 2 · S · COUNT] per row: the first order word, then
+per sample the COUNT best score words, then in the same order their order words. Twins:
+`ShardLogits.leading`, `.before` and `.first_kept` of `tpsample.logits.shard_logits`.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -12,12 +14,14 @@ from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
 from tpsample.kernels.first_words import group_columns
 from tpsample.kernels.order import (
     KEY_MASK,
+    StoredLogits,
     below_top,
     best_of_groups,
     block_scores,
     is_candidate,
     is_number,
     load_block,
+    load_draw,
     mass_limit,
     masses,
     nan_word,
@@ -48,27 +52,22 @@ def group_best_kernel(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """The best score of each group of ids, the first order word of each block.
 
-    Grid: (blocks, F). To take a block's COUNT best here costs some 50 instructions per logit more.
+    Grid: (blocks, F). It would cost some 50 instructions per logit more to take a block's COUNT
+    best here.
     """
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    logits, ids, mask, first_id = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
-    )
-    one = tl.arange(0, 1)
-    first = best_of_groups(logits, ids, mask, BLOCK, INTERPRET)
-    tl.store(first_ptr + row * blocks + block + one, first)
-    seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
-    temperature = tl.load(temperature_ptr + row + one)
+    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
+    logits, ids, mask, first_id = load_block(stored, row, block, BLOCK)
+    first = best_of_groups(logits, ids, mask, BLOCK)
+    tl.store(first_ptr + row * blocks + block + tl.arange(0, 1), first)
+    draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     for sample in range(num_samples):
-        scores = block_scores(
-            logits, first_id, seed, position, temperature, sample, BLOCK, ROUNDS, INTERPRET
-        )
-        best = best_of_groups(scores, ids, mask, GROUP, INTERPRET)
+        scores = block_scores(logits, first_id, draw, sample, ROUNDS)
+        best = best_of_groups(scores, ids, mask, GROUP)
         out = best_ptr + (row * num_samples + sample).to(tl.int64) * groups
         tl.store(out + group, best, mask=group < groups)
 
@@ -97,7 +96,6 @@ def leading_kernel(
     WORDS: tl.constexpr,  # >= num_groups · GROUP
     BLOCKS: tl.constexpr,  # >= blocks
     ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """The best scores of the best groups. Grid: (num_samples, F)."""
     sample, row = tl.program_id(0), tl.program_id(1)
@@ -115,17 +113,8 @@ def leading_kernel(
     mask = (group_word > 0) & (columns >= 0) & (columns < width)
     address = logits_ptr + row.to(tl.int64) * stride_logits + columns
     logits = tl.load(address, mask=mask, other=float("-inf"))
-    one = tl.arange(0, 1)
-    scores = token_scores(
-        logits,
-        ids,
-        tl.load(seed_ptr + row + one),
-        tl.load(position_ptr + row + one),
-        tl.load(temperature_ptr + row + one),
-        sample,
-        ROUNDS,
-        INTERPRET,
-    )
+    draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
+    scores = token_scores(logits, ids, draw, sample, ROUNDS)
     words = tl.where(mask, pack(scores, ids), 0)
     orders = pack(logits, ids)
     for c in tl.static_range(COUNT):
@@ -135,37 +124,35 @@ def leading_kernel(
         tl.store(place + num_samples * COUNT, order)
 
 
+class Leading(NamedTuple):
+    """The leading words of all ranks: int64 [num_sources, num_rows, 1 + 2 · S · COUNT]."""
+
+    ptr: tl.tensor
+    num_rows: tl.tensor
+    num_samples: tl.tensor
+    num_sources: tl.tensor
+
+
 @triton.jit
-def load_leading(
-    every_ptr,
-    row,
-    sample,
-    num_rows,
-    num_samples,
-    num_sources,
-    COUNT: tl.constexpr,
-    WORDS: tl.constexpr,
-):
+def load_leading(leading, row, sample, COUNT: tl.constexpr, WORDS: tl.constexpr):
     """Score and order words [WORDS] of all ranks for one sample of a row; 0 beyond them."""
     offs = tl.arange(0, WORDS)
     source = offs // COUNT
-    per_row = 1 + 2 * num_samples * COUNT
-    words = every_ptr + (source * num_rows + row).to(tl.int64) * per_row
+    per_row = 1 + 2 * leading.num_samples * COUNT
+    words = leading.ptr + (source * leading.num_rows + row).to(tl.int64) * per_row
     words += 1 + sample * COUNT + offs % COUNT
-    mask = source < num_sources
+    mask = source < leading.num_sources
     scores = tl.load(words, mask=mask, other=0)
-    return scores, tl.load(words + num_samples * COUNT, mask=mask, other=0)
+    return scores, tl.load(words + leading.num_samples * COUNT, mask=mask, other=0)
 
 
 @triton.jit
-def load_first(
-    every_ptr, row, num_rows, num_samples, num_sources, COUNT: tl.constexpr, WORDS: tl.constexpr
-):
+def load_first(leading, row, COUNT: tl.constexpr, WORDS: tl.constexpr):
     """The largest first order word of the ranks."""
     source = tl.arange(0, WORDS)
-    per_row = 1 + 2 * num_samples * COUNT
-    words = every_ptr + (source * num_rows + row).to(tl.int64) * per_row
-    return tl.max(tl.load(words, mask=source < num_sources, other=0), axis=0)
+    per_row = 1 + 2 * leading.num_samples * COUNT
+    words = leading.ptr + (source * leading.num_rows + row).to(tl.int64) * per_row
+    return tl.max(tl.load(words, mask=source < leading.num_sources, other=0), axis=0)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
@@ -187,22 +174,21 @@ def before_kernel(
     vocab_start,
     lead,
     width,
-    HAS_CUT: tl.constexpr,
     COUNT: tl.constexpr,
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Mass and number of the tokens before each of the best scores. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
-    logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
-    )
+    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
+    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
     orders = order_words(logits, ids, mask)
-    top = value_of(load_first(every_ptr, row, num_rows, num_samples, num_sources, COUNT, WORDS))
+    leading = Leading(every_ptr, num_rows, num_samples, num_sources)
+    top = value_of(load_first(leading, row, COUNT, WORDS))
     below = below_top(logits, top, tl.load(temperature_ptr + row))
     mass = tl.where(mask, masses(below), 0)
     in_total = is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
-    if HAS_CUT:
+    if cut_ptr is not None:
         in_total = in_total & (orders >= tl.load(cut_ptr + row))
     # ties="keep": only greater logits come before.
     tie_bits = tl.where(tl.load(keep_ties_ptr + row), TOKEN_MASK, 0)
@@ -211,9 +197,7 @@ def before_kernel(
     block_first = tl.max(orders, axis=0)
     tl.atomic_add(out + 2 * marks, tl.sum(tl.where(in_total, mass, 0), axis=0), sem="relaxed")
     for sample in range(num_samples):
-        scores, score_orders = load_leading(
-            every_ptr, row, sample, num_rows, num_samples, num_sources, COUNT, WORDS
-        )
+        scores, score_orders = load_leading(leading, row, sample, COUNT, WORDS)
         for c in tl.static_range(COUNT):
             mark, scores = pop(scores, score_orders)[1:]
             mark = mark | tie_bits
@@ -247,7 +231,8 @@ def first_kept_kernel(
 ):
     """The first of the best scores that is in the kept set. Grid: (F,)."""
     row = tl.program_id(0)
-    first = load_first(every_ptr, row, num_rows, num_samples, num_sources, COUNT, WORDS)
+    leading = Leading(every_ptr, num_rows, num_samples, num_sources)
+    first = load_first(leading, row, COUNT, WORDS)
     top, temperature = value_of(first), tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     log_min_p = tl.load(log_min_p_ptr + row)
@@ -257,9 +242,7 @@ def first_kept_kernel(
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
     decided = tl.full((), 1, tl.int1)
     for sample in range(num_samples):
-        scores, orders = load_leading(
-            every_ptr, row, sample, num_rows, num_samples, num_sources, COUNT, WORDS
-        )
+        scores, orders = load_leading(leading, row, sample, COUNT, WORDS)
         found = tl.full((), 0, tl.int64)
         for c in tl.static_range(COUNT):
             score, mark, scores = pop(scores, orders)

@@ -1,4 +1,7 @@
-"""Words → token and status: of all sources, and of the rows that a filter has drawn anew."""
+"""Words to tokens and status, of every row and of the rows that a filter has drawn anew.
+
+Twins: `tpsample.exchange.decode`, and `ShardLogits.write_tokens` of `tpsample.logits.shard_logits`.
+"""
 
 import triton
 import triton.language as tl
@@ -70,7 +73,7 @@ def overwrite_kernel(
     # sizes
     num_samples,
 ):
-    """Twin: `ShardLogits.settle`. Grid: (F,)."""
+    """Overwrite the tokens and status of some rows. Grid: (F,)."""
     filtered = tl.program_id(0)
     row = tl.load(row_ptr + filtered)
     lost = tl.load(status_ptr + row) == STATUS_PEER_LOST

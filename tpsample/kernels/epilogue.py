@@ -1,85 +1,88 @@
-"""What happens to a logits tile while it is on chip: head, request controls, score, best candidate,
-word, maximum."""
+"""From a logits tile to words while it is still on chip: head, request controls, score, maximum.
+
+Twin: `tpsample.local.torch_backend`.
+"""
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from tpsample.core import word
 from tpsample.kernels.controls import control_tile
-from tpsample.kernels.noise import fma, noise_tile
+from tpsample.kernels.noise import INTERPRET, fma, noise_tile
 
 TOKEN_BITS = tl.constexpr(word.TOKEN_BITS)
 TOKEN_MASK = tl.constexpr(word.TOKEN_MASK)
 KEY_NAN = tl.constexpr(word.KEY_NAN)
 
 
+class Shard(NamedTuple):
+    """The global ids [start, stop) of the weight's rows."""
+
+    start: tl.tensor
+    stop: tl.tensor
+
+
+class Head(NamedTuple):
+    """The steps from a product to a logit, each None if it is off."""
+
+    scale: tl.tensor | None
+    softcap: tl.tensor | None
+    bias_ptr: tl.tensor | None
+
+
+class Outputs(NamedTuple):
+    """The memory that a launch writes; the last four are None if no row's logits are stored."""
+
+    words_ptr: tl.tensor
+    logits_ptr: tl.tensor | None
+    stride_logits_b: tl.tensor | None
+    slot_ptr: tl.tensor | None  # the place of each row among the stored ones, or -1
+    num_stored: tl.tensor | None
+
+
 @triton.jit
-def head_tile(
-    product,
-    bias_v,
-    logit_scale,
-    logit_softcap,
-    HAS_SCALE: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
+def head_tile(product, offs_v, shard, head):
     """Accumulated product to logit: scale, soft-cap, bias, in this order."""
+    if head.bias_ptr is not None:
+        row_v = tl.minimum(tl.maximum(offs_v, shard.start), shard.stop - 1) - shard.start
+        bias_v = tl.load(head.bias_ptr + row_v).to(tl.float32)
     logits_tile = product
-    if HAS_SCALE:
-        logits_tile = logits_tile * logit_scale
-    if HAS_SOFTCAP:
-        ratio = logits_tile / logit_softcap
+    if head.scale is not None:
+        logits_tile = logits_tile * head.scale
+    if head.softcap is not None:
+        ratio = logits_tile / head.softcap
         if INTERPRET:
             ratio = ratio.to(tl.float64)
         # tanh x = 1 - 2 / (e^2x + 1): no cancellation that matters beside the rounding of a logit
-        logits_tile = (1.0 - 2.0 / (tl.exp(2.0 * ratio) + 1.0)).to(tl.float32) * logit_softcap
-    if HAS_BIAS:
+        logits_tile = (1.0 - 2.0 / (tl.exp(2.0 * ratio) + 1.0)).to(tl.float32) * head.softcap
+    if head.bias_ptr is not None:
         logits_tile = logits_tile + bias_v[:, None]
     return logits_tile
 
 
 @triton.jit
-def score_tile(
-    logits_tile,
-    first_id,
-    stream_ptr,
-    stride_stream,
-    scale,
-    offs_slot,
-    BLOCK_V: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
+def score_tile(logits_tile, first_id, rows, scale, offs_slot, ROUNDS: tl.constexpr):
     """fma(logit, log2 e / T, -L); a greedy row has scale 1 and gain 0 in place of -1."""
-    stream = stream_ptr + offs_slot
+    stream = rows.stream_ptr + offs_slot
     r0 = tl.load(stream).to(tl.uint32, bitcast=True)
-    r1 = tl.load(stream + stride_stream).to(tl.uint32, bitcast=True)
-    r2 = tl.load(stream + 2 * stride_stream).to(tl.uint32, bitcast=True)
-    gain = tl.load(stream + 3 * stride_stream).to(tl.float32, bitcast=True)
-    noise = noise_tile(first_id, r0, r1, r2, BLOCK_V, BLOCK_B, ROUNDS, INTERPRET)
-    return fma(logits_tile, scale[None, :], noise * gain[None, :], INTERPRET)
+    r1 = tl.load(stream + rows.stride_stream).to(tl.uint32, bitcast=True)
+    r2 = tl.load(stream + 2 * rows.stride_stream).to(tl.uint32, bitcast=True)
+    gain = tl.load(stream + 3 * rows.stride_stream).to(tl.float32, bitcast=True)
+    noise = noise_tile(first_id, r0, r1, r2, logits_tile.shape[0], ROUNDS)
+    return fma(logits_tile, scale[None, :], noise * gain[None, :])
 
 
 @triton.jit
-def store_logits(
-    logits_tile,
-    logits_ptr,  # [≥ first_slot + stored rows, V_local] fp32
-    stride_logits_b,
-    slot_ptr,  # [num_rows] int32, the place of each row among the stored ones, or -1
-    first_slot,
-    offs_b,
-    num_rows,
-    offs_v,
-    vocab_start,
-    vocab_stop,
-):
-    """Leave the tile's logits of stored rows in memory; they never leave the rank."""
-    slot = tl.load(slot_ptr + offs_b, mask=offs_b < num_rows, other=-1)
-    mask_v = (offs_v >= vocab_start) & (offs_v < vocab_stop)
-    column = (offs_v - vocab_start)[:, None]
-    address = logits_ptr + (first_slot + slot).to(tl.int64)[None, :] * stride_logits_b + column
+def store_logits(logits_tile, outputs, first_slot, offs_v, offs_b, shard, num_rows):
+    """Leave the tile's logits of stored rows in memory, from `first_slot` on; they never leave the
+    rank."""
+    slot = tl.load(outputs.slot_ptr + offs_b, mask=offs_b < num_rows, other=-1)
+    mask_v = (offs_v >= shard.start) & (offs_v < shard.stop)
+    column = (offs_v - shard.start)[:, None]
+    row = (first_slot + slot).to(tl.int64)[None, :]
+    address = outputs.logits_ptr + row * outputs.stride_logits_b + column
     tl.store(address, logits_tile, mask=mask_v[:, None] & (slot >= 0)[None, :])
 
 
@@ -89,7 +92,7 @@ def _nan_max(a, b):
 
 
 @triton.jit
-def max_or_nan(values, axis: tl.constexpr, INTERPRET: tl.constexpr):
+def max_or_nan(values, axis: tl.constexpr):
     """The maximum along an axis; NaN if there is one.
 
     The interpreter runs a custom reduction element by element, so there NaN is looked for
@@ -104,13 +107,13 @@ def max_or_nan(values, axis: tl.constexpr, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def best_word(score_tile, offs_v, INTERPRET: tl.constexpr):
+def best_word(score_tile, offs_v):
     """Word of the best candidate of each column, ties to the lowest id; a NaN wins its column.
 
     Two passes (maximum, then lowest id that has it) cost 3 instructions per logit less than one
     reduction over (score, id) pairs.
     """
-    best = max_or_nan(score_tile, 0, INTERPRET)
+    best = max_or_nan(score_tile, 0)
     holds_best = score_tile == best[None, :]
     token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)
     # After a reduction every thread holds several columns that others hold too. Gathering them in
@@ -121,7 +124,10 @@ def best_word(score_tile, offs_v, INTERPRET: tl.constexpr):
 
 @triton.jit
 def pack(score, token_id):
-    """(fp32 score, int32 id) to an int64 word of epoch 0; layout and example in `tpsample.core.word`."""
+    """(fp32 score, int32 id) to an int64 word of epoch 0.
+
+    `tpsample.core.word` has the layout, an example and the twin.
+    """
     bits = tl.where(score == 0.0, 0.0, score).to(tl.uint32, bitcast=True)
     ordered = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
     key = tl.where(score != score, KEY_NAN, ordered.to(tl.int64))
@@ -130,103 +136,65 @@ def pack(score, token_id):
 
 @triton.jit
 def store_candidates(
-    product,
-    first_row,
+    product,  # [BLOCK_V, BLOCK_B] fp32
     first_id,
-    vocab_start,
-    vocab_stop,
-    bias_ptr,
-    stream_ptr,
-    stride_stream,
-    scale_ptr,
-    slot_ptr,
-    logits_ptr,
-    stride_logits_b,
-    num_stored,
+    first_row,
+    rows,
+    shard,
+    head,
     controls,
-    words_ptr,
-    num_rows,
-    num_samples,
-    logit_scale,
-    logit_softcap,
-    HAS_SCALE: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    STORE_LOGITS: tl.constexpr,
-    MASKS: tl.constexpr,
-    BIASES: tl.constexpr,
-    PENALTIES: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    MANY_SAMPLES: tl.constexpr,
+    outputs,
     ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_B: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Product of BLOCK_V ids and BLOCK_B rows to the maxima in `words_ptr`, BLOCK_E rows at a time.
+    """Products of BLOCK_V ids and BLOCK_B rows to the maxima in memory, BLOCK_E rows at a time.
 
-    Rows are columns of the accumulator, whose halves are taken until BLOCK_E are left: the noise
+    Rows are columns of the accumulator, whose halves are taken until BLOCK_E are left. The noise
     then needs registers for BLOCK_E columns, not BLOCK_B, and a 128 × 256 tile (128 accumulators
     per thread) does not spill.
     """
+    BLOCK_V: tl.constexpr = product.shape[0]
+    BLOCK_B: tl.constexpr = product.shape[1]
     if BLOCK_B > BLOCK_E:
         HALF: tl.constexpr = BLOCK_B // 2
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
         store_candidates(
-            left, first_row, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr, stride_stream,
-            scale_ptr, slot_ptr, logits_ptr, stride_logits_b, num_stored, controls, words_ptr,
-            num_rows, num_samples, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS,
-            STORE_LOGITS, MASKS, BIASES, PENALTIES, DRAFTS, MANY_SAMPLES, ROUNDS, INTERPRET,
-            BLOCK_V, HALF, BLOCK_E,
-        )  # fmt: skip
+            left, first_id, first_row, rows, shard, head, controls, outputs, ROUNDS, BLOCK_E
+        )
         # Rows past the last draw no noise.
-        if first_row + HALF < num_rows:
+        if first_row + HALF < rows.num_rows:
             store_candidates(
-                right, first_row + HALF, first_id, vocab_start, vocab_stop, bias_ptr, stream_ptr,
-                stride_stream, scale_ptr, slot_ptr, logits_ptr, stride_logits_b, num_stored,
-                controls, words_ptr, num_rows, num_samples, logit_scale, logit_softcap, HAS_SCALE,
-                HAS_SOFTCAP, HAS_BIAS, STORE_LOGITS, MASKS, BIASES, PENALTIES, DRAFTS,
-                MANY_SAMPLES, ROUNDS, INTERPRET, BLOCK_V, HALF, BLOCK_E,
+                right, first_id, first_row + HALF, rows, shard, head, controls, outputs, ROUNDS,
+                BLOCK_E,
             )  # fmt: skip
     else:
         offs_v = first_id + tl.arange(0, BLOCK_V)
         offs_b = first_row + tl.arange(0, BLOCK_B)
-        bias_v = 0.0
-        if HAS_BIAS:
-            row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
-            bias_v = tl.load(bias_ptr + row_v).to(tl.float32)
-        logits_tile = head_tile(
-            product, bias_v, logit_scale, logit_softcap, HAS_SCALE, HAS_SOFTCAP, HAS_BIAS, INTERPRET
-        )
-        if (first_id < vocab_start) | (first_id + BLOCK_V > vocab_stop):
-            mask_v = (offs_v >= vocab_start) & (offs_v < vocab_stop)
+        logits_tile = head_tile(product, offs_v, shard, head)
+        if (first_id < shard.start) | (first_id + BLOCK_V > shard.stop):
+            mask_v = (offs_v >= shard.start) & (offs_v < shard.stop)
             logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
-        if STORE_LOGITS:
-            store_logits(
-                logits_tile, logits_ptr, stride_logits_b, slot_ptr, 0, offs_b, num_rows, offs_v,
-                vocab_start, vocab_stop,
-            )  # fmt: skip
+        if outputs.logits_ptr is not None:
+            store_logits(logits_tile, outputs, 0, offs_v, offs_b, shard, rows.num_rows)
 
-        if MASKS or BIASES or PENALTIES:
+        if controls.slot_ptr is not None:
             logits_tile = control_tile(
-                logits_tile, first_id, vocab_start, offs_b, num_rows, controls, MASKS, BIASES,
-                PENALTIES, DRAFTS, BLOCK_V,
-            )  # fmt: skip
-            if STORE_LOGITS:
+                logits_tile, first_id, offs_b, rows.num_rows, shard.start, controls
+            )
+            if outputs.logits_ptr is not None:
                 store_logits(
-                    logits_tile, logits_ptr, stride_logits_b, slot_ptr, num_stored, offs_b,
-                    num_rows, offs_v, vocab_start, vocab_stop,
-                )  # fmt: skip
+                    logits_tile, outputs, outputs.num_stored, offs_v, offs_b, shard, rows.num_rows
+                )
 
-        scale = tl.load(scale_ptr + offs_b)
-        for sample in range(num_samples if MANY_SAMPLES else 1):
-            offs_slot = sample * num_rows + offs_b
-            scores = score_tile(
-                logits_tile, first_id, stream_ptr, stride_stream, scale, offs_slot, BLOCK_V,
-                BLOCK_B, ROUNDS, INTERPRET,
-            )  # fmt: skip
-            word = best_word(scores, offs_v, INTERPRET)
+        scale = tl.load(rows.scale_ptr + offs_b)
+        for sample in range(1 if rows.num_samples is None else rows.num_samples):
+            offs_slot = sample * rows.num_rows + offs_b
+            scores = score_tile(logits_tile, first_id, rows, scale, offs_slot, ROUNDS)
+            word = best_word(scores, offs_v)
             tl.atomic_max(
-                words_ptr + offs_slot, word, mask=offs_b < num_rows, sem="relaxed", scope="gpu"
+                outputs.words_ptr + offs_slot,
+                word,
+                mask=offs_b < rows.num_rows,
+                sem="relaxed",
+                scope="gpu",
             )

@@ -1,14 +1,14 @@
 """The first words of a row's order, by the groups of ids in which they lie.
 
-Twin: `ShardLogits.first_words` of `tpsample.logits.shard_logits`, whose docstring says why these groups
-are enough.
+Twin: `ShardLogits.first_words` of `tpsample.logits.shard_logits`, whose docstring says why these
+groups are enough.
 """
 
 import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import TOKEN_MASK
-from tpsample.kernels.order import best_of_groups, load_block, order_words
+from tpsample.kernels.order import StoredLogits, best_of_groups, load_block, order_words
 
 
 @triton.jit
@@ -32,15 +32,13 @@ def group_first_kernel(
     width,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """The first order word of each group of ids. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
-    logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
-    )
+    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
+    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    first = best_of_groups(logits, ids, mask, GROUP, INTERPRET)
+    first = best_of_groups(logits, ids, mask, GROUP)
     tl.store(words_ptr + row.to(tl.int64) * groups + group, first, mask=group < groups)
 
 

@@ -14,18 +14,19 @@ onto themselves after a launch, over a word that a peer has just written.
 """
 
 import time
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from tpsample.core import word
-from tpsample.kernels.decode import decode
+from tpsample.kernels.decode import STATUS_PEER_LOST, decode
+from tpsample.kernels.noise import INTERPRET
 
 EPOCH_SHIFT = tl.constexpr(word.EPOCH_SHIFT)
 EPOCH_MAX = tl.constexpr(word.EPOCH_MAX)
 EPOCH_ONE = tl.constexpr(1 << word.EPOCH_SHIFT)
 WORD_LOST = tl.constexpr(word.LOST)
-STATUS_PEER_LOST = tl.constexpr(int(word.Status.PEER_LOST))
 
 
 @triton.jit
@@ -49,47 +50,55 @@ def next_epoch(epoch):
     return tl.where(epoch == EPOCH_MAX, 1, epoch + 1)
 
 
+class Peers(NamedTuple):
+    """The way from a launch into the inboxes; all None without a push."""
+
+    arrive_ptr: tl.tensor | None  # [num_chunks, max_rows] int32, zero between steps
+    epoch_ptr: tl.tensor | None  # [1] int64
+    lost_ptr: tl.tensor | None  # [4] int64, see `peer_finish_kernel`
+    inboxes_ptr: tl.tensor | None  # [world_size] int64, addresses of every rank's inbox
+    num_chunks: tl.tensor | None
+    rank: tl.tensor | None
+    world_size: tl.tensor | None
+    max_rows: tl.tensor | None
+
+
 @triton.jit
 def push_last_arrival(
-    words_ptr,
-    arrive_ptr,
-    num_arrivals,
-    epoch_ptr,
-    lost_ptr,
-    inboxes_ptr,
+    peers,
+    rows,
+    words_ptr,  # of the chunk
     chunk,
+    num_tiles,
+    pid_b,
     offs_b,
-    num_rows,
-    num_samples,
-    num_chunks,
-    rank,
-    world_size,
-    max_rows,
-    MANY_SAMPLES: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
     """Count this program as arrived; the last one pushes the chunk's words of its rows.
 
-    It clears them for the next step, behind a barrier: several threads may have read a word that
-    one of them clears.
+    It clears them for the next step behind a barrier, because several threads may have read a word
+    that one of them clears.
 
-    The first barrier puts the maxima of all warps before the arrival, which releases them; the last
-    arrival acquires those of all programs. Nothing is fenced behind the pushes: a fence there
-    would wait for the links to drain.
+    The first barrier puts the maxima of all warps before the arrival, which releases them. The last
+    arrival acquires those of all programs. Nothing is fenced behind the pushes, because a fence
+    there would wait for the links to drain.
     """
+    arrive = peers.arrive_ptr + chunk * peers.max_rows + pid_b
+    num_arrivals = tiles_of_chunk(chunk, num_tiles, peers.num_chunks)
     tl.debug_barrier()
-    if tl.atomic_add(arrive_ptr, 1, sem="acq_rel", scope="gpu") == num_arrivals - 1:
-        tl.store(arrive_ptr, 0)
-        epoch = tl.load(epoch_ptr)
-        lost = (tl.load(lost_ptr) | tl.load(lost_ptr + 1)) != 0
+    if tl.atomic_add(arrive, 1, sem="acq_rel", scope="gpu") == num_arrivals - 1:
+        tl.store(arrive, 0)
+        epoch = tl.load(peers.epoch_ptr)
+        lost = (tl.load(peers.lost_ptr) | tl.load(peers.lost_ptr + 1)) != 0
         offs_w = tl.arange(0, BLOCK_W)
-        mask_w = offs_w < world_size
-        mask_b = offs_b < num_rows
-        inboxes = tl.load(inboxes_ptr + offs_w, mask=mask_w, other=0)
+        mask_w = offs_w < peers.world_size
+        mask_b = offs_b < rows.num_rows
+        inboxes = tl.load(peers.inboxes_ptr + offs_w, mask=mask_w, other=0)
         slots = inboxes.to(tl.pointer_type(tl.int64))[:, None]
-        slots += (((epoch & 1) * num_chunks + chunk) * world_size + rank) * max_rows
-        for sample in range(num_samples if MANY_SAMPLES else 1):
-            offs_word = sample * num_rows + offs_b
+        source = ((epoch & 1) * peers.num_chunks + chunk) * peers.world_size + peers.rank
+        slots += source * peers.max_rows
+        for sample in range(1 if rows.num_samples is None else rows.num_samples):
+            offs_word = sample * rows.num_rows + offs_b
             words = tl.load(words_ptr + offs_word, mask=mask_b, other=0, volatile=True)
             tl.debug_barrier()
             tl.store(words_ptr + offs_word, tl.zeros_like(words), mask=mask_b)
@@ -111,7 +120,7 @@ host_clock.__triton_builtin__ = True  # for the compiler, which reads this name 
 
 
 @triton.jit
-def clock(INTERPRET: tl.constexpr):
+def clock():
     """Nanoseconds."""
     if INTERPRET:
         return tl.full((), host_clock(), tl.int64)
@@ -127,24 +136,24 @@ def poll(slots, mask, epoch):
 
 
 @triton.jit
-def wait(slots, mask, epoch, deadline, INTERPRET: tl.constexpr):
+def wait(slots, mask, epoch, deadline):
     """Poll until every word is of this epoch, or LOST, or the deadline is over.
 
     Threads read different times; the maximum over the tile makes them leave together. That needs
     one warp and a tile that fills it: at least 64 words.
     """
     words, missing = poll(slots, mask, epoch)
-    while tl.max((missing & (clock(INTERPRET) < deadline)).to(tl.int32)) > 0:
+    while tl.max((missing & (clock() < deadline)).to(tl.int32)) > 0:
         words, missing = poll(slots, mask, epoch)
     return words, missing
 
 
 @triton.jit
-def report(lost_ptr, of_slot, offs_s, world_size, BLOCK_S: tl.constexpr):
+def report(lost_ptr, of_slot, offs_s, world_size):
     """Set the bits of the sources that have a true in their row of [BLOCK_S, BLOCK_B]."""
     tl.atomic_or(
-        lost_ptr + tl.zeros((BLOCK_S,), tl.int32),
-        tl.full((BLOCK_S,), 1, tl.int64) << (offs_s % world_size),
+        lost_ptr + tl.zeros(offs_s.shape, tl.int32),
+        tl.full(offs_s.shape, 1, tl.int64) << (offs_s % world_size),
         mask=tl.max(of_slot.to(tl.int32), axis=1) > 0,
         sem="relaxed",
         scope="gpu",
@@ -184,8 +193,6 @@ def peer_finish_kernel(
     world_size,
     max_rows,
     timeout,  # int64, nanoseconds
-    # flags
-    INTERPRET: tl.constexpr,
     # blocks
     BLOCK_S: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -201,7 +208,7 @@ def peer_finish_kernel(
     inbox += (epoch & 1) * num_slots * max_rows
     lost_before = (tl.load(lost_ptr) | tl.load(lost_ptr + 1)) != 0
     step = tl.load(lost_ptr + 2)
-    deadline = clock(INTERPRET) + tl.where(lost_before, 0, timeout)
+    deadline = clock() + tl.where(lost_before, 0, timeout)
 
     row_status = tl.zeros((BLOCK_B,), tl.int32)
     for sample in range(num_samples):
@@ -215,14 +222,14 @@ def peer_finish_kernel(
                 + (sample * num_rows + offs_b)[None, :]
             )
             mask = (offs_s < num_slots)[:, None] & mask_b[None, :]
-            words, missing = wait(slots, mask, epoch, deadline, INTERPRET)
+            words, missing = wait(slots, mask, epoch, deadline)
             tl.store(slots, tl.zeros((BLOCK_S, BLOCK_B), tl.int64), mask=mask)
             best = tl.maximum(best, tl.max(words, axis=0))
             told = mask & (words == WORD_LOST)
             lost = tl.maximum(lost, tl.max((missing | told).to(tl.int32), axis=0))
             if not lost_before:
-                report(lost_ptr, missing, offs_s, world_size, BLOCK_S)
-                report(lost_ptr + 1, told, offs_s, world_size, BLOCK_S)
+                report(lost_ptr, missing, offs_s, world_size)
+                report(lost_ptr + 1, told, offs_s, world_size)
         if (tl.max(lost, axis=0) > 0) & ~lost_before:
             tl.store(lost_ptr + 3, step)
         winner = tl.where(lost > 0, WORD_LOST, best & (EPOCH_ONE - 1))

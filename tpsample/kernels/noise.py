@@ -1,28 +1,27 @@
 """Jitted twin of `tpsample.noise`: Philox words and the noise of a [BLOCK_V, BLOCK_B] tile.
 
-`INTERPRET` is true under TRITON_INTERPRET=1. The interpreter has no inline assembly and rounds
-an fma twice; computing in float64 there gives the bits of the plain PyTorch definition.
+The interpreter has no inline assembly and rounds an fma twice. There the noise is computed in
+float64, which gives the bits of the plain PyTorch definition.
 """
 
 import triton
 import triton.language as tl
 
 from tpsample import noise
+from tpsample.core.interpreted import interpreted
 
+INTERPRET = tl.constexpr(interpreted())
 DOMAIN_TOKEN = tl.constexpr(noise.DOMAIN_TOKEN)
 KEY0 = tl.constexpr(noise.ELEMENT_KEY[0])
 KEY1 = tl.constexpr(noise.ELEMENT_KEY[1])
 U_SCALE = tl.constexpr(noise.U_SCALE)
 LOW_OFFSET = tl.constexpr(2.0**-25 - noise.LOW_HALF)
-P0 = tl.constexpr(noise.POLYNOMIAL[0])
-P1 = tl.constexpr(noise.POLYNOMIAL[1])
-P2 = tl.constexpr(noise.POLYNOMIAL[2])
-P3 = tl.constexpr(noise.POLYNOMIAL[3])
-P4 = tl.constexpr(noise.POLYNOMIAL[4])
+POLYNOMIAL = tl.constexpr(tuple(noise.POLYNOMIAL))
+DEGREE = tl.constexpr(len(noise.POLYNOMIAL) - 1)
 
 
 @triton.jit
-def fma(a, b, c, INTERPRET: tl.constexpr):
+def fma(a, b, c):
     """a · b + c in fp32 with one rounding; b and c may be fp32 constants."""
     if INTERPRET:
         return (a.to(tl.float64) * b + c).to(tl.float32)
@@ -31,12 +30,13 @@ def fma(a, b, c, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def log2_of_tail_or(u, head, INTERPRET: tl.constexpr):
-    """log2(e) with e = `head` below u = 1/4 and -log2(1 - u) above.
+def log2_of_tail_or(u, head):
+    """log2(e), where e is `head` below u = 1/4 and -log2(1 - u) above.
 
-    MUFU.LG2 has an absolute error of 2^-22 on [1/2, 2] and 2 ulp elsewhere. One block of assembly
-    keeps each predicate next to its use: apart, the assembler packs those of a whole tile into a
-    register and unpacks them again, 4 more instructions per logit. The tail's sign goes with |e|.
+    MUFU.LG2 has an absolute error of 2^-22 on [1/2, 2] and of 2 ulp elsewhere. One block of
+    assembly keeps each predicate next to its use. Apart, the assembler packs the predicates of a
+    whole tile into a register and unpacks them again, which is 4 more instructions per logit. The
+    tail's sign goes with |e|.
     """
     if INTERPRET:
         tail = -tl.log2((1.0 - u).to(tl.float64)).to(tl.float32)
@@ -62,8 +62,8 @@ def log2_of_tail_or(u, head, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def wide_product(a, b: tl.constexpr, INTERPRET: tl.constexpr):
-    """Upper and lower 32 bits of a · b, uint32: one instruction where umulhi and mul are two."""
+def wide_product(a, b: tl.constexpr):
+    """Upper and lower 32 bits of a · b, uint32: one instruction, where umulhi and mul are two."""
     if INTERPRET:
         return tl.umulhi(a, b), tl.mul(a, b, sanitize_overflow=False)
     else:
@@ -82,11 +82,11 @@ def wide_product(a, b: tl.constexpr, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def philox4x32(c0, c1, c2, c3, k0, k1, ROUNDS: tl.constexpr, INTERPRET: tl.constexpr):
+def philox4x32(c0, c1, c2, c3, k0, k1, ROUNDS: tl.constexpr):
     """Philox4x32 on uint32 tensors of one shape."""
     for _ in tl.static_range(ROUNDS):
-        high0, low0 = wide_product(c0, 0xD2511F53, INTERPRET)
-        high1, low1 = wide_product(c2, 0xCD9E8D57, INTERPRET)
+        high0, low0 = wide_product(c0, 0xD2511F53)
+        high1, low1 = wide_product(c2, 0xCD9E8D57)
         c0 = high1 ^ c1 ^ k0
         c1 = low1
         c2 = high0 ^ c3 ^ k1
@@ -98,53 +98,46 @@ def philox4x32(c0, c1, c2, c3, k0, k1, ROUNDS: tl.constexpr, INTERPRET: tl.const
 
 @triton.jit
 def low_base(w0, w1, w2, w3):
-    """What the four words of a quad share of `low`: their XOR below the exponent of 2^-25."""
+    """The part of `low` that the four words of a quad share: their XOR, below the exponent of
+    2^-25."""
     return ((w0 ^ w1 ^ w2 ^ w3) & 0xFFFF) | 0x33000000
 
 
 @triton.jit
-def log2_exponential(word, base, INTERPRET: tl.constexpr):
-    """L = log2(e) of one token from its word and its quad's `low_base`.
+def log2_exponential(word, base):
+    """L = log2(e) of one token, from its word and its quad's `low_base`.
 
-    The 16 bits of `low` are put into the mantissa of 2^-25 in place of a conversion from integer;
-    taking 2^-25 - 2^-49 off is exact.
+    The 16 bits of `low` are put into the mantissa of 2^-25, which saves a conversion from integer.
+    Subtracting 2^-25 - 2^-49 afterwards is exact.
     """
     low = (base ^ (word & 0xFFFF)).to(tl.float32, bitcast=True) - LOW_OFFSET
-    u = fma(word.to(tl.float32), U_SCALE, low, INTERPRET)
-    p = fma(u, P4, P3, INTERPRET)
-    p = fma(p, u, P2, INTERPRET)
-    p = fma(p, u, P1, INTERPRET)
-    p = fma(p, u, P0, INTERPRET)
-    return log2_of_tail_or(u, u * p, INTERPRET)
+    u = fma(word.to(tl.float32), U_SCALE, low)
+    p = fma(u, POLYNOMIAL[DEGREE], POLYNOMIAL[DEGREE - 1])
+    for power in tl.static_range(DEGREE - 2, -1, -1):
+        p = fma(p, u, POLYNOMIAL[power])
+    return log2_of_tail_or(u, u * p)
 
 
 @triton.jit
-def noise_tile(
-    first_id,
-    r0,
-    r1,
-    r2,
-    BLOCK_V: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
-    """L of ids first_id … first_id + BLOCK_V - 1 for BLOCK_B rows, fp32 [BLOCK_V, BLOCK_B].
+def noise_tile(first_id, r0, r1, r2, BLOCK_V: tl.constexpr, ROUNDS: tl.constexpr):
+    """L of ids first_id … first_id + BLOCK_V - 1 for the rows of r0, r1 and r2, uint32 [BLOCK_B].
 
-    One Philox call gives the words of four ids, which are consecutive along the first axis:
-    row 4 q + k of the tile takes word k of quad q. `first_id` is a multiple of 4.
+    The result is fp32 [BLOCK_V, BLOCK_B]. One Philox call gives the words of four ids, which are
+    consecutive along the first axis: row 4 q + k of the tile takes word k of quad q. `first_id` is
+    a multiple of 4.
     """
+    BLOCK_B: tl.constexpr = r0.shape[0]
     zero = tl.zeros((BLOCK_V // 4, BLOCK_B), tl.uint32)
     quad = (first_id // 4 + tl.arange(0, BLOCK_V // 4)).to(tl.uint32)[:, None] + zero
     k0 = tl.full((1, 1), KEY0, tl.uint32)
     k1 = tl.full((1, 1), KEY1, tl.uint32)
     w0, w1, w2, w3 = philox4x32(
-        quad, r0[None, :] + zero, r1[None, :] + zero, r2[None, :] + zero, k0, k1, ROUNDS, INTERPRET
+        quad, r0[None, :] + zero, r1[None, :] + zero, r2[None, :] + zero, k0, k1, ROUNDS
     )
     base = low_base(w0, w1, w2, w3)
-    l0 = log2_exponential(w0, base, INTERPRET)
-    l1 = log2_exponential(w1, base, INTERPRET)
-    l2 = log2_exponential(w2, base, INTERPRET)
-    l3 = log2_exponential(w3, base, INTERPRET)
+    l0 = log2_exponential(w0, base)
+    l1 = log2_exponential(w1, base)
+    l2 = log2_exponential(w2, base)
+    l3 = log2_exponential(w3, base)
     joined = tl.join(tl.join(l0, l2), tl.join(l1, l3))  # [quad, row, k >> 1, k & 1]
     return joined.permute((0, 2, 3, 1)).reshape((BLOCK_V, BLOCK_B))

@@ -1,14 +1,14 @@
 """What the kernels over stored logits share: a block of one row, its order words and masses.
 
-Twins: `tpsample.logits.shard_logits` and the functions of `tpsample.core.order` and `tpsample.core.word`
-that it names.
+Twins: `tpsample.core.order`, and `tpsample.logits.shard_logits` for what needs the noise.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from tpsample.core import order as kept_set
-from tpsample.core import word
+from tpsample.core import order, word
 from tpsample.kernels.decode import KEY_MINUS_INF
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, max_or_nan, pack
 from tpsample.kernels.noise import (
@@ -25,38 +25,52 @@ from tpsample.kernels.row_noise import LOG2_E, row_scale, row_stream
 NO_ID = tl.constexpr(word.MAX_VOCAB_SIZE)
 KEY_MASK = tl.constexpr(0xFFFFFFFF)
 ROUNDER = tl.constexpr(1.5 * 2.0**52)
-P0 = tl.constexpr(kept_set.POWER_OF_2[0])
-P1 = tl.constexpr(kept_set.POWER_OF_2[1])
-P2 = tl.constexpr(kept_set.POWER_OF_2[2])
-P3 = tl.constexpr(kept_set.POWER_OF_2[3])
-P4 = tl.constexpr(kept_set.POWER_OF_2[4])
-P5 = tl.constexpr(kept_set.POWER_OF_2[5])
-P6 = tl.constexpr(kept_set.POWER_OF_2[6])
-P7 = tl.constexpr(kept_set.POWER_OF_2[7])
-P8 = tl.constexpr(kept_set.POWER_OF_2[8])
-P9 = tl.constexpr(kept_set.POWER_OF_2[9])
-P10 = tl.constexpr(kept_set.POWER_OF_2[10])
-P11 = tl.constexpr(kept_set.POWER_OF_2[11])
-P12 = tl.constexpr(kept_set.POWER_OF_2[12])
-P13 = tl.constexpr(kept_set.POWER_OF_2[13])
+POWER_OF_2 = tl.constexpr(tuple(order.POWER_OF_2))
+DEGREE = tl.constexpr(len(order.POWER_OF_2) - 1)
+
+
+class StoredLogits(NamedTuple):
+    """One shard's logits of the stored rows.
+
+    The first block begins `lead` = vocab_start % 4 columns before the shard. `lead` is passed in,
+    because the compiler specializes an argument that is 0 and then loads four logits at once. It
+    cannot infer this from `vocab_start % 4`.
+    """
+
+    ptr: tl.tensor  # [F, width] fp32
+    stride: tl.tensor
+    vocab_start: tl.tensor
+    lead: tl.tensor
+    width: tl.tensor
+
+
+class Draw(NamedTuple):
+    """What the scores of one row depend on beside its logits, each [1]."""
+
+    seed: tl.tensor  # int64
+    position: tl.tensor  # int64
+    temperature: tl.tensor  # fp32
 
 
 @triton.jit
-def load_block(
-    logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK: tl.constexpr
-):
-    """A block of a row: fp32 logits [BLOCK], -inf outside the shard, ids int32, whether they are
-    of the shard, and the first id, a multiple of 4.
-
-    The first block begins `lead` = vocab_start % 4 columns before the shard: an argument, since the
-    compiler sees that four logits can be loaded at once if it is 0 there, and not from `%`.
-    """
-    first_column = block * BLOCK - lead
+def load_block(stored, row, block, BLOCK: tl.constexpr):
+    """Returns a block of a row: fp32 logits [BLOCK], -inf outside the shard; their ids, int32;
+    whether these are of the shard; and the first id, a multiple of 4."""
+    first_column = block * BLOCK - stored.lead
     columns = first_column + tl.arange(0, BLOCK)
-    mask = (columns >= 0) & (columns < width)
-    address = logits_ptr + row.to(tl.int64) * stride_logits + columns
+    mask = (columns >= 0) & (columns < stored.width)
+    address = stored.ptr + row.to(tl.int64) * stored.stride + columns
     logits = tl.load(address, mask=mask, other=float("-inf"))
-    return logits, vocab_start + columns, mask, vocab_start + first_column
+    return logits, stored.vocab_start + columns, mask, stored.vocab_start + first_column
+
+
+@triton.jit
+def load_draw(seed_ptr, position_ptr, temperature_ptr, row):
+    """Returns the `Draw` of a row."""
+    offs = row + tl.arange(0, 1)
+    return Draw(
+        tl.load(seed_ptr + offs), tl.load(position_ptr + offs), tl.load(temperature_ptr + offs)
+    )
 
 
 @triton.jit
@@ -66,14 +80,15 @@ def order_words(logits, ids, mask):
 
 
 @triton.jit
-def best_of_groups(values, ids, mask, GROUP: tl.constexpr, INTERPRET: tl.constexpr):
-    """The best word of each GROUP of neighbours, 0 of a group outside the shard.
+def best_of_groups(values, ids, mask, GROUP: tl.constexpr):
+    """The best word of each GROUP of neighbours, 0 for a group outside the shard.
 
-    As `best_word` in two passes: to pack and compare a word of 64 bits per logit costs more.
+    It takes two passes like `best_word`, because to pack and compare a word of 64 bits per logit
+    costs more.
     """
     GROUPS: tl.constexpr = values.shape[0] // GROUP
     in_groups = tl.where(mask, values, float("-inf")).reshape((GROUPS, GROUP))
-    best = max_or_nan(in_groups, 1, INTERPRET)
+    best = max_or_nan(in_groups, 1)
     holds_best = (in_groups == best[:, None]) | (in_groups != in_groups)
     holds_best = holds_best & mask.reshape((GROUPS, GROUP))
     token_id = tl.where(holds_best, ids.reshape((GROUPS, GROUP)), NO_ID)
@@ -82,47 +97,28 @@ def best_of_groups(values, ids, mask, GROUP: tl.constexpr, INTERPRET: tl.constex
 
 
 @triton.jit
-def block_scores(
-    logits,
-    first_id,
-    seed,
-    position,
-    temperature,
-    sample,
-    BLOCK: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
-    """fp32 scores [BLOCK] of one row, whose seed, position and temperature are [1]."""
-    scale, gain = row_scale(temperature)
-    r0, r1, r2 = row_stream(seed, position, sample, INTERPRET)
-    noise = noise_tile(first_id, r0, r1, r2, BLOCK, 1, ROUNDS, INTERPRET).reshape((BLOCK,))
-    return fma(logits, scale, noise * gain, INTERPRET)
+def block_scores(logits, first_id, draw, sample, ROUNDS: tl.constexpr):
+    """fp32 scores of a block of one row, whose first id is a multiple of 4."""
+    scale, gain = row_scale(draw.temperature)
+    r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
+    noise = noise_tile(first_id, r0, r1, r2, logits.shape[0], ROUNDS).reshape(logits.shape)
+    return fma(logits, scale, noise * gain)
 
 
 @triton.jit
-def token_scores(
-    logits,
-    ids,
-    seed,
-    position,
-    temperature,
-    sample,
-    ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
-    """As `block_scores`, of any ids int32 [n]: a Philox call for each, not for four."""
-    scale, gain = row_scale(temperature)
-    r0, r1, r2 = row_stream(seed, position, sample, INTERPRET)
+def token_scores(logits, ids, draw, sample, ROUNDS: tl.constexpr):
+    """As `block_scores`, of any ids int32 [n]: each takes a Philox call, not four together."""
+    scale, gain = row_scale(draw.temperature)
+    r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
     zero = tl.zeros(ids.shape, tl.uint32)
     k0, k1 = tl.full((1,), KEY0, tl.uint32), tl.full((1,), KEY1, tl.uint32)
     w0, w1, w2, w3 = philox4x32(
-        (ids >> 2).to(tl.uint32), r0 + zero, r1 + zero, r2 + zero, k0, k1, ROUNDS, INTERPRET
+        (ids >> 2).to(tl.uint32), r0 + zero, r1 + zero, r2 + zero, k0, k1, ROUNDS
     )
     low, high = tl.where(ids & 1 == 0, w0, w1), tl.where(ids & 1 == 0, w2, w3)
     own = tl.where(ids & 2 == 0, low, high)
-    noise = log2_exponential(own, low_base(w0, w1, w2, w3), INTERPRET)
-    return fma(logits, scale, noise * gain, INTERPRET)
+    noise = log2_exponential(own, low_base(w0, w1, w2, w3))
+    return fma(logits, scale, noise * gain)
 
 
 @triton.jit
@@ -148,7 +144,7 @@ def is_number(word):
 
 @triton.jit
 def nan_word():
-    """A NaN's word, of no token in particular."""
+    """A word with the key of a NaN; its token id means nothing."""
     return tl.full((), KEY_NAN, tl.int64) << TOKEN_BITS
 
 
@@ -168,24 +164,14 @@ def rint(x):
 
 @triton.jit
 def masses(below):
-    """q = rint(2^40 · e^y), int64, of y <= 0 in float64; the same operations as the twin's."""
+    """q = rint(2^40 · e^y), int64, of y <= 0 in float64, by the same operations as the twin."""
     exponent = tl.maximum(below * tl.full((), LOG2_E, tl.float64), -64.0)
     shifted = exponent + ROUNDER
     whole = shifted - ROUNDER
     f = exponent - whole
-    p = f * tl.full((), P13, tl.float64) + tl.full((), P12, tl.float64)
-    p = p * f + tl.full((), P11, tl.float64)
-    p = p * f + tl.full((), P10, tl.float64)
-    p = p * f + tl.full((), P9, tl.float64)
-    p = p * f + tl.full((), P8, tl.float64)
-    p = p * f + tl.full((), P7, tl.float64)
-    p = p * f + tl.full((), P6, tl.float64)
-    p = p * f + tl.full((), P5, tl.float64)
-    p = p * f + tl.full((), P4, tl.float64)
-    p = p * f + tl.full((), P3, tl.float64)
-    p = p * f + tl.full((), P2, tl.float64)
-    p = p * f + tl.full((), P1, tl.float64)
-    p = p * f + tl.full((), P0, tl.float64)
+    p = tl.full((), POWER_OF_2[DEGREE], tl.float64)
+    for power in tl.static_range(DEGREE - 1, -1, -1):
+        p = p * f + tl.full((), POWER_OF_2[power], tl.float64)
     # 2^(40 + whole) from its exponent bits, so the scaling is exact. `shifted` ends in the bits of
     # `whole`: converting would be slower.
     scale = ((shifted.to(tl.int64, bitcast=True) + (1023 + 40)) << 52).to(tl.float64, bitcast=True)

@@ -1,6 +1,6 @@
 """Kept sets over stored logits: masses and numbers down to a word, histograms, best scores.
 
-Twins: the methods of the same purpose of `tpsample.logits.shard_logits`.
+Twins: the methods of `tpsample.logits.shard_logits` that serve the same purpose.
 """
 
 import triton
@@ -10,10 +10,12 @@ from tpsample.kernels.decode import KEY_MINUS_INF
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
 from tpsample.kernels.order import (
     KEY_MASK,
+    StoredLogits,
     below_top,
     block_scores,
     is_candidate,
     load_block,
+    load_draw,
     mass_limit,
     masses,
     nan_word,
@@ -43,9 +45,8 @@ def mass_kernel(
 ):
     """Mass of the tokens down to a word, and with MOMENT their entropy's sum. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
-    logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
-    )
+    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
+    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
     orders = order_words(logits, ids, mask)
     below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     kept = mask & (orders >= tl.load(cut_ptr + row))
@@ -66,7 +67,7 @@ def min_p_cut_kernel(
     # outputs
     cut_ptr,  # [F] int64
 ):
-    """The lowest order word that min_p keeps. Grid: (F,). Twin: `stored.kept_set.min_p_cut`."""
+    """The lowest order word that min_p keeps. Grid: (F,). Twin: `tpsample.core.order.min_p_cut`."""
     row = tl.program_id(0)
     top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
     log_min_p = tl.load(log_min_p_ptr + row)
@@ -98,9 +99,8 @@ def count_kernel(
 ):
     """How many order words are >= each mark. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
-    logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
-    )
+    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
+    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
     orders = order_words(logits, ids, mask)
     for mark in range(num_marks):
         place = row * num_marks + mark
@@ -130,9 +130,8 @@ def digit_kernel(
 ):
     """Histogram of the next digit of the words that begin with the prefix. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
-    logits, ids, mask, _ = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
-    )
+    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
+    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
     orders = order_words(logits, ids, mask)
     inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
     inside = inside & (logits != float("-inf"))
@@ -196,22 +195,16 @@ def best_kept_kernel(
     width,
     BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """The best score of the tokens down to a word. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
-    logits, ids, mask, first_id = load_block(
-        logits_ptr, stride_logits, row, block, vocab_start, lead, width, BLOCK
-    )
+    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
+    logits, ids, mask, first_id = load_block(stored, row, block, BLOCK)
     kept = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))
     if tl.max(kept.to(tl.int32), axis=0) > 0:
-        one = tl.arange(0, 1)
-        seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
-        temperature = tl.load(temperature_ptr + row + one)
+        draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
         for sample in range(num_samples):
-            scores = block_scores(
-                logits, first_id, seed, position, temperature, sample, BLOCK, ROUNDS, INTERPRET
-            )
+            scores = block_scores(logits, first_id, draw, sample, ROUNDS)
             best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
             tl.atomic_max(words_ptr + row * num_samples + sample, best, sem="relaxed")
 
@@ -234,7 +227,6 @@ def top_words_kernel(
     count,
     BLOCK: tl.constexpr,  # >= count
     ROUNDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """The best score among the kept of a row's first tokens. Grid: (F,)."""
     row = tl.program_id(0)
@@ -252,11 +244,9 @@ def top_words_kernel(
     kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
 
     ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
-    one = tl.arange(0, 1)
-    seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
-    temperature = tl.load(temperature_ptr + row + one)
+    draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
     for sample in range(num_samples):
-        scores = token_scores(logits, ids, seed, position, temperature, sample, ROUNDS, INTERPRET)
+        scores = token_scores(logits, ids, draw, sample, ROUNDS)
         best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))

@@ -1,4 +1,7 @@
-"""The ids each row may draw in a step, as packed bits over a shard. Twin: `request.token_mask`."""
+"""The ids each row may draw in a step, as packed bits over a shard.
+
+Twin: `tpsample.request.controls.token_mask`.
+"""
 
 import triton
 import triton.language as tl
@@ -15,17 +18,17 @@ def clear_bits(mask_row, token_ids, first_id, width, active):
 
 
 @triton.jit
-def vocab_words(
-    allowed_row, grammar_row, at, vocab_size, ALLOWED: tl.constexpr, GRAMMAR: tl.constexpr
-):
-    """int64 words `at` [n] of the whole vocabulary's bits, 32 each: what allowed ids and grammar
-    leave; no bit is set outside [0, V)."""
+def vocab_words(allowed_row, grammar_row, at, vocab_size):
+    """Returns words `at` [n], int64, of the whole vocabulary's bits, 32 in each.
+
+    A bit is set if both the allowed ids and the grammar leave its id, and it lies in [0, V).
+    """
     bits_left = tl.minimum(tl.maximum(vocab_size - at * 32, 0), 32).to(tl.int64)
     words = (tl.full(at.shape, 1, tl.int64) << bits_left) - 1
     inside = at * 32 < vocab_size
-    if ALLOWED:
+    if allowed_row is not None:
         words &= tl.load(allowed_row + at, mask=inside, other=0).to(tl.int64)
-    if GRAMMAR:
+    if grammar_row is not None:
         words &= tl.load(grammar_row + at, mask=inside, other=0).to(tl.int64)
     return words
 
@@ -56,17 +59,17 @@ def count_bits(words):
 def token_mask_kernel(
     # inputs
     state_slot_ptr,  # [num_rows] int64
-    allowed_ptr,  # [slots, ceil(vocab_size / 32)] int32; for ALLOWED
-    grammar_ptr,  # [num_rows, ceil(vocab_size / 32)] int32; for GRAMMAR
+    allowed_ptr,  # [slots, ceil(vocab_size / 32)] int32, or None
+    grammar_ptr,  # [num_rows, ceil(vocab_size / 32)] int32, or None
     stride_grammar_b,
-    forced_ptr,  # [num_rows] int64; for FORCED
+    forced_ptr,  # [num_rows] int64, or None
     min_tokens_ptr,  # [slots] int32
     length_ptr,  # [slots] int32
     stop_ptr,  # [slots, num_stop] int32, each once, then -1
     bad_word_ptr,  # [slots, num_bad, bad_length] int32, backwards, padded with -1
     recent_ptr,  # [slots, num_recent] int32, latest first
-    draft_ptr,  # [num_rows, max_drafts] int32; for DRAFTS
-    num_drafts_ptr,  # [num_rows] int32; for DRAFTS
+    draft_ptr,  # [num_rows, max_drafts] int32, or None
+    num_drafts_ptr,  # [num_rows] int32, or None
     # outputs
     mask_ptr,  # [num_rows, width / 32] int32
     # sizes
@@ -79,10 +82,6 @@ def token_mask_kernel(
     num_recent,
     max_drafts,
     TABLES: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    GRAMMAR: tl.constexpr,
-    FORCED: tl.constexpr,
-    DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -90,25 +89,25 @@ def token_mask_kernel(
     slot = tl.load(state_slot_ptr + row)
     words = width // 32
     mask_row = mask_ptr + row * words
-    allowed_row, grammar_row = mask_row, mask_row
-    if ALLOWED:
+    allowed_row, grammar_row = None, None
+    if allowed_ptr is not None:
         allowed_row = allowed_ptr + slot * tl.cdiv(vocab_size, 32)
-    if GRAMMAR:
+    if grammar_ptr is not None:
         grammar_row = grammar_ptr + row * stride_grammar_b
     forced = tl.full((), -1, tl.int64)
-    if FORCED:
+    if forced_ptr is not None:
         forced = tl.load(forced_ptr + row)
     drafts = 0
-    if DRAFTS:
+    if draft_ptr is not None:
         drafts = tl.load(num_drafts_ptr + row)
 
     for start in range(0, words, BLOCK):
         offs = start + tl.arange(0, BLOCK)
         at = first_id // 32 + offs
-        low = vocab_words(allowed_row, grammar_row, at, vocab_size, ALLOWED, GRAMMAR)
-        high = vocab_words(allowed_row, grammar_row, at + 1, vocab_size, ALLOWED, GRAMMAR)
+        low = vocab_words(allowed_row, grammar_row, at, vocab_size)
+        high = vocab_words(allowed_row, grammar_row, at + 1, vocab_size)
         mask = (((high << 32) | low) >> (first_id % 32)).to(tl.int32)
-        if FORCED:
+        if forced_ptr is not None:
             column = forced - first_id
             bit = (tl.full((), 1, tl.int64) << (column & 31)).to(tl.int32)
             mask = tl.where(forced >= 0, tl.where(column >> 5 == offs, bit, 0), mask)
@@ -124,13 +123,13 @@ def token_mask_kernel(
             others = tl.full((), 0, tl.int64)
             for start in range(0, tl.cdiv(vocab_size, 32), BLOCK):
                 at = start + tl.arange(0, BLOCK)
-                left = vocab_words(allowed_row, grammar_row, at, vocab_size, ALLOWED, GRAMMAR)
+                left = vocab_words(allowed_row, grammar_row, at, vocab_size)
                 others += tl.sum(count_bits(left), axis=0)
             for start in range(0, num_stop, BLOCK_N):
                 n = start + offs_n
                 stop = tl.load(stop_ptr + slot * num_stop + n, mask=n < num_stop, other=-1)
                 at = tl.where(stop >= 0, stop >> 5, vocab_size)
-                left = vocab_words(allowed_row, grammar_row, at, vocab_size, ALLOWED, GRAMMAR)
+                left = vocab_words(allowed_row, grammar_row, at, vocab_size)
                 others -= tl.sum((left >> (stop & 31)) & 1, axis=0)
             for start in range(0, num_stop, BLOCK_N):
                 n = start + offs_n
@@ -145,7 +144,7 @@ def token_mask_kernel(
                 wanted = tl.load(sequence + j, mask=n < num_bad, other=-1)
                 drawn = recent_ptr + slot * num_recent + j - 1 - drafts
                 latest = tl.load(drawn, mask=j > drafts, other=-2)
-                if DRAFTS:  # without, draft_ptr is None
+                if draft_ptr is not None:
                     draft = draft_ptr + row * max_drafts + drafts - j
                     latest = tl.load(draft, mask=j <= drafts, other=latest)
                 begun &= (wanted == -1) | (wanted == latest)

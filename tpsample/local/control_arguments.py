@@ -13,7 +13,7 @@ from tpsample.request.controls.token_state import TokenState
 
 
 def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
-    """`tpsample.request.controls.token_mask.build_mask` by the kernel, one program per row."""
+    """Build the mask as `tpsample.request.controls.token_mask.build_mask` does, by one launch."""
     tables = rows.tables
     mask = state.mask_buffer(len(rows.slots))
     grammar, drafts = rows.grammar_bitmask, rows.drafts
@@ -40,10 +40,6 @@ def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
         num_recent=tables.recent.shape[1],
         max_drafts=0 if drafts is None else drafts.shape[1],
         TABLES=tables.has_masks,
-        ALLOWED=tables.allowed is not None,
-        GRAMMAR=grammar is not None,
-        FORCED=rows.forced is not None,
-        DRAFTS=drafts is not None,
         BLOCK=256,
         BLOCK_N=32,
     )
@@ -51,31 +47,28 @@ def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
 
 
 def control_arguments(controls: StepControls | None) -> dict[str, Any]:
-    """What `lm_head_kernel` takes of a step's controls; None, which compiles to nothing, for what
-    is off."""
+    """Return what `lm_head_kernel` takes of a step's controls; what is off is None."""
     if controls is None:
-        return _OFF
+        return dict.fromkeys(CONTROL_ARGUMENTS)
     rows, state, tables = controls.rows, controls.state, controls.rows.tables
-    return {
-        "state_slot_ptr": rows.slots,
-        "wants_ptr": tables.wants,
-        "penalty_ptr": tables.penalties,
-        "touched_ptr": state.touched,
-        "history_ptr": state.history,
-        "token_bias_ptr": state.bias,
-        "mask_ptr": controls.mask,
-        "draft_ptr": rows.drafts,
-        "num_drafts_ptr": rows.num_drafts,
-        "state_width": state.width,
-        "max_drafts": 0 if rows.drafts is None else rows.drafts.shape[1],
-        "MASKS": controls.mask is not None,
-        "BIASES": tables.has_bias,
-        "PENALTIES": tables.has_penalties,
-        "DRAFTS": rows.drafts is not None and tables.has_penalties,
-    }
+    drafts = rows.drafts if tables.has_penalties else None
+    values = (
+        rows.slots,
+        tables.wants,
+        tables.penalties,
+        state.touched,
+        state.history if tables.has_penalties else None,
+        state.bias if tables.has_bias else None,
+        controls.mask,
+        drafts,
+        rows.num_drafts,
+        state.width,
+        0 if drafts is None else drafts.shape[1],
+    )
+    return dict(zip(CONTROL_ARGUMENTS, values, strict=True))
 
 
-CONTROL_POINTERS = (
+CONTROL_ARGUMENTS = (
     "state_slot_ptr",
     "wants_ptr",
     "penalty_ptr",
@@ -85,13 +78,6 @@ CONTROL_POINTERS = (
     "mask_ptr",
     "draft_ptr",
     "num_drafts_ptr",
+    "state_width",
+    "max_drafts",
 )
-
-_OFF: dict[str, Any] = dict.fromkeys(CONTROL_POINTERS) | {
-    "state_width": 0,
-    "max_drafts": 0,
-    "MASKS": False,
-    "BIASES": False,
-    "PENALTIES": False,
-    "DRAFTS": False,
-}

@@ -7,24 +7,13 @@ import torch
 
 @dataclass(frozen=True)
 class Tile:
-    """One launch configuration of `lm_head_kernel`.
-
-    Attributes:
-        descriptors: load through tensor descriptors (TMA, from sm_90) where rows are 16-byte
-            aligned. Ahead of time that saves registers and address arithmetic in the inner loop
-            (`benchmarks.static_report`), at the price of a descriptor made by the host in every
-            eager step. Off in the rules until a GPU has shown a gain.
-        warp_specialize: loads, products and epilogue by warps of their own; with descriptors, from
-            sm_100. The same.
-    """
+    """One launch configuration of `lm_head_kernel`."""
 
     block_v: int
     block_b: int
     block_d: int
     num_warps: int
     num_stages: int
-    descriptors: bool = False
-    warp_specialize: bool = False
 
     def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
         """Batch columns that the epilogue works on at a time.

@@ -9,19 +9,17 @@ import torch
 import triton
 from torch import Tensor
 
+from tpsample.core.interpreted import interpreted
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.local.backend import Backend
 from tpsample.local.control_arguments import control_arguments, make_mask
-from tpsample.local.descriptors import describe, fits_descriptor
 from tpsample.local.tile_table import MAX_BLOCK_B, interpreter_tile, tile_for
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.step import Push, Step
-
-INTERPRET: bool = triton.knobs.runtime.interpret
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ class TritonBackend(Backend):
     ) -> None:
         super().__init__(weight, shard, bias, head, rounds=rounds)
         self._gpu = Gpu.of(weight.device)
-        self._describable = len(shard) > 0 and fits_descriptor(weight)
         # A batch tile may reach past the last row, by less than its own size.
         padded = max_rows + MAX_BLOCK_B
         self._streams = torch.zeros(4, padded, dtype=torch.int32, device=weight.device)
@@ -72,40 +69,29 @@ class TritonBackend(Backend):
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
         hidden_states, batch, logits = step.hidden_states, step.batch, step.logits
-        num_samples, stores = step.noise.num_samples, logits is not None
-        num_rows = hidden_states.shape[0]
+        num_rows, num_samples = hidden_states.shape[0], step.noise.num_samples
         controls = control_arguments(step.controls)
-        edits = controls["BIASES"] or controls["PENALTIES"]
+        masks = controls["mask_ptr"] is not None
+        edits = controls["token_bias_ptr"] is not None or controls["history_ptr"] is not None
         tile = self._tile_of(num_rows, edits)
-        described = tile.descriptors and self._describable and fits_descriptor(hidden_states)
-        block_e = tile.block_e(num_samples != 1, controls["MASKS"], edits)
-        key = (
-            part,
-            parts,
-            push is not None,
-            num_rows,
-            num_samples,
-            stores,
-            tile,
-            described,
-            block_e,
-        )
+        block_e = tile.block_e(num_samples != 1, masks, edits)
+        key = (part, parts, push is not None, num_rows, num_samples, tile, block_e)
         if key not in self._launches:
             self._launches[key] = self._launch(part, parts, push, *key[3:])
         launch = self._launches[key]
         if launch is None:
             return
         lm_head_kernel[launch.grid](
-            hidden_ptr=describe(hidden_states, tile.block_b, tile) if described else hidden_states,
+            hidden_ptr=hidden_states,
             stride_hidden_b=hidden_states.stride(0),
             seed_ptr=batch.seed,
             position_ptr=step.noise.positions,
             temperature_ptr=batch.temperature,
-            slot_ptr=batch.plan.stored_place if stores else self._streams,
-            logits_ptr=self._scale if logits is None else logits,
-            stride_logits_b=0 if logits is None else logits.stride(0),
-            num_stored=len(batch.plan.stored_list),
             words_ptr=words,
+            logits_ptr=logits,
+            stride_logits_b=None if logits is None else logits.stride(0),
+            slot_ptr=None if logits is None else batch.plan.stored_place,
+            num_stored=None if logits is None else len(batch.plan.stored_list),
             **controls,
             **launch.arguments,
         )
@@ -115,7 +101,7 @@ class TritonBackend(Backend):
         if self.tile is not None:
             return self.tile
         hidden_size, dtype = self._weight.shape[1], self._weight.dtype
-        if INTERPRET:
+        if interpreted():
             return interpreter_tile(num_rows, hidden_size)
         return tile_for(num_rows, len(self._shard), hidden_size, dtype, self._gpu, edits)
 
@@ -126,9 +112,7 @@ class TritonBackend(Backend):
         push: Push | None,
         num_rows: int,
         num_samples: int,
-        stores: bool,
         tile: Tile,
-        described: bool,
         block_e: int,
     ) -> _Launch | None:
         """Grid and arguments that stay the same from step to step; None if the part is empty."""
@@ -139,39 +123,29 @@ class TritonBackend(Backend):
         first, last = (num_tiles * p // parts for p in (part, part + 1))
         if first == last:
             return None
-        weight = self._weight
+        weight, head = self._weight, self._head
         arguments = {
-            "weight_ptr": describe(weight[: stop - start], tile.block_v, tile)
-            if described
-            else weight,
+            "weight_ptr": weight,
             "stride_weight_v": weight.stride(0),
-            "bias_ptr": weight if self._bias is None else self._bias,
             "stream_ptr": self._streams,
             "stride_stream": self._streams.stride(0),
             "scale_ptr": self._scale,
             "num_rows": num_rows,
-            "num_samples": num_samples,
+            "num_samples": None if num_samples == 1 else num_samples,
             "vocab_start": start,
             "vocab_stop": stop,
             "first_tile": first,
             "num_tiles": num_tiles,
-            "logit_scale": float(self._head.logit_scale),
-            "logit_softcap": float(self._head.logit_softcap or 1.0),
-            "HAS_SCALE": self._head.logit_scale != 1.0,
-            "HAS_SOFTCAP": self._head.logit_softcap is not None,
-            "HAS_BIAS": self._bias is not None,
-            "STORE_LOGITS": stores,
-            "MANY_SAMPLES": num_samples != 1,
+            "logit_scale": None if head.logit_scale == 1.0 else float(head.logit_scale),
+            "logit_softcap": None if head.logit_softcap is None else float(head.logit_softcap),
+            "bias_ptr": self._bias,
             "ROUNDS": self._rounds,
-            "INTERPRET": INTERPRET,
-            "DESCRIPTORS": described,
-            "WARP_SPECIALIZE": described and tile.warp_specialize,
             "HIDDEN_SIZE": weight.shape[1],
             "BLOCK_V": tile.block_v,
             "BLOCK_B": tile.block_b,
             "BLOCK_D": tile.block_d,
             "BLOCK_E": block_e,
-            **push_arguments(push, weight),
+            **push_arguments(push),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
             "enable_fp_fusion": False,
@@ -179,24 +153,16 @@ class TritonBackend(Backend):
         return _Launch(((last - first) * -(-num_rows // tile.block_b),), arguments)
 
 
-def push_arguments(push: Push | None, weight: Tensor) -> dict[str, Any]:
-    """What `lm_head_kernel` takes of an exchange in the kernel; stand-ins where there is none."""
-    if push is None:
-        push = Push(weight, weight, weight, weight, num_chunks=1, rank=0, world_size=1, max_rows=1)
-        return _push_arguments(push, False)
-    return _push_arguments(push, True)
-
-
-def _push_arguments(push: Push, used: bool) -> dict[str, Any]:
+def push_arguments(push: Push | None) -> dict[str, Any]:
+    """Return what `lm_head_kernel` takes of an exchange in the kernel; without one, None each."""
     return {
-        "arrive_ptr": push.arrive,
-        "epoch_ptr": push.epoch,
-        "lost_ptr": push.lost,
-        "inboxes_ptr": push.inboxes,
-        "num_chunks": push.num_chunks,
-        "rank": push.rank,
-        "world_size": push.world_size,
-        "max_rows": push.max_rows,
-        "PUSH": used,
-        "BLOCK_W": triton.next_power_of_2(push.world_size) if used else 1,
+        "arrive_ptr": push and push.arrive,
+        "epoch_ptr": push and push.epoch,
+        "lost_ptr": push and push.lost,
+        "inboxes_ptr": push and push.inboxes,
+        "num_chunks": push and push.num_chunks,
+        "rank": push and push.rank,
+        "world_size": push and push.world_size,
+        "max_rows": push and push.max_rows,
+        "BLOCK_W": push and triton.next_power_of_2(push.world_size),
     }

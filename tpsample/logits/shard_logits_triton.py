@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from tpsample.core.interpreted import interpreted
 from tpsample.kernels.best_scores import (
     before_kernel,
     first_kept_kernel,
@@ -32,8 +33,7 @@ from tpsample.logits.shard_logits import GROUP, ShardLogits
 from tpsample.output import SampleOutput
 from tpsample.request.filters import RowFilters
 
-INTERPRET: bool = triton.knobs.runtime.interpret
-BLOCK = 1024 if INTERPRET else 2048
+BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
 """Logits and warps of a program: 8 logits a thread, so that words and float64 find registers."""
 
@@ -52,7 +52,6 @@ class TritonShardLogits(ShardLogits):
             words_ptr=first,
             groups=groups,
             GROUP=GROUP,
-            INTERPRET=INTERPRET,
         )
         if count == 1:
             return first.amax(dim=1, keepdim=True)
@@ -108,7 +107,6 @@ class TritonShardLogits(ShardLogits):
             cut_ptr=cut,
             **self._gathered(gathered, count),
             sums_ptr=sums,
-            HAS_CUT=cut is not None,
         )
         return sums
 
@@ -235,7 +233,6 @@ class TritonShardLogits(ShardLogits):
             "temperature_ptr": self.noise.temperature,
             "num_samples": self.noise.num_samples,
             "ROUNDS": self.noise.rounds,
-            "INTERPRET": INTERPRET,
         }
 
     def _gathered(self, gathered: Tensor, count: int) -> dict[str, Any]:
