@@ -33,6 +33,7 @@ class Backend:
         self._weight, self._shard, self._bias, self._head = weight, shard, bias, head
         self._rounds = rounds
         self._logits = StepBuffer(len(shard), torch.float32, weight.device)
+        self._prompt_logits = StepBuffer(len(shard), torch.float32, weight.device)
 
     def prepare(
         self,
@@ -42,13 +43,18 @@ class Backend:
         num_samples: int,
         out: SampleOutput | None = None,
     ) -> Step:
-        """Make the step of these inputs. Without samples it only stores logits."""
+        """Make the step of these inputs.
+
+        Without samples it only stores logits, in memory of its own, because another step may be
+        between its start and its finish.
+        """
         controls = logits = None
         if batch.rows and batch.controls is not None:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored is not None:
             raw_and_processed = 1 if controls is None else 2
-            logits = self._logits.take(raw_and_processed * len(batch.plan.host_stored))
+            memory = self._logits if num_samples else self._prompt_logits
+            logits = memory.take(raw_and_processed * len(batch.plan.host_stored))
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
         return Step(hidden_states, batch, noise, controls, logits, out)
 
