@@ -101,13 +101,13 @@ def test_the_compiled_operator_adds_its_outputs_alone():
 
 
 def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[str]]:
+    host_reads.compare_no_steps()
     shard = uneven_shards(case.vocab_size, dist.get_world_size())[dist.get_rank()]
     sampler = LMHeadSampler(
         case.weight[shard.start : shard.stop], shard=shard, exchange=exchange, chunks=chunks
     )
     local: Any = sampler.local
     local.tile = tile(16, 8, 16)  # tiles for every chunk
-    host_reads.compare_no_steps(sampler.exchange)
     launches = _second_step(sampler, case)
     dist.barrier()
     sampler.close()
@@ -117,9 +117,9 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[
 @pytest.mark.parametrize(
     ("exchange", "chunks", "kernels", "operators"),
     [
-        ("collective", 1, ["lm_head", "finish"], ["c10d.allreduce_.default"]),
-        ("collective", 3, ["lm_head"] * 3 + ["finish"], ["c10d.allreduce_.default"] * 3),
-        ("p2p", 1, ["lm_head", "finish"], ["c10d.recv_.default", "c10d.send.default"]),
+        ("collective", 1, ["lm_head", "decode"], ["c10d.allreduce_.default"]),
+        ("collective", 3, ["lm_head"] * 3 + ["decode"], ["c10d.allreduce_.default"] * 3),
+        ("p2p", 1, ["lm_head", "decode"], ["c10d.recv_.default", "c10d.send.default"]),
         ("peer", 1, ["lm_head", "peer_finish"], []),
         ("peer", 3, ["lm_head", "peer_finish"], []),
     ],

@@ -130,14 +130,14 @@ def test_memory_is_a_chunk_of_positions_over_a_shard():
 
 
 def test_nothing_is_sampled(monkeypatch):
-    from tpsample.core import score
+    from tpsample.core import row_noise
     from tpsample.local import torch_backend
 
     def refuse(*_):
         raise AssertionError("noise")
 
     monkeypatch.setattr(torch_backend, "score_tile", refuse)
-    monkeypatch.setattr(score, "row_stream", refuse)
+    monkeypatch.setattr(row_noise, "row_stream", refuse)
     rows = _prompt()
     sampler = LMHeadSampler(**rows.head(VocabShard(0, V)))
     sampler.prompt_logprobs(rows.hidden_states, _came(rows))

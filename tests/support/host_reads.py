@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tpsample.exchange.base import Exchange
+from tpsample.exchange.peer import PeerExchange
 
 READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
 
@@ -49,6 +51,7 @@ def refused() -> Iterator[None]:
         yield
 
 
-def compare_no_steps(exchange: Any) -> None:
-    """As on GPUs, where ranks do not compare their steps on the host; for this process."""
-    type(exchange).compares_steps = property(lambda self: False)
+def compare_no_steps() -> None:
+    """As on GPUs, where ranks do not compare their steps on the host; for samplers made later."""
+    for kind in (Exchange, PeerExchange):
+        kind.compares_steps = property(lambda self: False)
