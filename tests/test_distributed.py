@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.commands import STARTERS, run_command
+from tests.support.tiers import long
 from tpsample import distributed
 from tpsample.distributed import LaunchError, Place, from_environment, join
 
@@ -147,7 +148,7 @@ def test_two_ranks_join(source: str, body: Path) -> None:
     assert f"joined 2 {source} 3 [0, 1]" in done.stdout
 
 
-@pytest.mark.parametrize("source", STARTERS)
+@pytest.mark.parametrize("source", ["mpi4py", *long("torchrun")])
 def test_a_rank_that_fails_ends_the_job(source: str, body: Path) -> None:
     done = run_command(*STARTERS[source], body, "rank 1 fails")
     assert done.returncode != 0

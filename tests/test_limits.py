@@ -52,7 +52,7 @@ def test_a_grandchild_ends_with_a_command_at_its_limit() -> None:
 
 
 def _nap() -> str:
-    time.sleep(2)
+    time.sleep(0.5)
     return os.environ[limits._VARIABLE]
 
 
@@ -61,10 +61,10 @@ def test_a_slower_machine_gets_longer_limits(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RankFailed, match="not done within"):
         run_ranks(1, _nap, timeout_s=1e-3)
     with pytest.raises(subprocess.TimeoutExpired):
-        run_command("sleep", 2, timeout_s=1e-3)
+        run_command("sleep", 0.5, timeout_s=1e-3)
     monkeypatch.setenv(limits._VARIABLE, "1e6")
     run_ranks(1, _nap, timeout_s=1e-3)
-    run_command("sleep", 2, timeout_s=1e-3)
+    run_command("sleep", 0.5, timeout_s=1e-3)
 
 
 def test_a_session_measures_once_and_pytests_limit_follows(tmp_path: Path) -> None:

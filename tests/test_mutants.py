@@ -16,6 +16,14 @@ def test_every_fault_is_a_change_of_text_that_its_file_has_once():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
+def test_every_test_of_the_table_is_a_function_of_its_file():
+    for name in {test for fault in FAULTS for test in fault.tests}:
+        file, _, function = name.partition("::")
+        text = (mutants.ROOT / file).read_text()
+        assert not function or f"def {function.partition('[')[0]}(" in text, name
+
+
+@pytest.mark.long
 def test_every_test_of_the_table_is_there():
     tests = {test for fault in FAULTS for test in fault.tests}
     assert mutants.run_tests(mutants.ROOT, ["--collect-only", *tests], 300) == ""

@@ -219,7 +219,7 @@ def _steps(exchange: str, cases: list[dict]) -> list[tuple[str, str]]:
 def test_a_step_wrong_on_one_rank_raises_the_same_on_every_rank(exchange):
     cases = [{name: value} for name in WRONG_STEP for value in WRONG_STEP[name]]
     if exchange == "peer":
-        cases = [{name: WRONG_STEP[name][0]} for name in WRONG_STEP]
+        cases = [{name: WRONG_STEP[name][0]} for name in list(WRONG_STEP)[:2]]
     first, second = run_ranks(2, _steps, exchange, cases)
     for case, one, two in zip(cases, first, second, strict=True):
         assert one == two and one[0] == "RankMismatch", f"{case}: {one}, {two}"

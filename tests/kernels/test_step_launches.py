@@ -17,6 +17,7 @@ from tests.support.agreement import tile
 from tests.support.cases import Case, even_shards, uneven_shards
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tests.support.virtual import virtual
 from tpsample import LMHeadSampler, compiled
 from tpsample.request.step import Step
@@ -117,16 +118,16 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[
 @pytest.mark.parametrize(
     ("exchange", "chunks", "kernels", "operators"),
     [
-        ("collective", 1, ["lm_head", "decode"], ["c10d.allreduce_.default"]),
+        *long(("collective", 1, ["lm_head", "decode"], ["c10d.allreduce_.default"])),
         ("collective", 3, ["lm_head"] * 3 + ["decode"], ["c10d.allreduce_.default"] * 3),
         ("p2p", 1, ["lm_head", "decode"], ["c10d.recv_.default", "c10d.send.default"]),
-        ("peer", 1, ["lm_head", "peer_finish"], []),
+        *long(("peer", 1, ["lm_head", "peer_finish"], [])),
         ("peer", 3, ["lm_head", "peer_finish"], []),
     ],
 )
 def test_ranks_launch_two_kernels_and_their_exchange(exchange, chunks, kernels, operators):
     expected = [f"{name}_kernel" for name in kernels], operators
-    assert run_ranks(2, _on_a_rank, Case.make(301, 5), exchange, chunks) == [expected] * 2
+    assert run_ranks(2, _on_a_rank, Case.make(199, 5), exchange, chunks) == [expected] * 2
 
 
 def test_the_count_sees_what_it_forbids():

@@ -20,6 +20,7 @@ import tpsample.exchange.inboxes as peer_memory
 from tests.support.cases import Case
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, peer_of
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
 from tpsample.exchange.inboxes import SymmetricMemory
@@ -189,7 +190,7 @@ def _stay_away(case: Case, exchange: str) -> tuple[str, tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("exchange", ["p2p", "peer", *long("collective")])
 def test_a_rank_that_stays_away_is_named_and_reset_recovers(exchange):
     found = run_ranks(3, _stay_away, Case.make(60, 3), exchange, group_timeout_s=2)
     for rank in (0, 2):
@@ -234,7 +235,7 @@ def _fail_in_a_step(case: Case, exchange: str) -> str:
     return str(lost.value)
 
 
-@pytest.mark.parametrize("exchange", ["collective", "peer"])
+@pytest.mark.parametrize("exchange", ["collective", *long("peer")])
 def test_a_rank_that_fails_inside_a_step_says_why(exchange):
     text = run_ranks(2, _fail_in_a_step, Case.make(60, 3), exchange, group_timeout_s=3)[0]
     assert "rank 1" in text and "MemoryError: planted" in text

@@ -43,6 +43,7 @@ def test_draws_follow_the_softmax(name, temperature):
     assert chi_squared_p(token_ids, logits, temperature) > LEVEL
 
 
+@pytest.mark.long
 def test_real_logits(real_logits):
     logits = real_logits[0]
     token_ids = draw(logits, 4096)

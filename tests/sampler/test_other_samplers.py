@@ -106,6 +106,7 @@ class TestWhereTheRulesAgree:
         logits = KINDS[name].unsqueeze(0)
         assert torch.equal(kept(logits, **changes, ties="keep"), by_transformers(logits, **changes))
 
+    @pytest.mark.long
     @pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"top_k": 50, "top_p": 0.95}], ids=str)
     def test_transformers_on_real_logits(self, real_logits, changes):
         assert torch.equal(kept(real_logits, **changes), by_transformers(real_logits, **changes))

@@ -23,16 +23,25 @@ from tests.support.chain import (
     text_of_several_calls,
     total_variation,
 )
+from tests.support.tiers import long
 from tpsample import SamplingBatch, SamplingParams
 from tpsample import reference as plain_reference
 from tpsample.noise import DOMAIN_TOKEN, philox4x32
 from tpsample.speculative import reference, streams
 
+SIZES = [(16, 12_000, 3), (999, 1500, 2), (4097, 500, 1)]
+CASES = [
+    *((*SIZES[0], kind) for kind in ("uniform", "one-hot-right", "anti-ranked")),
+    (*SIZES[1], "one-hot-wrong"),
+    (*SIZES[2], "uniform"),
+]
+EVERY = [(*size, kind) for size, kind in itertools.product(SIZES, DRAFTS)]
+
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize(
-    ("vocab_size", "count", "num_drafts"), [(16, 12_000, 3), (999, 1500, 2), (4097, 500, 1)]
+    ("vocab_size", "count", "num_drafts", "kind"),
+    [*CASES, *long(*(case for case in EVERY if case not in CASES))],
 )
 def test_the_emitted_law_is_the_targets(vocab_size, count, num_drafts, kind, method):
     chain = Chain(vocab_size, kind)

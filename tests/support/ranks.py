@@ -2,8 +2,8 @@
 
     results = run_ranks(4, body, *args)        # body(*args) inside an initialised process group
 
-Processes are forked from a server that has torch loaded: eight ranks start in a fraction of a
-second. Nothing outlives the call, whatever a rank does.
+Processes are forked from a server that has loaded what they import: eight ranks start in a fraction
+of a second. Nothing outlives the call, whatever a rank does.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ import torch.distributed as dist
 from tests.support.limits import slowness
 
 _AFTER_FIRST_ERROR_S = 2.0
+_PRELOAD = [
+    *("torch.distributed", "triton", "pytest", "scipy.stats"),
+    *("tpsample", "tpsample.local.triton_backend", "tpsample.exchange.peer"),
+]
 
 
 class RankFailed(AssertionError):
@@ -55,7 +59,7 @@ def run_ranks(
     timeout_s *= slowness()
     group_timeout_s = timeout_s if group_timeout_s is None else group_timeout_s * slowness()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "triton"])
+    context.set_forkserver_preload(_PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         processes, receivers = [], []

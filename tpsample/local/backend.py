@@ -44,13 +44,17 @@ class Backend:
         num_samples: int,
         out: SampleOutput | None = None,
     ) -> Step:
-        """Make the step of these inputs. Without samples it only stores logits."""
+        """Make the step of these inputs.
+
+        Without samples it only stores logits, in memory of its own, because another step may be
+        between its start and its finish.
+        """
         controls = logits = None
         if batch.rows and batch.controls is not None:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored_index is not None:
             raw_and_processed = 1 if controls is None else 2
-            memory = self._stored_only if out is None else self._logits
+            memory = self._logits if num_samples else self._stored_only
             logits = memory.take(raw_and_processed * len(batch.plan.stored_list))
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
         return Step(hidden_states, batch, noise, controls, logits, out)

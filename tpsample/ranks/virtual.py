@@ -59,7 +59,8 @@ class VirtualWorld:
     ) -> list[SampleOutput]:
         """Return what every rank's sampler returns, called with these arguments.
 
-        All local steps come first, since one process cannot wait for its own other ranks.
+        All local steps come first, since one process cannot wait for its own other ranks. The last
+        ranks may be left out, as if they had died.
         """
 
         def step(sampler: _Sampler[S], ranks: VirtualRanks) -> SampleOutput:
@@ -67,7 +68,7 @@ class VirtualWorld:
             ranks.meet()
             return sampler.finish(started)
 
-        pairs = zip(samplers, self.ranks, strict=True)
+        pairs = zip(samplers, self.ranks, strict=False)
         return self.run([partial(step, sampler, ranks) for sampler, ranks in pairs])
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
