@@ -1,4 +1,4 @@
-"""sample: one step for a script."""
+"""sample: one step of a script in one call."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def sample(
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> SampleOutput:
-    """One step for a script: builds an `LMHeadSampler`, samples, closes it.
+    """Sample one step: build an `LMHeadSampler`, call it and close it.
 
-    Arguments and errors as for `LMHeadSampler` and its call; `params` is one request for all rows
-    or a list of B. Rows with ``seed=None`` get a seed drawn on one rank; the output's `seeds`
-    says which.
+    Arguments, result and errors are those of `LMHeadSampler` and its call, except for `params`,
+    which is one request for all rows or a list of B. Rows with ``seed=None`` get a seed that is
+    drawn on one rank and stands in the output's `seeds`.
     """
     rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
     sampler = LMHeadSampler(
