@@ -166,7 +166,7 @@ class SamplingBatch(BatchRows):
         Raises:
             ValueError: another shape or dtype, rows without a seed, or masks of other rows.
         """
-        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, None)
+        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, "K")
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
         self.check_masks((draft_token_ids.shape[1] + 1) * self.rows)
