@@ -457,8 +457,8 @@ REQUESTS = [
     ),
     Fault(
         "masks of rows that moved are taken",
-        "tpsample/request/row_masks.py",
-        "self._stale = set(NAMES)",
+        "tpsample/request/batch_rows.py",
+        "self._stale = set(self._masks)",
         "pass",
         (
             "tests/test_batch_state.py::"
@@ -467,7 +467,7 @@ REQUESTS = [
     ),
     Fault(
         "a mask that is assigned anew stays stale",
-        "tpsample/request/row_masks.py",
+        "tpsample/request/batch.py",
         "self._stale.discard(name)",
         "pass",
         (
@@ -492,7 +492,7 @@ REQUESTS = [
     Fault(
         "one request for all rows loses its masks",
         "tpsample/request/batch.py",
-        "repeated._assign(name, self._masks.for_each(name, num_rows))",
+        "setattr(repeated, name, mask)",
         "pass",
         ("tests/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",),
     ),

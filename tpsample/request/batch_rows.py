@@ -13,14 +13,14 @@ from tpsample.request.batch_checks import CheckedRequest, check_order, check_req
 from tpsample.request.controls.tables import ControlTables, needs_controls
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
-from tpsample.request.row_masks import RowMasks
 from tpsample.request.seeds import SeedSource
 
 
 class BatchRows:
     """The part of `SamplingBatch` that knows its rows.
 
-    What follows from the rows' requests is replaced whole by `_replace` when a row changes.
+    What follows from the rows' requests is replaced whole by `_replace` when a row changes. Masks,
+    which are the caller's tensors, are then stale: they are of rows that the batch no longer has.
     """
 
     @torch.inference_mode(False)
@@ -29,7 +29,8 @@ class BatchRows:
         self._temperature, self._seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self._tables: ControlTables | None = None
-        self._masks = RowMasks()
+        self._masks: dict[str, Tensor] = {}
+        self._stale: set[str] = set()
         self._single: CheckedRequest | None = None
         self.unseeded: list[int] = []
         self.plan = BatchPlan.of([], vocab_size, seed.device)
@@ -174,7 +175,7 @@ class BatchRows:
         self.seed = self._seed[: len(requests)]
         self.unseeded = sorted(unseeded)
         self.plan = self.plan.of_requests(requests)
-        self._masks.rows_changed()
+        self._stale = set(self._masks)
 
     def _make_tables(self) -> None:
         if self._tables is None:

@@ -26,7 +26,7 @@ from tpsample.core.word import NO_TOKEN
 from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.controls.bits import pack_ids
 from tpsample.request.controls.token_state import TokenState
-from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
+from tpsample.request.params import SamplingParams
 
 ABSENT = -2
 """Where `recent` has no token yet."""
@@ -176,19 +176,8 @@ class ControlTables:
 
     @torch.inference_mode(False)
     def _load_state(self, state: TokenState, slot: int) -> None:
-        request, _ = self._requests[slot]
-        params = request.params
         state.reserve(history=self.has_penalties, bias=self.has_bias)
-        state.load(
-            slot,
-            # The repetition penalty alone looks at the prompt.
-            prompt=request.prompt if params.repetition_scope == "all" else (),
-            output=request.output,
-            bias={
-                token_id: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
-                for token_id, bias in (params.logit_bias or {}).items()
-            },
-        )
+        state.load(slot, self._requests[slot][0])
 
     def _ids(self, *shape: int) -> Tensor:
         return torch.full(shape, NO_TOKEN, dtype=torch.int32, device=self.device)
