@@ -48,11 +48,6 @@ class SamplingBatch(BatchRows):
         max_rows: how many rows the batch has room for.
     """
 
-    def __init__(self, temperature: Tensor, seed: Tensor, *, vocab_size: int) -> None:
-        """Make plain rows, with a temperature and a seed alone, over the caller's tensors."""
-        super().__init__(temperature, seed, vocab_size=vocab_size)
-        self._repeated: dict[int, SamplingBatch] = {}
-
     @staticmethod
     @torch.inference_mode(False)
     def from_params(
@@ -137,7 +132,7 @@ class SamplingBatch(BatchRows):
                 kept_cap=self.plan.kept_cap,
                 fixed_rounds=self.plan.fixed_rounds,
             )
-        repeated = self._repeated[num_rows]
+        repeated: SamplingBatch = self._repeated[num_rows]
         # The caller may have written since.
         with torch.inference_mode(False):
             repeated.temperature.copy_(self.temperature.expand(num_rows))

@@ -110,30 +110,21 @@ def check_kept(kept_cap: Any, fixed_rounds: Any) -> None:
         raise UnsupportedParameter("kept_cap: not with fixed_rounds; leave one of them off")
 
 
-def check_rows(method: str, rows: Any, count: int) -> set[int]:
-    """Return one index of a row, or several, as a set."""
-    found: Any = (rows,) if is_integer(rows) or isinstance(rows, bool) else rows
-    if not is_listing(found):
-        raise TypeError(f"{method}: expected a row or several, got {rows!r}")
-    checked = set()
-    for row in found:
-        if not is_integer(row) or row not in range(count):
-            raise ValueError(f"{method}: expected rows in [0, {count}), got {row!r}")
-        checked.add(int(row))
-    return checked
+def check_rows(name: str, rows: Any, count: int) -> list[int]:
+    """Return one index of a row, or several, as a list."""
+    listed = rows.tolist() if isinstance(rows, Tensor) else rows
+    listed = list(listed) if is_listing(listed) else [listed]
+    if not all(is_integer(row) and row in range(count) for row in listed):
+        raise ValueError(f"{name}: expected rows in [0, {count}), got {rows!r}")
+    return [int(row) for row in listed]
 
 
 def check_order(order: Any, count: int) -> list[int]:
     """Return a permutation of the rows as a list."""
-    wrong = f"order: expected a permutation of {count} rows, got {order!r}"
-    if isinstance(order, Tensor):
-        order = order.tolist()
-    if not is_listing(order):
-        raise TypeError(wrong)
-    order = list(order)
-    if not all(map(is_integer, order)) or sorted(order) != list(range(count)):
-        raise ValueError(wrong)
-    return [int(row) for row in order]
+    checked = check_rows("order", order, count)
+    if sorted(checked) != list(range(count)):
+        raise ValueError(f"order: expected a permutation of {count} rows, got {order!r}")
+    return checked
 
 
 def check_appended(token_ids: Any, seed: Tensor) -> int:

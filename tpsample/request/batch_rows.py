@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class BatchRows:
         self._masks: dict[str, Tensor] = {}
         self._stale: set[str] = set()
         self._single: CheckedRequest | None = None
+        self._repeated: dict[int, Any] = {}  # batches of the single request, by number of rows
         self.unseeded: list[int] = []
         self.plan = BatchPlan.of([], vocab_size, seed.device)
         self._replace([SamplingParams()] * self.max_rows, ())
@@ -69,7 +71,7 @@ class BatchRows:
         Raises:
             TypeError, ValueError: a row that is not there.
         """
-        gone = check_rows("drop", rows, self.rows)
+        gone = set(check_rows("drop", rows, self.rows))
         self._require_list("drop")
         self._reorder([row for row in range(self.rows) if row not in gone])
 
@@ -95,7 +97,7 @@ class BatchRows:
         Raises:
             TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
         """
-        (row,) = check_rows("update", (row,), self.rows)
+        (row,) = check_rows("update", [row], self.rows)
         self._require_list("update")
         if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
             raise ValueError(

@@ -18,9 +18,10 @@ from tpsample.noise import tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
-from tpsample.speculative import block, laws, recovery
+from tpsample.speculative import block, laws
 from tpsample.speculative import tokenwise as rejection
 from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
+from tpsample.speculative.ratio import recovery_scores
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
 
 
@@ -91,7 +92,7 @@ def verify(
     left = laws.residual(coefficient[each, stop].unsqueeze(1), p[each, stop], q[each, stop])
     streams = tuple(r.unsqueeze(1) for r in stream(seed, positions + stop, stop, DOMAIN_RECOVERY))
     noise = tile_noise(streams, 0, vocab_size, philox_rounds)
-    token, _ = word.decode(order_words(recovery.recovery_scores(left, noise)).amax(dim=1))
+    token, _ = word.decode(order_words(recovery_scores(left, noise)).amax(dim=1))
     token = token.where(good[each, stop], word.NO_TOKEN)
     return VerifyOutput.of(stop, emit(drafts, stop, token), status, seed)
 

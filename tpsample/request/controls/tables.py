@@ -107,7 +107,8 @@ class ControlTables:
         if self.allowed is not None:
             self.allowed[slot] = pack_ids(params.allowed_token_ids, self.vocab_size)
         for state in self._states.values():
-            self._load_state(state, slot)
+            state.reserve(history=self.has_penalties, bias=self.has_bias)
+            state.load(slot, request)
 
     def _load_words(self, slot: int, params: SamplingParams, output: tuple[int, ...]) -> None:
         stop_ids = sorted(set(params.stop_token_ids or ())) if params.min_tokens else []
@@ -168,16 +169,11 @@ class ControlTables:
                         "the first append, or build a new batch with output_token_ids="
                     )
             state = TokenState(shard, self.slots, self.device)
-            for slot in self._requests:
-                self._load_state(state, slot)
+            state.reserve(history=self.has_penalties, bias=self.has_bias)
+            for slot, (request, _) in self._requests.items():
+                state.load(slot, request)
             self._states[shard] = state
-        state.reserve(history=self.has_penalties, bias=self.has_bias)
         return state
-
-    @torch.inference_mode(False)
-    def _load_state(self, state: TokenState, slot: int) -> None:
-        state.reserve(history=self.has_penalties, bias=self.has_bias)
-        state.load(slot, self._requests[slot][0])
 
     def _ids(self, *shape: int) -> Tensor:
         return torch.full(shape, NO_TOKEN, dtype=torch.int32, device=self.device)

@@ -58,6 +58,7 @@ class TokenState:
         if bias and self.bias.shape[1] == 1:
             self.bias = self.bias.new_zeros(self._slots, self.width)
 
+    @torch.inference_mode(False)
     def load(self, slot: int, request: CheckedRequest) -> None:
         """Start a slot anew from host values; ids of other shards are passed over."""
         self.touched[slot] = 0
