@@ -77,11 +77,11 @@ def _(
     num_samples: int,
     handle: int,
 ) -> tuple[Tensor, Tensor]:
-    rows = hidden_states.shape[0]
-    shape = (rows, num_samples) if num_samples else (rows,)
+    num_rows = hidden_states.shape[0]
+    shape = (num_rows, num_samples) if num_samples else (num_rows,)
     return (
         hidden_states.new_empty(shape, dtype=torch.int64),
-        hidden_states.new_empty(rows, dtype=torch.int32),
+        hidden_states.new_empty(num_rows, dtype=torch.int32),
     )
 
 
@@ -101,15 +101,17 @@ def call(
     """
     if out is not None:
         raise UnsupportedParameter("out: not inside torch.compile; leave it out there")
-    rows = hidden_states.shape[0]
-    batch = batch.for_rows(rows)
+    num_rows = hidden_states.shape[0]
+    batch = batch.for_rows(num_rows)
     if batch.unseeded or batch.plan.stored_index is not None or batch.has_controls:
         raise UnsupportedParameter(
             "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties "
             "and constraints must be off; call the sampler outside the compiled function"
         )
     if isinstance(positions, int):
-        positions = torch.full((rows,), positions, dtype=torch.int64, device=hidden_states.device)
+        positions = torch.full(
+            (num_rows,), positions, dtype=torch.int64, device=hidden_states.device
+        )
     token_ids, status = _sample(
         hidden_states, batch.temperature, batch.seed, positions, num_samples or 0, handle
     )

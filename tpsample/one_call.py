@@ -35,7 +35,7 @@ def sample(
     which is one request for all rows or a list of B. Rows with ``seed=None`` get a seed that is
     drawn on one rank and stands in the output's `seeds`.
     """
-    rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
+    num_rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
     sampler = LMHeadSampler(
         lm_head_weight,
         vocab_size=vocab_size,
@@ -44,7 +44,7 @@ def sample(
         bias=bias,
         logit_scale=logit_scale,
         logit_softcap=logit_softcap,
-        max_rows=max(1, rows * check_num_samples(num_samples)),
+        max_rows=max(1, num_rows * check_num_samples(num_samples)),
     )
     batch = SamplingBatch.from_params(
         params, vocab_size=sampler.vocab_size, device=lm_head_weight.device

@@ -93,10 +93,10 @@ class SampleOutput:
     @torch.inference_mode(False)
     def empty(seeds: Tensor, num_samples: int | None) -> SampleOutput:
         """Return an uninitialised output with one row per seed."""
-        rows, device = seeds.shape[0], seeds.device
-        shape = (rows,) if num_samples is None else (rows, num_samples)
+        num_rows, device = seeds.shape[0], seeds.device
+        shape = (num_rows,) if num_samples is None else (num_rows, num_samples)
         return SampleOutput(
             token_ids=torch.empty(shape, dtype=torch.int64, device=device),
-            status=torch.empty(rows, dtype=torch.int32, device=device),
-            seeds=torch.empty(rows, dtype=torch.int64, device=device),
+            status=torch.empty(num_rows, dtype=torch.int32, device=device),
+            seeds=torch.empty(num_rows, dtype=torch.int64, device=device),
         )

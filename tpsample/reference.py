@@ -76,8 +76,8 @@ def scores(
     Two devices may differ in the last bits of L, hence in a token only where the two best scores
     of the row lie within 4e-5. Arguments are those of `sample`.
     """
-    rows = _rows(logits, batch, positions, sample + 1, philox_rounds)
-    return score_tile(processed_logits(logits, batch), 0, rows, sample)
+    row_noise = _row_noise(logits, batch, positions, sample + 1, philox_rounds)
+    return score_tile(processed_logits(logits, batch), 0, row_noise, sample)
 
 
 def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
@@ -98,10 +98,10 @@ def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
     kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
     filters = view.plan.filters
     if filters is not None:
-        rows = filters.row_index
-        temperature, random = safe_temperature(view.temperature[rows])
-        filtered = kept_rows(logits[rows], temperature, filters)
-        kept[rows] &= filtered | ~random.unsqueeze(1)
+        index = filters.row_index
+        temperature, random = safe_temperature(view.temperature[index])
+        filtered = kept_rows(logits[index], temperature, filters)
+        kept[index] &= filtered | ~random.unsqueeze(1)
     return kept
 
 
@@ -164,14 +164,14 @@ def sample(
     if isinstance(batch, SamplingBatch):
         batch = batch.for_rows(logits.shape[0])
         batch.draw_seeds(SeedSource())
-    rows = _rows(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
+    row_noise = _row_noise(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
     vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
     processed = processed_logits(logits, batch)
     seen = kept_mask(logits, batch) | processed.isnan()
     best = torch.stack(
         [
-            word.pack(score_tile(processed, 0, rows, s), vocab).where(seen, 0).amax(dim=1)
-            for s in range(rows.num_samples)
+            word.pack(score_tile(processed, 0, row_noise, s), vocab).where(seen, 0).amax(dim=1)
+            for s in range(row_noise.num_samples)
         ],
         dim=1,
     )
@@ -228,7 +228,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor
     ).of_rows(asked.row_index, batch.rows)
 
 
-def _rows(
+def _row_noise(
     logits: Tensor,
     batch: SamplingBatch | BatchView,
     positions: Tensor | int,

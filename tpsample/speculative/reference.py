@@ -43,12 +43,12 @@ def verify(
 
     The other arguments, and what is returned, are those of `tpsample.verify`.
     """
-    rows, width, vocab_size = logits.shape
-    batch = batch.for_rows(rows)
+    num_rows, width, vocab_size = logits.shape
+    batch = batch.for_rows(num_rows)
     batch.draw_seeds(SeedSource())
     seed = batch.seed.clone()
-    positions = positions_tensor(positions, rows, logits.device)
-    none = torch.full((rows, 1), word.NO_TOKEN, device=logits.device)
+    positions = positions_tensor(positions, num_rows, logits.device)
+    none = torch.full((num_rows, 1), word.NO_TOKEN, device=logits.device)
     drafts = torch.cat([draft_token_ids, none], dim=1)
     outside = (drafts < 0) | (drafts >= vocab_size)
     drafts = drafts.masked_fill(outside.cumsum(dim=1) > 0, word.NO_TOKEN)
@@ -57,7 +57,7 @@ def verify(
     flat, places = logits.float().flatten(0, 1), position_of_rows(positions, width)
     if method == "coupled":
         plain = reference.sample(flat, expanded, places, philox_rounds=philox_rounds)
-        token_ids, status = plain.token_ids.view(rows, width), plain.status.view(rows, width)
+        token_ids, status = (x.view(num_rows, width) for x in (plain.token_ids, plain.status))
         accepted = leading((drafts == token_ids) & (drafts >= 0))
         return VerifyOutput.of(accepted, token_ids, status, seed)
 
@@ -88,7 +88,7 @@ def verify(
         sums = units.round().to(torch.int64).sum(dim=2).double() * block.SUM_UNIT
         stop = block.accept_block(coefficient, sums.where(good, coefficient), u)
 
-    each = torch.arange(rows, device=stop.device)
+    each = torch.arange(num_rows, device=stop.device)
     left = laws.residual(coefficient[each, stop].unsqueeze(1), p[each, stop], q[each, stop])
     streams = tuple(r.unsqueeze(1) for r in stream(seed, positions + stop, stop, DOMAIN_RECOVERY))
     noise = tile_noise(streams, 0, vocab_size, philox_rounds)
