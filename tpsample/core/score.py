@@ -65,9 +65,8 @@ def score_tile(logits: Tensor, first_id: int, row_noise: RowNoise, sample: int) 
 
 def score_tokens(logits: Tensor, token_ids: Tensor, row_noise: RowNoise, sample: int) -> Tensor:
     """Return fp32 scores [B, n] of the logits of any token ids, int64 [B, n]."""
-    return score(
-        logits, token_noise(row_noise.streams[sample], token_ids, row_noise.rounds), row_noise
-    )
+    noise = token_noise(row_noise.streams[sample], token_ids, row_noise.rounds)
+    return score(logits, noise, row_noise)
 
 
 def score(logits: Tensor, noise: Tensor, row_noise: RowNoise) -> Tensor:

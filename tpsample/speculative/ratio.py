@@ -43,14 +43,8 @@ def verify_by_ratio(
     """Verify token by token, or as a block. Collective.
 
     The local logits come from the sampler's backend, on a GPU from the LM-head kernel. The laws are
-    plain PyTorch, tile by tile, on every device.
-
-    Args:
-        hidden_states: [B, K + 1, D].
-        drafts: int64 [B, K + 1], -1 where there is none.
-        batch: the rows after each of their drafts.
-        positions: int64 [B].
-        draft: [B, K, V_local] or None.
+    plain PyTorch, tile by tile, on every device. Arguments are those of `verify_coupled`, and
+    `draft`, [B, K, V_local] or None.
     """
     num_rows, width = drafts.shape
     batch = replace(batch, plan=batch.plan.storing_every_row)
