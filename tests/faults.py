@@ -360,7 +360,7 @@ SCORES = [
     Fault(
         "a greedy row draws",
         "tpsample/core/score.py",
-        "return torch.where(rows.random, product - noise.double(), product).float()",
+        "return torch.where(row_noise.random, product - noise.double(), product).float()",
         "return (product - noise.double()).float()",
         ("tests/kernels/test_kernels.py::test_greedy_ties_go_to_the_lowest_id",),
     ),
@@ -466,8 +466,8 @@ REQUESTS = [
     ),
     Fault(
         "masks of rows that moved are taken",
-        "tpsample/request/row_masks.py",
-        "self._stale = set(NAMES)",
+        "tpsample/request/batch_rows.py",
+        "self._stale = set(self._masks)",
         "pass",
         (
             "tests/request/test_batch_state.py::"
@@ -476,7 +476,7 @@ REQUESTS = [
     ),
     Fault(
         "a mask that is assigned anew stays stale",
-        "tpsample/request/row_masks.py",
+        "tpsample/request/batch.py",
         "self._stale.discard(name)",
         "pass",
         (
@@ -505,7 +505,7 @@ REQUESTS = [
     Fault(
         "one request for all rows loses its masks",
         "tpsample/request/batch.py",
-        "repeated._assign(name, self._masks.for_each(name, num_rows))",
+        "setattr(repeated, name, mask)",
         "pass",
         (
             "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",

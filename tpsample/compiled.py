@@ -1,9 +1,9 @@
 """The sampler as one operator, so that model code under torch.compile can call it.
 
-Inside a compiled function `LMHeadSampler.__call__` becomes a call of ``tpsample::sample``, which
-the compiler does not look into: no graph break with fullgraph=True, also with batches of changing
-size. It samples what the call outside samples. Without `desync_every`, `compare` does not see such
-a step.
+Inside a compiled function `LMHeadSampler.__call__` becomes a call of ``tpsample::sample``, into
+which the compiler does not look. So there is no graph break with fullgraph=True, even when the
+batch changes its size, and the tokens are those of a call outside. Without `desync_every`,
+`compare` does not see such a step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tpsample.request.plan import BatchPlan, BatchView
 
 
 class _Sampler(Protocol):
-    """An `LMHeadSampler`, as far as the operator knows it."""
+    """The part of an `LMHeadSampler` that the operator calls."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -38,12 +38,12 @@ class _Sampler(Protocol):
     def forget_step(self) -> None: ...
 
 
-# An operator takes tensors and numbers: it finds its sampler by number.
+# An operator takes tensors and numbers, so it finds its sampler by number.
 _samplers: WeakValueDictionary[int, _Sampler] = WeakValueDictionary()
 
 
 def register(sampler: _Sampler) -> int:
-    """A number for the sampler, as long as it lives."""
+    """Return a number that stands for the sampler as long as it lives."""
     handle = len(_samplers)
     while handle in _samplers:
         handle += 1
@@ -77,11 +77,11 @@ def _(
     num_samples: int,
     handle: int,
 ) -> tuple[Tensor, Tensor]:
-    rows = hidden_states.shape[0]
-    shape = (rows, num_samples) if num_samples else (rows,)
+    num_rows = hidden_states.shape[0]
+    shape = (num_rows, num_samples) if num_samples else (num_rows,)
     return (
         hidden_states.new_empty(shape, dtype=torch.int64),
-        hidden_states.new_empty(rows, dtype=torch.int32),
+        hidden_states.new_empty(num_rows, dtype=torch.int32),
     )
 
 
@@ -93,23 +93,25 @@ def call(
     num_samples: int | None,
     out: SampleOutput | None,
 ) -> SampleOutput:
-    """What a compiled function calls; arguments and result as `LMHeadSampler.__call__`.
+    """Sample inside a compiled function; arguments and result as `LMHeadSampler.__call__`.
 
     Raises:
-        UnsupportedParameter: rows without a seed, with filters, logprobs, penalties or constraints,
-            which need the host; or an `out`, as the operator makes its own.
+        UnsupportedParameter: rows without a seed, or with filters, logprobs, penalties or
+            constraints, which need the host; or an `out`, because the operator makes its own.
     """
     if out is not None:
         raise UnsupportedParameter("out: not inside torch.compile; leave it out there")
-    rows = hidden_states.shape[0]
-    batch = batch.for_rows(rows)
+    num_rows = hidden_states.shape[0]
+    batch = batch.for_rows(num_rows)
     if batch.unseeded or batch.plan.stored_index is not None or batch.has_controls:
         raise UnsupportedParameter(
             "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties "
             "and constraints must be off; call the sampler outside the compiled function"
         )
     if isinstance(positions, int):
-        positions = torch.full((rows,), positions, dtype=torch.int64, device=hidden_states.device)
+        positions = torch.full(
+            (num_rows,), positions, dtype=torch.int64, device=hidden_states.device
+        )
     token_ids, status = _sample(
         hidden_states, batch.temperature, batch.seed, positions, num_samples or 0, handle
     )

@@ -8,11 +8,11 @@
     exponential  e = -log2(1 - u),  a polynomial below u = 1/4
     noise        L = log2(e);  the Gumbel noise is -L in base 2, -L ln 2 + const in natural units
 
-Winners live at u -> 0, where a float has full relative precision, so no token is too rare to be
-drawn: P(e < x) is right down to x = 2^-46, while fp32 -log(-log(rand)) stops at 2^-24.
+Winners have u close to 0, where a float has full relative precision, so no token is too rare to be
+drawn: P(e < x) is right down to x = 2^-46, while that of fp32 -log(-log(rand)) ends at 2^-24.
 
-This is the definition. `tpsample.kernels.noise` is its jitted twin; here every fp32 operation is
-computed in float64 and rounded once, which on a CPU is what a fused multiply-add gives.
+This is the definition, and `tpsample.kernels.noise` is its jitted twin. Here every fp32 operation
+is computed in float64 and rounded once, as a fused multiply-add does.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), for Philox.
 """
@@ -27,8 +27,8 @@ from torch import Tensor
 LAYOUT = "tps-philox-v1"
 
 DOMAIN_TOKEN = 0x7470536D
-"""Counter word of token noise. Another use of the generator takes another domain word: seeds in
-`tpsample.request.batch`, verification in `tpsample.speculative.streams`."""
+"""The counter word of token noise. Other uses of the generator have domain words of their own:
+seeds in `tpsample.request.seeds`, verification in `tpsample.speculative.streams`."""
 
 ELEMENT_KEY = (0x1BD11BDA, 0xA9FC1A22)
 U_SCALE = 2.0**-32 * (1.0 - 2.0**-24)
@@ -40,8 +40,8 @@ POLYNOMIAL = (
     0.30503642559051514,
     0.5137483477592468,
 )
-"""-log2(1 - u) / u on [0, 1/4], ascending powers of u, exact fp32 values; relative minimax error
-7.4e-7."""
+"""-log2(1 - u) / u on [0, 1/4] in ascending powers of u, exact fp32 values. The relative error is
+at most 7.4e-7."""
 
 _MASK32 = 0xFFFFFFFF
 _ROUNDS = (7, 10)
@@ -52,11 +52,11 @@ def philox4x32(
     key: tuple[Tensor | int, Tensor | int],
     rounds: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32 on int64 tensors that hold unsigned 32-bit words; broadcasts like torch."""
+    """Apply Philox4x32 to int64 tensors that hold unsigned 32-bit words and broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # Signed 64-bit products wrap modulo 2^64, so both halves come out right after masking.
+        # Signed 64-bit products wrap modulo 2^64, so both halves are right after masking.
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _MASK32) ^ c1 ^ k0,
@@ -71,12 +71,12 @@ def philox4x32(
 def row_stream(
     seed: Tensor, position: Tensor, sample: Tensor | int = 0, *, domain: int = DOMAIN_TOKEN
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four 32-bit words that name the random stream of one row at one position.
+    """Return the four 32-bit words that name the random stream of a row at a position.
 
     Args:
         seed, position: int64 tensors read as 64 unsigned bits; they broadcast.
         sample: index of an independent draw for the same row, 32 bits.
-        domain: what the stream is for.
+        domain: the use of the stream.
     """
     if not isinstance(sample, Tensor):
         # Filled on the device: a number copied from the host cannot be captured in a CUDA graph.
@@ -93,13 +93,13 @@ def row_stream(
 def quad_words(
     stream: tuple[Tensor, ...], quad: Tensor, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The words of the four token ids 4 quad … 4 quad + 3 of a row."""
+    """Return the words of the four token ids 4 quad … 4 quad + 3 of a row."""
     r0, r1, r2, *_ = stream
     return philox4x32((quad, r0, r1, r2), ELEMENT_KEY, rounds)
 
 
 def log2_exponential(word: Tensor, quad_xor: Tensor) -> Tensor:
-    """L = log2(e) in fp32 from a token's word and the XOR of its quad's four words."""
+    """Return L = log2(e) in fp32, from a token's word and the XOR of its quad's four words."""
     low = ((quad_xor ^ word) & 0xFFFF).double() * LOW_SCALE + LOW_HALF
     u = _round32(word.float().double() * U_SCALE + low)
     p = torch.full_like(u, POLYNOMIAL[4])
@@ -111,7 +111,7 @@ def log2_exponential(word: Tensor, quad_xor: Tensor) -> Tensor:
 
 
 def tile_noise(stream: tuple[Tensor, ...], first_id: int, num_ids: int, rounds: int) -> Tensor:
-    """L for ids first_id … first_id + num_ids - 1, fp32 [..., num_ids]; one Philox call a quad.
+    """Return L of `num_ids` ids from `first_id` on, fp32 [..., num_ids]. Four share a Philox call.
 
     Args:
         stream: row stream, tensors of shape [..., 1].
@@ -125,7 +125,7 @@ def tile_noise(stream: tuple[Tensor, ...], first_id: int, num_ids: int, rounds: 
 
 
 def token_noise(stream: tuple[Tensor, ...], token_ids: Tensor, rounds: int) -> Tensor:
-    """L of any token ids int64 [..., n], fp32 [..., n]; `stream` as for `tile_noise`."""
+    """Return L, fp32 [..., n], of any token ids, int64 [..., n]; `stream` as for `tile_noise`."""
     word, quad_xor = _token_words(stream, token_ids, rounds)
     return log2_exponential(word, quad_xor)
 
@@ -138,10 +138,10 @@ def words(
     sample: Tensor | int = 0,
     rounds: int = 10,
 ) -> Tensor:
-    """The 32-bit word of each (seed, position, sample, token id), as int64.
+    """Return the 32 random bits of each (seed, position, sample, token id).
 
-    All arguments broadcast against each other with torch's rules: ``seed[:, None]`` with
-    ``token_ids[None, :]`` gives a [B, V] table.
+    All arguments are ints or int64 tensors that broadcast against each other: ``seed[:, None]``
+    with ``token_ids[None, :]`` makes a [B, V] table.
 
     Args:
         seed: 64 bits; an int may be signed or unsigned.
@@ -149,6 +149,9 @@ def words(
         token_ids: global token ids, 0 <= id < 2^34.
         sample: index of an independent draw, 32 bits.
         rounds: Philox rounds of the element words, 10 or 7.
+
+    Returns:
+        int64, each 0 <= word < 2^32; a pure function of the arguments, the same on every device.
 
     Raises:
         ValueError: rounds is neither 7 nor 10.
@@ -164,7 +167,16 @@ def gumbel(
     sample: Tensor | int = 0,
     rounds: int = 10,
 ) -> Tensor:
-    """Standard Gumbel noise G = -ln(-ln(1 - u)) in natural units, fp32; arguments as `words`."""
+    """Return the Gumbel noise of each (seed, position, sample, token id), in natural units.
+
+        G = -ln(-ln(1 - u)),  u from the word as the module's docstring says
+
+    The token of a row is the argmax of logit / temperature + G (the Gumbel-max trick). Arguments
+    and errors are those of `words`.
+
+    Returns:
+        fp32; devices may differ in its last bits.
+    """
     word, quad_xor = _words_and_xor(seed, position, token_ids, sample, rounds)
     # e is in units of log2, so E = e ln 2 and -ln E = -(L + log2(ln 2)) ln 2.
     natural = -(log2_exponential(word, quad_xor).double() + math.log2(math.log(2.0)))
@@ -172,7 +184,7 @@ def gumbel(
 
 
 def check_rounds(rounds: int) -> int:
-    """Return `rounds` if the layout allows it."""
+    """Return `rounds` if the layout allows it; raise a ValueError otherwise."""
     if isinstance(rounds, bool) or rounds not in _ROUNDS:
         raise ValueError(f"philox_rounds: expected 10 (default) or 7 (fast), got {rounds!r}")
     return int(rounds)

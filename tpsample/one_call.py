@@ -1,4 +1,4 @@
-"""sample: one step for a script."""
+"""sample: one step of a script in one call."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def sample(
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> SampleOutput:
-    """One step for a script: builds an `LMHeadSampler`, samples, closes it.
+    """Sample one step: build an `LMHeadSampler`, call it and close it.
 
-    Arguments and errors as for `LMHeadSampler` and its call; `params` is one request for all rows
-    or a list of B. Rows with ``seed=None`` get a seed drawn on one rank; the output's `seeds`
-    says which.
+    Arguments, result and errors are those of `LMHeadSampler` and its call, except for `params`,
+    which is one request for all rows or a list of B. Rows with ``seed=None`` get a seed that is
+    drawn on one rank and stands in the output's `seeds`.
     """
-    rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
+    num_rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
     sampler = LMHeadSampler(
         lm_head_weight,
         vocab_size=vocab_size,
@@ -44,7 +44,7 @@ def sample(
         bias=bias,
         logit_scale=logit_scale,
         logit_softcap=logit_softcap,
-        max_rows=max(1, rows * check_num_samples(num_samples)),
+        max_rows=max(1, num_rows * check_num_samples(num_samples)),
     )
     batch = SamplingBatch.from_params(
         params, vocab_size=sampler.vocab_size, device=lm_head_weight.device

@@ -1,4 +1,4 @@
-"""The definition of the correct token: plain PyTorch, logits materialised, no ranks, no tiles.
+"""The definition of the correct token in plain PyTorch, with whole logits, no ranks and no tiles.
 
 Everything else in this package must return these tokens.
 """
@@ -31,20 +31,25 @@ def logits(
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> Tensor:
-    """fp32 logits [B, V]: hidden_states [B, D] times lm_head_weight [V, D], rounded once.
+    """Return fp32 logits [B, V] of hidden_states [B, D] and lm_head_weight [V, D].
 
-    ``softcap · tanh(scale · product / softcap) + bias``; the product is summed in float64.
+        softcap · tanh(scale · product / softcap) + bias
+
+    The product is summed in float64 and rounded once.
     """
     head = Head(logit_scale, logit_softcap)
     return logits_tile(hidden_states.double(), lm_head_weight, bias, head)
 
 
 def processed_logits(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
-    """fp32 [B, V] after constraints, bias and penalties, in the order of `tpsample.request.controls.tables`.
+    """Apply constraints, biases and penalties in the order of `tpsample.request.controls.tables`.
 
     Args:
-        logits: [B, V], any floating dtype, raw.
+        logits: [B, V], raw, of any floating dtype.
         batch: B rows, or one request for all rows; its tokens so far are read, not changed.
+
+    Returns:
+        fp32 [B, V].
     """
     return _processed(logits, _checked(logits, batch))
 
@@ -63,24 +68,26 @@ def scores(
     sample: int = 0,
     philox_rounds: int = 10,
 ) -> Tensor:
-    """Scores [B, V], base 2, fp32; a row's token is its argmax, ties to the lowest id.
+    """Return fp32 scores [B, V], base 2. A row's token is their argmax, the lowest of equal ids.
 
-    Random rows: fma(logit, log2 e / T, -L(seed, position, sample, token id)) of the processed
-    logit; greedy rows: that logit itself. Two devices may differ in the last bits of L, hence in a
-    token only where the two best scores of the row lie within 4e-5.
+        random row    fma(logit, log2 e / T, -L(seed, position, sample, token id))
+        greedy row    logit, both of the processed logits
+
+    Two devices may differ in the last bits of L, hence in a token only where the two best scores
+    of the row lie within 4e-5. Arguments are those of `sample`.
     """
-    rows = _rows(logits, batch, positions, sample + 1, philox_rounds)
-    return score_tile(processed_logits(logits, batch), 0, rows, sample)
+    row_noise = _row_noise(logits, batch, positions, sample + 1, philox_rounds)
+    return score_tile(processed_logits(logits, batch), 0, row_noise, sample)
 
 
 def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
-    """bool [B, V]: the tokens that min_p, then top_k, then top_p leave to be drawn.
+    """Return which tokens the filters leave to be drawn, bool [B, V].
 
-    The rules are in `tpsample.core.order`. A row without filters, and a greedy row, keeps every token
-    that is not masked (-inf); a row with a NaN keeps none.
+    The rules are in `tpsample.core.order`. A row without filters, and a greedy row, keeps every
+    token that is not masked (-inf); a row with a NaN keeps none.
 
     Args:
-        logits: [B, V], any floating dtype, raw, processed as fp32.
+        logits: [B, V], raw, of any floating dtype.
         batch: B rows, or one request for all rows.
 
     Raises:
@@ -91,15 +98,15 @@ def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
     kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
     filters = view.plan.filters
     if filters is not None:
-        rows = filters.row_index
-        temperature, random = safe_temperature(view.temperature[rows])
-        filtered = kept_rows(logits[rows], temperature, filters)
-        kept[rows] &= filtered | ~random.unsqueeze(1)
+        index = filters.row_index
+        temperature, random = safe_temperature(view.temperature[index])
+        filtered = kept_rows(logits[index], temperature, filters)
+        kept[index] &= filtered | ~random.unsqueeze(1)
     return kept
 
 
 def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tensor:
-    """bool [F, V]: the kept set of each filtered row, from full logits, by sorting.
+    """Return the kept set of each filtered row, bool [F, V], by sorting its logits.
 
     Args:
         logits: fp32 [F, V] of the filtered rows.
@@ -123,7 +130,7 @@ def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tenso
     mass = masses(below)
     total = (mass * in_total).sum(dim=1, keepdim=True)
     before = mass.cumsum(dim=1) - mass
-    # ties="keep": before a token come greater logits alone, as before the first of its equals.
+    # With ties="keep" only greater logits count as before a token, as for the first of its equals.
     before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)
     before = before.cummax(dim=1).values
     kept = candidates(words, below, log_min_p) & in_top_k & (before < mass_limit(total, top_p))
@@ -139,14 +146,17 @@ def sample(
     num_samples: int | None = None,
     philox_rounds: int = 10,
 ) -> SampleOutput:
-    """Sample from full logits, on the CPU or a GPU: the best score in `kept_mask`.
+    """Sample from whole logits, on the CPU or a GPU. The token is the best score in `kept_mask`.
 
     Args:
-        logits: [B, V], any floating dtype, raw, processed as fp32.
+        logits: [B, V], raw, of any floating dtype.
         batch: B rows, or one request for all rows.
         positions: int64 [B] or one int: absolute position of the token being generated.
         num_samples: independent draws per row; sample 0 is the draw without it.
         philox_rounds: 10 or 7.
+
+    Returns:
+        Tokens, status, seeds, and logprobs if rows ask for them.
 
     Raises:
         ValueError: shapes that do not match, or a vocabulary over 2^20.
@@ -154,14 +164,14 @@ def sample(
     if isinstance(batch, SamplingBatch):
         batch = batch.for_rows(logits.shape[0])
         batch.draw_seeds(SeedSource())
-    rows = _rows(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
+    row_noise = _row_noise(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
     vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
     processed = processed_logits(logits, batch)
     seen = kept_mask(logits, batch) | processed.isnan()
     best = torch.stack(
         [
-            word.pack(score_tile(processed, 0, rows, s), vocab).where(seen, 0).amax(dim=1)
-            for s in range(rows.num_samples)
+            word.pack(score_tile(processed, 0, row_noise, s), vocab).where(seen, 0).amax(dim=1)
+            for s in range(row_noise.num_samples)
         ],
         dim=1,
     )
@@ -177,14 +187,14 @@ def sample(
 
 
 def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor) -> Logprobs:
-    """What the rows of `batch` that ask for logprobs are told, by float64 log-softmax.
+    """Return the logprobs of the rows of `batch` that ask for them, by float64 log-softmax.
 
-    The top N are the first N of the total order, in the kept set for the processed modes and then
-    on beyond it with -inf.
+    The top N are the first N of the total order; those outside the kept set have -inf in the
+    processed modes.
 
     Args:
-        logits: [B, V], any floating dtype, raw, processed as fp32.
-        token_ids: int64 [B] or [B, num_samples], the tokens drawn; a -1 makes its row's entry NaN.
+        logits: [B, V], raw, of any floating dtype.
+        token_ids: int64 [B] or [B, num_samples], the tokens drawn; a -1 makes its row's values NaN.
     """
     batch = _checked(logits, batch)
     asked = batch.plan.logprobs
@@ -218,7 +228,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor
     ).of_rows(asked.row_index, batch.rows)
 
 
-def _rows(
+def _row_noise(
     logits: Tensor,
     batch: SamplingBatch | BatchView,
     positions: Tensor | int,

@@ -1,8 +1,8 @@
-"""What a model thought at every step of a generation: its top k, and how sure it was.
+"""The k most likely tokens and the entropy of every step of a generation.
 
     entropy = -Σ p_v ln p_v   over the whole vocabulary, p as the logprobs say
 
-All buffers are [B, steps, k] or smaller and made once; full logits of every step would be
+All buffers are [B, steps, k] or smaller and are made once; whole logits of every step would be
 [B, steps, V]. Recording copies on the device and never waits for it.
 """
 
@@ -18,20 +18,20 @@ from tpsample.output import Logprobs
 
 
 class TopKTrace:
-    """Logprobs of a generation, step by step.
+    """Records the logprobs of a generation, step by step.
 
         trace = TopKTrace(rows=B, steps=200, k=20)          # requests with logprobs=20
         trace.record(sampler(hidden_states, batch, positions).logprobs)     # every step
         trace.save("run.safetensors", lengths=[...])
 
     Args:
-        rows, steps: B and the most steps that will be recorded.
-        k: the most likely tokens kept per step, at most what every request asks for.
+        rows, steps: B, and how many steps there is room for.
+        k: how many of the most likely tokens to keep per step; every request asks for as many.
 
     Attributes:
         step: how many steps are recorded.
         token_ids: int32 [B, steps], the tokens drawn.
-        logprobs: fp32 [B, steps], theirs.
+        logprobs: fp32 [B, steps], their logprobs.
         entropies: fp32 [B, steps], in nats.
         top_token_ids, top_logprobs: int32 and fp32 [B, steps, k], most likely first.
 
@@ -60,7 +60,7 @@ class TopKTrace:
         """Keep one more step.
 
         Args:
-            logprobs: of a call without `num_samples`, whose every row asks for at least k.
+            logprobs: of a call without `num_samples`, in which every row asks for at least k.
 
         Raises:
             ValueError: another number of rows, fewer than k logprobs, or no step left.
@@ -82,10 +82,13 @@ class TopKTrace:
         self.step += 1
 
     def tensors(self, lengths: Sequence[int] | None = None) -> dict[str, Tensor]:
-        """The recorded steps on the CPU, by attribute name, and `lengths`, int64 [B].
+        """Return the recorded steps on the CPU by attribute name, and `lengths`, int64 [B].
 
         Args:
-            lengths: steps that belong to each row; what lies behind is blanked. Default all.
+            lengths: how many steps belong to each row; those behind are blanked. Default: all.
+
+        Raises:
+            ValueError: lengths that do not fit the rows and steps.
         """
         rows = len(self.token_ids)
         until = torch.tensor([self.step] * rows if lengths is None else list(lengths))
@@ -109,8 +112,8 @@ class TopKTrace:
         lengths: Sequence[int] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Write `tensors(lengths)` as a safetensors file. Waits for the GPU."""
-        from safetensors.torch import save_file  # of the extra hf
+        """Write `tensors(lengths)` as a safetensors file, which waits for the GPU."""
+        from safetensors.torch import save_file  # needs the extra hf
 
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors(lengths).items()}
         save_file(tensors, path, metadata=dict(metadata or {}))

@@ -141,6 +141,11 @@ def test_a_request_survives_json(params: SamplingParams) -> None:
     assert [getattr(again, n) for n in ("seed", "top_k")] == [params.seed, params.top_k]
 
 
+def test_bad_words_may_be_texts_alone() -> None:
+    for words in (["the"], [[5], "the"], [[5]]):
+        assert from_json("params", {"bad_words": words}) == {"bad_words": words}
+
+
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read"):
         read_params(tmp_path / "none.json", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 
 import torch
@@ -39,6 +39,19 @@ def is_integer(value: object) -> bool:
 def is_listing(value: object) -> bool:
     """Return whether a value lists others, which a text and a mapping do not."""
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+
+
+def fits(
+    value: object, dtype: torch.dtype | None, shape: Sequence[int | str], device: torch.device
+) -> bool:
+    """Return whether a value is such a tensor; None is any float, and a letter is any size."""
+    return (
+        isinstance(value, Tensor)
+        and value.device == device
+        and (value.is_floating_point() if dtype is None else value.dtype == dtype)
+        and value.ndim == len(shape)
+        and all(isinstance(n, str) or n == m for n, m in zip(shape, value.shape, strict=True))
+    )
 
 
 def describe(value: object) -> str:

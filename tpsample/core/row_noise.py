@@ -51,16 +51,16 @@ class RowNoise:
         seed, positions = self.seed.unsqueeze(1), self.positions.unsqueeze(1)
         return [row_stream(seed, positions, sample) for sample in range(self.num_samples)]
 
-    def select(self, rows: Tensor | list[int] | slice) -> RowNoise:
+    def select(self, index: Tensor | list[int] | slice) -> RowNoise:
         """Return the same for some of the rows."""
         chosen = replace(
             self,
-            temperature=self.temperature[rows],
-            seed=self.seed[rows],
-            positions=self.positions[rows],
+            temperature=self.temperature[index],
+            seed=self.seed[index],
+            positions=self.positions[index],
         )
         if "streams" in vars(self):  # made by about a hundred operators, so they are not made again
-            vars(chosen)["streams"] = [tuple(r[rows] for r in stream) for stream in self.streams]
+            vars(chosen)["streams"] = [tuple(r[index] for r in stream) for stream in self.streams]
         return chosen
 
 

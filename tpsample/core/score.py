@@ -57,18 +57,19 @@ def logits_tile(
     return logits
 
 
-def score_tile(logits: Tensor, first_id: int, rows: RowNoise, sample: int) -> Tensor:
+def score_tile(logits: Tensor, first_id: int, row_noise: RowNoise, sample: int) -> Tensor:
     """Return fp32 scores [B, n] of the logits of token ids first_id … first_id + n - 1."""
-    noise = tile_noise(rows.streams[sample], first_id, logits.shape[1], rows.rounds)
-    return score(logits, noise, rows)
+    noise = tile_noise(row_noise.streams[sample], first_id, logits.shape[1], row_noise.rounds)
+    return score(logits, noise, row_noise)
 
 
-def score_tokens(logits: Tensor, token_ids: Tensor, rows: RowNoise, sample: int) -> Tensor:
+def score_tokens(logits: Tensor, token_ids: Tensor, row_noise: RowNoise, sample: int) -> Tensor:
     """Return fp32 scores [B, n] of the logits of any token ids, int64 [B, n]."""
-    return score(logits, token_noise(rows.streams[sample], token_ids, rows.rounds), rows)
+    noise = token_noise(row_noise.streams[sample], token_ids, row_noise.rounds)
+    return score(logits, noise, row_noise)
 
 
-def score(logits: Tensor, noise: Tensor, rows: RowNoise) -> Tensor:
+def score(logits: Tensor, noise: Tensor, row_noise: RowNoise) -> Tensor:
     """Return fp32 scores [B, n] of logits [B, n] with L = `noise` [B, n]."""
-    product = logits.double() * rows.scale.double()
-    return torch.where(rows.random, product - noise.double(), product).float()
+    product = logits.double() * row_noise.scale.double()
+    return torch.where(row_noise.random, product - noise.double(), product).float()

@@ -28,11 +28,6 @@ class StepBuffer:
                 self._flat = self._flat.new_empty(max(size, 2 * self._flat.numel()))
         return self._flat[:size].view(num_rows, self._width)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes in use and kept."""
-        return sum(tensor.nbytes for tensor in [self._flat, *self._outgrown])
-
 
 def capturing(device: torch.device) -> bool:
     """Return whether this step is being captured, so that the host must not read the device."""

@@ -18,8 +18,7 @@ class VocabShard:
     stop: int
 
     def __post_init__(self) -> None:
-        for name in ("start", "stop"):
-            bound = getattr(self, name)
+        for name, bound in vars(self).items():
             if isinstance(bound, bool) or not isinstance(bound, int):
                 raise TypeError(f"VocabShard.{name}: expected an int, got {bound!r}")
         if not 0 <= self.start <= self.stop:

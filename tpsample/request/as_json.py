@@ -79,7 +79,7 @@ def _check(given: dict[str, Any]) -> None:
     words = [each for each in given.get("bad_words", []) if not isinstance(each, str)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # min_tokens may hold back the model's stop ids
-        params = SamplingParams(**given | ({"bad_words": words} if words else {}))
+        params = SamplingParams(**given | {"bad_words": words or None})
     params.check_vocab(MAX_VOCAB_SIZE)
 
 

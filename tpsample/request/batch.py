@@ -18,10 +18,12 @@ from tpsample.request.batch_checks import (
     token_lists,
 )
 from tpsample.request.batch_rows import BatchRows
+from tpsample.request.controls.bits import num_words
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.row_masks import NAMES as MASKS
+
+MASKS = ("grammar_bitmask", "forced_token_ids")
 
 
 class SamplingBatch(BatchRows):
@@ -45,11 +47,6 @@ class SamplingBatch(BatchRows):
         vocab_size: V; token ids of requests are below it.
         max_rows: how many rows the batch has room for.
     """
-
-    def __init__(self, temperature: Tensor, seed: Tensor, *, vocab_size: int) -> None:
-        """Make plain rows, with a temperature and a seed alone, over the caller's tensors."""
-        super().__init__(temperature, seed, vocab_size=vocab_size)
-        self._repeated: dict[int, SamplingBatch] = {}
 
     @staticmethod
     @torch.inference_mode(False)
@@ -135,14 +132,17 @@ class SamplingBatch(BatchRows):
                 kept_cap=self.plan.kept_cap,
                 fixed_rounds=self.plan.fixed_rounds,
             )
-        repeated = self._repeated[num_rows]
+        repeated: SamplingBatch = self._repeated[num_rows]
         # The caller may have written since.
         with torch.inference_mode(False):
             repeated.temperature.copy_(self.temperature.expand(num_rows))
             if single.params.seed is not None:
                 repeated.seed.copy_(self.seed.expand(num_rows))
         for name in MASKS:
-            repeated._assign(name, self._masks.for_each(name, num_rows))
+            mask = self._masks.get(name)
+            if mask is not None and len(mask) == 1:
+                mask = mask.expand(num_rows, *mask.shape[1:]).contiguous()
+            setattr(repeated, name, mask)
         return repeated
 
     def view(self, num_rows: int) -> BatchView:
@@ -166,7 +166,7 @@ class SamplingBatch(BatchRows):
         Raises:
             ValueError: another shape or dtype, rows without a seed, or masks of other rows.
         """
-        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, None)
+        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, "K")
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
         self.check_masks((draft_token_ids.shape[1] + 1) * self.rows)
@@ -204,11 +204,11 @@ class SamplingBatch(BatchRows):
         the same on every rank. After rows joined, left, moved or changed, assign it anew before the
         next step. For `verify` it has a row for each of the B · (K + 1) positions.
         """
-        return self._masks["grammar_bitmask"]
+        return self._masks.get("grammar_bitmask")
 
     @grammar_bitmask.setter
     def grammar_bitmask(self, bitmask: Tensor | None) -> None:
-        self._assign("grammar_bitmask", bitmask)
+        self._assign("grammar_bitmask", bitmask, torch.int32, num_words(self.vocab_size))
 
     @property
     def forced_token_ids(self) -> Tensor | None:
@@ -217,11 +217,11 @@ class SamplingBatch(BatchRows):
         A forced id overrides every other mask; one from V on leaves no id (EMPTY). The tensor is
         kept by reference, with rows as those of `grammar_bitmask`.
         """
-        return self._masks["forced_token_ids"]
+        return self._masks.get("forced_token_ids")
 
     @forced_token_ids.setter
     def forced_token_ids(self, forced: Tensor | None) -> None:
-        self._assign("forced_token_ids", forced)
+        self._assign("forced_token_ids", forced, torch.int64)
 
     @property
     def has_controls(self) -> bool:
@@ -230,20 +230,34 @@ class SamplingBatch(BatchRows):
 
     def check_masks(self, num_rows: int) -> None:
         """Raise a ValueError if a mask is not of so many rows, or of rows that have changed."""
-        self._masks.check(num_rows)
+        for name, mask in self._masks.items():
+            if name in self._stale:
+                raise ValueError(
+                    f"batch.{name}: rows of the batch joined, left, moved or changed since it was "
+                    "assigned; assign it anew, or None"
+                )
+            if len(mask) != num_rows:
+                raise ValueError(
+                    f"batch.{name}: expected a row for each of the {num_rows} rows of the step, "
+                    f"got {len(mask)}; assign another"
+                )
 
     def state_digests(self) -> dict[str, int]:
         """Return 64 bits of each thing a step reads beside requests and seeds, for ranks to
         compare. Reads tensors, so it is for those on a CPU."""
-        found = {name: self._masks[name] for name in MASKS}
+        found = dict(self._masks)
         if self._tables is not None:
             found["tokens so far"] = self._tables.token_digest[self._tables.slot_of[: self.rows]]
-        return {name: digest_bits(each) for name, each in found.items() if each is not None}
+        return {name: digest_bits(each) for name, each in found.items()}
 
-    def _assign(self, name: str, mask: Tensor | None) -> None:
-        self._masks.assign(name, mask, self.seed, self.vocab_size)
-        if mask is not None:
+    def _assign(self, name: str, mask: Tensor | None, dtype: torch.dtype, *width: int) -> None:
+        if mask is None:
+            self._masks.pop(name, None)
+        else:
+            check_per_row(name, mask, dtype, self.seed, *width)
             self._make_tables()
+            self._masks[name] = mask
+        self._stale.discard(name)
 
     def _controls(self) -> ControlRows | None:
         if self._tables is None:

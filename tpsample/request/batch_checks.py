@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int, describe, is_integer, is_listing
+from tpsample.core.checks import check_int, describe, fits, is_integer, is_listing
 from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.params import SamplingParams
@@ -102,50 +102,34 @@ def check_sizes(vocab_size: Any, max_rows: Any, num_rows: int) -> int:
 
 def check_kept(kept_cap: Any, fixed_rounds: Any) -> None:
     """Check two options that exclude each other, because the host reads the kept sets' sizes."""
-    if kept_cap is not None and (
-        isinstance(kept_cap, bool) or not isinstance(kept_cap, int) or kept_cap < 1
-    ):
-        raise ValueError(f"kept_cap: expected None or an int >= 1, got {kept_cap!r}")
+    if kept_cap is not None:
+        check_int("kept_cap", kept_cap, 1, 2**63 - 1)
     if not isinstance(fixed_rounds, bool):
         raise TypeError(f"fixed_rounds: expected a bool, got {fixed_rounds!r}")
     if kept_cap is not None and fixed_rounds:
         raise UnsupportedParameter("kept_cap: not with fixed_rounds; leave one of them off")
 
 
-def check_rows(method: str, rows: Any, count: int) -> set[int]:
-    """Return one index of a row, or several, as a set."""
-    found: Any = (rows,) if is_integer(rows) or isinstance(rows, bool) else rows
-    if not is_listing(found):
-        raise TypeError(f"{method}: expected a row or several, got {rows!r}")
-    checked = set()
-    for row in found:
-        if not is_integer(row) or row not in range(count):
-            raise ValueError(f"{method}: expected rows in [0, {count}), got {row!r}")
-        checked.add(int(row))
-    return checked
+def check_rows(name: str, rows: Any, count: int) -> list[int]:
+    """Return one index of a row, or several, as a list."""
+    listed = rows.tolist() if isinstance(rows, Tensor) else rows
+    listed = list(listed) if is_listing(listed) else [listed]
+    if not all(is_integer(row) and row in range(count) for row in listed):
+        raise ValueError(f"{name}: expected rows in [0, {count}), got {rows!r}")
+    return [int(row) for row in listed]
 
 
 def check_order(order: Any, count: int) -> list[int]:
     """Return a permutation of the rows as a list."""
-    wrong = f"order: expected a permutation of {count} rows, got {order!r}"
-    if isinstance(order, Tensor):
-        order = order.tolist()
-    if not is_listing(order):
-        raise TypeError(wrong)
-    order = list(order)
-    if not all(map(is_integer, order)) or sorted(order) != list(range(count)):
-        raise ValueError(wrong)
-    return [int(row) for row in order]
+    checked = check_rows("order", order, count)
+    if sorted(checked) != list(range(count)):
+        raise ValueError(f"order: expected a permutation of {count} rows, got {order!r}")
+    return checked
 
 
 def check_appended(token_ids: Any, seed: Tensor) -> int:
     """Return the number of rows of the tokens of a step."""
-    if (
-        not isinstance(token_ids, Tensor)
-        or token_ids.ndim not in (1, 2)
-        or token_ids.dtype != torch.int64
-        or token_ids.device != seed.device
-    ):
+    if not any(fits(token_ids, torch.int64, shape, seed.device) for shape in ("B", "Bn")):
         raise ValueError(
             f"token_ids: expected an int64 tensor [B] or [B, n] on {seed.device}, "
             f"got {describe(token_ids)}"
@@ -154,19 +138,15 @@ def check_appended(token_ids: Any, seed: Tensor) -> int:
 
 
 def check_per_row(
-    name: str, value: Any, dtype: torch.dtype, seed: Tensor, *width: int | None
+    name: str, value: Any, dtype: torch.dtype, seed: Tensor, *width: int | str
 ) -> None:
-    """Check a tensor with at least as many rows as `seed`; a width of None may be any."""
+    """Check a tensor with at least as many rows as `seed`; a letter stands for any width."""
     if (
-        not isinstance(value, Tensor)
-        or value.dtype != dtype
-        or value.device != seed.device
-        or value.ndim != 1 + len(width)
+        not fits(value, dtype, ("B", *width), seed.device)
         or value.shape[0] < seed.shape[0]
-        or any(w not in (None, n) for w, n in zip(width, value.shape[1:], strict=True))
         or (value.shape[-1] > 1 and value.stride(-1) != 1)
     ):
-        shape = [seed.shape[0], *("n" if w is None else w for w in width)]
+        shape = ", ".join(map(str, (seed.shape[0], *width)))
         raise ValueError(
-            f"{name}: expected contiguous {dtype} {shape} on {seed.device}, got {describe(value)}"
+            f"{name}: expected contiguous {dtype} [{shape}] on {seed.device}, got {describe(value)}"
         )

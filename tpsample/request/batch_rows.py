@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +14,14 @@ from tpsample.request.batch_checks import CheckedRequest, check_order, check_req
 from tpsample.request.controls.tables import ControlTables, needs_controls
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
-from tpsample.request.row_masks import RowMasks
 from tpsample.request.seeds import SeedSource
 
 
 class BatchRows:
     """The part of `SamplingBatch` that knows its rows.
 
-    What follows from the rows' requests is replaced whole by `_replace` when a row changes.
+    What follows from the rows' requests is replaced whole by `_replace` when a row changes. Masks,
+    which are the caller's tensors, are then stale: they are of rows that the batch no longer has.
     """
 
     @torch.inference_mode(False)
@@ -29,8 +30,10 @@ class BatchRows:
         self._temperature, self._seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self._tables: ControlTables | None = None
-        self._masks = RowMasks()
+        self._masks: dict[str, Tensor] = {}
+        self._stale: set[str] = set()
         self._single: CheckedRequest | None = None
+        self._repeated: dict[int, Any] = {}  # batches of the single request, by number of rows
         self.unseeded: list[int] = []
         self.plan = BatchPlan.of([], vocab_size, seed.device)
         self._replace([SamplingParams()] * self.max_rows, ())
@@ -68,7 +71,7 @@ class BatchRows:
         Raises:
             TypeError, ValueError: a row that is not there.
         """
-        gone = check_rows("drop", rows, self.rows)
+        gone = set(check_rows("drop", rows, self.rows))
         self._require_list("drop")
         self._reorder([row for row in range(self.rows) if row not in gone])
 
@@ -94,7 +97,7 @@ class BatchRows:
         Raises:
             TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
         """
-        (row,) = check_rows("update", (row,), self.rows)
+        (row,) = check_rows("update", [row], self.rows)
         self._require_list("update")
         if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
             raise ValueError(
@@ -174,7 +177,7 @@ class BatchRows:
         self.seed = self._seed[: len(requests)]
         self.unseeded = sorted(unseeded)
         self.plan = self.plan.of_requests(requests)
-        self._masks.rows_changed()
+        self._stale = set(self._masks)
 
     def _make_tables(self) -> None:
         if self._tables is None:

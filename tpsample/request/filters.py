@@ -125,11 +125,9 @@ def lists_all(index: list[int], count: int) -> bool:
 
 def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Way]:
     few = top_k <= MAX_TOP_WORDS and top_k < vocab_size and request.ties == "exact"
-    renormalised = top_k < vocab_size and request.top_p < 1 and request.filter_order != "joint"
-    if renormalised:
-        if few:
-            return Way.TOP_WORDS, Way.TOP_WORDS
-        return Way.REJECTION_IN_TOP_K, Way.THRESHOLD
+    if top_k < vocab_size and request.top_p < 1 and request.filter_order != "joint":
+        ways = (Way.TOP_WORDS, Way.TOP_WORDS), (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)
+        return ways[0] if few else ways[1]
     return Way.REJECTION, Way.TOP_WORDS if few and request.top_p == 1 else Way.THRESHOLD
 
 

@@ -40,11 +40,16 @@ class LogprobRows:
         requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
     ) -> LogprobRows | None:
         """Return what a batch asks for, None if no row asks. Chosen ids are below V already."""
-        rows = [row for row, request in enumerate(requests) if wants_logprobs(request)]
+        rows = [
+            row
+            for row, request in enumerate(requests)
+            if request.logprobs is not None or request.logprob_token_ids
+        ]
         if not rows:
             return None
         asking = [requests[row] for row in rows]
-        top_of = [_limit(request.logprobs or 0, vocab_size) for request in asking]
+        top_of = [request.logprobs or 0 for request in asking]
+        top_of = [vocab_size if top == -1 else min(top, vocab_size) for top in top_of]
         chosen = [list(request.logprob_token_ids or ()) for request in asking]
         width = max(len(ids) for ids in chosen)
         padded = [ids + [word.NO_TOKEN] * (width - len(ids)) for ids in chosen]
@@ -118,12 +123,3 @@ def stored_order(
     place = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
     place[stored_index] = torch.arange(len(stored_list), dtype=torch.int32, device=device)
     return stored_list, stored_index, place
-
-
-def wants_logprobs(request: SamplingParams) -> bool:
-    """Return whether a request asks for logprobs of any token."""
-    return request.logprobs is not None or bool(request.logprob_token_ids)
-
-
-def _limit(top: int, vocab_size: int) -> int:
-    return vocab_size if top == -1 else min(top, vocab_size)

@@ -139,16 +139,12 @@ class SamplingParams:
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise a ValueError if a token id is not below V."""
-        for name, ids in (
-            ("logit_bias", self.logit_bias or ()),
-            ("allowed_token_ids", self.allowed_token_ids or ()),
-            ("bad_words", [i for sequence in self.bad_words or () for i in sequence]),
-            ("stop_token_ids", self.stop_token_ids or ()),
-            ("logprob_token_ids", self.logprob_token_ids or ()),
-        ):
-            for token_id in ids:
-                if token_id >= vocab_size:
-                    raise ValueError(f"{name}: expected ids in [0, {vocab_size}), got {token_id}")
+        names = ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids")
+        lists = {name: getattr(self, name) for name in names}
+        lists["bad_words"] = [i for sequence in self.bad_words or () for i in sequence]
+        for name, ids in lists.items():
+            if ids and max(ids) >= vocab_size:
+                raise ValueError(f"{name}: expected ids in [0, {vocab_size}), got {max(ids)}")
 
     def _consistent(self) -> None:
         stop = set(self.stop_token_ids or ())

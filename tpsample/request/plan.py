@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,30 +74,22 @@ class BatchPlan:
         options = (vocab_size, device, kept_cap, fixed_rounds)
         return BatchPlan(tuple(requests), *options, filters, logprobs, *stored, asking)
 
-    def of_requests(self, requests: Sequence[SamplingParams]) -> BatchPlan:
-        """Make the plan of other rows with the same options."""
-        return BatchPlan.of(
-            requests,
-            self.vocab_size,
-            self.device,
-            kept_cap=self.kept_cap,
-            fixed_rounds=self.fixed_rounds,
-        )
+    def of_requests(self, requests: Sequence[SamplingParams], **changes: Any) -> BatchPlan:
+        """Make the plan of other rows with the same options, but for these changes."""
+        options = {"kept_cap": self.kept_cap, "fixed_rounds": self.fixed_rounds} | changes
+        return BatchPlan.of(requests, self.vocab_size, self.device, **options)
 
     def repeated(self, times: int) -> BatchPlan:
         """Return the plan of every row `times` times in a row; it reports no kept sets."""
         if times not in self._repeated:
             requests = [request for request in self.requests for _ in range(times)]
-            self._repeated[times] = BatchPlan.of(
-                requests, self.vocab_size, self.device, fixed_rounds=self.fixed_rounds
-            )
+            self._repeated[times] = self.of_requests(requests, kept_cap=None)
         return self._repeated[times]
 
     @cached_property
     def storing_every_row(self) -> BatchPlan:
         """The plan that keeps the logits of all of these rows on their ranks, in order."""
-        options = (self.requests, self.vocab_size, self.device)
-        return BatchPlan.of(*options, fixed_rounds=self.fixed_rounds, stores_all=True)
+        return self.of_requests(self.requests, stores_all=True)
 
     @cached_property
     def text(self) -> str:

@@ -8,15 +8,18 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.step_checks import check_batch, check_fits_weight
-from tpsample.core.checks import describe, require_plain
+from tpsample.core.checks import describe, fits, require_plain
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
 
-def check_method(method: str) -> None:
-    """Raise a ValueError unless this is a method of verification."""
+def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
+    """Check the arguments that a draft and its verification share."""
     if method not in ("coupled", "rejection", "block"):
         raise ValueError(f"method: expected one of coupled, rejection, block, got {method!r}")
+    if not isinstance(batch, SamplingBatch):
+        raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
+    check_batch(batch, sampler.vocab_size, sampler.weight.device)
 
 
 def check_verify(
@@ -28,17 +31,9 @@ def check_verify(
     draft: Tensor | None,
 ) -> None:
     """Check what `verify` is given; a TypeError or ValueError names the argument."""
-    check_method(method)
+    check_request(sampler, method, batch)
     device = sampler.weight.device
-    if not isinstance(batch, SamplingBatch):
-        raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
-    check_batch(batch, sampler.vocab_size, device)
-    if (
-        not isinstance(draft_token_ids, Tensor)
-        or draft_token_ids.ndim != 2
-        or draft_token_ids.dtype != torch.int64
-        or draft_token_ids.device != device
-    ):
+    if not fits(draft_token_ids, torch.int64, "BK", device):
         raise ValueError(
             f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
             f"got {describe(draft_token_ids)}"
@@ -78,13 +73,7 @@ def check_draft_logits(
     require_plain(name, logits)
     shard, device = sampler.shard, sampler.weight.device
     shape = (*leading, len(shard))
-    if (
-        not isinstance(logits, Tensor)
-        or logits.ndim != len(shape)
-        or any(isinstance(n, int) and n != m for n, m in zip(shape, logits.shape, strict=True))
-        or not logits.is_floating_point()
-        or logits.device != device
-    ):
+    if not fits(logits, None, shape, device):
         raise ValueError(
             f"{name}: expected the drafter's logits [{', '.join(map(str, shape))}] on {device}, "
             f"the columns of {shard}, got {describe(logits)}"

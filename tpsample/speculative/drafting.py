@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.step import Call
-from tpsample.agreement.step_checks import check_batch, positions_tensor
+from tpsample.agreement.step_checks import positions_tensor
 from tpsample.core import word
 from tpsample.core.checks import check_int
 from tpsample.core.order import order_words
@@ -15,7 +15,7 @@ from tpsample.core.score import score
 from tpsample.noise import DOMAIN_TOKEN, tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.checks import check_draft_logits, check_method
+from tpsample.speculative.checks import check_draft_logits, check_request
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
 
 
@@ -54,17 +54,16 @@ def sample_draft(
     """
 
     def check() -> Call:
-        check_method(method)
+        check_request(sampler, method, batch)
         check_int("index", index, 0, 2**31 - 1)
         check_draft_logits("draft_logits", draft_logits, ("B",), sampler)
-        check_batch(batch, sampler.vocab_size, sampler.weight.device)
         sampler.ranks.require_group("sample_draft")
         sampler.checks.ready()
         num_rows = draft_logits.shape[0]
         return Call(
             f"sample_draft {method}",
             num_rows,
-            batch.for_rows(num_rows) if isinstance(batch, SamplingBatch) else batch.view(num_rows),
+            batch.for_rows(num_rows),
             positions_tensor(positions, num_rows, draft_logits.device),
             index,
             seeds_drawn=sampler.checks.seeds.drawn,

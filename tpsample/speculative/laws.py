@@ -168,15 +168,15 @@ class Laws:
     def at(self, index: Tensor) -> Laws:
         """Return the laws at one position of each row, int64 [B]: S = 1. The logits are copied."""
         places = index.unsqueeze(1)
-        rows = torch.arange(len(index), device=index.device).unsqueeze(1)
+        row_index = torch.arange(len(index), device=index.device).unsqueeze(1)
         per_position = ("drafts", "temperature", "top", "cut", "status", "total", "draft_total")
         chosen = {name: getattr(self, name).gather(1, places) for name in (*per_position, "p", "q")}
         if self.draft is not None and self.draft.shape[1]:
             # The last position has no draft, so the logits of any other serve.
             places = places.clamp(max=self.draft.shape[1] - 1)
-            chosen["draft"] = self.draft[rows, places]
+            chosen["draft"] = self.draft[row_index, places]
             chosen["draft_top"] = self.draft_top.gather(1, places)
-        return replace(self, target=self.target[rows, index.unsqueeze(1)], **chosen)
+        return replace(self, target=self.target[row_index, index.unsqueeze(1)], **chosen)
 
 
 def residual(coefficient: Tensor, p: Tensor, q: Tensor) -> Tensor:

@@ -1,6 +1,12 @@
 """Verification by the ratio of the two laws p and q and by their residual, none of them gathered.
 
 hidden states → the target's local logits → both laws → where the row stops → residual → token
+
+The token behind the accepted drafts is a draw from the residual, by Gumbel-max:
+
+    argmax over v of log2 max(c · p_v - q_v, 0) - L_v        L the noise of the recovery domain
+
+Where there was no draft q = 0, so this is a draw from the target: the bonus token.
 """
 
 from __future__ import annotations
@@ -10,14 +16,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tpsample.core import word
+from tpsample.core.order import order_words
 from tpsample.logits.finish import logprobs_of, shard_logits
+from tpsample.noise import tile_noise
 from tpsample.output import SampleOutput
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.block import stop_block
 from tpsample.speculative.laws import Laws
 from tpsample.speculative.output import VerifyOutput, emit, position_of_rows
-from tpsample.speculative.recovery import recovered
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
 from tpsample.speculative.tokenwise import accept_tokenwise
 
@@ -35,14 +44,8 @@ def verify_by_ratio(
     """Verify token by token, or as a block. Collective.
 
     The local logits come from the sampler's backend, on a GPU from the LM-head kernel. The laws are
-    plain PyTorch, tile by tile, on every device.
-
-    Args:
-        hidden_states: [B, K + 1, D].
-        drafts: int64 [B, K + 1], -1 where there is none.
-        batch: the rows after each of their drafts.
-        positions: int64 [B].
-        draft: [B, K, V_local] or None.
+    plain PyTorch, tile by tile, on every device. Arguments are those of `verify_coupled`, and
+    `draft`, [B, K, V_local] or None.
     """
     num_rows, width = drafts.shape
     batch = replace(batch, plan=batch.plan.storing_every_row)
@@ -66,3 +69,29 @@ def verify_by_ratio(
     if batch.plan.logprobs is not None:
         verified.logprobs = logprobs_of(stored, batch, ranks, verified.token_ids.flatten())
     return verified
+
+
+def recovered(
+    laws: Laws, coefficient: Tensor, stream: tuple[Tensor, ...], rounds: int, ranks: Ranks
+) -> Tensor:
+    """Return the tokens, int64 [B], -1 where the status is not OK. Collective: one gather.
+
+    Args:
+        laws: at one position of each row.
+        coefficient: float64 [B].
+        stream: row stream of each row, int64 [B] tensors.
+        rounds: Philox rounds.
+    """
+    best = torch.zeros_like(laws.drafts)
+    streams = tuple(r.view(-1, 1, 1) for r in stream)
+    for first_id, residual in laws.residual_tiles(coefficient.unsqueeze(1)):
+        noise = tile_noise(streams, first_id, residual.shape[2], rounds)
+        words = order_words(recovery_scores(residual, noise), first_id)
+        best = best.maximum(words.amax(dim=2))
+    token_ids, _ = word.decode(ranks.gather_integers(best).amax(dim=0))
+    return token_ids.where(laws.status == word.Status.OK, word.NO_TOKEN).squeeze(1)
+
+
+def recovery_scores(residual: Tensor, noise: Tensor) -> Tensor:
+    """Return fp32 scores, rounded once; -inf where the residual is 0."""
+    return (residual.log2() - noise.double()).float()

@@ -18,9 +18,10 @@ from tpsample.noise import tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
-from tpsample.speculative import block, laws, recovery
+from tpsample.speculative import block, laws
 from tpsample.speculative import tokenwise as rejection
 from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
+from tpsample.speculative.ratio import recovery_scores
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
 
 
@@ -42,12 +43,12 @@ def verify(
 
     The other arguments, and what is returned, are those of `tpsample.verify`.
     """
-    rows, width, vocab_size = logits.shape
-    batch = batch.for_rows(rows)
+    num_rows, width, vocab_size = logits.shape
+    batch = batch.for_rows(num_rows)
     batch.draw_seeds(SeedSource())
     seed = batch.seed.clone()
-    positions = positions_tensor(positions, rows, logits.device)
-    none = torch.full((rows, 1), word.NO_TOKEN, device=logits.device)
+    positions = positions_tensor(positions, num_rows, logits.device)
+    none = torch.full((num_rows, 1), word.NO_TOKEN, device=logits.device)
     drafts = torch.cat([draft_token_ids, none], dim=1)
     outside = (drafts < 0) | (drafts >= vocab_size)
     drafts = drafts.masked_fill(outside.cumsum(dim=1) > 0, word.NO_TOKEN)
@@ -56,7 +57,7 @@ def verify(
     flat, places = logits.float().flatten(0, 1), position_of_rows(positions, width)
     if method == "coupled":
         plain = reference.sample(flat, expanded, places, philox_rounds=philox_rounds)
-        token_ids, status = plain.token_ids.view(rows, width), plain.status.view(rows, width)
+        token_ids, status = (x.view(num_rows, width) for x in (plain.token_ids, plain.status))
         accepted = leading((drafts == token_ids) & (drafts >= 0))
         return VerifyOutput.of(accepted, token_ids, status, seed)
 
@@ -87,11 +88,11 @@ def verify(
         sums = units.round().to(torch.int64).sum(dim=2).double() * block.SUM_UNIT
         stop = block.accept_block(coefficient, sums.where(good, coefficient), u)
 
-    each = torch.arange(rows, device=stop.device)
+    each = torch.arange(num_rows, device=stop.device)
     left = laws.residual(coefficient[each, stop].unsqueeze(1), p[each, stop], q[each, stop])
     streams = tuple(r.unsqueeze(1) for r in stream(seed, positions + stop, stop, DOMAIN_RECOVERY))
     noise = tile_noise(streams, 0, vocab_size, philox_rounds)
-    token, _ = word.decode(order_words(recovery.recovery_scores(left, noise)).amax(dim=1))
+    token, _ = word.decode(order_words(recovery_scores(left, noise)).amax(dim=1))
     token = token.where(good[each, stop], word.NO_TOKEN)
     return VerifyOutput.of(stop, emit(drafts, stop, token), status, seed)
 

@@ -64,15 +64,15 @@ def verify(
 
     def check() -> Call:
         check_verify(sampler, hidden_states, draft_token_ids, batch, method, draft)
-        rows, num_drafts = draft_token_ids.shape
+        num_rows, num_drafts = draft_token_ids.shape
         if method != "coupled":
             sampler.ranks.require_group(f'method="{method}"')
         return sampler.checks.rows(
             f"verify {method} {'certain' if draft is None else 'by logits'}",
             batch,
-            rows,
-            positions_tensor(positions, rows, hidden_states.device),
-            masked_rows=rows * (num_drafts + 1),
+            num_rows,
+            positions_tensor(positions, num_rows, hidden_states.device),
+            masked_rows=num_rows * (num_drafts + 1),
             num_samples=num_drafts,
             token_ids=draft_token_ids,
         )

@@ -26,7 +26,7 @@ from tpsample.core.word import NO_TOKEN
 from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.controls.bits import pack_ids
 from tpsample.request.controls.token_state import TokenState
-from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
+from tpsample.request.params import SamplingParams
 
 ABSENT = -2
 """Where `recent` has no token yet."""
@@ -107,7 +107,8 @@ class ControlTables:
         if self.allowed is not None:
             self.allowed[slot] = pack_ids(params.allowed_token_ids, self.vocab_size)
         for state in self._states.values():
-            self._load_state(state, slot)
+            state.reserve(history=self.has_penalties, bias=self.has_bias)
+            state.load(slot, request)
 
     def _load_words(self, slot: int, params: SamplingParams, output: tuple[int, ...]) -> None:
         stop_ids = sorted(set(params.stop_token_ids or ())) if params.min_tokens else []
@@ -168,27 +169,11 @@ class ControlTables:
                         "the first append, or build a new batch with output_token_ids="
                     )
             state = TokenState(shard, self.slots, self.device)
-            for slot in self._requests:
-                self._load_state(state, slot)
+            state.reserve(history=self.has_penalties, bias=self.has_bias)
+            for slot, (request, _) in self._requests.items():
+                state.load(slot, request)
             self._states[shard] = state
-        state.reserve(history=self.has_penalties, bias=self.has_bias)
         return state
-
-    @torch.inference_mode(False)
-    def _load_state(self, state: TokenState, slot: int) -> None:
-        request, _ = self._requests[slot]
-        params = request.params
-        state.reserve(history=self.has_penalties, bias=self.has_bias)
-        state.load(
-            slot,
-            # The repetition penalty alone looks at the prompt.
-            prompt=request.prompt if params.repetition_scope == "all" else (),
-            output=request.output,
-            bias={
-                token_id: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
-                for token_id, bias in (params.logit_bias or {}).items()
-            },
-        )
 
     def _ids(self, *shape: int) -> Tensor:
         return torch.full(shape, NO_TOKEN, dtype=torch.int32, device=self.device)

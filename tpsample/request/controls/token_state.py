@@ -6,13 +6,15 @@ Each rank holds them for its own shard only, [slots, V/W]. Column c is id `first
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tpsample.core.step_buffer import StepBuffer
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.request.batch_checks import CheckedRequest
+from tpsample.request.params import MAX_LOGIT_BIAS
 
 TOUCHED_BLOCK = 64
 """Ids per entry of `touched`; kernel tiles are powers of two."""
@@ -56,22 +58,23 @@ class TokenState:
         if bias and self.bias.shape[1] == 1:
             self.bias = self.bias.new_zeros(self._slots, self.width)
 
-    def load(
-        self, slot: int, *, prompt: Sequence[int], output: Sequence[int], bias: Mapping[int, float]
-    ) -> None:
+    @torch.inference_mode(False)
+    def load(self, slot: int, request: CheckedRequest) -> None:
         """Start a slot anew from host values; ids of other shards are passed over."""
         self.touched[slot] = 0
         if self.history.shape[1] > 1:
             row = self.history[slot].zero_()
-            row[self._columns(prompt)] = 1
+            if request.params.repetition_scope == "all":  # no other penalty looks at the prompt
+                row[self._columns(request.prompt)] = 1
             counted = torch.tensor(2, dtype=torch.int32, device=row.device)
-            row.index_put_((self._columns(output),), counted, accumulate=True)
+            row.index_put_((self._columns(request.output),), counted, accumulate=True)
             self._touch(slot, row != 0, HAS_HISTORY)
         if self.bias.shape[1] > 1:
-            row = self.bias[slot].zero_()
-            own = [i for i in bias if self.shard.start <= i < self.shard.stop]
-            values = [bias[i] for i in own]
-            row[self._columns(own)] = torch.tensor(values, dtype=torch.float32, device=row.device)
+            row, biases = self.bias[slot].zero_(), request.params.logit_bias or {}
+            own = [i for i in biases if self.shard.start <= i < self.shard.stop]
+            values = torch.tensor([biases[i] for i in own], dtype=torch.float32)
+            values.clamp_(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+            row[self._columns(own)] = values.to(row.device)
             self._touch(slot, row != 0, HAS_BIAS)
 
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
@@ -86,11 +89,6 @@ class TokenState:
     def mask_buffer(self, num_rows: int) -> Tensor:
         """Return uninitialised int32 [num_rows, width / 32], which the next step uses again."""
         return self._mask.take(num_rows)
-
-    def nbytes(self) -> int:
-        """Return the bytes of state on this rank."""
-        kept = (self.history, self.bias, self.touched, self._mask)
-        return sum(memory.nbytes for memory in kept)
 
     def _columns(self, ids: Sequence[int]) -> Tensor:
         columns = torch.tensor(ids, dtype=torch.int64)
