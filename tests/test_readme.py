@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 README = Path(__file__).parents[1] / "README.md"
@@ -20,13 +21,13 @@ def test_the_blocks_run_in_order():
     assert names["out"].token_ids.shape == (1, 4)
 
 
-def test_the_files_it_names_are_there():
+@pytest.mark.parametrize("readme", ["README.md", "tpsample/README.md"])
+def test_the_files_it_names_are_there(readme):
     root = README.parent
-    named = re.findall(r"`([a-z_0-9/]+\.(?:py|sh|toml))`", README.read_text())
+    named = re.findall(r"`([a-z_0-9/]+\.(?:py|sh|toml))`", (root / readme).read_text())
     assert len(named) > 15
-    missing = [
+    assert not [
         name
         for name in named
         if not any((root / base / name).exists() for base in (".", "tpsample"))
     ]
-    assert not missing
