@@ -623,7 +623,7 @@ AGREEMENT = [
     ),
     Fault(
         "reset keeps the group it replaces",
-        "tpsample/ranks/ranks.py",
+        "tpsample/ranks/process.py",
         "threading.Thread(target=held.clear, daemon=True).start()",
         'self.__dict__.setdefault("_kept", []).append(held)',
         ("tests/agreement/test_reset.py::test_resets_hold_no_more_than_the_first[collective]",),
@@ -744,8 +744,8 @@ LIFETIME = [
     Fault(
         "the hidden states keep their gradient",
         "tpsample/sampler.py",
-        "self._begin(hidden_states.detach(), view,",
-        "self._begin(hidden_states, view,",
+        "self.begin(hidden_states.detach(), call.view,",
+        "self.begin(hidden_states, call.view,",
         ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
     ),
     Fault(
@@ -779,7 +779,7 @@ LIFETIME = [
 FILES = [
     Fault(
         "any token of a record is a near tie",
-        "tpsample/record.py",
+        "tpsample/record/verify.py",
         "near = apart < NEAR_TIE",
         "near = apart < torch.inf",
         (
@@ -788,7 +788,7 @@ FILES = [
     ),
     Fault(
         "a filtered token of a record is a near tie",
-        "tpsample/record.py",
+        "tpsample/record/verify.py",
         "or expected < 0 or not kept[row, recorded]:",
         "or expected < 0:",
         (

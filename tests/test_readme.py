@@ -26,8 +26,5 @@ def test_the_files_it_names_are_there(readme):
     root = README.parent
     named = re.findall(r"`([a-z_0-9/]+\.(?:py|sh|toml))`", (root / readme).read_text())
     assert len(named) > 15
-    assert not [
-        name
-        for name in named
-        if not any((root / base / name).exists() for base in (".", "tpsample"))
-    ]
+    roots = (root, root / "tpsample")
+    assert [name for name in named if not any((base / name).exists() for base in roots)] == []
