@@ -189,6 +189,17 @@ def subjects(
     ]
 
 
+def few(archs: Sequence[int]) -> list[Subject]:
+    """The LM head with one tile on each of `archs`, and on sm_90 all else once."""
+    short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
+    return [
+        subject
+        for subject in subjects(archs, [(short, torch.bfloat16)])
+        if subject.variant == "plain"
+        or (subject.arch == 90 and subject.variant in ("", "push", "everything"))
+    ]
+
+
 def lm_head(arch: int, tile: Tile, dtype: torch.dtype) -> Subject:
     """The LM head alone, plain, against its greedy twin."""
     return Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=True)
@@ -221,10 +232,8 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
         if every or at_64:
             found.append(Subject(LM_HEAD, "push", arch, dtype, tile, uses=_PUSH))
         if every or at_64 or (bf16 and tile in (_SMALLEST, _LARGEST)):
-            uses, odd = (
-                _EVERYTHING if is_short(tile) else _NO_EDITS,
-                {"HIDDEN_SIZE": HIDDEN_SIZE + 8},
-            )
+            uses = _EVERYTHING if is_short(tile) else _NO_EDITS
+            odd = {"HIDDEN_SIZE": HIDDEN_SIZE + 8}
             found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, False, uses, odd))
         if counted:
             for name, (uses, constants) in _FEATURES.items():

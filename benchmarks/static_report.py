@@ -1,9 +1,10 @@
 """What do the kernels need? Registers, spills, matrix instruction, occupancy, cost of the epilogue.
 
-    python -m benchmarks.static_report [--arch N …] [--tile V,B,D,WARPS,STAGES] [--all] [--json F]
+    python -m benchmarks.static_report [--arch N …] [--tile V,B,D,WARPS,STAGES] [--all | --few]
 
 Compiles every kernel of the package with every entry of the tile table, ahead of time, without a
-GPU; `--all` also every variant of every entry. Exits with 1 if a requirement fails:
+GPU; `--all` also every variant of every entry, `--few` one tile per architecture and each other
+kernel once. `--json FILE` writes the rows to a file. Exits with 1 if a requirement fails:
 
 - no spills anywhere;
 - 16-bit weights use the architecture's own matrix instruction: HMMA on sm_80, HGMMA (wgmma) on
@@ -40,7 +41,16 @@ from benchmarks.sass import (
     push_order_faults,
     spills,
 )
-from benchmarks.static_builds import DTYPES, GREEDY, LM_HEAD, ROW_NOISE, Subject, lm_head, subjects
+from benchmarks.static_builds import (
+    DTYPES,
+    GREEDY,
+    LM_HEAD,
+    ROW_NOISE,
+    Subject,
+    few,
+    lm_head,
+    subjects,
+)
 from tpsample.local.tile_table import all_tiles
 from tpsample.local.tiles import Tile
 
@@ -231,6 +241,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="only the plain LM head with bf16 weights and this tile; may be repeated",
     )
     parser.add_argument("--all", action="store_true", help="every variant of every tile: minutes")
+    parser.add_argument("--few", action="store_true", help="one tile, the other kernels on sm_90")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     parser.add_argument("--processes", type=int, default=2, help="compilers at once (default 2)")
     return parser.parse_args(arguments)
@@ -244,6 +255,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.tile:
         tiles = [Tile(*map(int, text.split(","))) for text in options.tile]
         chosen = [lm_head(arch, tile, torch.bfloat16) for arch in options.arch for tile in tiles]
+    elif options.few:
+        chosen = few(options.arch)
     else:
         chosen = subjects(options.arch, all_tiles(), every=options.all)
 
