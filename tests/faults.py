@@ -233,7 +233,7 @@ SHARDS = [
         "tpsample/request/controls/token_state.py",
         "mine = (token_ids >= self.shard.start) & (token_ids < self.shard.stop)",
         "mine = token_ids >= 0",
-        ("tests/request/test_controls.py::test_rows_join_leave_move_and_change_over_64_steps[2]",),
+        ("tests/request/test_controls.py::test_rows_join_leave_move_and_change_over_64_steps[3]",),
     ),
 ]
 

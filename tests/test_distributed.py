@@ -141,7 +141,7 @@ def body(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("source", STARTERS)
+@pytest.mark.parametrize("source", ["mpi4py", *long("torchrun")])
 def test_two_ranks_join(source: str, body: Path) -> None:
     done = run_command(*STARTERS[source], body, "all work")
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ KINDS = kinds_of_logits()
 
 def _mixed_rows(bias: torch.Tensor | None = None) -> Rows:
     """Plain, greedy, filtered and logprob rows side by side."""
-    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0), *grid()[3::61]]
+    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0), *grid()[3::122]]
     params += [SamplingParams(seed=4, top_p=0.7, logprobs=3, logprobs_mode="processed_logprobs")]
     params += [SamplingParams(temperature=0.0, logprobs=2)]
     return Rows([KINDS["zipf"], KINDS["two-valued"]], params, bias=bias)

@@ -81,7 +81,12 @@ def test_first_words(twins, count):
 
 @pytest.mark.parametrize(
     ("shard", "num_samples"),
-    [(SHARDS[1], 2), (SHARDS[3], 1), *long(*((shard, 1) for shard in SHARDS[:3]))],
+    [
+        (SHARDS[1], 1),
+        (SHARDS[2], 2),
+        (SHARDS[3], 1),
+        *long((SHARDS[0], 1), (SHARDS[2], 1), (SHARDS[1], 2)),
+    ],
 )
 def test_rejection(shard, num_samples):
     """With two ranks that hold the same, and with the cut of a top_k."""

@@ -84,7 +84,7 @@ def _virtual(rows: Rows, world_size: int, **options) -> tuple[VirtualWorld, list
 
 @pytest.mark.parametrize(("world_size", "num_samples"), [(2, 2), *long((1, None), (5, None))])
 def test_filters_logprobs_and_kept_sets_on_virtual_ranks(world_size, num_samples):
-    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0), *grid()[::73]]
+    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0), *grid()[::146]]
     params += [SamplingParams(seed=4, top_p=0.7, logprobs=3, logprobs_mode="processed_logprobs")]
     rows = Rows([KINDS["zipf"]], params)
     batch = SamplingBatch.from_params(rows.params, vocab_size=V, kept_cap=20)

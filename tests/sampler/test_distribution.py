@@ -76,7 +76,7 @@ def test_the_best_score_is_gumbel_and_knows_nothing_of_the_winner():
     assert stats.ks_2samp(natural[frequent].numpy(), natural[~frequent].numpy()).pvalue > LEVEL
 
 
-@pytest.mark.parametrize("planted", ["warmer", "tail-lost", "one-token-doubled"])
+@pytest.mark.parametrize("planted", ["tail-lost", *long("warmer", "one-token-doubled")])
 def test_a_wrong_law_is_caught(planted):
     logits = LOGITS["zipf-1.0"]
     biased = logits.clone()
