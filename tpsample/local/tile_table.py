@@ -2,7 +2,8 @@
 
 The choice can change the speed and nothing else: every entry gives the same tokens. A shape that
 was measured on this GPU takes what was fastest there (`measured_tiles`); any other takes a rule.
-The rules are argued from static counts and limits: nothing here has been measured yet.
+The rules are argued from static counts and a model (`benchmarks.tile_model`): nothing here has been
+measured yet.
 """
 
 import hashlib
@@ -27,8 +28,11 @@ _TILES = {
     128: Tile(block_v=128, block_b=128, block_d=64, num_warps=8, num_stages=3),
     256: Tile(block_v=128, block_b=256, block_d=64, num_warps=8, num_stages=3),
 }
-# Half the height, for shards that would not fill the SMs twice: a shard of 16032 rows is 126 tiles
-# of 128, fewer than the 132 SMs of an H200, but 251 of 64.
+# Half the height, for small batches on shards whose tiles then all run at once: a shard of 16032
+# rows is 126 tiles of 128, fewer than the 132 SMs of an H200, but 251 of 64. One tile more than run
+# at once would cost a second wave. At 64 rows and more a short tile reads the hidden states too
+# often: 64 × 256 takes 5 bytes through L2 per byte of weights. Penalties and biases always take
+# these, because they leave registers.
 _SHORT_TILES = {
     16: Tile(block_v=64, block_b=16, block_d=64, num_warps=4, num_stages=8),
     32: Tile(block_v=64, block_b=32, block_d=64, num_warps=4, num_stages=7),
@@ -69,8 +73,8 @@ def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     if dtype == torch.float32:
         return _FP32
     block_b = batch_tile(num_rows)
-    fills_twice = vocab_rows >= 2 * gpu.num_sms * _TILES[block_b].block_v
-    return _TILES[block_b] if fills_twice else _SHORT_TILES[block_b]
+    run_at_once = -(-vocab_rows // _SHORT_TILES[block_b].block_v) <= 2 * gpu.num_sms
+    return _SHORT_TILES[block_b] if block_b <= 32 and run_at_once else _TILES[block_b]
 
 
 def batch_tile(num_rows: int) -> int:
