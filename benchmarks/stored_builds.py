@@ -12,9 +12,9 @@ from tpsample.logits.shard_logits_triton import BLOCK, NUM_WARPS
 from tpsample.request.filters import MAX_TOP_WORDS
 
 STORED_TYPES = {
-    "every_ptr": "*i64",
+    "gathered_ptr": "*i64",
     "group_ptr": "*i64",
-    "leading_ptr": "*i64",
+    "best_scores_ptr": "*i64",
     "best_ptr": "*i64",
     "first_ptr": "*i64",
     "sums_ptr": "*i64",
@@ -48,7 +48,7 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
     )
     for kernel, constants in {
         "best_scores:group_best": {"GROUP": GROUP, **_BLOCK},
-        "best_scores:leading": {
+        "best_scores:best_scores": {
             "COUNT": BEST_SCORES,
             "GROUP": GROUP,
             "WORDS": BEST_SCORES * GROUP,
@@ -65,7 +65,7 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
         "sums:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
         "sums:next_digit": {"DIGIT_BITS": DIGIT_BITS},
         "sums:best_kept": _BLOCK,
-        "decode:overwrite": {},
+        "decode:write_tokens": {},
     }.items()
 }
 """Compile-time arguments and warps by kernel."""

@@ -31,9 +31,9 @@ MASKED = (
     "all together",
     "drafts",
 )
-LEADING, FIRST_KEPT = ["group_best", "leading"], ["before", "first_kept", "overwrite"]
+LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["group_first", "group_words"]
-TOP_WORDS = [*FIRST_WORDS, "top_words", "overwrite"]
+TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "mass", "count"]
 SEARCH = ["digit", "next_digit"] * 9
 STORED = {
@@ -43,7 +43,7 @@ STORED = {
     "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
-    "fixed rounds": ["group_first", "min_p_cut", "mass", *SEARCH, "best_kept", "overwrite"],
+    "fixed rounds": ["group_first", "min_p_cut", "mass", *SEARCH, "best_kept", "write_tokens"],
     "all together": [*TOP_WORDS, *LOGPROBS],
     "drafts": [*TOP_WORDS, *LOGPROBS],
 }

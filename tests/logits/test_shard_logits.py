@@ -92,11 +92,11 @@ def test_rejection(shard, num_samples):
     """With two ranks that hold the same, and with the cut of a top_k."""
     twins = Twins(*shard, num_samples)
     plain, triton, filters = twins.plain, twins.triton, twins.filters
-    leading = plain.leading(COUNT)
-    assert _equal(triton.leading(COUNT), leading)
-    other = leading.clone()
+    best = plain.best_scores(COUNT)
+    assert _equal(triton.best_scores(COUNT), best)
+    other = best.clone()
     other[:, 1:] -= 2048 * (other[:, 1:] > 0)  # of other ids
-    every = torch.stack([leading, other])
+    every = torch.stack([best, other])
     for cut in (None, twins.cut):
         sums = plain.before(every, filters, COUNT, cut)
         assert _equal(triton.before(every, filters, COUNT, cut)[twins.numbers], sums[twins.numbers])

@@ -1,8 +1,8 @@
 """A filtered row's token as the best score that is in its kept set.
 
-Each rank sends its *leading* words, int64 [1 + 2 · S · COUNT] per row: the first order word, then
+Each rank sends its *best scores*, int64 [1 + 2 · S · COUNT] per row: the first order word, then
 per sample the COUNT best score words, then in the same order their order words. Twins:
-`ShardLogits.leading`, `.before` and `.first_kept` of `tpsample.logits.shard_logits`.
+`ShardLogits.best_scores`, `.before` and `.first_kept` of `tpsample.logits.shard_logits`.
 """
 
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def group_best_kernel(
 
 
 @triton.jit(do_not_specialize=["num_samples", "num_groups", "blocks"])
-def leading_kernel(
+def best_scores_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
@@ -83,7 +83,7 @@ def leading_kernel(
     group_ptr,  # [F, num_samples, num_groups] int64, score words of the best groups
     first_ptr,  # [F, blocks] int64
     # outputs
-    leading_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64
+    best_scores_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64
     # sizes
     num_samples,
     num_groups,
@@ -99,7 +99,7 @@ def leading_kernel(
 ):
     """The best scores of the best groups. Grid: (num_samples, F)."""
     sample, row = tl.program_id(0), tl.program_id(1)
-    out = leading_ptr + row * (1 + 2 * num_samples * COUNT)
+    out = best_scores_ptr + row * (1 + 2 * num_samples * COUNT)
     if sample == 0:
         offs_block = tl.arange(0, BLOCKS)
         first = tl.load(first_ptr + row * blocks + offs_block, mask=offs_block < blocks, other=0)
@@ -124,8 +124,8 @@ def leading_kernel(
         tl.store(place + num_samples * COUNT, order)
 
 
-class Leading(NamedTuple):
-    """The leading words of all ranks: int64 [num_sources, num_rows, 1 + 2 · S · COUNT]."""
+class Gathered(NamedTuple):
+    """The best scores of all ranks: int64 [num_sources, num_rows, 1 + 2 · S · COUNT]."""
 
     ptr: tl.tensor
     num_rows: tl.tensor
@@ -134,25 +134,25 @@ class Leading(NamedTuple):
 
 
 @triton.jit
-def load_leading(leading, row, sample, COUNT: tl.constexpr, WORDS: tl.constexpr):
+def load_gathered(gathered, row, sample, COUNT: tl.constexpr, WORDS: tl.constexpr):
     """Score and order words [WORDS] of all ranks for one sample of a row; 0 beyond them."""
     offs = tl.arange(0, WORDS)
     source = offs // COUNT
-    per_row = 1 + 2 * leading.num_samples * COUNT
-    words = leading.ptr + (source * leading.num_rows + row).to(tl.int64) * per_row
+    per_row = 1 + 2 * gathered.num_samples * COUNT
+    words = gathered.ptr + (source * gathered.num_rows + row).to(tl.int64) * per_row
     words += 1 + sample * COUNT + offs % COUNT
-    mask = source < leading.num_sources
+    mask = source < gathered.num_sources
     scores = tl.load(words, mask=mask, other=0)
-    return scores, tl.load(words + leading.num_samples * COUNT, mask=mask, other=0)
+    return scores, tl.load(words + gathered.num_samples * COUNT, mask=mask, other=0)
 
 
 @triton.jit
-def load_first(leading, row, COUNT: tl.constexpr, WORDS: tl.constexpr):
+def load_first(gathered, row, COUNT: tl.constexpr, WORDS: tl.constexpr):
     """The largest first order word of the ranks."""
     source = tl.arange(0, WORDS)
-    per_row = 1 + 2 * leading.num_samples * COUNT
-    words = leading.ptr + (source * leading.num_rows + row).to(tl.int64) * per_row
-    return tl.max(tl.load(words, mask=source < leading.num_sources, other=0), axis=0)
+    per_row = 1 + 2 * gathered.num_samples * COUNT
+    words = gathered.ptr + (source * gathered.num_rows + row).to(tl.int64) * per_row
+    return tl.max(tl.load(words, mask=source < gathered.num_sources, other=0), axis=0)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
@@ -164,7 +164,7 @@ def before_kernel(
     total_log_min_p_ptr,  # [F] fp64
     keep_ties_ptr,  # [F] bool
     cut_ptr,  # [F] int64, or None
-    every_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
+    gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
     # outputs
     sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, zero before
     # sizes
@@ -183,8 +183,8 @@ def before_kernel(
     stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
     logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
     orders = order_words(logits, ids, mask)
-    leading = Leading(every_ptr, num_rows, num_samples, num_sources)
-    top = value_of(load_first(leading, row, COUNT, WORDS))
+    gathered = Gathered(gathered_ptr, num_rows, num_samples, num_sources)
+    top = value_of(load_first(gathered, row, COUNT, WORDS))
     below = below_top(logits, top, tl.load(temperature_ptr + row))
     mass = tl.where(mask, masses(below), 0)
     in_total = is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
@@ -197,7 +197,7 @@ def before_kernel(
     block_first = tl.max(orders, axis=0)
     tl.atomic_add(out + 2 * marks, tl.sum(tl.where(in_total, mass, 0), axis=0), sem="relaxed")
     for sample in range(num_samples):
-        scores, score_orders = load_leading(leading, row, sample, COUNT, WORDS)
+        scores, score_orders = load_gathered(gathered, row, sample, COUNT, WORDS)
         for c in tl.static_range(COUNT):
             mark, scores = pop(scores, score_orders)[1:]
             mark = mark | tie_bits
@@ -217,7 +217,7 @@ def first_kept_kernel(
     top_k_ptr,  # [F] int64
     top_p_ptr,  # [F] fp64
     log_min_p_ptr,  # [F] fp64
-    every_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
+    gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
     sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, over all ranks
     # outputs
     words_ptr,  # [F, num_samples] int64, score words; 0 if none of COUNT is kept
@@ -231,8 +231,8 @@ def first_kept_kernel(
 ):
     """The first of the best scores that is in the kept set. Grid: (F,)."""
     row = tl.program_id(0)
-    leading = Leading(every_ptr, num_rows, num_samples, num_sources)
-    first = load_first(leading, row, COUNT, WORDS)
+    gathered = Gathered(gathered_ptr, num_rows, num_samples, num_sources)
+    first = load_first(gathered, row, COUNT, WORDS)
     top, temperature = value_of(first), tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     log_min_p = tl.load(log_min_p_ptr + row)
@@ -242,7 +242,7 @@ def first_kept_kernel(
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
     decided = tl.full((), 1, tl.int1)
     for sample in range(num_samples):
-        scores, orders = load_leading(leading, row, sample, COUNT, WORDS)
+        scores, orders = load_gathered(gathered, row, sample, COUNT, WORDS)
         found = tl.full((), 0, tl.int64)
         for c in tl.static_range(COUNT):
             score, mark, scores = pop(scores, orders)

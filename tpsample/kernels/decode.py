@@ -63,7 +63,7 @@ def decode_kernel(
 
 
 @triton.jit(do_not_specialize=["num_samples"])
-def overwrite_kernel(
+def write_tokens_kernel(
     # inputs
     words_ptr,  # [F, num_samples] int64
     row_ptr,  # [F] int64, their places in the batch

@@ -95,7 +95,7 @@ def _by_rejection(
     Args:
         in_top_k: whether the mass of which top_p is a share ends where top_k does.
     """
-    gathered = ranks.gather_integers(rows.leading(BEST_SCORES))
+    gathered = ranks.gather_integers(rows.best_scores(BEST_SCORES))
     cut = None
     if in_top_k:
         top = word.value_of(gathered[:, :, 0].amax(dim=0))

@@ -59,7 +59,7 @@ class ShardLogits(StoredLogits):
         logits = self.logits.gather(1, local.where(mine, 0))
         return word.pack(logits, token_ids) * mine
 
-    def leading(self, count: int) -> Tensor:
+    def best_scores(self, count: int) -> Tensor:
         """Return what a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].
 
         First comes the first order word, then per sample the `count` best score words, descending,
@@ -92,7 +92,7 @@ class ShardLogits(StoredLogits):
         """Weigh what stands on this rank before each of the best scores of all ranks.
 
         Args:
-            gathered: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `leading`.
+            gathered: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `best_scores`.
             filters: of these rows.
             cut: int64 [F], the last word of top_k where top_p renormalises after it.
 

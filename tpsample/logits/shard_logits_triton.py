@@ -13,11 +13,11 @@ from torch import Tensor
 from tpsample.core.interpreted import interpreted
 from tpsample.kernels.best_scores import (
     before_kernel,
+    best_scores_kernel,
     first_kept_kernel,
     group_best_kernel,
-    leading_kernel,
 )
-from tpsample.kernels.decode import overwrite_kernel
+from tpsample.kernels.decode import write_tokens_kernel
 from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
 from tpsample.kernels.sums import (
     best_kept_kernel,
@@ -64,7 +64,7 @@ class TritonShardLogits(ShardLogits):
         )
         return words.topk(count, dim=1).values
 
-    def leading(self, count: int) -> Tensor:
+    def best_scores(self, count: int) -> Tensor:
         rows, samples, groups = len(self.logits), self.noise.num_samples, self._count(GROUP)
         best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
         first = best.new_empty(rows, self._count(BLOCK))
@@ -78,13 +78,13 @@ class TritonShardLogits(ShardLogits):
         )
         if groups > count:
             best, groups = best.topk(count, dim=2).values, count
-        leading = best.new_empty(rows, 1 + 2 * samples * count)
-        leading_kernel[(samples, rows)](
+        found = best.new_empty(rows, 1 + 2 * samples * count)
+        best_scores_kernel[(samples, rows)](
             **self._shard(),
             **self._noise(),
             group_ptr=best,
             first_ptr=first,
-            leading_ptr=leading,
+            best_scores_ptr=found,
             num_groups=groups,
             blocks=first.shape[1],
             COUNT=count,
@@ -93,7 +93,7 @@ class TritonShardLogits(ShardLogits):
             BLOCKS=triton.next_power_of_2(max(1, first.shape[1])),
             enable_fp_fusion=False,
         )
-        return leading
+        return found
 
     def before(
         self, gathered: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
@@ -147,7 +147,7 @@ class TritonShardLogits(ShardLogits):
         return words
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        overwrite_kernel[(len(index),)](
+        write_tokens_kernel[(len(index),)](
             words_ptr=words,
             row_ptr=index,
             token_ptr=out.token_ids,
@@ -236,10 +236,10 @@ class TritonShardLogits(ShardLogits):
         }
 
     def _gathered(self, gathered: Tensor, count: int) -> dict[str, Any]:
-        """What a kernel needs to merge the `leading` of all ranks."""
+        """What a kernel needs to merge the `best_scores` of all ranks."""
         sources, rows, _ = gathered.shape
         return {
-            "every_ptr": gathered.contiguous(),
+            "gathered_ptr": gathered.contiguous(),
             "num_rows": rows,
             "num_samples": self.noise.num_samples,
             "num_sources": sources,
