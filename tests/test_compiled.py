@@ -28,11 +28,11 @@ class Model(torch.nn.Module):
     ("compiler", "sampler_backend"),
     [
         ("eager", "torch"),
-        ("inductor", "triton"),
+        ("aot_eager", "triton"),
         *long(
             ("eager", "triton"),
             ("aot_eager", "torch"),
-            ("aot_eager", "triton"),
+            ("inductor", "triton"),
             ("inductor", "torch"),
         ),
     ],

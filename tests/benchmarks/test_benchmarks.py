@@ -341,7 +341,10 @@ class TestGpuCheck:
 
     def test_a_failing_section_leaves_the_others_alone(self, tmp_path, monkeypatch):
         monkeypatch.setitem(gpu_check.SECTIONS, "broken", 60)
-        assert gpu_check.run_all(["broken", "environment"], True, tmp_path) == 1
+        assert (
+            gpu_check.run_all(["broken", "environment"], True, tmp_path, gpu_check.DRY_RUN_SECONDS)
+            == 1
+        )
         folder = tmp_path / "gpu_check-dry-run"
         sections = json.loads((folder / "check.json").read_text())["sections"]
         assert sections["broken"]["status"] == "failed" and "broken" in sections["broken"]["error"]
@@ -353,8 +356,8 @@ class TestGpuCheck:
         facts = {"commit": "0123abc", "tiles": [{"tile": "128x16"}], "date": "2026-11-22"}
         monkeypatch.setattr(gpu_check, "wait_for", lambda *_: (0, json.dumps(facts), ""))
         folder = tmp_path / "gpu_check-dry-run"
-        assert gpu_check.run_all(["environment"], True, tmp_path) == 0
-        assert gpu_check.run_all(["tiles"], True, tmp_path) == 0
+        assert gpu_check.run_all(["environment"], True, tmp_path, gpu_check.DRY_RUN_SECONDS) == 0
+        assert gpu_check.run_all(["tiles"], True, tmp_path, gpu_check.DRY_RUN_SECONDS) == 0
         sections = json.loads((folder / "check.json").read_text())["sections"]
         assert list(sections) == ["environment", "tiles"]
         assert len(sections["tiles"]["facts"]["tiles"]) == 2
