@@ -106,6 +106,7 @@ class Run:
         steps: Mapping[str, Callable[[], object]],
         align: Callable[[], object] | None = None,
         own: Collection[str] = (),
+        eager: Collection[str] = (),
     ) -> dict[str, Timing]:
         """Interleaved times; of several ranks the slowest, repeat by repeat.
 
@@ -113,11 +114,14 @@ class Run:
 
         Args:
             own: names of tpsample's steps.
+            eager: names of steps that are not to be captured.
 
         Raises:
             RuntimeError: one of `own` raises.
         """
-        prepared = {name: prepare(step, self.device) for name, step in steps.items()}
+        prepared = {
+            name: prepare(step, self.device, name not in eager) for name, step in steps.items()
+        }
         for failures in self.job.gather({n: p.why for n, p in prepared.items() if p.step is None}):
             for name, why in failures.items():
                 if name in own:
@@ -168,7 +172,8 @@ class Run:
             gated[name] = candidate.token_ids.clone()
             candidate.token_ids.fill_(-1)
         steps = {name: candidate.step for name, candidate in candidates.items()}
-        times = self.time({**steps, **others}, align, own=candidates)
+        eager = [name for name, candidate in candidates.items() if not candidate.graph]
+        times = self.time({**steps, **others}, align, own=candidates, eager=eager)
         for name, candidate in candidates.items():
             if not torch.equal(candidate.token_ids, gated[name]):
                 raise WrongToken(f"{name}: the timed steps gave other tokens than the checked one")

@@ -58,12 +58,14 @@ class Problem:
         hidden_states: [B, D] bf16, about N(0, 1).
         params: one request per row, all with a seed.
         positions: int64 [B].
+        fixed_rounds: whether filtered rows are drawn as in a captured graph, in every step.
     """
 
     weight: Tensor
     hidden_states: Tensor
     params: list[SamplingParams]
     positions: Tensor
+    fixed_rounds: bool = False
 
     @staticmethod
     def make(weight: Tensor, rows: int, temperatures: Sequence[float] = (1.0,)) -> Problem:
@@ -97,7 +99,10 @@ class Problem:
     @cached_property
     def batch(self) -> SamplingBatch:
         return SamplingBatch.from_params(
-            self.params, vocab_size=self.vocab_size, device=self.weight.device
+            self.params,
+            vocab_size=self.vocab_size,
+            device=self.weight.device,
+            fixed_rounds=self.fixed_rounds,
         )
 
     @property
@@ -170,12 +175,14 @@ class Candidate:
     Attributes:
         token_ids: [B], or [ranks, B] if several ranks are in this process.
         rounds: of Philox, for the oracle.
+        graph: whether it is to be timed as the replay of a CUDA graph.
     """
 
     problem: Problem
     step: Callable[[], object]
     token_ids: Tensor
     rounds: int = 10
+    graph: bool = True
 
     def check(self) -> NearTies:
         """Take the step and compare with the oracle; see `Problem.check`."""

@@ -128,16 +128,18 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
     return graph.replay
 
 
-def prepare(step: Callable[[], object], device: torch.device) -> Prepared:
-    """Warm `step` up and capture it, or else take it once as it is.
+def prepare(step: Callable[[], object], device: torch.device, graph: bool = True) -> Prepared:
+    """Warm `step` up and capture it if it is to be a `graph`, or else take it once as it is.
 
     Whatever goes wrong is in `why`: a compiler that gives up or a broken package of one candidate
     says nothing about the others.
     """
-    try:
-        return Prepared(captured(step, device), device.type == "cuda")
-    except Exception as error:
-        why = one_line(error)
+    why = None
+    if graph:
+        try:
+            return Prepared(captured(step, device), device.type == "cuda")
+        except Exception as error:
+            why = one_line(error)
     try:
         step()
         torch.cuda.synchronize() if device.type == "cuda" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ class TestEachBenchmark:
         assert note in result.notes
 
     def test_a_step_of_ours_without_a_graph_fails_after_it_is_measured(self, tmp_path, monkeypatch):
-        def without_graph(step, device):
+        def without_graph(step, device, graph):
             return Prepared(step, why="RuntimeError: operation not permitted")
 
         monkeypatch.setattr(harness, "prepare", without_graph)
@@ -203,6 +204,31 @@ class TestGate:
         monkeypatch.setattr(baselines, "has_triton", lambda device: False)
         rows = list(harness.load("single_gpu").rows(_small()))
         assert {each["kind"] for each in rows} == {"tpsample", "baseline", "limit"}
+
+
+class TestFilteredSteps:
+    def test_a_problem_says_whether_its_batch_draws_in_fixed_rounds(self):
+        plain = Problem.make(make_weight(1000, 64, CPU), 3).filtered(top_p=0.9)
+        for fixed_rounds in (False, True):
+            problem = replace(plain, fixed_rounds=fixed_rounds)
+            assert problem.batch.plan.fixed_rounds == fixed_rounds
+            problem.sampled_by(make_sampler(problem.weight, 3)).check()
+
+    def test_a_candidate_that_is_to_run_without_a_graph_is_not_captured(self, monkeypatch):
+        asked = {}
+
+        def noted(step, device, graph=True):
+            asked[step] = graph
+            return prepare(step, device, graph)
+
+        monkeypatch.setattr(harness, "prepare", noted)
+        problem = Problem.make(make_weight(1000, 64, CPU), 3)
+        sampler, run = make_sampler(problem.weight, 3), Run.small()
+        graph, eager = (replace(problem.sampled_by(sampler), graph=g) for g in (True, False))
+        times = run.time_checked({"graph": graph, "eager": eager}, {"other": lambda: None})
+        assert set(times) == {"graph", "eager", "other"}
+        assert asked.pop(graph.step) and not asked.pop(eager.step)
+        assert list(asked.values()) == [True]
 
 
 class TestTiming:
