@@ -137,6 +137,59 @@ def gumbel_argmax(problem: Problem) -> Callable[[Tensor], Tensor]:
     return sample
 
 
+def greedy(problem: Problem) -> Callable[[], Tensor]:
+    """One launch of the product with a plain greedy epilogue, in the tile that sampling takes.
+
+    Returns:
+        A step that returns the best value of every tile and row with its id: int32 [2, tiles, B],
+        values as the bits of fp32.
+    """
+    import triton
+
+    from benchmarks.greedy import greedy_kernel
+    from tpsample.local.tile_table import interpreter_tile, tile_for
+    from tpsample.local.tiles import Gpu
+
+    weight, rows, hidden_size = problem.weight, problem.rows, problem.weight.shape[1]
+    device, batch = weight.device, problem.batch
+    tile = interpreter_tile(rows, hidden_size)
+    if device.type == "cuda":
+        tile = tile_for(rows, problem.vocab_size, hidden_size, weight.dtype, Gpu.of(device))
+    tiles = triton.cdiv(problem.vocab_size, tile.block_v)
+    padded = rows + tile.block_b
+    streams = torch.zeros(4, padded, dtype=torch.int32, device=device)
+    scale = torch.ones(padded, device=device)
+    best = torch.zeros(2, tiles, rows, dtype=torch.int32, device=device)
+
+    def step() -> Tensor:
+        greedy_kernel[(tiles * triton.cdiv(rows, tile.block_b),)](
+            hidden_ptr=problem.hidden_states,
+            stride_hidden_b=problem.hidden_states.stride(0),
+            weight_ptr=weight,
+            stride_weight_v=weight.stride(0),
+            seed_ptr=batch.seed,
+            position_ptr=problem.positions,
+            temperature_ptr=batch.temperature,
+            stream_ptr=streams,
+            stride_stream=streams.stride(0),
+            scale_ptr=scale,
+            value_ptr=best[0].view(torch.float32),
+            index_ptr=best[1],
+            num_rows=rows,
+            vocab_start=0,
+            vocab_stop=problem.vocab_size,
+            HIDDEN_SIZE=hidden_size,
+            BLOCK_V=tile.block_v,
+            BLOCK_B=tile.block_b,
+            BLOCK_D=tile.block_d,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        return best
+
+    return step
+
+
 def weight_reads(weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     """Ways to read the whole weight and do nothing with it, each checked to have read it all."""
     words = weight.view(torch.int32).flatten()

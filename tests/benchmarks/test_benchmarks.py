@@ -41,7 +41,7 @@ from benchmarks.timing import Prepared, Timing, measure, prepare
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler
+from tpsample import LMHeadSampler, reference
 from tpsample.cli.app import app
 from tpsample.distributed import Job
 
@@ -204,6 +204,15 @@ class TestGate:
         monkeypatch.setattr(baselines, "has_triton", lambda device: False)
         rows = list(harness.load("single_gpu").rows(_small()))
         assert {each["kind"] for each in rows} == {"tpsample", "baseline", "limit"}
+
+
+def test_the_greedy_kernel_beside_the_sampled_one_finds_the_largest_logit():
+    problem = Problem.make(make_weight(2500, 64, CPU), 5)  # three tiles of the interpreter
+    values, ids = baselines.greedy(problem)()
+    tile = values.view(torch.float32).argmax(dim=0, keepdim=True)
+    logits = reference.logits(problem.hidden_states, problem.weight)
+    assert len(ids) == 3
+    assert ids.gather(0, tile).squeeze(0).tolist() == logits.argmax(dim=1).tolist()
 
 
 class TestFilteredSteps:
