@@ -28,7 +28,7 @@ from tpsample.distributed import Job
 TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tiny_model(tiny: Path) -> Model:
     return load(str(tiny), Job(), torch.float32)
 

@@ -22,7 +22,7 @@ TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
 VOCAB_SIZE = 307
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of three layers."""
     from tokenizers import Tokenizer
@@ -49,7 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tiny_model(tiny: Path) -> Model:
     return load(str(tiny), Job(), torch.float32)
 

@@ -10,7 +10,7 @@ from tests.support.commands import run_command
 from tests.support.jit_launches import cases
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def launched() -> dict[str, list[str]]:
     """Kernels by case, of a process that does not interpret."""
     done = run_command(sys.executable, "-m", "tests.support.jit_launches")

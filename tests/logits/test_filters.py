@@ -57,7 +57,7 @@ def _sample_grid(cases: list[tuple[Rows, torch.Tensor]]) -> list[str]:
     return wrong
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def grid_cases() -> list[tuple[Rows, torch.Tensor]]:
     """All kinds × the grid; a block of masked ids; all ids of two of four shards masked."""
     cases = [

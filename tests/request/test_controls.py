@@ -106,7 +106,7 @@ def _sample_random_rows(cases: list) -> list[str]:
     return wrong
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def random_cases() -> list:
     """2,400 rows of random combinations of every parameter, with the tokens lists lead to."""
     cases = []

@@ -49,7 +49,7 @@ def _theirs(talk: Conversation, logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rows() -> tuple[list[Conversation], torch.Tensor]:
     talks = _rows(200)
     for talk in talks:  # they have neither of these

@@ -59,7 +59,7 @@ def _texts(toy: Toy, guess: torch.Tensor, lengths: list[int], options: dict) -> 
     return texts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plain() -> tuple[Toy, torch.Tensor]:
     """The model, and what one rank writes without drafts."""
     toy = Toy.make(V)

@@ -119,7 +119,7 @@ def _verify(problem: Problem) -> dict[tuple, VerifyOutput]:
     return outputs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def problem() -> Problem:
     return Problem(list(kinds_of_logits().values()))
 
