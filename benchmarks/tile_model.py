@@ -14,8 +14,8 @@ A program (one tile) is in three phases, one after the other:
 An SM runs as many programs as its registers and shared memory hold; the next tile starts when one
 ends. To the last one's end come 1.5 µs for the start of a graph and 3 µs for the second kernel.
 
-Every constant below is an assumption with its source; the result is a prediction. Held against the
-published plots of FlashSampling for its own tiles, the same model is within about 10 %.
+Every constant below is an assumption with its source, and the result is a prediction: it has been
+held against no measurement of this kernel yet.
 """
 
 from __future__ import annotations
