@@ -21,7 +21,6 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +28,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_record import archive, keep
 from benchmarks.shapes import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL_SECONDS = 510.0
 DRY_RUN_SECONDS = 300.0
-ARCHIVE = "gpu_check.tar.gz"
 
 # Section: seconds it may take. In order of importance within what is left of the total. The speeds
 # come early, since a benchmark compares its own ids with the oracle before it times them.
@@ -168,31 +167,12 @@ def run_all(names: list[str], dry_run: bool, output: Path, total: float) -> int:
         done[name] = section | {"commit": commit}
         print(f"{name:14} {section['status']:8} {section['seconds']:6.1f} s  {_summary(section)}")
         sys.stdout.flush()
-        _keep(done, dry_run, folder)
+        keep(done, dry_run, folder)
         archive(
             output, [folder.name, *(each.get("facts", {}).get("folder") for each in done.values())]
         )
     print(folder)
     return int(any(section["status"] != "passed" for section in done.values()))
-
-
-def _keep(done: dict[str, Any], dry_run: bool, folder: Path) -> None:
-    """Write the record and its page; sections of an earlier run stay until they are run again."""
-    path = folder / "check.json"
-    earlier = json.loads(path.read_text())["sections"] if path.exists() else {}
-    record = {"dry_run": dry_run, "sections": earlier | done}
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    (folder / "README.md").write_text(_page(record))
-
-
-def archive(output: Path, folders: list[str | None]) -> None:
-    """Write these result folders into one file, whole or not at all."""
-    unfinished = output / f"{ARCHIVE}.part"
-    with tarfile.open(unfinished, "w:gz") as tar:
-        for name in sorted({name for name in folders if name}):
-            tar.add(output / name, arcname=name)
-    unfinished.replace(output / ARCHIVE)
 
 
 def _section(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str, Any]:
@@ -291,25 +271,6 @@ def _folder_name(facts: dict[str, Any]) -> str:
 def _summary(section: dict[str, Any]) -> str:
     text = section.get("error") or json.dumps(section["facts"])
     return text if len(text) <= 300 else text[:299] + "…"
-
-
-def _page(record: dict[str, Any]) -> str:
-    lines = ["# gpu_check", ""]
-    if record["dry_run"]:
-        lines += ["**Dry run: tiny sizes on a CPU, the kernels in the Triton interpreter.**", ""]
-    lines += ["| section | status | seconds | commit |", "| --- | --- | ---: | --- |"]
-    for name, section in record["sections"].items():
-        commit = (section["commit"] or "")[:10]
-        lines.append(f"| {name} | {section['status']} | {section['seconds']:.0f} | {commit} |")
-    for name, section in record["sections"].items():
-        facts = section.get("facts", {})
-        if "error" in section:
-            facts = {"error": section["error"], **facts}
-        lines += ["", f"## {name}", "", "| what | value |", "| --- | --- |"]
-        for key, value in facts.items():
-            text = str(value).replace("\n", "<br>").replace("|", "\\|")
-            lines.append(f"| {key} | {text} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_check
+from benchmarks import gpu_check, gpu_record
 from tests.support.limits import slowness
 
 
@@ -34,8 +34,8 @@ def test_the_archive_has_the_folders_of_this_run_alone(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(name)
     for _ in range(2):  # it is written again after every section
-        gpu_check.archive(tmp_path, ["ours", None, "ours"])
-    with tarfile.open(tmp_path / gpu_check.ARCHIVE) as tar:
+        gpu_record.archive(tmp_path, ["ours", None, "ours"])
+    with tarfile.open(tmp_path / gpu_record.ARCHIVE) as tar:
         assert tar.getnames() == ["ours", "ours/result.json"]
     assert not list(tmp_path.glob("*.part"))
 
@@ -56,7 +56,7 @@ def test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew(tmp
     assert not _sections(tmp_path)
     record = json.loads((tmp_path / "gpu_check-dry-run" / "check.json").read_text())
     assert record["sections"]["environment"]["status"] == "passed"
-    with tarfile.open(tmp_path / gpu_check.ARCHIVE) as tar:
+    with tarfile.open(tmp_path / gpu_record.ARCHIVE) as tar:
         assert "gpu_check-dry-run/check.json" in tar.getnames()
 
 

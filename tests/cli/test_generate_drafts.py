@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
+from tests.support.tiny_model import save_tokenizer
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.cli.app import app
 from tpsample.cli.decode import decode
@@ -25,14 +26,8 @@ VOCAB_SIZE = 307
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of three layers."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
     folder = tmp_path_factory.mktemp("tiny-llama")
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
-    words.pre_tokenizer = Whitespace()
-    TRANSFORMERS.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    save_tokenizer(folder, VOCAB_SIZE)
     config = TRANSFORMERS.LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=32,

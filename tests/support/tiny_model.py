@@ -9,16 +9,23 @@ import torch
 VOCAB_SIZE = 1003
 
 
-def save_tiny_model(folder: Path) -> None:
-    """A random Gemma 2 with an odd vocabulary and a soft-cap that bends its logits."""
+def save_tokenizer(folder: Path, vocab_size: int) -> None:
+    """One whose words are w0, w1, …"""
     import transformers
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
 
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
     words.pre_tokenizer = Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+
+
+def save_tiny_model(folder: Path) -> None:
+    """A random Gemma 2 with an odd vocabulary and a soft-cap that bends its logits."""
+    import transformers
+
+    save_tokenizer(folder, VOCAB_SIZE)
     config = transformers.Gemma2Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=32,

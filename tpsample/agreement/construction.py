@@ -33,7 +33,7 @@ _COMPARED = ("vocab_size", "max_rows", "exchange", "chunks", "philox_rounds", "d
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a sampler is built from, the same on every rank but for `ranks.rank` and its arguments.
+    """The settled arguments of a sampler, equal on every rank but for its rank and its own tensors.
 
     Attributes:
         shards: every rank's, in rank order.

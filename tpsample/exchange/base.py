@@ -18,7 +18,7 @@ from tpsample.request.step import Push
 
 @dataclass(frozen=True)
 class Setup:
-    """What every exchange is built from.
+    """The settings from which every exchange is built.
 
     Attributes:
         ranks: those that exchange words.

@@ -45,7 +45,7 @@ class StoredLogits(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What the scores of one row depend on beside its logits, each [1]."""
+    """The parts of one row's scores beside its logits, each [1]."""
 
     seed: tl.tensor  # int64
     position: tl.tensor  # int64

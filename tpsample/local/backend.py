@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,8 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Push, Step
 
 
-class Backend:
-    """What computes the words of a rank's shard; [B, V_local] exists for stored rows alone.
+class Backend(ABC):
+    """Computes the words of a rank's shard. Only stored rows have their [V_local] logits written.
 
     Args:
         weight: [V_local, D]; rows behind the shard are never read.
@@ -60,9 +62,10 @@ class Backend:
         return Step(hidden_states, batch, noise, controls, logits, out)
 
     def controls_of(self, rows: ControlRows) -> StepControls:
-        """The controls of a step's rows over the shard."""
+        """Return the controls of a step's rows over the shard."""
         return StepControls.of(rows, self._shard)
 
+    @abstractmethod
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
@@ -73,4 +76,3 @@ class Backend:
             push: lets the kernel write every chunk to the peers by itself; then `words` are those
                 of the first chunk, and there is one part.
         """
-        raise NotImplementedError

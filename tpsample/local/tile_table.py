@@ -101,7 +101,7 @@ def all_tiles() -> list[tuple[Tile, torch.dtype]]:
 
 
 def is_short(tile: Tile) -> bool:
-    """Whether batches with penalties or biases use the tile."""
+    """Return whether batches with penalties or biases use the tile."""
     return tile in (*_SHORT_TILES.values(), _FP32)
 
 

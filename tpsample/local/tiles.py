@@ -31,7 +31,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What of a GPU the choice depends on; all 0 is no GPU.
+    """A GPU as far as the choice of a tile depends on it; all 0 is no GPU.
 
     Attributes:
         name: as torch has it.

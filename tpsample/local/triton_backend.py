@@ -24,7 +24,7 @@ from tpsample.request.step import Push, Step
 
 @dataclass(frozen=True)
 class _Launch:
-    """What of a launch does not change from step to step."""
+    """The part of a launch that does not change from step to step."""
 
     grid: tuple[int]
     arguments: dict[str, Any]
@@ -97,7 +97,7 @@ class TritonBackend(Backend):
         )
 
     def _tile_of(self, num_rows: int, edits: bool) -> Tile:
-        """What the table says, or what overrides it."""
+        """Return the tile that overrides the table, or the table's."""
         if self.tile is not None:
             return self.tile
         hidden_size, dtype = self._weight.shape[1], self._weight.dtype
@@ -115,7 +115,7 @@ class TritonBackend(Backend):
         tile: Tile,
         block_e: int,
     ) -> _Launch | None:
-        """Grid and arguments that stay the same from step to step; None if the part is empty."""
+        """Return grid and arguments that all steps share, or None if the part is empty."""
         start, stop = self._shard.start, self._shard.stop
         num_tiles = -(-(stop - start // 4 * 4) // tile.block_v) if stop > start else 0
         if push is not None:

@@ -17,7 +17,7 @@ DIGITS = 1 << DIGIT_BITS
 
 @dataclass(frozen=True)
 class Search:
-    """Where the weight, summed over descending words and all ranks, reaches a limit.
+    """A search for the word at which the weight of descending words of all ranks reaches a limit.
 
     Attributes:
         prefix: int64 [F], the digits of that word found so far.

@@ -216,7 +216,7 @@ class TritonShardLogits(ShardLogits):
         )
 
     def _shard(self) -> dict[str, Any]:
-        """Where a kernel finds the logits."""
+        """Return the arguments by which a kernel finds the logits."""
         return {
             "logits_ptr": self.logits,
             "stride_logits": self.logits.stride(0),
@@ -226,7 +226,7 @@ class TritonShardLogits(ShardLogits):
         }
 
     def _noise(self) -> dict[str, Any]:
-        """What a kernel needs to score."""
+        """Return the arguments by which a kernel scores."""
         return {
             "seed_ptr": self.noise.seed,
             "position_ptr": self.noise.positions,
@@ -236,7 +236,7 @@ class TritonShardLogits(ShardLogits):
         }
 
     def _gathered(self, gathered: Tensor, count: int) -> dict[str, Any]:
-        """What a kernel needs to merge the `best_scores` of all ranks."""
+        """Return the arguments by which a kernel merges the `best_scores` of all ranks."""
         sources, rows, _ = gathered.shape
         return {
             "gathered_ptr": gathered.contiguous(),

@@ -14,7 +14,7 @@ from tpsample.request.plan import BatchView
 
 
 class Push(NamedTuple):
-    """What the LM-head kernel needs to write words to its peers; the same in every step.
+    """The arguments by which the LM-head kernel writes words to its peers, equal in every step.
 
     Attributes:
         arrive: int32 [num_chunks, max_rows], zero between steps.
