@@ -26,6 +26,7 @@ _PIPE_OF = {
     "memory": "LD LDG LDS LDSM LDC LDL LDGSTS LDGDEPBAR LDTM ST STG STS STSM STL STTM SHFL RED "
     "REDG ATOM ATOMG ATOMS BAR MEMBAR FENCE CCTL",
 }
+_GLOBAL_MEMORY = {"LD", "LDG", "ST", "STG", "RED", "REDG", "ATOM", "ATOMG"}
 _PIPE = {name: pipe for pipe, names in _PIPE_OF.items() for name in names.split()}
 
 
@@ -117,6 +118,30 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
                 faults.append(f"no CTA barrier between the published maxima and {op}")
     if not arrivals:
         faults.append("no arrival counter: expected an atomic add of GPU scope")
+    return faults
+
+
+def overlap_faults(ops: Sequence[str], *, first: bool) -> list[str]:
+    """What is wrong with a kernel that overlaps another one; [] if it is right.
+
+    Args:
+        first: whether it comes first: it then prefetches its weights before it has made its
+            streams, which it stores, and lets the other one start behind its product. The other
+            one waits for its end before it touches memory.
+    """
+    names = [op.split(".")[0] for op in ops]
+    faults = []
+    if first:
+        stores = (place for place, name in enumerate(names) if name in ("ST", "STG"))
+        if "UBLKPF" not in names[: next(stores, None)]:
+            faults.append("no prefetch before the noise: expected UBLKPF before the first store")
+        products = [place for place, op in enumerate(ops) if _MATRIX.match(op)]
+        if "PREEXIT" not in names[max(products, default=0) :]:
+            faults.append("the next kernel waits for the end: expected PREEXIT behind the product")
+    else:
+        touches = (place for place, name in enumerate(names) if name in _GLOBAL_MEMORY)
+        if "ACQBULK" not in names[: next(touches, None)]:
+            faults.append("does not wait for the kernel before: expected ACQBULK before memory")
     return faults
 
 

@@ -14,6 +14,7 @@ import triton
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
 from benchmarks.stored_builds import STORED, STORED_TYPES
+from tpsample.core.overlap import OVERLAP_ARCH
 from tpsample.exchange.decode_triton import ROW_BLOCK
 from tpsample.local.tile_table import MAX_BLOCK_B, is_short, rule
 from tpsample.local.tiles import Gpu, Tile
@@ -126,11 +127,19 @@ class Subject:
         """Whether biases or penalties change the logits."""
         return bool({"token_bias_ptr", "history_ptr"} & set(self.uses))
 
+    @property
+    def overlap(self) -> bool:
+        """Whether the kernel overlaps the one before it, or behind it."""
+        return self.arch >= OVERLAP_ARCH and "OVERLAP" in jitted(self.kernel).arg_names
+
     def build(self, kernel: str | None = None) -> Build:
         """What to compile; `kernel` takes the place of this subject's own."""
         kernel = kernel or self.kernel
-        constants = _CONSTANTS | self.constants
+        constants = _CONSTANTS | {"OVERLAP": self.overlap, "PREFETCH": 0} | self.constants
         if self.tile is not None:
+            if self.overlap and self.dtype is not None:
+                columns = self.tile.num_stages * self.tile.block_d
+                constants["PREFETCH"] = columns * self.dtype.itemsize
             constants |= {
                 "BLOCK_V": self.tile.block_v,
                 "BLOCK_B": self.tile.block_b,

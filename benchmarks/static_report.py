@@ -12,7 +12,8 @@ kernel once. `--json FILE` writes the rows to a file. Exits with 1 if a requirem
 - at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
   greedy one (`benchmarks.greedy`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
-- kernels that write to peers keep the memory order of `benchmarks.sass.push_order_faults`.
+- kernels that write to peers keep the memory order of `benchmarks.sass.push_order_faults`;
+- kernels that overlap, on sm_90 and up, wait and let go as in `benchmarks.sass.overlap_faults`.
 
 Instructions are counted in SASS, both sides of a branch: they compare kernels and predict no
 microseconds.
@@ -37,6 +38,7 @@ from benchmarks.sass import (
     PIPES,
     matrix_instruction,
     matrix_instructions,
+    overlap_faults,
     pipe_counts,
     push_order_faults,
     spills,
@@ -127,6 +129,8 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     )
     if row.spills or row.stack_bytes:
         row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
+    if subject.overlap:
+        row.faults += overlap_faults(binary.opcodes, first=tile is not None)
     if tile is None or subject.dtype is None:
         return row
 

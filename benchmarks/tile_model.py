@@ -6,13 +6,15 @@
 
 A program (one tile) is in three phases, one after the other:
 
-    prologue   2 µs, spread over ±25 %: three dependent cold loads, Philox, the first stages
+    prologue   2 µs, spread over ±25 %: three dependent cold loads, Philox, the first stages; after
+               0.5 µs of it the program asks for the weights of its first stages (`PREFETCH`)
     loads      at the least of: its share of the memory's bandwidth, of L2's and of its SM's link,
                the bytes it has in flight ÷ latency, its share of the SM's matrix units
     epilogue   instructions per logit ÷ the rate at which the SM issues them
 
 An SM runs as many programs as its registers and shared memory hold; the next tile starts when one
-ends. To the last one's end come 1.5 µs for the start of a graph and 3 µs for the second kernel.
+ends. To the last one's end come 1.5 µs for the start of a graph and 1.5 µs for the second kernel,
+which is launched before the first has ended; without that it would be 3 µs.
 
 Every constant below is an assumption with its source, and the result is a prediction: it has been
 held against no measurement of this kernel yet.
@@ -41,7 +43,9 @@ REGISTERS = 65536
 LATENCY_US = 0.82
 """Of a load from memory under load; published microbenchmarks of Hopper say 0.80 to 0.85."""
 PROLOGUE_US, SPREAD = 2.0, 0.25
-GRAPH_US, SECOND_KERNEL_US = 1.5, 3.0
+PREFETCH_US = 0.5
+"""From a program's start to its prefetch: arithmetic of addresses, and no load before it."""
+GRAPH_US, SECOND_KERNEL_US = 1.5, 1.5
 ROW_PIECES = 0.97
 """Share of the bandwidth that reads of 128-byte pieces of rows reach."""
 MATRIX_EFFICIENCY = 0.8
@@ -135,24 +139,27 @@ def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -
             MATRIX_EFFICIENCY * chip.flops * chip.clock / (beside * tile.block_b),
         )
 
-    # Events in order of time: a program's prologue ends, its loads end, its epilogue ends. Loads
-    # share bandwidth, so what is left of them is counted at the rate that all have in common.
+    # Events in order of time: a program prefetches, goes on to load the rest when that and its
+    # prologue are over, and ends. Loads share bandwidth, so what is left of them is counted at the
+    # rate that all have in common.
     slots = range(min(tiles, chip.sms * resident))
     waiting = tiles - len(slots)
-    events: list[tuple[float, int, int]] = []  # (time, slot, 0: loads begin, 1: the program ends)
+    events: list[tuple[float, int, str]] = []  # (time, slot, "prefetch", "load" or "end")
     loading: dict[int, float] = {}  # slot: bytes left
+    prologue_ends: dict[int, float] = {}  # slot: time, of programs that have yet to load the rest
+    prefetched = min(1.0, tile.num_stages * tile.block_d / shape.hidden_size) * weight_bytes
     on_sm = [0] * chip.sms
     # One warp per scheduler hides less latency than two.
     epilogue_us = instructions / (4 * (0.55 if tile.num_warps <= 4 else 0.75) * chip.clock)
 
-    def prologue(number: int) -> float:
-        return PROLOGUE_US * (1 + SPREAD * ((number * 0.618) % 1 * 2 - 1))
+    def start(number: int, slot: int) -> None:
+        spread = 1 + SPREAD * ((number * 0.618) % 1 * 2 - 1)
+        prologue_ends[slot] = now + PROLOGUE_US * spread
+        heapq.heappush(events, (now + PREFETCH_US * spread, slot, "prefetch"))
 
-    started = 0
+    now, started = 0.0, len(slots)
     for slot in slots:
-        heapq.heappush(events, (prologue(started), slot, 0))
-        started += 1
-    now = 0.0
+        start(slot, slot)
     while events or loading:
         rates = {slot: load_rate(len(loading), on_sm[slot % chip.sms]) for slot in loading}
         first_done = min(
@@ -167,16 +174,20 @@ def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -
             slot = first_done[1]
             del loading[slot]
             on_sm[slot % chip.sms] -= 1
-            heapq.heappush(events, (now + epilogue_us, slot, 1))
+            if slot in prologue_ends:
+                heapq.heappush(events, (max(now, prologue_ends.pop(slot)), slot, "load"))
+            else:
+                heapq.heappush(events, (now + epilogue_us, slot, "end"))
         else:
             _, slot, what = heapq.heappop(events)
-            if what == 0:
-                loading[slot] = weight_bytes
+            if what == "end":
+                if waiting:
+                    waiting -= 1
+                    start(started, slot)
+                    started += 1
+            else:
+                loading[slot] = prefetched if what == "prefetch" else weight_bytes - prefetched
                 on_sm[slot % chip.sms] += 1
-            elif waiting:
-                waiting -= 1
-                heapq.heappush(events, (now + prologue(started), slot, 0))
-                started += 1
     weights = vocab_rows * shape.hidden_size * 2.0
     return Prediction(
         limit_us=weights / chip.memory,

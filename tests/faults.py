@@ -239,6 +239,23 @@ SHARDS = [
 
 EXCHANGES = [
     Fault(
+        "the decoding kernel starts on words that are not there yet",
+        "tpsample/kernels/decode.py",
+        "    if OVERLAP:\n        wait_for_previous_launch()\n",
+        "",
+        ("tests/kernels/test_jit_launches.py::test_a_step_compiles_as_it_is_launched[plain]",),
+    ),
+    Fault(
+        "a bulk prefetch at an odd address",
+        "tpsample/local/triton_backend.py",
+        "if self._gpu.arch < OVERLAP_ARCH or not aligned:",
+        "if self._gpu.arch < OVERLAP_ARCH:",
+        (
+            "tests/kernels/test_jit_launches.py::"
+            "test_a_step_compiles_as_it_is_launched[weight at an odd address]",
+        ),
+    ),
+    Fault(
         "the parity of the inbox is not written",
         "tpsample/kernels/inbox.py",
         "source = ((epoch & 1) * peers.num_chunks + chunk) * peers.world_size + peers.rank",

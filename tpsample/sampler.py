@@ -11,6 +11,7 @@ from tpsample.agreement.construction import agree
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
+from tpsample.core.overlap import kernels_overlap
 from tpsample.core.score import Head
 from tpsample.core.step_buffer import capturing
 from tpsample.core.vocab_shard import VocabShard
@@ -106,8 +107,9 @@ class LMHeadSampler:
         self.weight, device = lm_head_weight.detach(), lm_head_weight.device
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         self.max_rows, self.philox_rounds, self.ranks = max_rows, philox_rounds, agreed.ranks
-        decode = decoder(agreed.backend)
-        setup = Setup(agreed.ranks, max_rows, chunks, device, decode, agreed.hosts)
+        overlap = kernels_overlap(device)
+        decode = decoder(agreed.backend, overlap=overlap and agreed.ranks.world_size == 1)
+        setup = Setup(agreed.ranks, max_rows, chunks, device, decode, agreed.hosts, overlap)
         self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
         bias, head = None if bias is None else bias.detach(), agreed.arguments.head
         self.local = make_backend(

@@ -58,6 +58,10 @@ def test_a_step_compiles_as_it_is_launched(launched, name):
     expected = ["token_mask"] * (name in MASKED) + ["lm_head", finish, *STORED.get(name, [])]
     *kernels, operators = launched[name]
     assert [kernel.removesuffix("_kernel") for kernel in kernels] == expected
+    assert launched[f"overlap, {name}"] == [
+        "launch_dependents" if name == "weight at an odd address" else "L2+launch_dependents",
+        "wait+early",
+    ]
     most = MOST_OPERATORS.get(name)
     if most is not None:
         assert 0 < int(operators.split()[0]) <= most

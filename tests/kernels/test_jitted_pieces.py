@@ -72,6 +72,7 @@ def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():
         num_samples=2,
         num_sources=3,
         BLOCK=8,
+        OVERLAP=False,
     )
     assert torch.equal(out_seeds[:5], seeds[:5]) and (out_seeds[5:] == -77).all()
     assert (memory[:, :10] == 0).all() and (memory[:, 10:] == -77).all()

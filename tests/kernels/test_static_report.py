@@ -11,6 +11,7 @@ from benchmarks.sass import (
     matrix_instruction,
     matrix_instructions,
     opcodes,
+    overlap_faults,
     pipe_counts,
     push_order_faults,
     spills,
@@ -76,8 +77,13 @@ def test_the_report_refuses_to_run_interpreted(tmp_path):
     assert done.returncode == 2 and "unset TRITON_INTERPRET" in done.stdout
 
 
+PRODUCT = "HGMMA.64x64x16.F32.BF16"
+
+
 def binary(*ops: str, registers: int = 64, stack_bytes: int = 0) -> Binary:
-    return Binary(registers, stack_bytes, 72 * 1024, 0, ops)
+    """An LM head that overlaps as it should."""
+    overlapping = ("UBLKPF.L2", *ops, "PREEXIT")
+    return Binary(registers, stack_bytes, 72 * 1024, 0, overlapping)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +93,8 @@ def binary(*ops: str, registers: int = 64, stack_bytes: int = 0) -> Binary:
 )
 def test_a_dear_epilogue_is_flagged(extra_per_logit, fault):
     logits_per_thread = TILE_64.block_v * TILE_64.block_b // (32 * TILE_64.num_warps)
-    greedy = binary("HGMMA.64x64x16.F32.BF16")
-    dear = binary(*greedy.opcodes, *["FFMA"] * int(extra_per_logit * logits_per_thread))
+    greedy = binary(PRODUCT)
+    dear = binary(PRODUCT, *["FFMA"] * int(extra_per_logit * logits_per_thread))
     row = judge(lm_head(90, TILE_64, DTYPE), dear, greedy)
     assert row.epilogue == extra_per_logit == row.epilogue_by_pipe["fp"]
     assert row.faults == [] if fault is None else row.faults[0].startswith(fault)
@@ -97,9 +103,9 @@ def test_a_dear_epilogue_is_flagged(extra_per_logit, fault):
 @pytest.mark.parametrize(
     ("compiled", "fault"),
     [
-        (binary("HGMMA.64x64x16.F32.BF16"), None),
-        (binary("HGMMA.64x64x16.F32.BF16", "LDL.64"), "spills: 1 instr"),
-        (binary("HGMMA.64x64x16.F32.BF16", stack_bytes=8), "spills: 0 instructions, 8 bytes"),
+        (binary(PRODUCT), None),
+        (binary(PRODUCT, "LDL.64"), "spills: 1 instr"),
+        (binary(PRODUCT, stack_bytes=8), "spills: 0 instructions, 8 bytes"),
         (binary("HMMA.16816.F32.BF16"), "expected HGMMA on H100/H200, got HMMA"),
         (binary("HFMA2.MMA"), "expected HGMMA on H100/H200, got -"),
     ],
@@ -228,3 +234,21 @@ def test_the_right_memory_order_passes(names):
 )
 def test_a_wrong_memory_order_is_flagged(names, fault):
     assert any(fault in found for found in push_order_faults(push_sass(*names)))
+
+
+@pytest.mark.parametrize(
+    ("ops", "first", "faults"),
+    [
+        ("LDG UBLKPF.L2 STG HGMMA.64 HGMMA.64 PREEXIT EXIT", True, []),
+        ("LDC ACQBULK LDG.E STG.E EXIT", False, []),
+        ("LDG STG.E UBLKPF.L2 HGMMA.64 PREEXIT EXIT", True, ["UBLKPF"]),
+        ("LDG UBLKPF.L2 STG.E PREEXIT HGMMA.64 EXIT", True, ["PREEXIT"]),
+        ("LDG STG.E HGMMA.64 EXIT", True, ["UBLKPF", "PREEXIT"]),
+        ("LDG.E ACQBULK STG.E EXIT", False, ["ACQBULK"]),
+        ("LDC EXIT", False, ["ACQBULK"]),
+    ],
+)
+def test_kernels_that_overlap_are_judged(ops, first, faults):
+    found = overlap_faults(ops.split(), first=first)
+    assert len(found) == len(faults)
+    assert all(name in text for name, text in zip(faults, found, strict=True))

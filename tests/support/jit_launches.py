@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange, Setup
-from tpsample.exchange.decode_triton import decode_by_kernel
+from tpsample.exchange.decode import decoder
 from tpsample.exchange.peer import PeerExchange
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.local.triton_backend import TritonBackend
@@ -87,10 +87,11 @@ class Operators(TorchDispatchMode):
 
 def exchange(world_size: int) -> Exchange:
     if world_size == 1:
-        return Exchange(Setup(Ranks(), MAX_ROWS, 1, CPU, decode_by_kernel))
+        decode = decoder("triton", overlap=True)
+        return Exchange(Setup(Ranks(), MAX_ROWS, 1, CPU, decode))
     shards = [VocabShard.even(V, rank, world_size) for rank in range(world_size)]
     return [
-        PeerExchange(Setup(ranks, MAX_ROWS, 2, CPU, decode_by_kernel))
+        PeerExchange(Setup(ranks, MAX_ROWS, 2, CPU, decoder("triton"), overlap=True))
         for ranks in VirtualWorld(shards).ranks
     ][1]
 
@@ -103,6 +104,7 @@ def step(
     head: Head | None = None,
     dtype: torch.dtype = torch.bfloat16,
     tile: Tile = TILE,
+    odd_address: bool = False,
 ) -> int:
     """The launches of one step of rank 1, or of the only one.
 
@@ -111,7 +113,9 @@ def step(
     """
     words = exchange(world_size)
     shard = VocabShard.even(V, words.ranks.rank, world_size)
-    weight = torch.empty(len(shard), D, dtype=dtype)
+    weight = torch.empty(len(shard), D + 1, dtype=dtype)[:, odd_address : D + odd_address]
+    if not odd_address:
+        weight = weight.contiguous()
     bias = None if head is None else weight[:, 0].clone()
     backend = TritonBackend(
         weight, shard, bias, head or Head(1.0, None), rounds=10, max_rows=MAX_ROWS
@@ -166,9 +170,17 @@ def cases() -> dict[str, Any]:
         "drafts": lambda: step(batch_of(**everything).with_drafts(drafts)),
         "samples, head": lambda: step(batch_of(), num_samples=2, head=Head(0.5, 30.0)),
         "fp32": lambda: step(batch_of(), dtype=torch.float32, tile=Tile(64, 16, 32, 4, 2)),
+        "weight at an odd address": lambda: step(batch_of(), odd_address=True),
         "peer, 2 ranks": lambda: step(batch_of(), world_size=2),
         "peer, 8 ranks": lambda: step(batch_of(), world_size=8, num_samples=2),
     }
+
+
+def overlap_of(kernel: Any) -> str:
+    """How a kernel overlaps its neighbours: instructions of its PTX, and the launch's attribute."""
+    instructions = ("prefetch.L2", "griddepcontrol.launch_dependents", "griddepcontrol.wait")
+    found = [each.rpartition(".")[2] for each in instructions if each in kernel.asm["ptx"]]
+    return "+".join([*found, *["early"] * kernel.metadata.launch_pdl])
 
 
 def main() -> None:
@@ -181,6 +193,8 @@ def main() -> None:
         for kernel, function in launches[before:]:
             assert kernel.asm["cubin"]
             print(f"{name}: {function}")
+            if function in ("lm_head_kernel", "decode_kernel", "peer_finish_kernel"):
+                print(f"overlap, {name}: {overlap_of(kernel)}")
         print(f"{name}: {operators} torch operators")
 
 

@@ -27,6 +27,7 @@ class Setup:
         device: where the words are.
         decode: makes tokens of the words.
         hosts: name of the host of each rank, in rank order; for "two_level".
+        overlap: whether kernels may overlap (`tpsample.core.overlap`).
     """
 
     ranks: Ranks
@@ -35,6 +36,7 @@ class Setup:
     device: torch.device
     decode: Decode
     hosts: Sequence[str] = ()
+    overlap: bool = False
 
 
 class Exchange:

@@ -8,6 +8,7 @@ Whoever decodes words clears them, so that the next step finds zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from torch import Tensor
@@ -19,12 +20,17 @@ Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
 """Words int64 [sources, num_samples · B] and seeds int64 [B] into an output."""
 
 
-def decoder(backend: str) -> Decode:
-    """Return what decodes words beside a backend: one Triton launch, or its plain twin."""
+def decoder(backend: str, *, overlap: bool = False) -> Decode:
+    """Return what decodes words beside a backend: one Triton launch, or its plain twin.
+
+    Args:
+        overlap: whether the launch may come before the kernel that makes the words has ended.
+            Only for words that no collective moves in between.
+    """
     if backend == "triton":
         from tpsample.exchange.decode_triton import decode_by_kernel  # needs Triton
 
-        return decode_by_kernel
+        return partial(decode_by_kernel, overlap=overlap)
     return decode_words
 
 

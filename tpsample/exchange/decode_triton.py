@@ -10,7 +10,9 @@ from tpsample.output import SampleOutput
 ROW_BLOCK = 64
 
 
-def decode_by_kernel(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
+def decode_by_kernel(
+    words: Tensor, seeds: Tensor, out: SampleOutput, *, overlap: bool = False
+) -> None:
     """Write tokens, status and seeds; clear the words."""
     num_rows = out.status.shape[0]
     decode_kernel[(-(-num_rows // ROW_BLOCK),)](
@@ -24,4 +26,6 @@ def decode_by_kernel(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
         num_samples=words.shape[1] // num_rows,
         num_sources=words.shape[0],
         BLOCK=ROW_BLOCK,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
     )

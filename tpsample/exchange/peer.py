@@ -47,6 +47,7 @@ class PeerExchange(Exchange):
         super().__init__(setup)
         self.parts = 1
         self.timeout_s = 60.0
+        self._overlap = setup.overlap
         self.arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
         self.epoch = torch.ones(1, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int32, device=device)
@@ -103,7 +104,9 @@ class PeerExchange(Exchange):
             timeout=int(self.timeout_s * 1e9),
             BLOCK_S=min(_MAX_BLOCK_S, triton.next_power_of_2(num_slots)),
             BLOCK_B=_BLOCK_B,
+            OVERLAP=self._overlap,
             num_warps=1,
+            launch_pdl=self._overlap,
         )
         self._unfinished = False
 

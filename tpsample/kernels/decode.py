@@ -8,6 +8,7 @@ import triton.language as tl
 
 from tpsample.core import word
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK
+from tpsample.kernels.overlap import wait_for_previous_launch
 
 KEY_MINUS_INF = tl.constexpr(word.KEY_MINUS_INF)
 STATUS_NAN = tl.constexpr(int(word.Status.NAN))
@@ -41,7 +42,10 @@ def decode_kernel(
     num_samples,
     num_sources,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,  # whether it is launched before the kernel that makes the words ends
 ):
+    if OVERLAP:
+        wait_for_previous_launch()
     offs_b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask_b = offs_b < num_rows
     row_status = tl.zeros((BLOCK,), tl.int32)

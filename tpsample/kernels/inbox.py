@@ -22,6 +22,7 @@ import triton.language as tl
 from tpsample.core import word
 from tpsample.kernels.decode import STATUS_PEER_LOST, decode
 from tpsample.kernels.noise import INTERPRET
+from tpsample.kernels.overlap import wait_for_previous_launch
 
 EPOCH_SHIFT = tl.constexpr(word.EPOCH_SHIFT)
 EPOCH_MAX = tl.constexpr(word.EPOCH_MAX)
@@ -196,11 +197,14 @@ def peer_finish_kernel(
     # blocks
     BLOCK_S: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    OVERLAP: tl.constexpr,  # whether it is launched before this rank's LM head ends
 ):
     """Wait for the words of all chunks and sources, decode the largest, clear, advance the epoch.
 
     Once a rank is lost, every row is PEER_LOST, at once, until the exchange is reset.
     """
+    if OVERLAP:
+        wait_for_previous_launch()
     offs_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     mask_b = offs_b < num_rows
     epoch = tl.load(epoch_ptr)

@@ -13,6 +13,7 @@ from tpsample.kernels.controls import Controls
 from tpsample.kernels.epilogue import Head, Outputs, Shard, store_candidates
 from tpsample.kernels.inbox import Peers, chunk_of_tile, push_last_arrival
 from tpsample.kernels.noise import INTERPRET
+from tpsample.kernels.overlap import let_next_launch_start, prefetch_rows
 from tpsample.kernels.row_noise import Rows, store_row_noise
 
 
@@ -133,6 +134,8 @@ def lm_head_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,  # rows of the epilogue at a time
     BLOCK_W: tl.constexpr,  # ranks, rounded up
+    OVERLAP: tl.constexpr,  # whether the kernel behind this one may be launched early
+    PREFETCH: tl.constexpr,  # bytes of each row to bring near while noise is made, or 0
 ):
     rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     shard = Shard(vocab_start, vocab_stop)
@@ -158,16 +161,23 @@ def lm_head_kernel(
 
     # A tile past the shard has no rows: it only counts as arrived.
     if (first_id < vocab_stop) & (vocab_start < vocab_stop):
-        store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
-
-        # Product. Rows past an edge read a row within it and are masked after.
+        # Rows past an edge read a row within it and are masked after.
         offs_v = first_id + tl.arange(0, BLOCK_V)
         row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
         row_b = tl.minimum(offs_b, num_rows - 1)
+        # The streams take some 2 µs, most of it waiting; the weights travel meanwhile.
+        if PREFETCH > 0:
+            prefetch_rows(weight_ptr + row_v.to(tl.int64) * stride_weight_v, PREFETCH)
+        store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
+
+        # Product.
         product = product_tile(
             hidden_ptr, stride_hidden_b, weight_ptr, stride_weight_v, row_v, row_b, HIDDEN_SIZE,
             BLOCK_D,
         )  # fmt: skip
+
+        if OVERLAP:
+            let_next_launch_start()
 
         # Epilogue: every row's best candidate of the tile, into the maximum over the rank's tiles.
         store_candidates(

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from tpsample.core.interpreted import interpreted
+from tpsample.core.overlap import OVERLAP_ARCH
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels.lm_head import lm_head_kernel
@@ -145,12 +146,26 @@ class TritonBackend(Backend):
             "BLOCK_B": tile.block_b,
             "BLOCK_D": tile.block_d,
             "BLOCK_E": block_e,
+            "OVERLAP": self._gpu.arch >= OVERLAP_ARCH,
+            "PREFETCH": self._prefetch(tile),
             **push_arguments(push),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
             "enable_fp_fusion": False,
         }
         return _Launch(((last - first) * -(-num_rows // tile.block_b),), arguments)
+
+    def _prefetch(self, tile: Tile) -> int:
+        """Return how many bytes of each row a program asks for before it has made its noise.
+
+        They are those of the first loads. A bulk prefetch takes multiples of 16 at multiples of 16.
+        """
+        weight = self._weight
+        aligned = weight.data_ptr() % 16 == 0 and weight.stride(0) * weight.itemsize % 16 == 0
+        if self._gpu.arch < OVERLAP_ARCH or not aligned:
+            return 0
+        columns = min(tile.num_stages * tile.block_d, weight.shape[1])
+        return columns * weight.itemsize // 16 * 16
 
 
 def push_arguments(push: Push | None) -> dict[str, Any]:

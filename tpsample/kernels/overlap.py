@@ -1,0 +1,38 @@
+"""What a kernel does while another one, or its own arithmetic, is still under way.
+
+Both need compute capability 9.0, and are left out where it is less (`tpsample.core.overlap`).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def let_next_launch_start():
+    """Say that the next kernel may be launched once every program of this one is here, or over.
+
+    It gets its place on the GPU, and waits there in `wait_for_previous_launch`.
+    """
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous_launch():
+    """Wait until the kernel before is over and what it wrote can be read."""
+    tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch_rows(ptr, BYTES: tl.constexpr):
+    """Start moving the first BYTES of some rows from memory to L2, and go on at once.
+
+    Addresses and BYTES are multiples of 16.
+    """
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; // $0",
+        "=r,l,r",
+        [ptr.to(tl.int64), tl.full(ptr.shape, BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
