@@ -105,8 +105,8 @@ def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
         problem, ours = plain.filtered(**changes), f"tpsample, {name}"
         others = {f"{kind}, {name}": step for kind, step in _baselines(problem, **changes).items()}
         # A captured graph draws in fixed rounds; so does its warm-up, because a kernel that is
-        # first met inside a capture cannot be loaded there. A step outside of one has the faster
-        # way, and is held against a plain step that is not captured either.
+        # first met inside a capture cannot be loaded there. Outside of one the host reads which
+        # rows need a second round; that step is held against a plain one that is not captured.
         on_gpu = run.device.type == "cuda"
         candidates = {
             "plain": plain.sampled_by(sampler),

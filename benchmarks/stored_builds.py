@@ -36,6 +36,7 @@ STORED_TYPES = {
     "total_log_min_p_ptr": "*fp64",
     "keep_ties_ptr": "*i1",
     "decided_ptr": "*i1",
+    "row_done_ptr": "*i1",
 }
 
 _LEADING = {"COUNT": BEST_SCORES, "WORDS": 8 * BEST_SCORES}
@@ -62,8 +63,9 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
         "sums:mass": {"MOMENT": True, **_BLOCK},
         "sums:min_p_cut": {},
         "sums:count": _BLOCK,
-        "sums:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
-        "sums:next_digit": {"DIGIT_BITS": DIGIT_BITS},
+        "digits:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
+        "digits:next_digit": {"DIGIT_BITS": DIGIT_BITS},
+        "row_search:row_search": {"COUNT": BEST_SCORES, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
         "sums:best_kept": _BLOCK,
         "decode:write_tokens": {},
     }.items()

@@ -18,14 +18,14 @@ from tpsample.kernels.best_scores import (
     group_best_kernel,
 )
 from tpsample.kernels.decode import write_tokens_kernel
+from tpsample.kernels.digits import digit_kernel, next_digit_kernel
 from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
+from tpsample.kernels.row_search import row_search_kernel
 from tpsample.kernels.sums import (
     best_kept_kernel,
     count_kernel,
-    digit_kernel,
     mass_kernel,
     min_p_cut_kernel,
-    next_digit_kernel,
     top_words_kernel,
 )
 from tpsample.logits.candidates import DIGIT_BITS, DIGITS, Candidates, Search
@@ -49,6 +49,7 @@ class TritonShardLogits(ShardLogits):
         first = self.logits.new_empty(rows, groups, dtype=torch.int64)
         self.launch(
             group_first_kernel,
+            row_done_ptr=self.done,
             words_ptr=first,
             groups=groups,
             GROUP=GROUP,
@@ -71,6 +72,7 @@ class TritonShardLogits(ShardLogits):
         self.launch(
             group_best_kernel,
             **self._noise(),
+            row_done_ptr=self.done,
             best_ptr=best,
             first_ptr=first,
             groups=groups,
@@ -105,6 +107,7 @@ class TritonShardLogits(ShardLogits):
             total_log_min_p_ptr=filters.total_log_min_p,
             keep_ties_ptr=filters.keep_ties,
             cut_ptr=cut,
+            row_done_ptr=self.done,
             **self._gathered(gathered, count),
             sums_ptr=sums,
         )
@@ -128,6 +131,35 @@ class TritonShardLogits(ShardLogits):
             enable_fp_fusion=False,
         )
         return words, decided
+
+    def search_rows(
+        self,
+        words: Tensor,
+        decided: Tensor,
+        gathered: Tensor,
+        sums: Tensor,
+        filters: RowFilters,
+        count: int,
+    ) -> bool:
+        row_search_kernel[(len(words),)](
+            **self._shard(),
+            **self._noise(),
+            top_k_ptr=filters.top_k,
+            top_p_ptr=filters.top_p,
+            log_min_p_ptr=filters.log_min_p,
+            keep_ties_ptr=filters.keep_ties,
+            decided_ptr=decided,
+            gathered_ptr=gathered.contiguous(),
+            sums_ptr=sums.contiguous(),
+            bins_ptr=words.new_empty(len(words), DIGITS),
+            words_ptr=words,
+            COUNT=count,
+            DIGIT_BITS=DIGIT_BITS,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=False,
+        )
+        return True
 
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
         rows, count = first.shape
@@ -171,7 +203,9 @@ class TritonShardLogits(ShardLogits):
 
     def best_kept(self, cut: Tensor) -> Tensor:
         words = cut.new_zeros(len(cut), self.noise.num_samples)
-        self.launch(best_kept_kernel, **self._noise(), cut_ptr=cut, words_ptr=words)
+        self.launch(
+            best_kept_kernel, **self._noise(), cut_ptr=cut, row_done_ptr=self.done, words_ptr=words
+        )
         return words
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
@@ -263,6 +297,7 @@ class TritonCandidates(Candidates):
             temperature_ptr=self.rows.temperature,
             top_ptr=self.top,
             prefix_ptr=prefix,
+            row_done_ptr=self.rows.done,
             bins_ptr=bins,
             shift=shift,
             MASS=mass,
