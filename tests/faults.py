@@ -838,7 +838,24 @@ FILES = [
     ),
 ]
 
+BENCHMARKS = [
+    Fault(
+        "an all-to-all that counts the bytes of its own rows",
+        "benchmarks/whole_logits.py",
+        "others = self.problem.rows - len(self.own)",
+        "others = self.problem.rows",
+        ("tests/benchmarks/test_whole_logits.py::test_both_ways_sample_whole_logits",),
+    ),
+    Fault(
+        "packages of others are looked for in no folder",
+        "benchmarks/third_party.py",
+        "sys.path.append(folder)",
+        "pass",
+        ("tests/benchmarks/test_third_party.py::test_those_in_the_folder_are_candidates",),
+    ),
+]
+
 FAULTS = [
     *(*FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS, *SEEDS, *AGREEMENT),
-    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES),
+    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES, *BENCHMARKS),
 ]
