@@ -49,7 +49,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_k 50, top_p 0.95": {"top_k": 50, "top_p": 0.95},
     "top_k 500, top_p 0.95": {"top_k": 500, "top_p": 0.95},
     "min_p 0.05": {"min_p": 0.05},
+    "top_p 0.001": {"top_p": 0.001},
 }
+"""The last one keeps so little of flat logits that the best scores decide few of its rows: it
+shows the cost of the threshold, and checks its tokens where the others seldom come to it."""
+
 WORLD_SIZES = (2, 4, 8)
 REAL_SHAPE = "49152x576"
 """The bundled model's LM head: there the weight and the hidden states are its own."""

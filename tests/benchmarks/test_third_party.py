@@ -107,6 +107,7 @@ def test_every_filter_has_its_function(folder):
         ("top_k, top_p", 50, 0.95),
         ("top_k, top_p", 500, 0.95),
         ("min_p", 0.05),
+        ("top_p", 0.001),
         ("logits",),
     ]
 
