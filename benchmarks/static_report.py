@@ -12,7 +12,8 @@ kernel once. `--json FILE` writes the rows to a file. Exits with 1 if a requirem
 - at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
   greedy one (`benchmarks.greedy`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
-- kernels that write to peers keep the memory order of `benchmarks.sass.push_order_faults`.
+- kernels that write to peers keep the memory order of `benchmarks.sass.push_order_faults`;
+- kernels that leave out rows that are done read nothing but a row's flag before they exit.
 
 Instructions are counted in SASS, both sides of a branch: they compare kernels and predict no
 microseconds.
@@ -32,9 +33,10 @@ from pathlib import Path
 import torch
 import triton
 
-from benchmarks.aot import GPUS, Binary, compile_all, programs_per_sm
+from benchmarks.aot import GPUS, Binary, compile_all, jitted, programs_per_sm
 from benchmarks.sass import (
     PIPES,
+    early_exit_faults,
     matrix_instruction,
     matrix_instructions,
     pipe_counts,
@@ -127,6 +129,8 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     )
     if row.spills or row.stack_bytes:
         row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
+    if "row_done_ptr" in jitted(subject.kernel).arg_names:
+        row.faults += early_exit_faults(binary.opcodes)
     if tile is None or subject.dtype is None:
         return row
 

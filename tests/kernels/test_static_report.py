@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.aot import GPUS, Binary, programs_per_sm
 from benchmarks.sass import (
+    early_exit_faults,
     main_loop,
     matrix_instruction,
     matrix_instructions,
@@ -228,3 +229,17 @@ def test_the_right_memory_order_passes(names):
 )
 def test_a_wrong_memory_order_is_flagged(names, fault):
     assert any(fault in found for found in push_order_faults(push_sass(*names)))
+
+
+@pytest.mark.parametrize(
+    ("ops", "faults"),
+    [
+        (["S2R", "LDG.E.U8", "ISETP", "EXIT", "LDG.E", "EXIT"], 0),
+        (["LDG.E.U8", "LDG.E", "EXIT"], 1),
+        (["S2R", "EXIT", "LDG.E.U8", "EXIT"], 1),
+        (["LDG.E.U8", "LDG.E"], 1),
+    ],
+    ids=["flag, exit", "flag and more", "nothing", "no exit"],
+)
+def test_a_row_that_is_done_is_left_at_once(ops, faults):
+    assert len(early_exit_faults(ops)) == faults

@@ -15,6 +15,7 @@ from tpsample.kernels.epilogue import TOKEN_MASK, pack
 from tpsample.kernels.order import (
     StoredLogits,
     block_scores,
+    is_done,
     load_block,
     load_draw,
     mass_limit,
@@ -74,7 +75,7 @@ def row_search_kernel(
     top_p_ptr,  # [F] fp64
     log_min_p_ptr,  # [F] fp64
     keep_ties_ptr,  # [F] bool
-    decided_ptr,  # [F] bool
+    row_done_ptr,  # [F] bool, whether the rejection decided the row
     gathered_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64, the best scores
     sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, what stands before them
     # scratch
@@ -96,7 +97,7 @@ def row_search_kernel(
     Such a row is not greedy and has a number for its first logit, or it would be decided.
     """
     row = tl.program_id(0)
-    if tl.load(decided_ptr + row):
+    if is_done(row_done_ptr, row):
         return
 
     # What the rejection found.

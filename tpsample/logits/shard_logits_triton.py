@@ -148,7 +148,7 @@ class TritonShardLogits(ShardLogits):
             top_p_ptr=filters.top_p,
             log_min_p_ptr=filters.log_min_p,
             keep_ties_ptr=filters.keep_ties,
-            decided_ptr=decided,
+            row_done_ptr=decided,
             gathered_ptr=gathered.contiguous(),
             sums_ptr=sums.contiguous(),
             bins_ptr=words.new_empty(len(words), DIGITS),
