@@ -1,5 +1,5 @@
 """How the kernels over stored logits are compiled for the report: as the launches of
-`tpsample.logits.shard_logits_triton` have them, with 8 ranks and every feature."""
+`tpsample.logits.shard_logits_triton` and its neighbours, with 8 ranks and every feature."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from tpsample.logits.candidates import DIGIT_BITS
 from tpsample.logits.filters import BEST_SCORES
+from tpsample.logits.launches import BLOCK, NUM_WARPS
 from tpsample.logits.shard_logits import GROUP
-from tpsample.logits.shard_logits_triton import BLOCK, NUM_WARPS
 from tpsample.request.filters import MAX_TOP_WORDS
 
 STORED_TYPES = {
