@@ -1,12 +1,22 @@
 """What tpsample is compared with: samplers over stored logits, and the time to read the weight.
 
 Every baseline multiplies with cuBLAS in bf16, stores the logits and samples from them, as serving
-engines do. None divides by a temperature (all rows have T = 1), which favours the baselines.
+engines do; FlashSampling alone samples in the product. None divides by a temperature (all rows have
+T = 1), which favours the baselines. Each stands for what a user can run:
+
+    softmax + exponential race  PyTorch alone: vLLM with VLLM_USE_FLASHINFER_SAMPLER=0, gpt-fast
+    Gumbel argmax               one pass of noise and argmax: vLLM's own sampler kernel (its V2
+                                runner), with our noise
+    FlashInfer                  vLLM with VLLM_USE_FLASHINFER_SAMPLER=1, SGLang with
+                                --sampling-backend flashinfer
+    FlashSampling               fused_mm_sample_triton of its repository, one rank
+
+The last two are of packages that have to be at hand: see `benchmarks.third_party`. On several ranks
+`benchmarks.whole_logits` makes whole rows of logits first.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from functools import partial
@@ -14,13 +24,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks import third_party
 from benchmarks.problem import Problem
 from tpsample import noise, reference
 from tpsample.core import word
 from tpsample.core.interpreted import interpreted
 
 RACE = "softmax + exponential race"
-FLASHINFER = "FlashInfer"
 GUMBEL = "Gumbel argmax"
 
 READ_PROGRAMS_PER_SM = (4, 8, 16)
@@ -36,10 +46,10 @@ def has_triton(device: torch.device) -> bool:
 
 
 def logits_samplers(problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Samplers of logits [B, V] to ids [B], by name; those that are installed."""
+    """Samplers of logits [B, V] to ids [B], by name; those that are at hand."""
     samplers = {RACE: softmax_race, GUMBEL: gumbel_argmax(problem)}
-    if problem.weight.device.type == "cuda" and importlib.util.find_spec("flashinfer"):
-        samplers[FLASHINFER] = flashinfer_sample
+    if third_party.usable(third_party.FLASHINFER, problem.weight.device):
+        samplers[third_party.FLASHINFER] = third_party.flashinfer_sample
     return samplers
 
 
@@ -52,10 +62,7 @@ def notes(device: torch.device) -> list[str]:
         f"{GUMBEL} launches three tiny kernels beside its own, which zero the words and take the "
         "ids from them; its time includes them.",
     ]
-    if not importlib.util.find_spec("flashinfer"):
-        lines.append("FlashInfer is not installed here, so its sampler was not measured.")
-    elif device.type != "cuda":
-        lines.append("FlashInfer needs a GPU, so its sampler was not measured.")
+    lines += third_party.notes(device)
     if device.type != "cuda":
         lines.append("On a CPU nothing is compiled and no L2 is flushed: the times mean little.")
     return lines
@@ -78,6 +85,8 @@ def single_rank(problem: Problem) -> dict[str, Callable[[], Tensor]]:
             steps[name] = partial(compiled(_matmul_race, weight.device), hidden, weight)
         else:
             steps[name] = partial(_matmul_then, sample, hidden, weight)
+    if third_party.usable(third_party.FLASHSAMPLING, weight.device):
+        steps[third_party.FLASHSAMPLING] = third_party.flash_sampling(hidden, weight)
     return steps
 
 
@@ -96,12 +105,6 @@ def _matmul_race(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def _matmul_then(sample: Callable[[Tensor], Tensor], hidden: Tensor, weight: Tensor) -> Tensor:
     return sample(hidden @ weight.T)
-
-
-def flashinfer_sample(logits: Tensor) -> Tensor:
-    import flashinfer
-
-    return flashinfer.sampling.sampling_from_logits(logits.float())
 
 
 def gumbel_argmax(problem: Problem) -> Callable[[Tensor], Tensor]:

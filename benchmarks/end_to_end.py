@@ -1,4 +1,4 @@
-"""A whole step on W ranks, the slowest rank counts: exchanges of words against gathered logits.
+"""A whole step on W ranks, the slowest rank counts: exchanges of words against whole logits.
 
 torchrun --standalone --nproc-per-node 8 -m benchmarks.run end_to_end
 """
@@ -6,22 +6,21 @@ torchrun --standalone --nproc-per-node 8 -m benchmarks.run end_to_end
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
-import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks import baselines, ranks
+from benchmarks import baselines, ranks, whole_logits
 from benchmarks.harness import Row, Run
 from benchmarks.problem import Problem, make_sampler
 from benchmarks.results import View, row, with_ratios
 from tpsample import VocabShard
 from tpsample.ranks.ranks import Ranks
 
-QUESTION = "A step on W ranks: time, tokens per second, efficiency, against gathering the logits?"
+QUESTION = "A step on W ranks: time, tokens per second, efficiency, against whole logits?"
 VIEWS = [
     View("latency", "Time of a step on the slowest rank, µs", x="batch"),
     View("tokens", "Tokens per second", x="batch", y="tokens_per_s"),
+    View("bytes", "Bytes that a rank sends", x="batch", y="bytes_out"),
     View(
         "efficiency",
         "Scaling efficiency: time of one rank ÷ (W · time)",
@@ -47,6 +46,8 @@ def rows(run: Run) -> Iterator[Row]:
     """One row per shape, batch size and candidate."""
     world_size = run.job.world_size
     run.note(*baselines.notes(run.device), "One rank: the whole vocabulary on every rank alone.")
+    if world_size > 1:
+        run.note(*whole_logits.notes())
     for shape in run.shapes:
         weight = run.weight(shape)
         shard = VocabShard.even(shape.vocab_size, run.job.rank, world_size)
@@ -56,7 +57,8 @@ def rows(run: Run) -> Iterator[Row]:
             candidates = {name: problem.sampled_by(sampler) for name, sampler in built.items()}
             alone = make_sampler(weight, batch, group=Ranks())
             candidates["one rank"] = problem.sampled_by(alone)
-            others = gathered(problem, shard, world_size)
+            others, sent = _baselines(problem, run)
+            sent |= {name: sampler.exchange.bytes_sent(batch) for name, sampler in built.items()}
             times = run.time_checked(
                 candidates, others, ranks.align(run) if world_size > 1 else None
             )
@@ -67,6 +69,7 @@ def rows(run: Run) -> Iterator[Row]:
             one_rank_us = times["one rank"].median_us
             measured = [row(n, kinds[n], times[n], **point) for n in kinds if n in times]
             for each in with_ratios(measured):
+                each["bytes_out"] = sent.get(each["candidate"], 0)
                 each["tokens_per_s"] = batch / each["median_us"] * 1e6
                 ranks_used = 1 if each["candidate"] == "one rank" else world_size
                 each["efficiency"] = one_rank_us / (ranks_used * each["median_us"])
@@ -75,31 +78,18 @@ def rows(run: Run) -> Iterator[Row]:
                 sampler.close()
 
 
-def gathered(
-    problem: Problem, shard: VocabShard, world_size: int
-) -> dict[str, Callable[[], Tensor]]:
-    """Every baseline behind an all-gather of the local logits in bf16; without one on one rank."""
-    if world_size == 1:
-        return baselines.single_rank(problem)
-    hidden, vocab_size = problem.hidden_states, problem.vocab_size
-    width = len(VocabShard.even(vocab_size, 0, world_size))
-    part = hidden.new_zeros(width, hidden.shape[1])  # padded: every rank gathers as many columns
-    part[: len(shard)] = problem.weight[shard.start : shard.stop]
-    parts = hidden.new_empty(world_size, problem.rows, width)
-    # torch 2.13 renamed it
-    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-    def logits() -> Tensor:
-        all_gather(parts.view(-1, width), hidden @ part.T)
-        return parts.transpose(0, 1).reshape(problem.rows, -1)[:, :vocab_size]
-
+def _baselines(
+    problem: Problem, run: Run
+) -> tuple[dict[str, Callable[[], Tensor]], dict[str, int]]:
+    """Every baseline, and the most bytes that a rank sends with it."""
+    if run.job.world_size == 1:
+        return baselines.single_rank(problem), {}
+    ways = [kind(problem, run.job.rank, run.job.world_size) for kind in whole_logits.KINDS]
+    whole_logits.require_equal_tokens(ways)
     steps: dict[str, Callable[[], Tensor]] = {}
-    for name, sample in baselines.logits_samplers(problem).items():
-        if name == baselines.RACE:
-            sample = baselines.compiled(sample, hidden.device)
-        steps[f"all-gather + {name}"] = partial(_sample_gathered, sample, logits)
-    return steps
-
-
-def _sample_gathered(sample: Callable[[Tensor], Tensor], logits: Callable[[], Tensor]) -> Tensor:
-    return sample(logits())
+    sent: dict[str, int] = {}
+    for way in ways:
+        own = way.steps()
+        steps |= own
+        sent |= dict.fromkeys(own, max(run.job.gather(way.bytes_sent)))
+    return steps, sent

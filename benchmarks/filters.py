@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import baselines, machine
+from benchmarks import baselines, machine, third_party
 from benchmarks.harness import Row, Run
 from benchmarks.problem import Problem, WrongToken, make_sampler
 from benchmarks.results import View, row, with_ratios
@@ -49,7 +49,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_k 50, top_p 0.95": {"top_k": 50, "top_p": 0.95},
     "top_k 500, top_p 0.95": {"top_k": 500, "top_p": 0.95},
     "min_p 0.05": {"min_p": 0.05},
+    "top_p 0.001": {"top_p": 0.001},
 }
+"""The last one keeps so little of flat logits that the best scores decide few of its rows: it
+shows the cost of the threshold, and checks its tokens where the others seldom come to it."""
+
 WORLD_SIZES = (2, 4, 8)
 REAL_SHAPE = "49152x576"
 """The bundled model's LM head: there the weight and the hidden states are its own."""
@@ -105,8 +109,8 @@ def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
         problem, ours = plain.filtered(**changes), f"tpsample, {name}"
         others = {f"{kind}, {name}": step for kind, step in _baselines(problem, **changes).items()}
         # A captured graph draws in fixed rounds; so does its warm-up, because a kernel that is
-        # first met inside a capture cannot be loaded there. A step outside of one has the faster
-        # way, and is held against a plain step that is not captured either.
+        # first met inside a capture cannot be loaded there. Outside of one the host reads which
+        # rows need a second round; that step is held against a plain one that is not captured.
         on_gpu = run.device.type == "cuda"
         candidates = {
             "plain": plain.sampled_by(sampler),
@@ -132,17 +136,19 @@ def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
 
 
 def _baselines(problem: Problem, **filters: Any) -> dict[str, Callable[[], Tensor]]:
-    """Samplers of stored logits with these filters, hidden states to ids; what is installed."""
+    """Samplers of stored logits with these filters, hidden states to ids; those at hand."""
     hidden, weight = problem.hidden_states, problem.weight
     sort = baselines.compiled(partial(sort_sample, **filters), weight.device)
     steps: dict[str, Callable[[], Tensor]] = {"sort": lambda: sort(hidden @ weight.T)}
-    if weight.device.type == "cuda" and importlib.util.find_spec("flashinfer"):
-        steps["FlashInfer"] = lambda: flashinfer_sample(hidden @ weight.T, **filters)
+    if third_party.usable(third_party.FLASHINFER, weight.device):
+        flashinfer = third_party.flashinfer_sample
+        steps[third_party.FLASHINFER] = lambda: flashinfer(hidden @ weight.T, **filters)
     return steps
 
 
 def sort_sample(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
-    """A draw by sorting the whole vocabulary, as engines do without a kernel of their own."""
+    """A draw by sorting the whole vocabulary, as engines do without a kernel of their own: SGLang
+    with --sampling-backend pytorch, vLLM with VLLM_USE_FLASHINFER_SAMPLER=0."""
     logits, ids = logits.float().sort(dim=1, descending=True)
     if min_p > 0:
         logits = logits.masked_fill(logits < logits[:, :1] + math.log(min_p), -torch.inf)
@@ -153,23 +159,6 @@ def sort_sample(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float
         before = probabilities.cumsum(dim=1) - probabilities
         probabilities = probabilities.masked_fill(before >= top_p, 0.0)
     return ids.gather(1, torch.multinomial(probabilities, 1)).squeeze(1)
-
-
-def flashinfer_sample(
-    logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-) -> Tensor:
-    """FlashInfer's kernels for one kind of filter, or top_k before top_p."""
-    from flashinfer import sampling
-
-    logits = logits.float()
-    if top_k > 0 and top_p < 1:
-        return sampling.top_k_top_p_sampling_from_logits(logits, top_k, top_p)
-    probabilities = logits.softmax(dim=1)
-    if top_k > 0:
-        return sampling.top_k_sampling_from_probs(probabilities, top_k)
-    if top_p < 1:
-        return sampling.top_p_sampling_from_probs(probabilities, top_p)
-    return sampling.min_p_sampling_from_probs(probabilities, min_p)
 
 
 def _bytes(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:

@@ -145,6 +145,16 @@ def overlap_faults(ops: Sequence[str], *, first: bool) -> list[str]:
     return faults
 
 
+def early_exit_faults(ops: Sequence[str]) -> list[str]:
+    """What is wrong with a kernel that has nothing to do in rows that are done; [] if right.
+
+    Its first load is the row's flag, and it can exit before it loads anything else.
+    """
+    first_exit = next((i for i, op in enumerate(ops) if op == "EXIT"), len(ops))
+    loads = sum(_is(op, "LD") for op in ops[:first_exit])
+    return [] if loads == 1 else [f"{loads} loads before the first exit: expected the flag alone"]
+
+
 def _is(op: str, family: str, *modifiers: str) -> bool:
     """`op` is RED or REDG (ATOM or ATOMG, MEMBAR, …) with these dotted modifiers."""
     name, _, rest = op.partition(".")

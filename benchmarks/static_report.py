@@ -13,7 +13,8 @@ kernel once. `--json FILE` writes the rows to a file. Exits with 1 if a requirem
   greedy one (`benchmarks.greedy`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
 - kernels that write to peers keep the memory order of `benchmarks.sass.push_order_faults`;
-- kernels that overlap, on sm_90 and up, wait and let go as in `benchmarks.sass.overlap_faults`.
+- kernels that overlap, on sm_90 and up, wait and let go as in `benchmarks.sass.overlap_faults`;
+- kernels that leave out rows that are done read nothing but a row's flag before they exit.
 
 Instructions are counted in SASS, both sides of a branch: they compare kernels and predict no
 microseconds.
@@ -33,9 +34,10 @@ from pathlib import Path
 import torch
 import triton
 
-from benchmarks.aot import GPUS, Binary, compile_all, programs_per_sm
+from benchmarks.aot import GPUS, Binary, compile_all, jitted, programs_per_sm
 from benchmarks.sass import (
     PIPES,
+    early_exit_faults,
     matrix_instruction,
     matrix_instructions,
     overlap_faults,
@@ -131,6 +133,8 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
     if subject.overlap:
         row.faults += overlap_faults(binary.opcodes, first=tile is not None)
+    if "row_done_ptr" in jitted(subject.kernel).arg_names:
+        row.faults += early_exit_faults(binary.opcodes)
     if tile is None or subject.dtype is None:
         return row
 

@@ -1,5 +1,5 @@
 """How the kernels over stored logits are compiled for the report: as the launches of
-`tpsample.logits.shard_logits_triton` have them, with 8 ranks and every feature."""
+`tpsample.logits.shard_logits_triton` and its neighbours, with 8 ranks and every feature."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from tpsample.logits.candidates import DIGIT_BITS
 from tpsample.logits.filters import BEST_SCORES
+from tpsample.logits.launches import BLOCK, NUM_WARPS
 from tpsample.logits.shard_logits import GROUP
-from tpsample.logits.shard_logits_triton import BLOCK, NUM_WARPS
 from tpsample.request.filters import MAX_TOP_WORDS
 
 STORED_TYPES = {
@@ -36,6 +36,7 @@ STORED_TYPES = {
     "total_log_min_p_ptr": "*fp64",
     "keep_ties_ptr": "*i1",
     "decided_ptr": "*i1",
+    "row_done_ptr": "*i1",
 }
 
 _LEADING = {"COUNT": BEST_SCORES, "WORDS": 8 * BEST_SCORES}
@@ -62,8 +63,9 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
         "sums:mass": {"MOMENT": True, **_BLOCK},
         "sums:min_p_cut": {},
         "sums:count": _BLOCK,
-        "sums:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
-        "sums:next_digit": {"DIGIT_BITS": DIGIT_BITS},
+        "digits:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
+        "digits:next_digit": {"DIGIT_BITS": DIGIT_BITS},
+        "row_search:row_search": {"COUNT": BEST_SCORES, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
         "sums:best_kept": _BLOCK,
         "decode:write_tokens": {},
     }.items()

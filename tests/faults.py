@@ -102,6 +102,40 @@ FILTERS = [
         ),
     ),
     Fault(
+        "in fixed rounds undecided rows keep what the rejection found",
+        "tpsample/logits/fixed_rounds.py",
+        "return torch.where(decided.unsqueeze(1), words, best)",
+        "return words",
+        (
+            "tests/logits/test_fixed_rounds_mixtures.py::test_decided_and_undecided_rows_of_one_step[torch-3-2]",
+        ),
+    ),
+    Fault(
+        "in fixed rounds top_p renormalises in top_k where the request does not",
+        "tpsample/logits/fixed_rounds.py",
+        "total_cut = torch.where(filters.in_top_k, top_k_cut, 0)",
+        "total_cut = top_k_cut",
+        (
+            "tests/logits/test_fixed_rounds_mixtures.py::test_decided_and_undecided_rows_of_one_step[torch-3-2]",
+        ),
+    ),
+    Fault(
+        "in fixed rounds decided rows are searched too",
+        "tpsample/kernels/digits.py",
+        """    if is_done(row_done_ptr, row):
+        return
+""",
+        "",
+        ("tests/logits/test_shard_logits.py::test_rows_that_are_done_are_left_out",),
+    ),
+    Fault(
+        "kernel: the search of a row ends a digit early",
+        "tpsample/kernels/row_search.py",
+        "for place in range(PLACES):",
+        "for place in range(PLACES - 1):",
+        ("tests/logits/test_shard_logits.py::test_the_search_of_a_row_is_that_of_the_rounds",),
+    ),
+    Fault(
         "words of as many rows are taken for those of all in order",
         "tpsample/logits/filters.py",
         "if lists_all(index, len(words)):",
@@ -821,7 +855,24 @@ FILES = [
     ),
 ]
 
+BENCHMARKS = [
+    Fault(
+        "an all-to-all that counts the bytes of its own rows",
+        "benchmarks/whole_logits.py",
+        "others = self.problem.rows - len(self.own)",
+        "others = self.problem.rows",
+        ("tests/benchmarks/test_whole_logits.py::test_both_ways_sample_whole_logits",),
+    ),
+    Fault(
+        "packages of others are looked for in no folder",
+        "benchmarks/third_party.py",
+        "sys.path.append(folder)",
+        "pass",
+        ("tests/benchmarks/test_third_party.py::test_those_in_the_folder_are_candidates",),
+    ),
+]
+
 FAULTS = [
     *(*FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS, *SEEDS, *AGREEMENT),
-    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES),
+    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES, *BENCHMARKS),
 ]

@@ -119,6 +119,9 @@ class TestEachBenchmark:
             assert result.machine["world_size"] == 2
             for exchange in ranks.EXCHANGES:
                 assert f"{exchange}, 4 chunks" in candidates[0][name], result.notes
+            if name == "end_to_end":
+                for way in ("all-gather", "all-to-all"):
+                    assert f"{way} + {baselines.GUMBEL}" in candidates[0][name], result.notes
 
     @pytest.mark.parametrize("name", SAMPLING)
     def test_aborts_at_a_wrong_token(self, name, tmp_path, wrong_token):

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.aot import GPUS, Binary, programs_per_sm
 from benchmarks.sass import (
+    early_exit_faults,
     main_loop,
     matrix_instruction,
     matrix_instructions,
@@ -252,3 +253,17 @@ def test_kernels_that_overlap_are_judged(ops, first, faults):
     found = overlap_faults(ops.split(), first=first)
     assert len(found) == len(faults)
     assert all(name in text for name, text in zip(faults, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ops", "faults"),
+    [
+        (["S2R", "LDG.E.U8", "ISETP", "EXIT", "LDG.E", "EXIT"], 0),
+        (["LDG.E.U8", "LDG.E", "EXIT"], 1),
+        (["S2R", "EXIT", "LDG.E.U8", "EXIT"], 1),
+        (["LDG.E.U8", "LDG.E"], 1),
+    ],
+    ids=["flag, exit", "flag and more", "nothing", "no exit"],
+)
+def test_a_row_that_is_done_is_left_at_once(ops, faults):
+    assert len(early_exit_faults(ops)) == faults

@@ -8,6 +8,7 @@ from tests.support import host_reads
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.ranks import run_ranks
+from tests.support.stored import on_virtual_ranks
 from tpsample import (
     LMHeadSampler,
     SampleOutput,
@@ -102,30 +103,41 @@ def test_the_rounds_do_not_depend_on_the_logits():
         assert easy_bytes == hard_bytes > 0
 
 
+MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
+
+
+@pytest.mark.parametrize("world_size", [1, 8])
 @pytest.mark.parametrize(
-    ("changes", "exchanges"),
+    ("requests", "exchanges"),
     [
-        ({"top_p": 0.9}, 12),
-        ({"top_k": 9}, 11),
-        ({"min_p": 0.1}, 2),
-        ({"top_p": 0.9, "top_k": 9}, 21),
-        ({"top_p": 0.9, "min_p": 0.1}, 12),
-        ({"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}, 12),
-        ({"top_p": 0.9, "top_k": 9, "min_p": 0.1, "filter_order": "min_p_last"}, 21),
+        ([{"top_p": 0.9}], 12),
+        ([{"top_k": 9}], 1),
+        ([{"top_k": 300}], 12),
+        ([{"min_p": 0.1}], 3),
+        ([{"top_p": 0.9, "top_k": 9}], 1),
+        ([{"top_p": 0.9, "top_k": 300}], 21),
+        ([{"top_p": 0.9, "min_p": 0.1}], 12),
+        ([{"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}], 12),
+        ([{"top_p": 0.9, "top_k": 9, "min_p": 0.1, "filter_order": "min_p_last"}], 1),
+        ([{"top_p": 0.9, "top_k": 300, "min_p": 0.1, "filter_order": "min_p_last"}], 21),
+        (MIXTURE, 13),
+        ([{"top_k": 9}, {"min_p": 0.1}], 4),
+        ([*MIXTURE, {"top_k": 300, "top_p": 0.9}], 22),
     ],
+    ids=str,
 )
-def test_a_search_that_no_request_needs_is_left_out(monkeypatch, changes, exchanges):
-    """The words of the ranks beside them."""
+def test_a_search_that_no_request_needs_is_left_out(monkeypatch, requests, exchanges, world_size):
+    """The words of the ranks beside them. Plain PyTorch searches one rank in rounds too."""
     taken = []
     for name in ("gather_integers", "sum_integers"):
         function = getattr(Ranks, name)
         monkeypatch.setattr(
             Ranks, name, lambda *a, function=function: taken.append(a) or function(*a)
         )
-    rows = Rows([KINDS["normal"]], [SamplingParams(seed=seed, **changes) for seed in range(20)])
-    out = _sampler(rows)(rows.hidden_states, _batch(rows, True), rows.positions)
-    assert torch.equal(out.token_ids, rows.oracle().token_ids)
-    assert len(taken) == exchanges
+    rows = Rows([KINDS["normal"]], [SamplingParams(seed=i, **r) for i, r in enumerate(requests)])
+    for out in on_virtual_ranks(rows.logits, _batch(rows, True), "torch", world_size):
+        assert torch.equal(out.token_ids, rows.oracle().token_ids)
+    assert len(taken) == exchanges * world_size
 
 
 def _sampler(rows: Rows) -> LMHeadSampler:

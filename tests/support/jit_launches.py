@@ -1,7 +1,8 @@
 """Launches every kernel as a step does, through Triton's own launch path, for a GPU that is absent.
 
-    python -m tests.support.jit_launches    # prints one line per launch: case, kernel; and how many
-                                            # torch operators work on stored logits beside them
+    python -m tests.support.jit_launches    # prints one line per launch: case, kernel; one per
+                                            # exchange of integers; and how many torch operators
+                                            # work on stored logits beside them
 
 A driver that only says "sm_90" lets Triton specialise the real arguments and compile them; nothing
 runs. It sees what compiling by a signature does not: a None where a branch still loads, an integer
@@ -11,6 +12,7 @@ whose value makes another kernel.
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualWorld
 
-V, D, ROWS, MAX_ROWS = 1000, 64, 3, 16
+V, D, ROWS, MAX_ROWS = 8000, 64, 3, 16
 CPU = torch.device("cpu")
 TILE = Tile(64, 16, 64, num_warps=4, num_stages=2)
 
@@ -78,11 +80,30 @@ class Operators(TorchDispatchMode):
     """Counts the operators that launch something on a GPU: not views, not empty tensors."""
 
     count = 0
-    _FREE = ("view", "slice", "select", "unsqueeze", "transpose", "empty", "new_empty")
+    _FREE = ("view", "slice", "select", "unsqueeze", "squeeze", "expand", "transpose", "detach")
+    _FREE += ("empty", "new_empty", "empty_like")
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func.overloadpacket.__name__ not in self._FREE
         return func(*args, **(kwargs or {}))
+
+
+class Echoes(Ranks):
+    """Ranks that all answer what this one sends; the exchanges are listed among the launches."""
+
+    can_exchange_tensors = True
+
+    def __init__(self, world_size: int, launches: list[tuple[Any, str]]) -> None:
+        self.world_size = world_size
+        self._launches = launches
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        self._launches.append((None, "exchange"))
+        return own.expand(self.world_size, *own.shape).contiguous()
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        self._launches.append((None, "exchange"))
+        return own * self.world_size
 
 
 def exchange(world_size: int) -> Exchange:
@@ -105,8 +126,12 @@ def step(
     dtype: torch.dtype = torch.bfloat16,
     tile: Tile = TILE,
     odd_address: bool = False,
+    exchanged_by: Ranks | None = None,
 ) -> int:
     """The launches of one step of rank 1, or of the only one.
+
+    Args:
+        exchanged_by: what the integers of filtered rows go to; None for the ranks of the words.
 
     Returns:
         How many torch operators launch something beside them, after the logits were stored.
@@ -133,14 +158,21 @@ def step(
     if view.plan.stored_index is None:
         return 0
     with Operators() as operators:
-        finish_logits(shard_logits(begun, shard, "triton"), begun, words.ranks)
+        ranks = exchanged_by or words.ranks
+        finish_logits(shard_logits(begun, shard, "triton"), begun, ranks)
     return operators.count
 
 
 def batch_of(*, fixed_rounds: bool = False, **params: Any) -> SamplingBatch:
-    rows = [SamplingParams(seed=row, **params) for row in range(ROWS)]
+    return batch_of_rows([params] * ROWS, fixed_rounds=fixed_rounds)
+
+
+def batch_of_rows(
+    requests: Sequence[dict[str, Any]], *, fixed_rounds: bool = False
+) -> SamplingBatch:
+    rows = [SamplingParams(seed=row, **params) for row, params in enumerate(requests)]
     return SamplingBatch.from_params(
-        rows, vocab_size=V, output_token_ids=[[1]] * ROWS, fixed_rounds=fixed_rounds
+        rows, vocab_size=V, output_token_ids=[[1]] * len(rows), fixed_rounds=fixed_rounds
     )
 
 
@@ -152,8 +184,20 @@ def masked(**masks: Tensor) -> SamplingBatch:
     return batch
 
 
-def cases() -> dict[str, Any]:
-    """By name, what makes the launches of a step."""
+FIXED: dict[str, list[dict[str, Any]]] = {
+    "top_p": [{"top_p": 0.9}],
+    "top_k 5": [{"top_k": 5}],
+    "top_k 300": [{"top_k": 300}],
+    "min_p": [{"min_p": 0.1}],
+    "top_k 5, top_p": [{"top_k": 5, "top_p": 0.9}],
+    "top_k 300, top_p": [{"top_k": 300, "top_p": 0.9}],
+    "mixture": [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}],
+}
+"""What the rows of a step in fixed rounds ask for, as in a captured graph."""
+
+
+def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
+    """By name, what makes the launches of a step; exchanges are listed in `launches`."""
     found: dict[str, Any] = {
         name: lambda params=params: step(batch_of(**params)) for name, params in PARAMS.items()
     }
@@ -161,8 +205,16 @@ def cases() -> dict[str, Any]:
     drafts = torch.zeros(ROWS, 2, dtype=torch.int64)
     grammar = torch.full((ROWS, -(-V // 32)), -1, dtype=torch.int32)
     forced = torch.full((ROWS,), -1, dtype=torch.int64)
+    for name, requests in FIXED.items():
+        for world_size in (1, 8):
+            words = "peer, " if world_size > 1 else ""
+            ranks = Ranks() if world_size == 1 else Echoes(world_size, launches)
+            found[f"{words}fixed rounds, {name}"] = lambda requests=requests, ranks=ranks: step(
+                batch_of_rows(requests, fixed_rounds=True),
+                world_size=ranks.world_size,
+                exchanged_by=ranks,
+            )
     return found | {
-        "fixed rounds": lambda: step(batch_of(top_p=0.9, fixed_rounds=True)),
         "filters, samples": lambda: step(batch_of(top_p=0.9), num_samples=2),
         "grammar": lambda: step(masked(grammar_bitmask=grammar)),
         "forced ids": lambda: step(masked(forced_token_ids=forced)),
@@ -187,11 +239,11 @@ def main() -> None:
     launches = only_compile()
     # What no kernel has written is then the same in each run: rows count as decided.
     torch.use_deterministic_algorithms(True)
-    for name, launch in cases().items():
+    for name, launch in cases(launches).items():
         before = len(launches)
         operators = launch()
         for kernel, function in launches[before:]:
-            assert kernel.asm["cubin"]
+            assert kernel is None or kernel.asm["cubin"]
             print(f"{name}: {function}")
             if function in ("lm_head_kernel", "decode_kernel", "peer_finish_kernel"):
                 print(f"overlap, {name}: {overlap_of(kernel)}")

@@ -91,7 +91,7 @@ class Story:
                 output_token_ids=outputs,
                 max_rows=max_rows,
                 kept_cap=self.kept_cap,
-                fixed_rounds=self.kept_cap is None and pick.random() < 0.2,
+                fixed_rounds=self.kept_cap is None and pick.random() < 0.4,
             )
             for output in outputs:  # the batch has taken what it was given
                 output.append(0)

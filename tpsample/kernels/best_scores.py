@@ -19,6 +19,7 @@ from tpsample.kernels.order import (
     best_of_groups,
     block_scores,
     is_candidate,
+    is_done,
     is_number,
     load_block,
     load_draw,
@@ -40,9 +41,10 @@ def group_best_kernel(
     seed_ptr,  # [F] int64
     position_ptr,  # [F] int64
     temperature_ptr,  # [F] fp32
+    row_done_ptr,  # [F] bool, or None
     # outputs
-    best_ptr,  # [F, num_samples, groups] int64, score words
-    first_ptr,  # [F, blocks] int64, order words
+    best_ptr,  # [F, num_samples, groups] int64, score words; 0 in rows that are done
+    first_ptr,  # [F, blocks] int64, order words; 0 in rows that are done
     # sizes
     num_samples,
     groups,
@@ -59,17 +61,23 @@ def group_best_kernel(
     best here.
     """
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    block_first = first_ptr + row * blocks + block + tl.arange(0, 1)
+    rows_best = best_ptr + (row * num_samples).to(tl.int64) * groups
+    if is_done(row_done_ptr, row):
+        tl.store(block_first, tl.zeros((1,), tl.int64))
+        for sample in range(num_samples):
+            none = tl.zeros_like(group).to(tl.int64)
+            tl.store(rows_best + sample * groups + group, none, mask=group < groups)
+        return
     stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
     logits, ids, mask, first_id = load_block(stored, row, block, BLOCK)
-    first = best_of_groups(logits, ids, mask, BLOCK)
-    tl.store(first_ptr + row * blocks + block + tl.arange(0, 1), first)
+    tl.store(block_first, best_of_groups(logits, ids, mask, BLOCK))
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
-    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     for sample in range(num_samples):
         scores = block_scores(logits, first_id, draw, sample, ROUNDS)
         best = best_of_groups(scores, ids, mask, GROUP)
-        out = best_ptr + (row * num_samples + sample).to(tl.int64) * groups
-        tl.store(out + group, best, mask=group < groups)
+        tl.store(rows_best + sample * groups + group, best, mask=group < groups)
 
 
 @triton.jit(do_not_specialize=["num_samples", "num_groups", "blocks"])
@@ -164,6 +172,7 @@ def before_kernel(
     total_log_min_p_ptr,  # [F] fp64
     keep_ties_ptr,  # [F] bool
     cut_ptr,  # [F] int64, or None
+    row_done_ptr,  # [F] bool, or None
     gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
     # outputs
     sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, zero before
@@ -180,6 +189,8 @@ def before_kernel(
 ):
     """Mass and number of the tokens before each of the best scores. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
+    if is_done(row_done_ptr, row):
+        return
     stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
     logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
     orders = order_words(logits, ids, mask)

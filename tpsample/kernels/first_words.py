@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import TOKEN_MASK
-from tpsample.kernels.order import StoredLogits, best_of_groups, load_block, order_words
+from tpsample.kernels.order import StoredLogits, best_of_groups, is_done, load_block, order_words
 
 
 @triton.jit
@@ -23,8 +23,9 @@ def group_first_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
+    row_done_ptr,  # [F] bool, or None
     # outputs
-    words_ptr,  # [F, groups] int64
+    words_ptr,  # [F, groups] int64; 0 in rows that are done
     # sizes
     groups,
     vocab_start,
@@ -35,11 +36,14 @@ def group_first_kernel(
 ):
     """The first order word of each group of ids. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    words = words_ptr + row.to(tl.int64) * groups + group
+    if is_done(row_done_ptr, row):
+        tl.store(words, tl.zeros_like(group).to(tl.int64), mask=group < groups)
+        return
     stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
     logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
-    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    first = best_of_groups(logits, ids, mask, GROUP)
-    tl.store(words_ptr + row.to(tl.int64) * groups + group, first, mask=group < groups)
+    tl.store(words, best_of_groups(logits, ids, mask, GROUP), mask=group < groups)
 
 
 @triton.jit

@@ -65,6 +65,15 @@ def load_block(stored, row, block, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def is_done(row_done_ptr, row):
+    """Whether the token of a row is known, so that a program has nothing to read; never if None."""
+    done = tl.full((), 0, tl.int1)
+    if row_done_ptr is not None:
+        done = tl.load(row_done_ptr + row)
+    return done
+
+
+@triton.jit
 def load_draw(seed_ptr, position_ptr, temperature_ptr, row):
     """Returns the `Draw` of a row."""
     offs = row + tl.arange(0, 1)

@@ -1,4 +1,4 @@
-"""Kept sets over stored logits: masses and numbers down to a word, histograms, best scores.
+"""Kept sets over stored logits: masses and numbers down to a word, best scores.
 
 Twins: the methods of `tpsample.logits.shard_logits` that serve the same purpose.
 """
@@ -14,6 +14,7 @@ from tpsample.kernels.order import (
     below_top,
     block_scores,
     is_candidate,
+    is_done,
     load_block,
     load_draw,
     mass_limit,
@@ -59,18 +60,8 @@ def mass_kernel(
 
 
 @triton.jit
-def min_p_cut_kernel(
-    # inputs
-    temperature_ptr,  # [F] fp32
-    top_ptr,  # [F] fp32
-    log_min_p_ptr,  # [F] fp64
-    # outputs
-    cut_ptr,  # [F] int64
-):
-    """The lowest order word that min_p keeps. Grid: (F,). Twin: `tpsample.core.order.min_p_cut`."""
-    row = tl.program_id(0)
-    top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
-    log_min_p = tl.load(log_min_p_ptr + row)
+def min_p_cut(top, temperature, log_min_p):
+    """The lowest order word that min_p keeps. Twin: `tpsample.core.order.min_p_cut`."""
     top_key = pack(top, tl.full((), 0, tl.int32)) >> TOKEN_BITS
     bytes_ = tl.arange(0, 256).to(tl.int64)
     key = tl.full((), 0, tl.int64)
@@ -79,7 +70,22 @@ def min_p_cut_kernel(
         logits = value_of(keys << TOKEN_BITS)
         kept = is_candidate(logits, below_top(logits, top, temperature), log_min_p)
         key += (tl.sum((~kept).to(tl.int64), axis=0) - 1) << shift
-    tl.store(cut_ptr + row, (key + 1) << TOKEN_BITS)
+    return (key + 1) << TOKEN_BITS
+
+
+@triton.jit
+def min_p_cut_kernel(
+    # inputs
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    log_min_p_ptr,  # [F] fp64
+    # outputs
+    cut_ptr,  # [F] int64
+):
+    """`min_p_cut` of each row. Grid: (F,)."""
+    row = tl.program_id(0)
+    top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
+    tl.store(cut_ptr + row, min_p_cut(top, temperature, tl.load(log_min_p_ptr + row)))
 
 
 @triton.jit(do_not_specialize=["num_marks"])
@@ -109,74 +115,6 @@ def count_kernel(
         tl.atomic_add(counts_ptr + place, number.to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["shift"])
-def digit_kernel(
-    # inputs
-    logits_ptr,  # [F, V_local] fp32
-    stride_logits,
-    temperature_ptr,  # [F] fp32
-    top_ptr,  # [F] fp32
-    prefix_ptr,  # [F] int64
-    # outputs
-    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before
-    # sizes
-    shift,
-    vocab_start,
-    lead,
-    width,
-    MASS: tl.constexpr,
-    DIGIT_BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Histogram of the next digit of the words that begin with the prefix. Grid: (blocks, F)."""
-    block, row = tl.program_id(0), tl.program_id(1)
-    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
-    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
-    orders = order_words(logits, ids, mask)
-    inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
-    inside = inside & (logits != float("-inf"))
-    # What is outside costs no arithmetic: after two digits that is most blocks.
-    if tl.max(inside.to(tl.int32), axis=0) > 0:
-        DIGITS: tl.constexpr = 1 << DIGIT_BITS
-        digit = (~(orders >> shift) & (DIGITS - 1)).to(tl.int32)
-        if MASS:
-            below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-            weight = masses(below)
-        else:
-            weight = tl.full((BLOCK,), 1, tl.int32)
-        tl.atomic_add(bins_ptr + row * DIGITS + digit, weight, mask=inside, sem="relaxed")
-
-
-@triton.jit
-def next_digit_kernel(
-    # inputs
-    bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
-    prefix_ptr,  # [F] int64
-    reached_ptr,  # [F] int64
-    limit_ptr,  # [F] int64
-    # outputs
-    next_prefix_ptr,  # [F] int64
-    next_reached_ptr,  # [F] int64
-    next_limit_ptr,  # [F] int64
-    # sizes
-    DIGIT_BITS: tl.constexpr,
-):
-    """Add the digit in which the running sum of the bins reaches the limit. Grid: (F,)."""
-    row = tl.program_id(0)
-    DIGITS: tl.constexpr = 1 << DIGIT_BITS
-    digits = tl.arange(0, DIGITS)
-    bins = tl.load(bins_ptr + row * DIGITS + digits).to(tl.int64)
-    reached = tl.load(reached_ptr + row)
-    upto = reached + tl.cumsum(bins, axis=0)
-    limit = tl.minimum(tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0))
-    found = tl.sum((upto < limit).to(tl.int32), axis=0)
-    before = tl.sum(tl.where(digits < found, bins, 0), axis=0)
-    prefix = (tl.load(prefix_ptr + row) << DIGIT_BITS) | (DIGITS - 1 - found)
-    tl.store(next_prefix_ptr + row, prefix)
-    tl.store(next_reached_ptr + row, reached + before)
-    tl.store(next_limit_ptr + row, limit)
-
-
 @triton.jit(do_not_specialize=["num_samples"])
 def best_kept_kernel(
     # inputs
@@ -186,6 +124,7 @@ def best_kept_kernel(
     position_ptr,  # [F] int64
     temperature_ptr,  # [F] fp32
     cut_ptr,  # [F] int64
+    row_done_ptr,  # [F] bool, or None
     # outputs
     words_ptr,  # [F, num_samples] int64, zero before
     # sizes
@@ -198,6 +137,8 @@ def best_kept_kernel(
 ):
     """The best score of the tokens down to a word. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
+    if is_done(row_done_ptr, row):
+        return
     stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
     logits, ids, mask, first_id = load_block(stored, row, block, BLOCK)
     kept = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))

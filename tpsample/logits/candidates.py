@@ -70,7 +70,7 @@ class Candidates:
         digit = ~(words >> shift) & (DIGITS - 1)
         inside = (words >> (shift + DIGIT_BITS)) == prefix.unsqueeze(1)
         bins = weight.new_zeros(len(prefix), DIGITS)
-        return bins.scatter_add_(1, digit, weight * inside)
+        return self.rows.of_undone(bins.scatter_add_(1, digit, weight * inside))
 
     def next_digit(self, search: Search, bins: Tensor) -> Search:
         """Return the search with one digit more, in which the running sum reaches the limit.

@@ -25,7 +25,15 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters
 
 
-def find_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) -> Tensor:
+def find_cut(
+    rows: ShardLogits,
+    filters: RowFilters,
+    top: Tensor,
+    ranks: Ranks,
+    *,
+    top_k_cut: Tensor | None = None,
+    total: Tensor | None = None,
+) -> Tensor:
     """Return int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
 
     A row with a NaN, or with nothing but masked tokens, keeps nothing. A greedy row has no filters.
@@ -36,18 +44,23 @@ def find_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) 
         rows: the logits of the filtered rows on this rank.
         filters: their filters; the same on every rank.
         top: fp32 [F], largest logits over all ranks.
+        top_k_cut: what `find_top_k_cut` has found, or 0 in rows without top_k; None to search.
+        total: int64 [F], the masses of which top_p is a share, over all ranks; None to sum them.
     """
     candidates = rows.candidates(top)
     min_p_cut = rows.min_p_cut(top, filters.log_min_p)
-    top_k_cut = torch.zeros_like(min_p_cut)
-    if min(filters.top_k_list) < rows.vocab_size:
-        top_k_cut = _cut_of_top_k(candidates, filters, ranks)
+    if top_k_cut is None:
+        top_k_cut = torch.zeros_like(min_p_cut)
+        if min(filters.top_k_list) < rows.vocab_size:
+            top_k_cut = _cut_of_top_k(candidates, filters, ranks)
     cut = min_p_cut.maximum(top_k_cut)
     if min(filters.top_p_list) < 1:
-        total_cut = torch.where(filters.joint, 0, top_k_cut)
-        min_p_first = filters.total_log_min_p > -torch.inf
-        total_cut = torch.where(min_p_first, total_cut.maximum(min_p_cut), total_cut)
-        limit = mass_limit(ranks.sum_integers(candidates.mass_from(total_cut)), filters.top_p)
+        if total is None:
+            total_cut = torch.where(filters.joint, 0, top_k_cut)
+            min_p_first = filters.total_log_min_p > -torch.inf
+            total_cut = torch.where(min_p_first, total_cut.maximum(min_p_cut), total_cut)
+            total = ranks.sum_integers(candidates.mass_from(total_cut))
+        limit = mass_limit(total, filters.top_p)
         top_p_cut = _weighted_cut(candidates, limit, filters, ranks, mass=True)
         cut = torch.where(filters.top_p < 1, cut.maximum(top_p_cut), cut)
     # A row that was made greedy by its temperature alone keeps what a mask leaves.

@@ -14,12 +14,12 @@ top words    sends each rank's first k tokens of the order. The first k of these
              k <= 256 with exact ties: rows with top_k and a top_p of what it leaves, and the second
              round of rows with top_k but no top_p.
 threshold    searches for the last kept token (`tpsample.logits.cut`), then takes the best score
-             down to it. It needs a fixed number of exchanges whatever the logits, and serves the
-             rows that no other way decides.
+             down to it. It takes as many exchanges whatever the logits, and serves the rows that no
+             other way decides.
 
 The host reads from the device which rows need a second round. All ranks read the same, because it
-follows from summed integers. While a graph is captured the host cannot read, so there every row
-goes by the threshold.
+follows from summed integers. While a graph is captured the host cannot read; then
+`tpsample.logits.fixed_rounds` takes the place of this file.
 
 The best score of a set is a Gumbel-max draw from that set, so the first member is an exact draw
 from the filtered softmax. FlashInfer's sorting-free rejection sampling draws anew in every round;
@@ -42,23 +42,12 @@ BEST_SCORES = 8
 rows with top_p, or with top_k = 50."""
 
 
-def sample_filtered(
-    rows: ShardLogits,
-    filters: RowFilters,
-    ranks: Ranks,
-    *,
-    fixed_rounds: bool = False,
-) -> Tensor:
+def sample_filtered(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
     """Return the winning score words of filtered rows, int64 [F, num_samples], on every rank.
 
     Collective. `word.decode` makes tokens and status of them, because a row with a NaN has a NaN's
     word, and a row without an unmasked token has 0.
-
-    Args:
-        fixed_rounds: whether all rows go by the threshold, so that the host reads nothing.
     """
-    if fixed_rounds:
-        return _by_threshold(rows, filters, ranks)
     words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
     todo = filters.by_way(filters.first_way)
 
@@ -105,8 +94,15 @@ def _by_rejection(
 
 
 def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
-    """Return words [F, num_samples], from the first k tokens of the order."""
-    count = max(filters.top_k_list)
+    return by_top_words(rows, filters, max(filters.top_k_list), ranks)
+
+
+def by_top_words(rows: ShardLogits, filters: RowFilters, count: int, ranks: Ranks) -> Tensor:
+    """Return words [F, num_samples], from the first k tokens of the order. Collective.
+
+    Args:
+        count: at least the top_k of every row that is not done.
+    """
     gathered = ranks.gather_integers(rows.first_words(count))  # [W, F, count]
     first = gathered.transpose(0, 1).flatten(1).topk(count, dim=1).values
     return rows.best_of_first(first, filters)

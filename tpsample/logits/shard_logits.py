@@ -41,14 +41,14 @@ class ShardLogits(StoredLogits):
             for first_id, logits in self.tiles():
                 words = torch.cat([first, order_words(logits, first_id)], dim=1)
                 first = words.topk(count, dim=1).values
-            return first
+            return self.of_undone(first)
         grouped = self.logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))
         group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
         inside = torch.arange(GROUP, device=group.device)
         rest = torch.arange(groups * GROUP, width, device=group.device).expand(rows, -1)
         columns = torch.cat([(group.unsqueeze(2) * GROUP + inside).flatten(1), rest], dim=1)
         words = word.pack(self.logits.gather(1, columns), self.first_id + columns)
-        return words.topk(count, dim=1).values
+        return self.of_undone(words.topk(count, dim=1).values)
 
     def words_of(self, token_ids: Tensor) -> Tensor:
         """Return order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
@@ -84,7 +84,8 @@ class ShardLogits(StoredLogits):
                 torch.cat([orders, tile_orders.gather(2, best)], dim=2),
                 count,
             )
-        return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
+        found = torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
+        return self.of_undone(found)
 
     def before(
         self, gathered: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
@@ -117,7 +118,7 @@ class ShardLogits(StoredLogits):
             if cut is not None:
                 in_total &= words >= cut.unsqueeze(1)
             sums[:, -1] += (mass * in_total).sum(dim=1)
-        return sums
+        return self.of_undone(sums)
 
     def first_kept(
         self, gathered: Tensor, sums: Tensor, filters: RowFilters, count: int
@@ -142,6 +143,26 @@ class ShardLogits(StoredLogits):
         key = word.key_of(top_word)
         is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
         return or_nan(words, top_word), (words > 0).all(dim=1) | ~is_number
+
+    def search_rows(
+        self,
+        words: Tensor,
+        decided: Tensor,
+        gathered: Tensor,
+        sums: Tensor,
+        filters: RowFilters,
+        count: int,
+    ) -> bool:
+        """Replace the words of undecided rows on a rank that has the whole vocabulary.
+
+        Args:
+            words, decided: what `first_kept` returns of the others.
+
+        Returns:
+            Whether there is such a pass. Plain PyTorch has none: the rounds of `find_cut`, then
+            `best_kept`, are its definition.
+        """
+        return False
 
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
         """Return the best score words [F, num_samples] of those of the first tokens that are kept.
@@ -202,7 +223,7 @@ class ShardLogits(StoredLogits):
             for sample in range(best.shape[1]):
                 scores = order_words(score_tile(logits, first_id, self.noise, sample), first_id)
                 best[:, sample] = best[:, sample].maximum((scores * kept).amax(dim=1))
-        return best
+        return self.of_undone(best)
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
         """Return int64 [F, 2], Σ q and Σ rint(-q y), from which the entropy follows.

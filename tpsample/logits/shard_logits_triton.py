@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from tpsample.core.interpreted import interpreted
 from tpsample.kernels.best_scores import (
     before_kernel,
     best_scores_kernel,
@@ -19,36 +17,33 @@ from tpsample.kernels.best_scores import (
 )
 from tpsample.kernels.decode import write_tokens_kernel
 from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
+from tpsample.kernels.row_search import row_search_kernel
 from tpsample.kernels.sums import (
     best_kept_kernel,
     count_kernel,
-    digit_kernel,
-    mass_kernel,
     min_p_cut_kernel,
-    next_digit_kernel,
     top_words_kernel,
 )
-from tpsample.logits.candidates import DIGIT_BITS, DIGITS, Candidates, Search
+from tpsample.logits.candidates import DIGIT_BITS, DIGITS, Candidates
+from tpsample.logits.candidates_triton import TritonCandidates
+from tpsample.logits.launches import BLOCK, NUM_WARPS, LaunchedLogits
 from tpsample.logits.shard_logits import GROUP, ShardLogits
 from tpsample.output import SampleOutput
 from tpsample.request.filters import RowFilters
 
-BLOCK = 1024 if interpreted() else 2048
-NUM_WARPS = 8
-"""Logits and warps of a program: 8 logits a thread, so that words and float64 find registers."""
 
-
-class TritonShardLogits(ShardLogits):
+class TritonShardLogits(LaunchedLogits, ShardLogits):
     """`ShardLogits` on a GPU, or in the interpreter."""
 
     def first_words(self, count: int) -> Tensor:
-        groups = self._count(GROUP)
+        groups = self.count_of(GROUP)
         if 2 * count > groups:
             return super().first_words(count)
         rows = len(self.logits)
         first = self.logits.new_empty(rows, groups, dtype=torch.int64)
         self.launch(
             group_first_kernel,
+            row_done_ptr=self.done,
             words_ptr=first,
             groups=groups,
             GROUP=GROUP,
@@ -57,7 +52,7 @@ class TritonShardLogits(ShardLogits):
             return first.amax(dim=1, keepdim=True)
         words = first.new_empty(rows, count * GROUP)
         group_words_kernel[(count, rows)](
-            **self._shard(),
+            **self.shard_arguments(),
             first_ptr=first.topk(count, dim=1).values,
             words_ptr=words,
             GROUP=GROUP,
@@ -65,12 +60,13 @@ class TritonShardLogits(ShardLogits):
         return words.topk(count, dim=1).values
 
     def best_scores(self, count: int) -> Tensor:
-        rows, samples, groups = len(self.logits), self.noise.num_samples, self._count(GROUP)
+        rows, samples, groups = len(self.logits), self.noise.num_samples, self.count_of(GROUP)
         best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
-        first = best.new_empty(rows, self._count(BLOCK))
+        first = best.new_empty(rows, self.count_of(BLOCK))
         self.launch(
             group_best_kernel,
-            **self._noise(),
+            **self.noise_arguments(),
+            row_done_ptr=self.done,
             best_ptr=best,
             first_ptr=first,
             groups=groups,
@@ -80,8 +76,8 @@ class TritonShardLogits(ShardLogits):
             best, groups = best.topk(count, dim=2).values, count
         found = best.new_empty(rows, 1 + 2 * samples * count)
         best_scores_kernel[(samples, rows)](
-            **self._shard(),
-            **self._noise(),
+            **self.shard_arguments(),
+            **self.noise_arguments(),
             group_ptr=best,
             first_ptr=first,
             best_scores_ptr=found,
@@ -105,6 +101,7 @@ class TritonShardLogits(ShardLogits):
             total_log_min_p_ptr=filters.total_log_min_p,
             keep_ties_ptr=filters.keep_ties,
             cut_ptr=cut,
+            row_done_ptr=self.done,
             **self._gathered(gathered, count),
             sums_ptr=sums,
         )
@@ -129,12 +126,41 @@ class TritonShardLogits(ShardLogits):
         )
         return words, decided
 
+    def search_rows(
+        self,
+        words: Tensor,
+        decided: Tensor,
+        gathered: Tensor,
+        sums: Tensor,
+        filters: RowFilters,
+        count: int,
+    ) -> bool:
+        row_search_kernel[(len(words),)](
+            **self.shard_arguments(),
+            **self.noise_arguments(),
+            top_k_ptr=filters.top_k,
+            top_p_ptr=filters.top_p,
+            log_min_p_ptr=filters.log_min_p,
+            keep_ties_ptr=filters.keep_ties,
+            row_done_ptr=decided,
+            gathered_ptr=gathered.contiguous(),
+            sums_ptr=sums.contiguous(),
+            bins_ptr=words.new_empty(len(words), DIGITS),
+            words_ptr=words,
+            COUNT=count,
+            DIGIT_BITS=DIGIT_BITS,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=False,
+        )
+        return True
+
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
         rows, count = first.shape
         words = first.new_empty(rows, self.noise.num_samples)
         top_words_kernel[(rows,)](
             first_ptr=first.contiguous(),
-            **self._noise(),
+            **self.noise_arguments(),
             top_k_ptr=filters.top_k,
             top_p_ptr=filters.top_p,
             log_min_p_ptr=filters.log_min_p,
@@ -171,7 +197,13 @@ class TritonShardLogits(ShardLogits):
 
     def best_kept(self, cut: Tensor) -> Tensor:
         words = cut.new_zeros(len(cut), self.noise.num_samples)
-        self.launch(best_kept_kernel, **self._noise(), cut_ptr=cut, words_ptr=words)
+        self.launch(
+            best_kept_kernel,
+            **self.noise_arguments(),
+            cut_ptr=cut,
+            row_done_ptr=self.done,
+            words_ptr=words,
+        )
         return words
 
     def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
@@ -189,52 +221,6 @@ class TritonShardLogits(ShardLogits):
         )
         return counts
 
-    def weigh(self, top: Tensor, cut: Tensor, sums: Tensor, *, moment: bool) -> None:
-        self.launch(
-            mass_kernel,
-            temperature_ptr=self.temperature,
-            top_ptr=top,
-            cut_ptr=cut,
-            sums_ptr=sums,
-            MOMENT=moment,
-        )
-
-    def _count(self, size: int) -> int:
-        """Blocks or groups of the shard; the first begins where its group of four ids does."""
-        return -(-(self.first_id % 4 + self.logits.shape[1]) // size)
-
-    def launch(self, kernel: Any, **arguments: Any) -> None:
-        """One program per block and row; none of an empty shard."""
-        if not self.logits.shape[1]:
-            return
-        kernel[(self._count(BLOCK), len(self.logits))](
-            **self._shard(),
-            **arguments,
-            BLOCK=BLOCK,
-            num_warps=NUM_WARPS,
-            enable_fp_fusion=False,  # the twin rounds every product
-        )
-
-    def _shard(self) -> dict[str, Any]:
-        """Return the arguments by which a kernel finds the logits."""
-        return {
-            "logits_ptr": self.logits,
-            "stride_logits": self.logits.stride(0),
-            "vocab_start": self.first_id,
-            "lead": self.first_id % 4,
-            "width": self.logits.shape[1],
-        }
-
-    def _noise(self) -> dict[str, Any]:
-        """Return the arguments by which a kernel scores."""
-        return {
-            "seed_ptr": self.noise.seed,
-            "position_ptr": self.noise.positions,
-            "temperature_ptr": self.noise.temperature,
-            "num_samples": self.noise.num_samples,
-            "ROUNDS": self.noise.rounds,
-        }
-
     def _gathered(self, gathered: Tensor, count: int) -> dict[str, Any]:
         """Return the arguments by which a kernel merges the `best_scores` of all ranks."""
         sources, rows, _ = gathered.shape
@@ -246,45 +232,3 @@ class TritonShardLogits(ShardLogits):
             "COUNT": count,
             "WORDS": triton.next_power_of_2(sources * count),
         }
-
-
-@dataclass(frozen=True)
-class TritonCandidates(Candidates):
-    """`Candidates` whose words and masses each launch makes again from the logits, because reading
-    two words of 64 bits per token would take longer."""
-
-    rows: TritonShardLogits
-
-    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
-        dtype = torch.int64 if mass else torch.int32
-        bins = torch.zeros(len(prefix), DIGITS, dtype=dtype, device=prefix.device)
-        self.rows.launch(
-            digit_kernel,
-            temperature_ptr=self.rows.temperature,
-            top_ptr=self.top,
-            prefix_ptr=prefix,
-            bins_ptr=bins,
-            shift=shift,
-            MASS=mass,
-            DIGIT_BITS=DIGIT_BITS,
-        )
-        return bins
-
-    def next_digit(self, search: Search, bins: Tensor) -> Search:
-        found = Search(*(torch.empty_like(search.limit) for _ in range(3)))
-        next_digit_kernel[(len(bins),)](
-            bins_ptr=bins.contiguous(),
-            prefix_ptr=search.prefix,
-            reached_ptr=search.reached,
-            limit_ptr=search.limit,
-            next_prefix_ptr=found.prefix,
-            next_reached_ptr=found.reached,
-            next_limit_ptr=found.limit,
-            DIGIT_BITS=DIGIT_BITS,
-        )
-        return found
-
-    def mass_from(self, cut: Tensor) -> Tensor:
-        sums = cut.new_zeros(len(cut), 2)
-        self.rows.weigh(self.top, cut, sums, moment=False)
-        return sums[:, 0]

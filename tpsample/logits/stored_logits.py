@@ -37,6 +37,8 @@ class StoredLogits:
         vocab_size: V, over all ranks.
         temperature: fp32 [F], 1 for greedy rows.
         noise: what the scores of these rows need.
+        done: bool [F], rows that the passes of a draw leave out, because their token is known:
+            their results are 0. None leaves out no row.
     """
 
     logits: Tensor
@@ -45,6 +47,7 @@ class StoredLogits:
     vocab_size: int
     temperature: Tensor
     noise: RowNoise
+    done: Tensor | None = None
 
     @classmethod
     def of(
@@ -94,7 +97,18 @@ class StoredLogits:
             raw=logits if self.raw is self.logits else self.raw[index],
             temperature=self.temperature[index],
             noise=self.noise.select(index),
+            done=None if self.done is None else self.done[index],
         )
+
+    def without(self, done: Tensor) -> Self:
+        """Return the rows, of which some more are done: bool [F]. Nothing is copied."""
+        return replace(self, done=done if self.done is None else self.done | done)
+
+    def of_undone(self, found: Tensor) -> Tensor:
+        """Return what a pass has found, [F, …], with 0 in rows that are done."""
+        if self.done is None:
+            return found
+        return found.masked_fill(self.done.view(-1, *[1] * (found.dim() - 1)), 0)
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the global id of the first column, and fp32 [F, n], of each tile of the shard."""

@@ -80,7 +80,8 @@ class SamplingBatch(BatchRows):
             kept_cap: report the tokens that each filtered row's filters left
                 (`SampleOutput.kept`), up to this many per row. Default: report none.
             fixed_rounds: draw filtered rows in a fixed number of exchanges, so that a step never
-                waits for the device. The tokens are the same. A captured step does so anyway.
+                waits for the device (`tpsample.logits.fixed_rounds`). The tokens are the same. A
+                captured step does so anyway.
 
         Raises:
             TypeError: params is not a SamplingParams or a sequence of them, or ids are not ints.

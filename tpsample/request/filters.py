@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -42,6 +42,8 @@ class RowFilters:
         keep_ties, joint: bool [F].
         first_way, second_way: the way a row takes, and the one after a rejection that does not
             decide it.
+        by_top_words, in_top_k: bool [F]; whether the second way is top words, and whether the first
+            rejects in top_k.
     """
 
     row_index: Tensor
@@ -56,6 +58,8 @@ class RowFilters:
     top_p_list: list[float]
     first_way: list[Way]
     second_way: list[Way]
+    by_top_words: Tensor
+    in_top_k: Tensor
 
     @staticmethod
     def of(
@@ -94,6 +98,8 @@ class RowFilters:
             top_p_list=top_p,
             first_way=[first for first, _ in ways],
             second_way=[second for _, second in ways],
+            by_top_words=tensor([way is Way.TOP_WORDS for _, way in ways], torch.bool),
+            in_top_k=tensor([way is Way.REJECTION_IN_TOP_K for way, _ in ways], torch.bool),
         )
 
     def __len__(self) -> int:
@@ -109,6 +115,20 @@ class RowFilters:
                 values[index] if isinstance(values, Tensor) else [values[row] for row in index]
             )
         return RowFilters(**some)
+
+    def beyond_top_words(self, vocab_size: int) -> RowFilters:
+        """Return the filters with lists in which rows by top words ask for nothing.
+
+        The lists say which searches a step needs at all; the tensors stay as they are.
+        """
+        few = [way is Way.TOP_WORDS for way in self.second_way]
+        return replace(
+            self,
+            top_k_list=[
+                vocab_size if its else k for k, its in zip(self.top_k_list, few, strict=True)
+            ],
+            top_p_list=[1.0 if its else p for p, its in zip(self.top_p_list, few, strict=True)],
+        )
 
     def by_way(self, ways: list[Way]) -> dict[Way, list[int]]:
         """Return the filtered rows of each way."""

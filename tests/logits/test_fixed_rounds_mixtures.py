@@ -1,0 +1,142 @@
+"""Rows that a rejection decides beside rows that it leaves to the threshold, in fixed rounds."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.filtered import Rows, V, filter_requests, kinds_of_logits, masked
+from tests.support.stored import on_virtual_ranks
+from tests.support.tiers import long
+from tpsample import SamplingBatch, SamplingParams, Status
+from tpsample.logits.shard_logits import ShardLogits
+from tpsample.logits.shard_logits_triton import TritonShardLogits
+
+# The interpreter computes with the NaN of a row as a GPU does, and warns.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+KINDS = kinds_of_logits()
+
+
+def _mixture_of_ways(num_rows: int) -> Rows:
+    """Every way of a row beside the others, flat rows that 8 scores rarely decide among them."""
+    requests: list[dict[str, Any]] = [
+        {"top_p": 0.95},
+        {"top_p": 0.01, "temperature": 50.0},
+        {"top_k": 20},
+        {"top_k": 400, "top_p": 0.9},
+        {"top_k": 400, "top_p": 0.02, "temperature": 50.0, "ties": "keep"},
+        {"top_k": 2, "temperature": 50.0, "ties": "keep"},
+        {"top_k": 30, "top_p": 0.05, "temperature": 50.0},
+        {"top_k": 2, "top_p": 0.01, "temperature": 50.0, "filter_order": "joint"},
+        {"min_p": 0.99, "temperature": 3.0},
+        {"top_p": 0.3, "min_p": 0.9, "temperature": 9.0, "filter_order": "min_p_last"},
+        {"top_p": 1e-6, "min_p": 0.05},
+    ]
+    picked = [requests[i % len(requests)] for i in range(num_rows)]
+    return Rows([KINDS["normal"]], [SamplingParams(seed=i, **r) for i, r in enumerate(picked)])
+
+
+@pytest.mark.parametrize(
+    ("backend", "world_size", "num_samples"),
+    [
+        ("torch", 1, None),
+        ("torch", 3, 2),
+        ("triton", 1, None),
+        ("triton", 2, None),
+        *long(("triton", 1, 2), ("triton", 3, 2)),
+    ],
+)
+def test_decided_and_undecided_rows_of_one_step(monkeypatch, backend, world_size, num_samples):
+    """Each has its own token, where a rejection decides some of them and leaves others."""
+    decided = _noted_decisions(monkeypatch)
+    rows = _mixture_of_ways(11 if backend == "triton" else 33)
+    rows.bias = masked(30, 500)
+    oracle = rows.oracle(num_samples)
+    batch = SamplingBatch.from_params(rows.params, vocab_size=V, fixed_rounds=True)
+    for out in on_virtual_ranks(rows.logits, batch, backend, world_size, num_samples):
+        assert torch.equal(out.token_ids, oracle.token_ids)
+        assert torch.equal(out.status, oracle.status)
+    assert len(decided) == world_size
+    few = rows.batch.plan.filters.by_top_words
+    assert decided[0][few].all() and few.any()
+    assert decided[0][~few].any() and not decided[0][~few].all()
+
+
+def _noted_decisions(monkeypatch) -> list[torch.Tensor]:
+    """A list that grows by what each rejection decides."""
+    decided: list[torch.Tensor] = []
+    first_kept = {kind: kind.first_kept for kind in (ShardLogits, TritonShardLogits)}
+
+    def noted(self, *arguments):
+        words, its = first_kept[type(self)](self, *arguments)
+        decided.append(its)
+        return words, its
+
+    for kind in first_kept:
+        monkeypatch.setattr(kind, "first_kept", noted)
+    return decided
+
+
+@pytest.mark.parametrize(
+    ("backend", "steps"), [("torch", 60), *long(("torch", 4000), ("triton", 40))]
+)
+def test_random_mixtures_are_the_eager_ones(monkeypatch, backend, steps):
+    """Rows of any filters, flat and masked ones, decided beside undecided ones in many steps."""
+    pick, requests, mixed = random.Random(len(backend) + steps), filter_requests(), 0
+    kinds = [*KINDS.values(), KINDS["normal"].masked_fill(KINDS["normal"] > 0.5, -math.inf)]
+    decided = _noted_decisions(monkeypatch)
+    for step in range(steps):
+        count = pick.randint(1, 10 if backend == "torch" else 4)
+        logits = torch.stack([pick.choice(kinds) for _ in range(count)])
+        params = [
+            SamplingParams(
+                **pick.choice(requests),
+                temperature=pick.choice([0.0, 0.7, 1.0, 3.0, 50.0]),
+                ties=pick.choice(["exact", "keep"]),
+                seed=pick.randrange(2**40),
+            )
+            for _ in range(count)
+        ]
+        batches = [
+            SamplingBatch.from_params(params, vocab_size=V, fixed_rounds=fixed)
+            for fixed in (False, True)
+        ]
+        if batches[0].plan.filters is None:
+            continue
+        greedy = pick.randrange(count)
+        for batch in batches:
+            batch.temperature[greedy] *= step % 3 > 0
+        logits = logits[batches[0].plan.stored_index]
+        how = backend, pick.choice([1, 1, 2, 3]), pick.choice([None, 2])
+        eager = on_virtual_ranks(logits, batches[0], *how)[0]
+        decided.clear()
+        for fixed in on_virtual_ranks(logits, batches[1], *how):
+            assert torch.equal(fixed.token_ids, eager.token_ids), (step, params)
+            assert torch.equal(fixed.status, eager.status), (step, params)
+        mixed += bool(decided) and bool(decided[0].any()) and not bool(decided[0].all())
+    assert mixed * 5 > steps
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_rows_without_a_token_beside_undecided_ones(backend):
+    """A row with a NaN, one of masked tokens, and one that its temperature made greedy."""
+    params = [
+        SamplingParams(seed=i, top_p=0.01, temperature=50.0, top_k=500 * (i % 2)) for i in range(8)
+    ]
+    nan, empty = KINDS["normal"].clone(), torch.full((V,), -math.inf)
+    nan[777] = math.nan
+    logits = torch.stack([nan, empty, *[KINDS["normal"]] * 6])
+    batches = [
+        SamplingBatch.from_params(params, vocab_size=V, fixed_rounds=fixed)
+        for fixed in (False, True)
+    ]
+    for batch in batches:
+        batch.temperature[3] = 0.0
+    eager, fixed = (on_virtual_ranks(logits, batch, backend, 1)[0] for batch in batches)
+    assert torch.equal(fixed.token_ids, eager.token_ids)
+    assert torch.equal(fixed.status, eager.status)
+    assert eager.status.tolist() == [Status.NAN, Status.EMPTY, *[Status.OK] * 6]
+    assert eager.token_ids[3] == KINDS["normal"].argmax()
