@@ -1,0 +1,158 @@
+"""What a section of gpu_check launches is on the list that is compiled before it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+
+import pytest
+import torch
+
+from benchmarks import gpu_compile, gpu_sections, rehearsal
+from benchmarks.launches import Launch, Pointer, listed
+from benchmarks.problem import Problem, make_sampler, make_weight
+from tests.support.commands import run_command
+from tests.support.limits import slowness
+from tests.support.tiers import long
+from tpsample.kernels.decode import decode_kernel
+
+CPU = torch.device("cpu")
+SECTIONS = [part[0] for part in rehearsal.parts(True)]
+DEAR = ("filters", "epilogue", "exchange", "shard")
+"""Sections that go the way of others here, and take long."""
+
+
+def _launch(**arguments) -> Launch:
+    return Launch.of(decode_kernel, (), arguments)
+
+
+class TestLaunch:
+    def test_is_the_same_where_the_compiler_sees_no_difference(self):
+        whole = torch.zeros(64, dtype=torch.int64)
+        base = {
+            "words_ptr": whole,
+            "stride_words_s": 32,
+            "num_rows": 3,
+            "BLOCK": 32,
+            "num_warps": 4,
+        }
+        first = _launch(**base)
+        assert _launch(**{**base, "stride_words_s": 48, "num_rows": 16}) == first
+        others = {name: value for name, value in base.items() if name != "words_ptr"}
+        assert Launch.of(decode_kernel, (whole.clone(),), others) == first
+        for change in (
+            {"words_ptr": whole[1:]},
+            {"words_ptr": whole.int()},
+            {"words_ptr": None},
+            {"stride_words_s": 33},
+            {"stride_words_s": 1},
+            {"stride_words_s": 2**31},
+            {"num_rows": 2**31},
+            {"BLOCK": 64},
+            {"num_warps": 8},
+        ):
+            assert _launch(**{**base, **change}) != first, change
+
+    def test_travels_to_another_process(self):
+        launch = _launch(words_ptr=torch.zeros(8), num_rows=3, BLOCK=32)
+        assert pickle.loads(pickle.dumps(launch)) == launch
+        assert launch.kernel == "tpsample.kernels.decode:decode_kernel"
+        assert dict(launch.arguments)["words_ptr"] == Pointer(torch.float32)
+
+    def test_is_listed_and_not_made(self):
+        problem = Problem.make(make_weight(300, 16, CPU), 3)
+        candidate = problem.sampled_by(make_sampler(problem.weight, 3))
+        candidate.token_ids.fill_(-7)
+        with listed() as launches:
+            candidate.step()
+            candidate.step()
+        assert [launch.kernel.split(":")[1] for launch in launches] == [
+            "lm_head_kernel",
+            "decode_kernel",
+        ]
+        assert list(launches.values()) == [2, 2]
+        assert candidate.token_ids.tolist() == [-7] * 3
+        candidate.check()  # kernels run again
+
+    def test_may_be_made_as_well(self):
+        problem = Problem.make(make_weight(300, 16, CPU), 3)
+        candidate = problem.sampled_by(make_sampler(problem.weight, 3))
+        with listed(run_them=True) as launches:
+            candidate.check()
+        assert len(launches) == 2
+
+
+class TestRehearsal:
+    @pytest.mark.parametrize(
+        "section", [*(s for s in SECTIONS if s not in DEAR), *long(*((s,) for s in DEAR))]
+    )
+    def test_lists_all_that_a_section_launches(self, section, tmp_path):
+        rehearsed, problem = rehearsal.rehearse((section,), CPU, True)
+        assert problem is None
+        with listed(run_them=True) as launched:
+            gpu_sections.run_section(section, True, tmp_path, time.time() + 600)
+        assert launched
+        assert set(launched) <= set(rehearsed)
+
+    def test_of_the_tuner_lists_every_candidate(self):
+        rehearsed, problem = rehearsal.rehearse(("tune", "1000x64", "2", "1"), CPU, True)
+        assert problem is None
+        tiles = {dict(each.arguments).get("BLOCK_V") for each in rehearsed}
+        assert {1024, 512} <= tiles
+
+    def test_judges_nothing_and_leaves_the_judges_in_place(self):
+        check = Problem.check
+        rehearsal.rehearse(("oracle",), CPU, True)
+        assert Problem.check is check
+        assert not torch.are_deterministic_algorithms_enabled()
+
+    def test_on_a_gpu_every_shape_and_batch_is_a_part(self):
+        parts = rehearsal.parts(False)
+        assert ("single_gpu", "128256x8192", "64") in parts and ("goldens",) in parts
+        assert len(set(parts)) == len(parts)
+        covered = {part[0] for part in parts}
+        assert covered == set(gpu_sections.SECTIONS) - {
+            *("environment", "compile", "noise", "processes"),  # one small kernel, or another shape
+            "tune",  # compiles by itself
+        }
+
+
+class TestSection:
+    def test_compiles_in_processes(self):
+        until = time.time() + 120 * slowness()
+        parts = [("oracle",), ("nothing",)]
+        facts = gpu_compile.compile_parts(parts, CPU, True, until, 1)
+        assert facts["launches"] == facts["compiled"] == 2  # LM head and decode
+        assert [line.split(":")[0] for line in facts["not_rehearsed"]] == ["nothing"]
+
+    def test_ends_in_time_and_says_what_is_missing(self):
+        start = time.time()
+        facts = gpu_compile.compile_parts([("oracle",)], CPU, True, start, 1)
+        assert facts["not_rehearsed"] == ["oracle"] and facts["compiled"] == 0
+        assert time.time() - start < 30 * slowness()
+
+    def test_a_kernel_that_does_not_compile_is_named(self):
+        launch = Launch("tpsample.kernels.decode:no_such_kernel", ())
+        assert "no_such_kernel" in gpu_compile.compiled(launch)
+
+
+@pytest.mark.parametrize(
+    "sections", [("virtual_ranks",), *long((tuple(SECTIONS),))], ids=["few", "all"]
+)
+@pytest.mark.timeout(1200)
+def test_the_launch_finds_in_the_cache_what_was_compiled(sections, tmp_path):
+    """In processes that compile, for a GPU that is absent."""
+    found = []
+    for action in ("compile", "launch"):
+        done = run_command(
+            *(sys.executable, "-m", "tests.support.compiled_first", action, *sections),
+            env={"TRITON_CACHE_DIR": str(tmp_path)},
+            timeout_s=900,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        lines = done.stdout.splitlines()
+        assert [line for line in lines if line.endswith(" None")], lines
+        assert not [line for line in lines if "Error" in line]
+        found.append([line for line in lines if line.startswith("cubins")])
+    assert found[0] == found[1] and "'" in found[0][0]
