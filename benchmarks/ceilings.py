@@ -66,8 +66,8 @@ def l2_read(source: Tensor, tiny: bool) -> tuple[Callable[[], Tensor], int]:
     programs = 2
     if source.device.type == "cuda":
         of = torch.cuda.get_device_properties(source.device)
-        programs = 8 * of.multi_processor_count
-    blocks = max(1, _L2_BYTES // 4 // (_REREAD_BLOCK * programs))  # of each program, in one pass
+        programs = 4 * of.multi_processor_count
+    blocks = max(1, round(_L2_BYTES / 4 / (_REREAD_BLOCK * programs)))  # of a program, in one pass
     words = words[: (1 if tiny else blocks) * programs * _REREAD_BLOCK]
     passes = _TINY_L2_PASSES if tiny else _L2_PASSES
     sums = torch.zeros(programs, dtype=torch.int64, device=source.device)

@@ -4,8 +4,7 @@
     python -m benchmarks.gpu_check --dry-run    tiny, on a CPU, in the Triton interpreter
     python -m benchmarks.gpu_check --sections tiles,processes      adds to the day's record
     python -m benchmarks.gpu_check --seconds 220 --output r        ends in time, all below r
-    python -m benchmarks.gpu_check --sections tune,single_gpu,shard,filters --seconds 560
-                                                fills the table of tiles, and measures with it
+    python -m benchmarks.gpu_check --sections compile,tune,shard   tunes, then measures with that
 
 `tune` runs when it is named, because it takes minutes and writes the table that the sampler reads;
 the other sections (`benchmarks.gpu_sections`) all run by default. What they launch is compiled
@@ -92,7 +91,8 @@ def run_all(names: list[str], dry_run: bool, output: Path, total: float) -> int:
     commit = None
     for name in names:
         seconds = min(SECTIONS[name], total - (time.monotonic() - start))
-        section = _section(name, dry_run, output, seconds)
+        part = f"compile:{','.join(names)}" if name == "compile" else name
+        section = _section(part, dry_run, output, seconds)
         if name == "environment" and section["status"] == "passed":
             commit = section["facts"]["commit"]
             folder = folder if dry_run else output / _folder_name(section["facts"])

@@ -27,15 +27,17 @@ MOST_PROCESSES = 12
 _SPARE_SECONDS = 5.0
 
 
-def compile_all(device: torch.device, dry_run: bool, until: float) -> dict[str, Any]:
-    """Rehearse every section and compile its launches; what is not done in time is named.
+def compile_all(
+    sections: list[str], device: torch.device, dry_run: bool, until: float
+) -> dict[str, Any]:
+    """Rehearse these sections and compile their launches; what is not done in time is named.
 
     A dry run rehearses in its own process and compiles nothing, because the interpreter does not.
 
     Raises:
         AssertionError: a kernel does not compile.
     """
-    parts = rehearsal.parts(dry_run)
+    parts = [part for part in rehearsal.parts(dry_run) if part[0] in sections]
     if interpreted():
         rehearsed = [rehearsal.rehearse(part, device, dry_run)[0] for part in parts]
         return {"launches": len({each for part in rehearsed for each in part}), "compiled": 0}

@@ -57,7 +57,8 @@ def run_section(name: str, dry_run: bool, output: Path, until: float) -> dict[st
     """What section `name` found; raises if something is wrong.
 
     Args:
-        name: of `SECTIONS`, or one part of the tiles, such as "tiles:0/6".
+        name: of `SECTIONS`, or one part of the tiles, such as "tiles:0/6", or what to compile for,
+            such as "compile:shard,filters".
         until: the `time.time()` at which it will be killed.
     """
     from benchmarks import gpu_compile, gpu_numerics, gpu_tune, machine
@@ -67,8 +68,9 @@ def run_section(name: str, dry_run: bool, output: Path, until: float) -> dict[st
     device = gpu_numerics.device_of(dry_run)
     if name == "environment":
         return machine.describe(device)
-    if name == "compile":
-        return gpu_compile.compile_all(device, dry_run, until)
+    if name.startswith("compile"):
+        sections = name.partition(":")[2].split(",") if ":" in name else list(SECTIONS)
+        return gpu_compile.compile_all(sections, device, dry_run, until)
     if name == "tune":
         return gpu_tune.tune_shapes(device, dry_run, output, until)
     return checks(name)(device, dry_run)

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from benchmarks import gpu_compile, gpu_sections, rehearsal
+from benchmarks import gpu_check, gpu_compile, gpu_sections, rehearsal
 from benchmarks.launches import Launch, Pointer, listed
 from benchmarks.problem import Problem, make_sampler, make_weight
 from tests.support.commands import run_command
@@ -119,6 +119,25 @@ class TestRehearsal:
 
 
 class TestSection:
+    def test_compiles_for_the_sections_of_the_run_alone(self, tmp_path, monkeypatch):
+        rehearsed, asked = [], []
+        monkeypatch.setattr(
+            rehearsal, "rehearse", lambda part, *_: (rehearsed.append(part), ([], None))[1]
+        )
+        gpu_sections.run_section("compile:environment,compile,oracle", True, tmp_path, time.time())
+        assert rehearsed == [("oracle",)]
+        rehearsed.clear()
+        gpu_sections.run_section("compile", True, tmp_path, time.time())
+        assert rehearsed == rehearsal.parts(True)
+
+        def section(name, *_):
+            asked.append(name)
+            return {"status": "passed", "seconds": 1.0, "facts": {"commit": None}}
+
+        monkeypatch.setattr(gpu_check, "_section", section)
+        assert gpu_check.run_all(["compile", "oracle"], True, tmp_path, 60.0) == 0
+        assert asked == ["compile:compile,oracle", "oracle"]
+
     def test_compiles_in_processes(self):
         until = time.time() + 120 * slowness()
         parts = [("oracle",), ("nothing",)]
