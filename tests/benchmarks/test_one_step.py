@@ -16,8 +16,8 @@ def test_one_step_after_the_warm_up(warm_up, tile, capsys):
     with listed(run_them=True) as launches:
         assert one_step.main([*words, *(["--tile", tile] if tile else [])]) == 0
     assert capsys.readouterr().out == f"250×64 batch 3: {warm_up} + 1 steps\n"
-    assert list(launches.values()) == [warm_up + 1] * 2
-    lm_head = next(dict(launch.arguments) for launch in launches)
+    assert set(launches.values()) == {warm_up + 1}
+    lm_head = dict(next(iter(launches)).arguments)
     assert lm_head["BLOCK_V"] == (256 if tile else 1024)
     assert TritonBackend.tile is None
 
