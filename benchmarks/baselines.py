@@ -200,11 +200,15 @@ def weight_reads(weight: Tensor) -> dict[str, Callable[[], Tensor]]:
         reads: dict[str, Callable[[], Tensor]] = {"read": lambda: words.sum()}
     else:
         reads = {f"read, {n} programs/SM": read_words(words, n) for n in READ_PROGRAMS_PER_SM}
-    expected = int(words.sum()) % 2**32
     for name, read in reads.items():
-        if int(read().sum()) % 2**32 != expected:
-            raise AssertionError(f"{name}: did not read every byte of the weight")
+        check_read(name, read, words)
     return reads
+
+
+def check_read(name: str, read: Callable[[], Tensor], words: Tensor) -> None:
+    """Raise AssertionError unless `read` returns parts of the sum of all words."""
+    if int(read().sum()) % 2**32 != int(words.sum()) % 2**32:
+        raise AssertionError(f"{name}: did not read every byte of the weight")
 
 
 def read_words(words: Tensor, programs_per_sm: int) -> Callable[[], Tensor]:

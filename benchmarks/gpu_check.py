@@ -4,12 +4,18 @@
     python -m benchmarks.gpu_check --dry-run    tiny, on a CPU, in the Triton interpreter
     python -m benchmarks.gpu_check --sections tiles,processes      adds to the day's record
     python -m benchmarks.gpu_check --seconds 220 --output r        ends in time, all below r
+    python -m benchmarks.gpu_check --sections compile,tune,shard   tunes, then measures with that
+
+`tune` runs when it is named, because it takes minutes and writes the table that the sampler reads;
+the other sections (`benchmarks.gpu_sections`) all run by default. What they launch is compiled
+first, in as many processes as there are cores, so that a section that measures does not compile.
 
 Every section is a process of its own with its own time limit, so that whatever goes wrong in one
 leaves the others alone. What is known is written after each section, and everything that this run
 has written goes into one archive, `gpu_check.tar.gz`, because a borrowed machine may hand back few
-files. A run that is told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record. Needs
-torch, triton, numpy and the standard library; plots also matplotlib.
+files. A run that is told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record. One that
+is killed outright keeps what was written, and its section ends with it. Needs torch, triton, numpy
+and the standard library; plots also matplotlib.
 """
 
 from __future__ import annotations
@@ -29,39 +35,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_record import archive, keep
-from benchmarks.shapes import SHAPES, Shape
+from benchmarks.gpu_sections import ON_REQUEST, SECTIONS, run_section
+from benchmarks.orphans import with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL_SECONDS = 510.0
-DRY_RUN_SECONDS = 300.0
-
-# Section: seconds it may take. In order of importance within what is left of the total. The speeds
-# come early, since a benchmark compares its own ids with the oracle before it times them.
-SECTIONS = {
-    "environment": 90,
-    "goldens": 50,
-    "oracle": 60,
-    "single_gpu": 170,
-    "shard": 90,
-    "noise": 45,
-    "virtual_ranks": 60,
-    "invariance": 50,
-    "tiles": 70,
-    "epilogue": 45,
-    "exchange": 45,
-    "filters": 45,
-    "processes": 60,
-}
-BENCHMARKS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
-    "single_gpu": (SHAPES[:2], (1, 16, 64, 128, 256)),
-    "shard": (SHAPES[:2], (1, 16, 64, 256)),
-    "epilogue": (SHAPES[:2], (1, 64, 256)),
-    "exchange": (SHAPES[:2], (1, 64, 256)),
-    "filters": (SHAPES[1:2], (1, 64)),
-}
+DRY_RUN_SECONDS = 480.0
 TILE_PROCESSES = 6
-_SPARE_SECONDS = 35.0
-"""A benchmark begins no point this close to its limit, or in the last third of a short one."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -88,64 +68,15 @@ def main(arguments: list[str] | None = None) -> int:
         facts = run_section(options.section, options.dry_run, output, options.until)
         print(json.dumps(facts))
         return 0
-    chosen = set(options.sections.split(",") if options.sections else SECTIONS)
+    chosen = set(SECTIONS) - set(ON_REQUEST)
+    if options.sections:
+        chosen = set(options.sections.split(","))
     if unknown := chosen - set(SECTIONS):
         parser.error(f"--sections: expected any of {', '.join(SECTIONS)}, got {unknown}")
     names = [name for name in SECTIONS if name in chosen | {"environment"}]
     total = options.seconds or (DRY_RUN_SECONDS if options.dry_run else TOTAL_SECONDS)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     return run_all(names, options.dry_run, output, total)
-
-
-def run_section(name: str, dry_run: bool, output: Path, until: float) -> dict[str, Any]:
-    """What section `name` found; raises if something is wrong.
-
-    Args:
-        name: of `SECTIONS`, or one part of the tiles, such as "tiles:0/6".
-        until: the `time.time()` at which it will be killed.
-    """
-    from benchmarks import gpu_numerics, gpu_ranks, machine
-
-    if name in BENCHMARKS:
-        return _benchmark(name, dry_run, output, until)
-    device = gpu_numerics.device_of(dry_run)
-    if name == "environment":
-        return machine.describe(device)
-    if name.startswith("tiles"):
-        part, parts = map(int, (name.partition(":")[2] or "0/1").split("/"))
-        return gpu_numerics.tiles(device, dry_run, part, parts)
-    sections = (
-        gpu_numerics.noise,
-        gpu_numerics.goldens,
-        gpu_numerics.oracle,
-        gpu_numerics.invariance,
-        gpu_ranks.virtual_ranks,
-        gpu_ranks.processes,
-    )
-    return {section.__name__: section for section in sections}[name](device, dry_run)
-
-
-def _benchmark(name: str, dry_run: bool, output: Path, until: float) -> dict[str, Any]:
-    from benchmarks import gpu_numerics, machine
-    from benchmarks.harness import Run, execute
-    from benchmarks.report import RESULT, write_report
-    from tpsample.distributed import Job
-
-    job = Job(device=gpu_numerics.device_of(dry_run))
-    if dry_run:
-        run = Run.small(job, batches=(2,), repeats=2)
-    else:
-        shapes, batches = BENCHMARKS[name]
-        run = Run(job, shapes=shapes, batches=batches, repeats=30)
-    record = machine.describe(job.device)
-    folder = output / f"{name}-{machine.slug(record)}-{record['date']}"
-    spare = min(_SPARE_SECONDS, SECTIONS[name] / 3)
-    try:
-        result = execute(name, run, folder / RESULT, seconds=until - spare - time.time())
-    finally:
-        if (folder / RESULT).exists():
-            write_report(folder)
-    return {"rows": len(result.rows), "folder": folder.name, **result.checks}
 
 
 def run_all(names: list[str], dry_run: bool, output: Path, total: float) -> int:
@@ -160,7 +91,8 @@ def run_all(names: list[str], dry_run: bool, output: Path, total: float) -> int:
     commit = None
     for name in names:
         seconds = min(SECTIONS[name], total - (time.monotonic() - start))
-        section = _section(name, dry_run, output, seconds)
+        part = f"compile:{','.join(names)}" if name == "compile" else name
+        section = _section(part, dry_run, output, seconds)
         if name == "environment" and section["status"] == "passed":
             commit = section["facts"]["commit"]
             folder = folder if dry_run else output / _folder_name(section["facts"])
@@ -213,8 +145,8 @@ def _in_a_process(name: str, dry_run: bool, output: Path, seconds: float) -> dic
     error = f"not done in {seconds:.0f} s" if code is None else lines[-1]
     log = [*stdout.splitlines(), *lines][-40:]
     section |= {"status": "failed", "error": error, "log": log}
-    if name in BENCHMARKS:
-        section["facts"] = left_behind(name, output, start, error)
+    if facts := left_behind(name, output, start, error):
+        section["facts"] = facts
     return section
 
 
@@ -231,7 +163,7 @@ def wait_for(command: list[str], seconds: float) -> tuple[int | None, str, str]:
     """Exit code, None at the limit, stdout and stderr; nothing it started is left running."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=out, stderr=err, start_new_session=True
+            with_parent(command), cwd=ROOT, stdout=out, stderr=err, start_new_session=True
         )
         try:
             code = process.wait(seconds)
@@ -247,18 +179,21 @@ def wait_for(command: list[str], seconds: float) -> tuple[int | None, str, str]:
 
 
 def left_behind(name: str, output: Path, since: float, error: str) -> dict[str, Any]:
-    """What a benchmark that failed had measured by then, with its page written."""
+    """What a section that failed had measured by then: its folder, with its page written."""
     from benchmarks.report import RESULT, write_report
     from benchmarks.results import Result
 
     facts: dict[str, Any] = {}
-    for path in output.glob(f"{name}-*/{RESULT}"):
-        if path.stat().st_mtime >= since:
+    for path in output.glob(f"{name}-*/*.json"):
+        if path.stat().st_mtime < since:
+            continue
+        facts["folder"] = path.parent.name
+        if path.name == RESULT:
             result = Result.load(path)
             result.notes.append(f"The section failed: {error}")
             result.save(path)
             write_report(path.parent)
-            facts = {"rows": len(result.rows), "folder": path.parent.name}
+            facts["rows"] = len(result.rows)
     return facts
 
 

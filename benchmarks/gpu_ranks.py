@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks import ranks
+from benchmarks.orphans import with_parent
 from benchmarks.problem import Problem, make_sampler, make_weight
 from benchmarks.timing import captured, one_line
 from tpsample import VocabShard
@@ -114,7 +115,9 @@ def _attempt(backend: str, exchange: str, dry_run: bool) -> str:
             logs.append(log)
             with log.open("w") as stream:
                 workers.append(
-                    subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
+                    subprocess.Popen(
+                        with_parent(command), env=environment, stdout=stream, stderr=stream
+                    )
                 )
         deadline = time.monotonic() + _ATTEMPT_SECONDS
         try:

@@ -16,8 +16,8 @@ def keep(done: dict[str, Any], dry_run: bool, folder: Path) -> None:
     earlier = json.loads(path.read_text())["sections"] if path.exists() else {}
     record = {"dry_run": dry_run, "sections": earlier | done}
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    (folder / "README.md").write_text(_page(record))
+    _write(path, json.dumps(record, indent=1) + "\n")
+    _write(folder / "README.md", _page(record))
 
 
 def archive(output: Path, folders: list[str | None]) -> None:
@@ -27,6 +27,13 @@ def archive(output: Path, folders: list[str | None]) -> None:
         for name in sorted({name for name in folders if name}):
             tar.add(output / name, arcname=name)
     unfinished.replace(output / ARCHIVE)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace the file at once: a process killed here leaves the last one whole."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def _page(record: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from benchmarks.timing import Timing, measure, prepare
 from tpsample.distributed import Job
 
 NAMES = (
+    "ceilings",
     "single_gpu",
     "shard",
     "exchange",

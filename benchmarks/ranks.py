@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -39,12 +39,21 @@ def samplers(
 
 
 def virtual(
-    problem: Problem, world_size: int, *, chunks: int = 1
+    problem: Problem,
+    world_size: int,
+    *,
+    chunks: int = 1,
+    shards: Sequence[VocabShard] | None = None,
 ) -> tuple[Candidate, LMHeadSampler]:
-    """A step of `world_size` virtual ranks, and one of their samplers."""
+    """A step of `world_size` virtual ranks, and one of their samplers.
+
+    Args:
+        shards: of the ranks; default even ones.
+    """
     weight = problem.weight
-    shards = [VocabShard.even(len(weight), rank, world_size) for rank in range(world_size)]
-    world = VirtualWorld(shards, weight.device)
+    if shards is None:
+        shards = [VocabShard.even(len(weight), rank, world_size) for rank in range(world_size)]
+    world = VirtualWorld(list(shards), weight.device)
     built = [
         make_sampler(
             weight[shard.start : shard.stop],

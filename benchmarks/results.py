@@ -84,13 +84,21 @@ def row(candidate: str, kind: str, timing: Timing, **point: Any) -> dict[str, An
     return {**point, "candidate": candidate, "kind": kind, **timing.fields()}
 
 
-def with_ratios(rows: list[dict[str, Any]], limit_us: float | None = None) -> list[dict[str, Any]]:
-    """Add time ÷ limit to all rows, and to tpsample's the time ÷ the best baseline's."""
+def with_ratios(
+    rows: list[dict[str, Any]], limit_us: float | None = None, tile_read_us: float | None = None
+) -> list[dict[str, Any]]:
+    """Add time ÷ limit to all rows, and to tpsample's the time ÷ the best baseline's.
+
+    Args:
+        tile_read_us: of a read in the shape of the tiles; tpsample's time is divided by it too.
+    """
     baselines = [each for each in rows if each["kind"] == "baseline"]
     best = min(baselines, key=lambda each: each["median_us"], default=None)
     for each in rows:
         if limit_us is not None:
             each["over_limit"] = each["median_us"] / limit_us
+        if tile_read_us is not None and each["kind"] == "tpsample":
+            each["over_tile_read"] = each["median_us"] / tile_read_us
         if best is not None and each["kind"] == "tpsample":
             each["over_best_baseline"] = each["median_us"] / best["median_us"]
             each["best_baseline"] = best["candidate"]

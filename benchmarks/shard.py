@@ -9,6 +9,7 @@ from benchmarks.harness import Row, Run
 from benchmarks.problem import Problem, make_sampler
 from benchmarks.results import View, row, with_ratios
 from benchmarks.single_gpu import fastest
+from benchmarks.tile_read import TILE_READ, tile_reads
 from tpsample import VocabShard
 
 QUESTION = "One rank's shard of W, alone on one GPU: how close to reading it once?"
@@ -29,6 +30,15 @@ VIEWS = [
         where={"candidate": "tpsample"},
         reference=1,
     ),
+    View(
+        "over_tile_read",
+        "Time ÷ time to read the shard tile by tile",
+        x="world_size",
+        y="over_tile_read",
+        series="batch",
+        where={"candidate": "tpsample"},
+        reference=1,
+    ),
 ]
 
 WORLD_SIZES = (8, 1, 4, 2)
@@ -42,14 +52,16 @@ def rows(run: Run) -> Iterator[Row]:
         for shape in run.shapes:
             weight = run.weight(shape)
             shard = weight[: len(VocabShard.even(shape.vocab_size, 0, world_size))]
-            reads = baselines.weight_reads(shard)
+            reads, by_tiles = baselines.weight_reads(shard), tile_reads(shard)
             for batch in run.batches:
                 problem = Problem.make(shard, batch)
                 candidate = {"tpsample": problem.sampled_by(make_sampler(shard, batch))}
-                times = run.time_checked(candidate, reads)
+                times = run.time_checked(candidate, {**reads, **by_tiles})
                 times["limit"] = fastest(times, reads)
+                kinds = {"tpsample": "tpsample", **dict.fromkeys(("limit", *by_tiles), "limit")}
                 point = {"shape": shape.name, "world_size": world_size, "batch": batch}
                 yield from with_ratios(
-                    [row(kind, kind, times[kind], **point) for kind in ("tpsample", "limit")],
+                    [row(name, kind, times[name], **point) for name, kind in kinds.items()],
                     times["limit"].median_us,
+                    times[TILE_READ].median_us if by_tiles else None,
                 )

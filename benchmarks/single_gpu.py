@@ -10,12 +10,20 @@ from benchmarks import baselines
 from benchmarks.harness import Row, Run
 from benchmarks.problem import Problem, make_sampler
 from benchmarks.results import View, row, with_ratios
+from benchmarks.tile_read import TILE_READ, tile_reads
 from benchmarks.timing import Timing
 
 QUESTION = "One GPU: how close is a step to reading the weight once, and what do baselines take?"
 VIEWS = [
     View("latency", "Time of a step, µs", x="batch"),
     View("over_limit", "Time ÷ time to read the weight", x="batch", y="over_limit", reference=1),
+    View(
+        "over_tile_read",
+        "Time ÷ time to read the weight tile by tile",
+        x="batch",
+        y="over_tile_read",
+        reference=1,
+    ),
     View(
         "over_baseline",
         "tpsample ÷ best baseline (below 1 is faster)",
@@ -36,7 +44,7 @@ def rows(run: Run) -> Iterator[Row]:
     run.note(*baselines.notes(run.device))
     for shape in run.shapes:
         weight = run.weight(shape)
-        reads = baselines.weight_reads(weight)
+        reads, by_tiles = baselines.weight_reads(weight), tile_reads(weight)
         for batch in run.batches:
             problem = Problem.make(weight, batch)
             others = baselines.single_rank(problem)
@@ -45,9 +53,10 @@ def rows(run: Run) -> Iterator[Row]:
             run.check(problem, gumbel(logits), logits)
             sampler = make_sampler(weight, batch)
             candidate = {"tpsample": problem.sampled_by(sampler)}
-            times = run.time_checked(candidate, {**others, **reads})
+            times = run.time_checked(candidate, {**others, **reads, **by_tiles})
             times["limit"] = fastest(times, reads)
-            kinds = {"tpsample": "tpsample", **dict.fromkeys(others, "baseline"), "limit": "limit"}
+            limits = dict.fromkeys(("limit", *by_tiles), "limit")
+            kinds = {"tpsample": "tpsample", **dict.fromkeys(others, "baseline"), **limits}
             yield from with_ratios(
                 [
                     row(name, kind, times[name], shape=shape.name, batch=batch)
@@ -55,6 +64,7 @@ def rows(run: Run) -> Iterator[Row]:
                     if name in times
                 ],
                 times["limit"].median_us,
+                times[TILE_READ].median_us if by_tiles else None,
             )
 
 

@@ -69,7 +69,8 @@ class Row:
     """One line of the table.
 
     Attributes:
-        weight_bytes_in_flight: per SM with the pipeline full, every stage but the one multiplied.
+        weight_bytes_in_flight: per SM with the pipeline full: at the wait, when the stage that is
+            multiplied next must have come, and behind it, when the next one has been asked for.
         instructions: of the whole kernel, each counted once.
         loop_per_product: of the inner loop, per matrix instruction in it.
         epilogue: instructions per logit over the greedy kernel, in all and by pipe.
@@ -89,7 +90,7 @@ class Row:
     programs_per_sm: int
     instructions: int
     loop_per_product: float | None = None
-    weight_bytes_in_flight: int | None = None
+    weight_bytes_in_flight: tuple[int, int] | None = None
     epilogue: float | None = None
     epilogue_by_pipe: dict[str, float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -139,7 +140,11 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         return row
 
     stage_bytes = tile.block_v * tile.block_d * subject.dtype.itemsize
-    row.weight_bytes_in_flight = row.programs_per_sm * (tile.num_stages - 1) * stage_bytes
+    per_stage = row.programs_per_sm * stage_bytes
+    row.weight_bytes_in_flight = (
+        per_stage * (tile.num_stages - 2),
+        per_stage * (tile.num_stages - 1),
+    )
     if subject.dtype != torch.float32 and row.matrix != gpu.matrix_instruction:
         row.faults.append(f"expected {gpu.matrix_instruction} on {gpu.name}, got {row.matrix}")
     if "inboxes_ptr" in subject.uses:
@@ -189,7 +194,7 @@ def cells(row: Row) -> list[str]:
         row.matrix,
         f"{row.shared_bytes / 1024:.0f}K",
         str(row.programs_per_sm),
-        "" if flight is None else f"{flight / 1024:.0f}K",
+        "" if flight is None else f"{flight[0] / 1024:.0f}–{flight[1] / 1024:.0f}K",
         "" if row.loop_per_product is None else f"{row.loop_per_product:.0f}",
         "" if epilogue is None else f"{epilogue:.1f}",
         *pipes,

@@ -3,6 +3,7 @@
     python -m benchmarks.tile_model                          the rule in force, per shape and batch
     python -m benchmarks.tile_model --tile 256,128,64,8,4    one tile in its place
     python -m benchmarks.tile_model --measured FILE          beside the times of a shard result
+    python -m benchmarks.tile_model --ceilings FILE          limits that `ceilings` measured
 
 A program (one tile) is in three phases, one after the other:
 
@@ -16,8 +17,8 @@ An SM runs as many programs as its registers and shared memory hold; the next ti
 ends. To the last one's end come 1.5 µs for the start of a graph and 1.5 µs for the second kernel,
 which is launched before the first has ended; without that it would be 3 µs.
 
-Every constant below is an assumption with its source, and the result is a prediction: it has been
-held against no measurement of this kernel yet.
+Every constant below is an assumption with its source, unless `--ceilings` replaces it, and the
+result is a prediction: it has been held against no measurement of this kernel yet.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,6 +66,8 @@ class Chip:
         clock: cycles per µs.
         link: bytes per cycle from L2 to one SM.
         flops: dense bf16 operations per cycle of one SM.
+        row_pieces: share of `memory` that reads of 128-byte pieces of rows reach.
+        graph_us, second_kernel_us: to start a graph, and another kernel in it.
     """
 
     name: str
@@ -73,6 +77,9 @@ class Chip:
     clock: float = 1750.0
     link: float = 64.0
     flops: float = 4096.0
+    row_pieces: float = ROW_PIECES
+    graph_us: float = GRAPH_US
+    second_kernel_us: float = SECOND_KERNEL_US
 
 
 CHIPS = (Chip("NVIDIA H100", 132, 3.05e6), Chip("NVIDIA H200", 132, 4.45e6))
@@ -132,7 +139,7 @@ def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -
     def load_rate(loading: int, beside: int) -> float:
         """Bytes of weights per µs of one program, beside others on the GPU and on its SM."""
         return min(
-            chip.memory * ROW_PIECES * batch_tiles / loading,
+            chip.memory * chip.row_pieces * batch_tiles / loading,
             chip.l2 / (loading * through_l2),
             chip.link * chip.clock / (beside * through_l2),
             in_flight / LATENCY_US,
@@ -191,7 +198,7 @@ def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -
     weights = vocab_rows * shape.hidden_size * 2.0
     return Prediction(
         limit_us=weights / chip.memory,
-        step_us=now + GRAPH_US + SECOND_KERNEL_US,
+        step_us=now + chip.graph_us + chip.second_kernel_us,
         tiles=tiles,
         programs_per_sm=resident,
         waves=tiles / (chip.sms * resident),
@@ -222,12 +229,35 @@ def table(chip: Chip, tile: Tile | None = None) -> list[str]:
     return lines
 
 
-def against(path: Path) -> list[str]:
+def chip_of(result: dict[str, Any]) -> Chip:
+    """Return the chip that a result was measured on, as the model assumes it."""
+    for chip in CHIPS:
+        if chip.name in result["machine"]["hardware"]:
+            return chip
+    raise SystemExit(f"tile_model: no constants for {result['machine']['hardware']!r}")
+
+
+def measured_chip(path: Path) -> Chip:
+    """Return the chip of a result of `benchmarks.ceilings`, with the limits that it reached."""
+    result = json.loads(path.read_text())
+    chip, found = chip_of(result), result["measured"]
+    one_us = found["one_kernel_us"]
+    matrix = found["matmul_tflops"] * 1e6 / (chip.sms * chip.clock)
+    return replace(
+        chip,
+        memory=found["read_tb_per_s"] * 1e6,
+        l2=found["l2_tb_per_s"] * 1e6,
+        flops=matrix / MATRIX_EFFICIENCY,
+        row_pieces=min(1.0, found["tile_read_tb_per_s"] / found["read_tb_per_s"]),
+        graph_us=one_us,
+        second_kernel_us=max(0.0, found["two_kernels_us"] - one_us),
+    )
+
+
+def against(path: Path, ceilings: Path | None = None) -> list[str]:
     """Return predictions beside the times of a result of `benchmarks.shard`."""
     result = json.loads(path.read_text())
-    chip = next((chip for chip in CHIPS if chip.name in result["machine"]["hardware"]), None)
-    if chip is None:
-        raise SystemExit(f"tile_model: no constants for {result['machine']['hardware']!r}")
+    chip = measured_chip(ceilings) if ceilings else chip_of(result)
     gpu = Gpu(chip.name, 90, chip.sms)
     lines = ["| part | shape | B | measured µs | predicted µs | predicted ÷ measured |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
@@ -251,12 +281,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tile_model", description=__doc__.splitlines()[0])
     parser.add_argument("--tile", help="block_v,block_b,block_d,warps,stages in place of the rule")
     parser.add_argument("--measured", type=Path, help="JSON of a shard result on one of the GPUs")
+    parser.add_argument(
+        "--ceilings", type=Path, help="JSON of a ceilings result on one of the GPUs"
+    )
     options = parser.parse_args(arguments)
     if options.measured:
-        print("\n".join(against(options.measured)))
+        print("\n".join(against(options.measured, options.ceilings)))
         return 0
     tile = Tile(*map(int, options.tile.split(","))) if options.tile else None
-    for chip in CHIPS:
+    chips = [measured_chip(options.ceilings)] if options.ceilings else CHIPS
+    for chip in chips:
         print("\n".join(table(chip, tile)), end="\n\n")
     return 0
 

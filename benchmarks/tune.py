@@ -1,15 +1,16 @@
 """Which tile is fastest for each shape on this GPU? Writes the table that the sampler reads.
 
-    python -m benchmarks.tune                            all shapes, offline; about an hour
+    python -m benchmarks.tune                            all shapes, offline
     python -m benchmarks.tune --shapes 151936x4096 --batches 64 --world-sizes 1,8
+    python -m benchmarks.tune --precompile 14            compiles first, in 14 processes
     python -m benchmarks.tune --seconds 480              until then; what it has is in the table
     python -m benchmarks.tune --tiny --output FILE       a few seconds on any CPU
 
 Every candidate's tokens are compared with the oracle before it is timed, among the others and in
 the same run; a wrong one is left out and named, and the rule's own stops the run. A candidate
 enters the table if it beats the rule's tile by more than 2 %, which is about the spread of a GPU's
-clock. Entries of other GPUs and shapes stay as they are. Nothing is tuned while serving; ranks
-whose tables differ refuse to be built.
+clock. The table is written after every entry. Entries of other GPUs and shapes stay as they are.
+Nothing is tuned while serving; ranks whose tables differ refuse to be built.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.aot import GPUS
+from benchmarks.gpu_compile import compile_parts
 from benchmarks.gpu_numerics import override_tile
 from benchmarks.harness import Run
 from benchmarks.problem import Candidate, Problem, WrongToken, make_sampler
@@ -30,6 +34,7 @@ from benchmarks.shapes import SHAPES, Shape, shape_named
 from benchmarks.static_report import tile_text
 from benchmarks.timing import one_line
 from tpsample import VocabShard
+from tpsample.core.interpreted import interpreted
 from tpsample.distributed import Job
 from tpsample.local import measured_tiles, tile_table
 from tpsample.local.measured_tiles import MeasuredTile
@@ -40,6 +45,20 @@ BATCHES = (16, 32, 64, 128, 256)
 MIN_GAIN = 1.02
 
 
+# What the rule of each batch tile is timed against: (block_v, block_d, num_warps, num_stages). In
+# turn: twice the depth at half the stages; short tiles of which four fit an SM, because a lone
+# program leaves it idle in its epilogue; high ones, which read the hidden states half as often;
+# twice the warps. Chosen by bytes, waves and static counts, not by measurement.
+_SMALL = ((128, 64, 4, 5), (128, 128, 4, 3), (64, 64, 4, 5), (64, 64, 4, 8), (256, 64, 8, 5))
+CANDIDATES = {
+    16: _SMALL,
+    32: _SMALL,
+    64: ((128, 64, 4, 4), (128, 64, 8, 4), (128, 128, 4, 2), (256, 64, 8, 4), (64, 64, 4, 3)),
+    128: ((128, 64, 8, 3), (256, 64, 8, 4), (256, 64, 8, 3), (128, 128, 8, 2)),
+    256: ((128, 64, 8, 3), (128, 64, 8, 4)),
+}
+
+
 def candidates(rule: Tile, gpu: Gpu) -> list[Tile]:
     """Tiles worth timing beside the rule's, which comes first; one that does not fit is left out.
 
@@ -48,28 +67,73 @@ def candidates(rule: Tile, gpu: Gpu) -> list[Tile]:
     """
     if not gpu.arch:  # the interpreter
         return [rule, dataclasses.replace(rule, block_v=rule.block_v // 2)]
-    shapes = [
-        dataclasses.replace(rule, block_v=v, block_d=d, num_stages=stages)
-        for v, d, stages in ((64, 64, 5), (64, 128, 3), (128, 64, 4), (128, 128, 2))
-    ]
     tried = [
-        dataclasses.replace(tile, num_stages=stages)
-        for tile in [rule, *shapes]
-        for stages in (tile.num_stages, tile.num_stages - 1)
-        if stages >= 2
+        Tile(v, rule.block_b, d, num_warps, num_stages)
+        for v, d, num_warps, num_stages in CANDIDATES[rule.block_b]
     ]
-    return list(dict.fromkeys([rule, *tried]))
+    return list(dict.fromkeys([rule, *(tile for tile in tried if fits(tile, gpu))]))
+
+
+def fits(tile: Tile, gpu: Gpu) -> bool:
+    """Return whether the stages of a tile fit the shared memory of one program, where it is known.
+
+    What a program cannot be launched with is also left out when it is tried.
+    """
+    limits = GPUS.get(gpu.arch)
+    stage_bytes = (tile.block_v + tile.block_b) * tile.block_d * torch.bfloat16.itemsize
+    if limits is None:
+        return True
+    return tile.num_stages * stage_bytes <= limits.shared_bytes - limits.reserved_shared_bytes
 
 
 def tune(run: Run, world_sizes: tuple[int, ...]) -> Iterator[tuple[MeasuredTile, MeasuredTile]]:
-    """(the rule's tile, the fastest tile) of each shape, shard and batch."""
+    """(the rule's tile, the fastest tile) of each shard, shape and batch."""
     gpu = Gpu.of(run.device)
-    for shape in run.shapes:
-        weight = run.weight(shape)
-        for world_size in world_sizes:
+    for world_size in world_sizes:
+        for shape in run.shapes:
+            weight = run.weight(shape)
             shard = weight[: len(VocabShard.even(shape.vocab_size, 0, world_size))]
             for batch in run.batches:
                 yield _fastest(run, Problem.make(shard, batch), gpu)
+
+
+def fill(run: Run, world_sizes: tuple[int, ...], path: Path, seconds: float) -> Iterator[str]:
+    """Tune, and bring the table at `path` up to date after every shape, shard and batch.
+
+    Args:
+        seconds: none is begun after this long.
+
+    Yields:
+        What became of each, in words.
+    """
+    start = time.monotonic()
+    old = measured_tiles.load(path) if path.exists() else []
+    found = []
+    for rule, best in tune(run, world_sizes):
+        found.append((rule, best))
+        measured_tiles.save(path, merged(old, found))
+        yield (
+            f"{best.vocab_rows}×{best.hidden_size} batch {best.batch}: {tile_text(best.tile)} "
+            f"{best.us:.1f} µs, rule {tile_text(rule.tile)} {best.rule_us:.1f} µs"
+        )
+        if time.monotonic() - start > seconds:
+            run.note(f"Stopped after {seconds:.0f} s; the other shapes keep their entries.")
+            break
+
+
+def compile_first(
+    run: Run, world_sizes: tuple[int, ...], workers: int, until: float
+) -> dict[str, Any]:
+    """Compile every candidate in `workers` processes, until a `time.time()`; what was compiled."""
+    if interpreted():
+        return {"compiled": 0}
+    parts = [
+        ("tune", shape.name, str(batch), str(world_size))
+        for world_size in world_sizes
+        for shape in run.shapes
+        for batch in run.batches
+    ]
+    return compile_parts(parts, run.device, run.tiny, until, workers)
 
 
 def _fastest(run: Run, problem: Problem, gpu: Gpu) -> tuple[MeasuredTile, MeasuredTile]:
@@ -132,6 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batches", help="such as 16,64; default one of every batch tile")
     parser.add_argument("--world-sizes", default=",".join(map(str, WORLD_SIZES)))
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--precompile", type=int, metavar="N", help="in N processes, first")
     parser.add_argument("--seconds", type=float, help="begin no shape or batch after this long")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, on any machine")
     parser.add_argument("--output", type=Path, default=measured_tiles.FILE)
@@ -152,20 +217,14 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         run = Run(job, shapes=shapes, batches=batches, repeats=options.repeats)
 
-    start = time.monotonic()
-    old = measured_tiles.load(options.output) if options.output.exists() else []
-    found = []
-    for rule, best in tune(run, world_sizes):
-        found.append((rule, best))
-        print(
-            f"{best.vocab_rows}×{best.hidden_size} batch {best.batch}: {tile_text(best.tile)} "
-            f"{best.us:.1f} µs, rule {tile_text(rule.tile)} {best.rule_us:.1f} µs",
-            flush=True,
-        )
-        measured_tiles.save(options.output, merged(old, found))
-        if options.seconds is not None and time.monotonic() - start > options.seconds:
-            run.note(f"Stopped after {options.seconds:.0f} s; the other shapes keep their entries.")
-            break
+    if options.precompile:
+        until = time.time() + (options.seconds or 600.0)
+        start = time.monotonic()
+        print(compile_first(run, world_sizes, options.precompile, until), flush=True)
+        options.seconds = options.seconds and options.seconds - (time.monotonic() - start)
+    seconds = float("inf") if options.seconds is None else options.seconds
+    for line in fill(run, world_sizes, options.output, seconds):
+        print(line, flush=True)
     for note in run.notes:
         print(note)
     print(options.output)

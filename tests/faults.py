@@ -872,7 +872,47 @@ BENCHMARKS = [
     ),
 ]
 
+GPU_CHECK = [
+    Fault(
+        "every pointer counts as aligned",
+        "benchmarks/launches.py",
+        "value.data_ptr() % 16 == 0)",
+        "True)",
+        ("tests/benchmarks/test_gpu_compile.py",),
+    ),
+    Fault(
+        "a benchmark is rehearsed without its own steps",
+        "benchmarks/rehearsal.py",
+        "times = self.time({name: each.step for name, each in candidates.items()})",
+        "times = {}",
+        ("tests/benchmarks/test_gpu_compile.py",),
+    ),
+    Fault(
+        "a section outlives its run",
+        "benchmarks/gpu_check.py",
+        "with_parent(command), cwd",
+        "command, cwd",
+        (
+            "tests/benchmarks/test_gpu_check_ends.py::test_a_run_that_is_killed_outright_leaves_its_results_and_no_process",
+        ),
+    ),
+    Fault(
+        "a read by tiles counts the last row again",
+        "benchmarks/baseline_kernels.py",
+        "total = tl.where((offs_v < num_rows)[:, None], total, 0)",
+        "total = total + 0",
+        ("tests/benchmarks/test_ceilings.py::test_a_read_by_tiles_reads_every_row_once",),
+    ),
+    Fault(
+        "candidates of the tuner may be too large",
+        "benchmarks/tune.py",
+        "tile for tile in tried if fits(tile, gpu)",
+        "tile for tile in tried",
+        ("tests/local/test_tiles.py",),
+    ),
+]
+
 FAULTS = [
     *(*FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS, *SEEDS, *AGREEMENT),
-    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES, *BENCHMARKS),
+    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES, *BENCHMARKS, *GPU_CHECK),
 ]

@@ -11,7 +11,7 @@ from benchmarks import gpu_check
 from tests.support.commands import run_command
 
 TILES = [f"tiles:{part}/{gpu_check.TILE_PROCESSES}" for part in range(gpu_check.TILE_PROCESSES)]
-RIGHT_OR_WRONG = ("noise", "goldens", "oracle", "invariance", *TILES, "virtual_ranks")
+RIGHT_OR_WRONG = ("noise", "goldens", "oracle", "invariance", *TILES, "virtual_ranks", "features")
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -2,9 +2,12 @@
 
 import json
 import sys
+from dataclasses import astuple
 
 import pytest
+import torch
 
+from benchmarks import tune
 from benchmarks.aot import GPUS, Binary, programs_per_sm
 from benchmarks.sass import (
     early_exit_faults,
@@ -18,9 +21,10 @@ from benchmarks.sass import (
     spills,
 )
 from benchmarks.static_builds import lm_head, package_kernels
-from benchmarks.static_report import MAX_EPILOGUE, judge
+from benchmarks.static_report import MAX_EPILOGUE, cells, judge
 from tests.support.commands import run_command
-from tpsample.local.tile_table import all_tiles
+from tpsample.local.tile_table import all_tiles, rule
+from tpsample.local.tiles import Gpu
 
 TILE_64, DTYPE = next((tile, dtype) for tile, dtype in all_tiles() if tile.block_b == 64)
 
@@ -61,6 +65,18 @@ def test_every_kernel_meets_the_requirements(tmp_path, capsys):
     compiled = {(row["arch"], row["tile"]) for row in rows if row["tile"]}
     assert len(compiled) == 3 * len({tile for tile, _ in all_tiles()})
     assert {row["dtype"] for row in rows} >= {"bf16", "fp16", "fp32"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1000)
+def test_every_candidate_of_the_tuner_meets_the_requirements(tmp_path):
+    gpu = Gpu("H200", 90, 132)
+    rules = [rule(rows, 128256, torch.bfloat16, gpu) for rows in tune.CANDIDATES]
+    tiles = {tile for each in rules for tile in tune.candidates(each, gpu)}
+    words = [f"--tile={','.join(map(str, astuple(tile)))}" for tile in tiles]
+    status, rows = run_report(tmp_path, "--arch", "90", *words)
+    assert status == 0 and len(rows) == len(tiles)
+    assert {row["programs_per_sm"] for row in rows} >= {1, 2, 3, 4}
 
 
 def test_bad_tiles_are_flagged(tmp_path):
@@ -130,6 +146,14 @@ def test_spills_and_fallbacks_are_flagged(compiled, fault):
 )
 def test_occupancy(registers, num_warps, shared, programs):
     assert programs_per_sm(Binary(registers, 0, shared, 0, ()), num_warps, GPUS[90]) == programs
+
+
+def test_at_the_wait_two_stages_are_not_in_flight():
+    row = judge(lm_head(90, TILE_64, DTYPE), binary("HGMMA.64x64x16.F32.BF16"), None)
+    stage = row.programs_per_sm * TILE_64.block_v * TILE_64.block_d * 2
+    stages = TILE_64.num_stages
+    assert row.weight_bytes_in_flight == (stage * (stages - 2), stage * (stages - 1))
+    assert f"{stage * (stages - 2) // 1024}–{stage * (stages - 1) // 1024}K" in cells(row)
 
 
 def test_tensor_memory_limits_occupancy():

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import tune
+from benchmarks import gpu_tune, tune
+from benchmarks.harness import Run
 from benchmarks.problem import WrongToken
 from benchmarks.shapes import TINY
 from tests.support.ranks import run_ranks
@@ -133,10 +135,56 @@ class TestTuner:
             assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize("arch", [80, 90, 100])
-    @pytest.mark.parametrize("block_b", [16, 64, 256])
+    @pytest.mark.parametrize("block_b", [16, 32, 64, 128, 256])
     def test_candidates_of_a_gpu(self, arch, block_b):
         gpu = Gpu("a GPU", arch, 132)
         rule = tile_table.rule(block_b, 128256, torch.bfloat16, gpu)
         tiles = tune.candidates(rule, gpu)
         assert tiles[0] == rule and len(set(tiles)) == len(tiles)
         assert {tile.block_b for tile in tiles} == {block_b}
+        assert all(tile.block_v >= 64 and tile.num_warps in (4, 8) for tile in tiles)
+        assert all(tune.fits(tile, gpu) for tile in tiles[1:])
+        if arch >= 90:  # with the shared memory of a Hopper
+            assert len(tiles) >= 2
+            assert (256 in {tile.block_v for tile in tiles}) == (block_b < 256)
+
+    def test_a_tile_that_does_not_fit_shared_memory_is_left_out(self):
+        tile = Tile(256, 128, 64, 8, 4)  # 192 KB of stages
+        assert tune.fits(tile, H200) and not tune.fits(tile, Gpu("A100", 80, 108))
+        assert not tune.fits(dataclasses.replace(tile, num_stages=5), H200)
+        assert tune.fits(tile, Gpu("unknown", 75, 40))
+
+    def test_takes_the_shards_first_that_are_named_first(self, monkeypatch):
+        monkeypatch.setattr(
+            tune, "_fastest", lambda run, problem, gpu: (problem.weight.shape, problem.rows)
+        )
+        run = Run.small(shapes=(TINY, dataclasses.replace(TINY, hidden_size=32)), batches=(1, 2))
+        found = list(tune.tune(run, (8, 1)))
+        weights = [(rows, size) for rows in (125, 1000) for size in (64, 32)]
+        assert found == [(weight, batch) for weight in weights for batch in (1, 2)]
+
+    def test_no_point_is_begun_too_late_and_each_is_in_the_table(self, tmp_path, monkeypatch):
+        entries = [dataclasses.replace(ENTRY, batch=batch) for batch in (16, 32, 64)]
+        monkeypatch.setattr(tune, "tune", lambda *_: iter([(each, each) for each in entries]))
+        run = Run.small()
+        lines = tune.fill(run, (1,), tmp_path / "tiles.json", 600.0)
+        for number, _ in enumerate(lines, 1):
+            assert len(measured_tiles.load(tmp_path / "tiles.json")) == number
+        assert number == 3
+        assert len(list(tune.fill(run, (1,), tmp_path / "late.json", 0.0))) == 1
+        assert "Stopped after 0 s" in run.notes[0]
+
+    def test_the_section_keeps_a_copy_of_the_table(self, tmp_path, monkeypatch):
+        """A dry run leaves the sampler's own table alone."""
+        monkeypatch.setattr(tune, "MIN_GAIN", 0.0)
+        facts = gpu_tune.tune_shapes(torch.device("cpu"), True, tmp_path, time.time() + 600)
+        folder = tmp_path / facts["folder"]
+        assert len(measured_tiles.load(folder / gpu_tune.TABLE)) == 1 == len(facts["tuned"])
+        assert json.loads((folder / gpu_tune.RECORD).read_text())["tuned"] == facts["tuned"]
+        assert measured_tiles.load(measured_tiles.FILE) == []
+
+        table = tmp_path / "the sampler's.json"
+        monkeypatch.setattr(measured_tiles, "FILE", table)
+        monkeypatch.setattr(gpu_tune.gpu_sections, "run_of", lambda *_: Run.small(batches=(2,)))
+        gpu_tune.tune_shapes(torch.device("cpu"), False, tmp_path, time.time() + 600)
+        assert table.read_text() == (folder / gpu_tune.TABLE).read_text()

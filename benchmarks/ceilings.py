@@ -1,0 +1,131 @@
+"""What this GPU reaches where nothing is in the way: the limits that a step is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks import baselines
+from benchmarks.baselines import has_triton
+from benchmarks.harness import Row, Run
+from benchmarks.results import View, row
+from benchmarks.single_gpu import fastest
+from benchmarks.tile_read import TILE_READ, tile_reads
+from benchmarks.timing import Timing
+from tpsample import VocabShard
+
+QUESTION = "How fast can this GPU copy, read, read from L2, read tile by tile, multiply and start?"
+VIEWS = [
+    View("rate", "Rate, TB/s", x="batch", y="tb_per_s"),
+    View("time", "Time, µs", x="batch"),
+]
+
+WORLD_SIZES = (1, 8)
+_BYTES, _TINY_BYTES = 2 * 2**30, 2**16
+_L2_BYTES, _L2_PASSES = 16 * 2**20, 200
+_TINY_L2_PASSES = 3
+_MATMUL, _TINY_MATMUL = 8192, 64
+_REREAD_BLOCK = 2048
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """One row per limit; the rates are in the record, in TB/s (10^12 bytes)."""
+    yield from _memory(run)
+    if has_triton(run.device):
+        yield from _tiles(run)
+        yield from _starts(run)
+    else:
+        run.note("Without Triton nothing is read from L2 or tile by tile, and no kernel is empty.")
+    yield from _matmul(run)
+
+
+def _memory(run: Run) -> Iterator[Row]:
+    """A copy, a read, and a read that stays in L2."""
+    source = torch.empty(_TINY_BYTES if run.tiny else _BYTES, dtype=torch.uint8, device=run.device)
+    target = torch.empty_like(source.random_())
+    times = run.time({"copy": lambda: target.copy_(source), **baselines.weight_reads(source)})
+    yield _rate(run, "copy", times.pop("copy"), 2 * source.numel())
+    yield _rate(run, "read", fastest(times, times), source.numel())
+    if not has_triton(run.device):
+        return
+    reread, num_bytes = l2_read(source, run.tiny)
+    yield _rate(run, "l2", run.time({"l2": reread})["l2"], num_bytes)
+
+
+def l2_read(source: Tensor, tiny: bool) -> tuple[Callable[[], Tensor], int]:
+    """A launch that reads a part of `source`, which fits L2, again and again; and how many bytes.
+
+    Raises:
+        AssertionError: it did not read every byte in every pass.
+    """
+    from benchmarks.baseline_kernels import reread_kernel
+
+    words = source.view(torch.int32)
+    programs = 2
+    if source.device.type == "cuda":
+        of = torch.cuda.get_device_properties(source.device)
+        programs = 4 * of.multi_processor_count
+    blocks = max(1, round(_L2_BYTES / 4 / (_REREAD_BLOCK * programs)))  # of a program, in one pass
+    words = words[: (1 if tiny else blocks) * programs * _REREAD_BLOCK]
+    passes = _TINY_L2_PASSES if tiny else _L2_PASSES
+    sums = torch.zeros(programs, dtype=torch.int64, device=source.device)
+
+    def read() -> Tensor:
+        reread_kernel[(programs,)](
+            words, sums, words.numel(), passes, BLOCK=_REREAD_BLOCK, num_warps=8
+        )
+        return sums
+
+    baselines.check_read("l2", read, passes * words.long())
+    return read, passes * 4 * words.numel()
+
+
+def _tiles(run: Run) -> Iterator[Row]:
+    """The weights of each shape, whole and the first of eight shards, in the shape of the tiles."""
+    for shape in run.shapes:
+        weight = run.weight(shape)
+        for world_size in WORLD_SIZES:
+            shard = weight[: len(VocabShard.even(shape.vocab_size, 0, world_size))]
+            timing = run.time(tile_reads(shard))[TILE_READ]
+            point = {"shape": shape.name, "batch": 1, "world_size": world_size}
+            rate = _tb_per_s(2 * shard.numel(), timing.median_us)
+            run.measured.setdefault("tile_read_tb_per_s", rate)  # the first: largest, and whole
+            yield {**row(TILE_READ, "limit", timing, **point), "tb_per_s": rate}
+
+
+def _starts(run: Run) -> Iterator[Row]:
+    """Graphs of one kernel that does next to nothing, and of two."""
+    from benchmarks.baseline_kernels import empty_kernel
+
+    one = torch.zeros(1, dtype=torch.int32, device=run.device)
+
+    def two() -> None:
+        empty_kernel[(1,)](one)
+        empty_kernel[(1,)](one)
+
+    times = run.time({"one kernel": lambda: empty_kernel[(1,)](one), "two kernels": two})
+    for name, timing in times.items():
+        run.measured[f"{name.replace(' ', '_')}_us"] = timing.median_us
+        yield row(name, "limit", timing, shape="nothing", batch=1)
+
+
+def _matmul(run: Run) -> Iterator[Row]:
+    size = _TINY_MATMUL if run.tiny else _MATMUL
+    a, b = (torch.randn(size, size, device=run.device).bfloat16() for _ in range(2))
+    product = torch.empty_like(a)
+    timing = run.time({"matmul": lambda: torch.mm(a, b, out=product)})["matmul"]
+    run.measured["matmul_tflops"] = 2 * size**3 / timing.median_us / 1e6
+    yield row("matmul", "limit", timing, shape=f"{size}x{size}x{size}", batch=1)
+
+
+def _rate(run: Run, name: str, timing: Timing, num_bytes: int) -> Row:
+    rate = _tb_per_s(num_bytes, timing.median_us)
+    run.measured[f"{name}_tb_per_s"] = rate
+    point = {"shape": f"{num_bytes} bytes", "batch": 1}
+    return {**row(name, "limit", timing, **point), "tb_per_s": rate}
+
+
+def _tb_per_s(num_bytes: int, us: float) -> float:
+    return num_bytes / us / 1e6

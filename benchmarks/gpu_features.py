@@ -1,0 +1,206 @@
+"""Section `features` of `gpu_check`: what the other sections leave out, each once.
+
+Shards that start at odd ids, a step with every request control, `torch.compile`, and that a plain
+step neither waits for the device nor allocates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks import ranks
+from benchmarks.launches import listed
+from benchmarks.problem import Problem, make_sampler, make_weight, near_tie
+from benchmarks.timing import one_line
+from tpsample import (
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+)
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+ODD_BOUNDS = (33331, 64000)
+"""Where the second and the third shard start: the first of them at no multiple of 4."""
+_DRY_ODD_BOUNDS = (333, 500)
+_LOGPROB_ERROR = 1e-3
+
+
+def features(device: torch.device, dry_run: bool) -> dict[str, Any]:
+    """Try each, and raise once for all that is wrong."""
+    vocab_size, hidden_size, rows = (1000, 64, 8) if dry_run else (128256, 2048, 16)
+    weight = make_weight(vocab_size, hidden_size, device)
+    plain = Problem.make(weight, rows, (0.0, 0.5, 1.0, 2.0))
+    bounds = (0, *(_DRY_ODD_BOUNDS if dry_run else ODD_BOUNDS), vocab_size)
+    shards = [VocabShard(*pair) for pair in itertools.pairwise(bounds)]
+    tried: dict[str, Callable[[], Any]] = {
+        "odd shards": lambda: _odd_shards(plain, shards),
+        **{
+            f"every control, {name}": partial(_every_control, plain, dtype)
+            for name, dtype in DTYPES.items()
+        },
+        "torch.compile": lambda: _compiled(plain, dry_run),
+        "a step waits and allocates": lambda: _quiet(plain, shards),
+    }
+    facts, wrong = {}, []
+    for name, attempt in tried.items():
+        try:
+            facts[name] = attempt()
+        except Exception as error:
+            wrong.append(f"{name}: {one_line(error)}")
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+    return facts
+
+
+def _odd_shards(problem: Problem, shards: list[VocabShard]) -> str:
+    single = problem.sampled_by(make_sampler(problem.weight, problem.rows))
+    single.check()
+    candidate, _ = ranks.virtual(problem, len(shards), shards=shards)
+    candidate.check()
+    if not (candidate.token_ids == single.token_ids).all():
+        raise AssertionError("ids differ from those of one rank")
+    return f"shards start at {', '.join(str(shard.start) for shard in shards)}"
+
+
+CONTROLS: tuple[dict[str, Any], ...] = (
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    {"logit_bias": {5: 4.0, 8: -3.0}, "bad_words": [[7], [2, 3]]},
+    {"allowed_token_ids": list(range(3, 400, 5)), "logprobs": 3},
+    {"min_tokens": 9, "stop_token_ids": [1, 4], "top_p": 0.9},
+    {"top_k": 40, "top_p": 0.8, "repetition_penalty": 1.1},
+    {"min_p": 0.02, "logprobs": 2, "logprobs_mode": "processed_logprobs"},
+    {"temperature": 0.0, "presence_penalty": 1.0, "logit_bias": {6: 2.5}},
+    {},
+)
+"""What the rows ask for in turn, on top of their temperature and seed."""
+
+
+def _every_control(plain: Problem, dtype: torch.dtype) -> str:
+    """One step of rows that ask for everything between them, against the reference."""
+    weight, hidden = plain.weight.to(dtype), plain.hidden_states.to(dtype)
+    rows, vocab_size, device = plain.rows, plain.vocab_size, weight.device
+    bias = torch.linspace(-1, 1, vocab_size, device=device).to(dtype)
+    head: dict[str, Any] = {"bias": bias, "logit_scale": 1.5, "logit_softcap": 20.0}
+    requests = [
+        SamplingParams(**{"temperature": 0.8, "seed": 2000 + row, **CONTROLS[row % len(CONTROLS)]})
+        for row in range(rows)
+    ]
+    tokens = [[2, 11 + row, 17, 2] for row in range(rows)]
+    batch = SamplingBatch.from_params(
+        requests,
+        vocab_size=vocab_size,
+        device=device,
+        prompt_token_ids=tokens,
+        output_token_ids=tokens,
+    )
+    batch.grammar_bitmask = torch.full(
+        (rows, -(-vocab_size // 32)), -2, dtype=torch.int32, device=device
+    )  # every 32nd id is masked
+    out = make_sampler(weight, rows, **head)(hidden, batch, plain.positions, num_samples=2)
+
+    logits = reference.logits(hidden, weight, **head)
+    kept = reference.kept_mask(logits, batch)
+    allowed = near_tie(batch.temperature, weight.shape[1])
+    differ = 0
+    for sample in range(2):
+        scores = reference.scores(logits, batch, plain.positions, sample=sample)
+        scores = scores.where(kept, -torch.inf)
+        best, expected = scores.max(dim=1)
+        got = out.token_ids[:, sample]
+        in_range = (got >= 0) & (got < vocab_size)
+        score = scores.gather(1, torch.where(in_range, got, 0)[:, None]).squeeze(1)
+        wrong = (got != expected) & ~(in_range & (best - score < allowed))
+        if wrong.any():
+            raise AssertionError(f"sample {sample}: rows {wrong.nonzero().flatten().tolist()}")
+        differ += int((got != expected).sum())
+    same_logprobs(out, reference.logprobs(logits, batch, out.token_ids))
+    return f"{2 * rows} draws, {differ} near ties"
+
+
+def same_logprobs(out: SampleOutput, expected: Any) -> None:
+    assert out.logprobs is not None
+    torch.testing.assert_close(
+        out.logprobs.values,
+        expected.values,
+        rtol=_LOGPROB_ERROR,
+        atol=_LOGPROB_ERROR,
+        equal_nan=True,
+        check_dtype=False,
+    )
+
+
+def _compiled(problem: Problem, dry_run: bool) -> str:
+    """A function that scales the hidden states and samples, compiled whole, for two batches."""
+    sampler = make_sampler(problem.weight, problem.rows)
+
+    def model(hidden: Tensor, batch: SamplingBatch, positions: Tensor) -> Tensor:
+        out: SampleOutput = sampler((hidden.float() * 1.5).to(hidden.dtype), batch, positions)
+        return out.token_ids + 0
+
+    backend = "aot_eager" if dry_run else "inductor"
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for part in (problem, problem.take(range(problem.rows // 2))):
+            given = (part.hidden_states, part.batch, part.positions)
+            if not torch.equal(compiled(*given), model(*given)):
+                raise AssertionError(f"batch {part.rows}: ids differ from those outside")
+    return backend
+
+
+def _quiet(problem: Problem, shards: list[VocabShard]) -> str:
+    """Plain eager steps of one rank and of virtual ranks, which must not wait or allocate."""
+    single = problem.sampled_by(make_sampler(problem.weight, problem.rows))
+    several, _ = ranks.virtual(problem, len(shards), shards=shards)
+    for candidate in (single, several):
+        for _ in range(3):
+            candidate.step()
+        noise = noise_on_gpu if problem.weight.device.type == "cuda" else noise_on_cpu
+        if found := noise(candidate.step):
+            raise AssertionError(f"{candidate.token_ids.numel() // problem.rows} ranks: {found}")
+    return f"nothing, 1 and {len(shards)} ranks"
+
+
+def noise_on_gpu(step: Callable[[], object]) -> str:
+    """What a step allocates; raises where the host waits for the device."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    allocations = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+    return f"{allocations} allocations" if allocations else ""
+
+
+def noise_on_cpu(step: Callable[[], object]) -> str:
+    """Which operators of torch a step calls beside its kernels, which are left out."""
+    with _Operators() as operators, listed():
+        step()
+    return ", ".join(operators.called)
+
+
+class _Operators(TorchDispatchMode):
+    """The operators that do more than look at a tensor."""
+
+    VIEWS = ("slice", "select", "view", "detach")
+
+    def __enter__(self) -> _Operators:
+        self.called: list[str] = []
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in self.VIEWS:
+            self.called.append(name)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,130 @@
+"""What a kernel was launched with, as far as the compiler sees it: enough to compile it elsewhere.
+
+    with listed() as launches:      # nothing runs: a launch is put on the list and no more
+        sampler(hidden_states, batch, positions)
+    for launch in launches:
+        launch.compile()            # in any process, into Triton's cache
+
+Of a tensor the compiler sees the dtype and whether its address is a multiple of 16, of an integer
+that is not a constant whether it is 1, a multiple of 16, or 64 bits wide. Everything else that two
+launches differ in makes the same binary, so the list has it once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+_INT32 = range(-(2**31), 2**31)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A tensor argument. It passes for a tensor where a kernel is compiled and not run."""
+
+    dtype: torch.dtype
+    aligned: bool = True
+
+    def data_ptr(self) -> int:
+        return 0 if self.aligned else 1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One specialisation of one kernel.
+
+    Attributes:
+        kernel: "module:name".
+        arguments: names and values, as the compiler sees them; options such as num_warps too.
+    """
+
+    kernel: str
+    arguments: tuple[tuple[str, Any], ...]
+
+    @staticmethod
+    def of(function: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Launch:
+        given = dict(zip(function.arg_names, positional, strict=False)) | named
+        constants, unspecialised = _marks(function)
+        seen = {
+            name: value if name in constants else _seen(value, name in unspecialised)
+            for name, value in given.items()
+            if name in function.arg_names
+        }
+        options = {name: value for name, value in given.items() if name not in seen}
+        found = f"{function.fn.__module__}:{function.fn.__name__}"
+        return Launch(found, tuple(sorted({**seen, **options}.items())))
+
+    def compile(self) -> Any:
+        """Compile it, or take it from Triton's cache; nothing is launched."""
+        module, name = self.kernel.split(":")
+        function = getattr(import_module(module), name)
+        return function.warmup(grid=(1,), **dict(self.arguments))
+
+
+@contextlib.contextmanager
+def listed(run_them: bool = False) -> Iterator[dict[Launch, int]]:
+    """Collect the launches of the block, and how often each was made.
+
+    Args:
+        run_them: whether they are made as well.
+    """
+    launches: dict[Launch, int] = {}
+
+    def listing(run: Callable[..., Any]) -> Callable[..., Any]:
+        def note(self: Any, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> Any:
+            launch = Launch.of(self, args, named)
+            launches[launch] = launches.get(launch, 0) + 1
+            return run(self, *args, grid=grid, warmup=warmup, **named) if run_them else None
+
+        return note
+
+    before = [(kind, kind.run) for kind in (JITFunction, InterpretedFunction)]
+    for kind, run in before:
+        kind.run = listing(run)
+    try:
+        yield launches
+    finally:
+        for kind, run in before:
+            kind.run = run
+
+
+@cache
+def _marks(function: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the arguments that are compile-time constants, and those never specialised."""
+    if isinstance(function, JITFunction):
+        parameters = function.params
+        return (
+            frozenset(p.name for p in parameters if p.is_constexpr),
+            frozenset(
+                p.name
+                for p in parameters
+                if p.do_not_specialize or p.do_not_specialize_on_alignment
+            ),
+        )
+    named = inspect.signature(function.fn).parameters.values()
+    constants = frozenset(p.name for p in named if "constexpr" in str(p.annotation))
+    kinds = ("do_not_specialize", "do_not_specialize_on_alignment")
+    return constants, frozenset(name for kind in kinds for name in function.kwargs[kind] or ())
+
+
+def _seen(value: Any, unspecialised: bool) -> Any:
+    """Return what stands for a run-time value."""
+    if isinstance(value, torch.Tensor):
+        return Pointer(value.dtype, unspecialised or value.data_ptr() % 16 == 0)
+    if isinstance(value, float):
+        return 0.5
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    wide = 0 if value in _INT32 else 2**40
+    if unspecialised:
+        return wide + 17
+    return 1 if value == 1 else wide + (16 if value % 16 == 0 else 17)

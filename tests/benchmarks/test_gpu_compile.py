@@ -1,0 +1,179 @@
+"""What a section of gpu_check launches is on the list that is compiled before it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+
+import pytest
+import torch
+
+from benchmarks import gpu_check, gpu_compile, gpu_sections, rehearsal
+from benchmarks.greedy import row_noise_kernel
+from benchmarks.launches import Launch, Pointer, listed
+from benchmarks.problem import Problem, make_sampler, make_weight
+from tests.support.commands import run_command
+from tests.support.limits import slowness
+from tests.support.tiers import long
+
+CPU = torch.device("cpu")
+SECTIONS = [part[0] for part in rehearsal.parts(True)]
+DEAR = ("filters", "epilogue", "exchange", "shard")
+"""Sections that go the way of others here, and take long."""
+
+
+def _launch(**arguments) -> Launch:
+    return Launch.of(row_noise_kernel, (), arguments)
+
+
+def _rehearsed(section: str) -> list[Launch]:
+    launches, problem = rehearsal.rehearse((section,), CPU, True)
+    assert problem is None
+    return launches
+
+
+class TestLaunch:
+    def test_is_the_same_where_the_compiler_sees_no_difference(self):
+        whole = torch.zeros(64, dtype=torch.int64)
+        base = {
+            "seed_ptr": whole,
+            "stride_stream": 32,
+            "num_rows": 3,
+            "BLOCK_B": 32,
+            "num_warps": 4,
+        }
+        first = _launch(**base)
+        assert _launch(**{**base, "stride_stream": 48, "num_rows": 16}) == first
+        others = {name: value for name, value in base.items() if name != "seed_ptr"}
+        assert Launch.of(row_noise_kernel, (whole.clone(),), others) == first
+        for change in (
+            {"seed_ptr": whole[1:]},
+            {"seed_ptr": whole.int()},
+            {"seed_ptr": None},
+            {"stride_stream": 33},
+            {"stride_stream": 1},
+            {"stride_stream": 2**31},
+            {"num_rows": 2**31},
+            {"BLOCK_B": 64},
+            {"num_warps": 8},
+        ):
+            assert _launch(**{**base, **change}) != first, change
+
+    def test_travels_to_another_process(self):
+        launch = _launch(seed_ptr=torch.zeros(8), num_rows=3, BLOCK_B=32)
+        assert pickle.loads(pickle.dumps(launch)) == launch
+        assert launch.kernel == "benchmarks.greedy:row_noise_kernel"
+        assert dict(launch.arguments)["seed_ptr"] == Pointer(torch.float32)
+
+    def test_is_listed_and_not_made(self):
+        problem = Problem.make(make_weight(300, 16, CPU), 3)
+        candidate = problem.sampled_by(make_sampler(problem.weight, 3))
+        candidate.token_ids.fill_(-7)
+        with listed() as launches:
+            candidate.step()
+            candidate.step()
+        assert next(iter(launches)).kernel.endswith(":lm_head_kernel")
+        assert set(launches.values()) == {2}
+        assert candidate.token_ids.tolist() == [-7] * 3
+        candidate.check()  # kernels run again
+
+    def test_may_be_made_as_well(self):
+        problem = Problem.make(make_weight(300, 16, CPU), 3)
+        candidate = problem.sampled_by(make_sampler(problem.weight, 3))
+        with listed(run_them=True) as launches:
+            candidate.check()
+        assert set(launches.values()) == {1}
+
+
+class TestRehearsal:
+    @pytest.mark.parametrize(
+        "section", [*(s for s in SECTIONS if s not in DEAR), *long(*((s,) for s in DEAR))]
+    )
+    def test_lists_all_that_a_section_launches(self, section, tmp_path):
+        rehearsed = _rehearsed(section)
+        with listed(run_them=True) as launched:
+            gpu_sections.run_section(section, True, tmp_path, time.time() + 600)
+        assert launched
+        assert set(launched) <= set(rehearsed)
+
+    def test_of_the_tuner_lists_every_candidate(self):
+        rehearsed, problem = rehearsal.rehearse(("tune", "1000x64", "2", "1"), CPU, True)
+        assert problem is None
+        tiles = {dict(each.arguments).get("BLOCK_V") for each in rehearsed}
+        assert {1024, 512} <= tiles
+
+    def test_judges_nothing_and_leaves_the_judges_in_place(self):
+        check = Problem.check
+        rehearsal.rehearse(("oracle",), CPU, True)
+        assert Problem.check is check
+        assert not torch.are_deterministic_algorithms_enabled()
+
+    def test_on_a_gpu_every_shape_and_batch_is_a_part(self):
+        parts = rehearsal.parts(False)
+        assert ("single_gpu", "128256x8192", "64") in parts and ("goldens",) in parts
+        assert len(set(parts)) == len(parts)
+        covered = {part[0] for part in parts}
+        assert covered == set(gpu_sections.SECTIONS) - {
+            *("environment", "compile", "noise", "processes"),  # one small kernel, or another shape
+            "tune",  # compiles by itself
+        }
+
+
+class TestSection:
+    def test_compiles_for_the_sections_of_the_run_alone(self, tmp_path, monkeypatch):
+        rehearsed, asked = [], []
+        monkeypatch.setattr(
+            rehearsal, "rehearse", lambda part, *_: (rehearsed.append(part), ([], None))[1]
+        )
+        gpu_sections.run_section("compile:environment,compile,oracle", True, tmp_path, time.time())
+        assert rehearsed == [("oracle",)]
+        rehearsed.clear()
+        gpu_sections.run_section("compile", True, tmp_path, time.time())
+        assert rehearsed == rehearsal.parts(True)
+
+        def section(name, *_):
+            asked.append(name)
+            return {"status": "passed", "seconds": 1.0, "facts": {"commit": None}}
+
+        monkeypatch.setattr(gpu_check, "_section", section)
+        assert gpu_check.run_all(["compile", "oracle"], True, tmp_path, 60.0) == 0
+        assert asked == ["compile:compile,oracle", "oracle"]
+
+    def test_compiles_in_processes(self):
+        until = time.time() + 120 * slowness()
+        parts = [("oracle",), ("nothing",)]
+        facts = gpu_compile.compile_parts(parts, CPU, True, until, 1)
+        assert facts["launches"] == facts["compiled"] == len(_rehearsed("oracle")) > 0
+        assert [line.split(":")[0] for line in facts["not_rehearsed"]] == ["nothing"]
+
+    def test_ends_in_time_and_says_what_is_missing(self):
+        start = time.time()
+        facts = gpu_compile.compile_parts([("oracle",)], CPU, True, start, 1)
+        assert facts["not_rehearsed"] == ["oracle"] and facts["compiled"] == 0
+        assert time.time() - start < 30 * slowness()
+
+    def test_a_kernel_that_does_not_compile_is_named(self):
+        launch = Launch("benchmarks.greedy:no_such_kernel", ())
+        assert "no_such_kernel" in gpu_compile.compiled(launch)
+
+
+@pytest.mark.parametrize(
+    "sections", [("virtual_ranks",), *long((tuple(SECTIONS),))], ids=["few", "all"]
+)
+@pytest.mark.timeout(1200)
+def test_the_launch_finds_in_the_cache_what_was_compiled(sections, tmp_path):
+    """In processes that compile, for a GPU that is absent."""
+    found = []
+    for action in ("compile", "launch"):
+        done = run_command(
+            *(sys.executable, "-m", "tests.support.compiled_first", action, *sections),
+            env={"TRITON_CACHE_DIR": str(tmp_path)},
+            timeout_s=900,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        lines = done.stdout.splitlines()
+        assert [line for line in lines if line.endswith(" None")], lines
+        assert not [line for line in lines if "Error" in line]
+        found.append([line for line in lines if line.startswith("cubins")])
+    assert found[0] == found[1] and "'" in found[0][0]

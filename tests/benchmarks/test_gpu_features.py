@@ -1,0 +1,69 @@
+"""The section `features`: what it tries is tried, and what is wrong is named, all of it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import gpu_features
+from benchmarks.problem import Problem, make_sampler, make_weight
+from tpsample import LMHeadSampler, SamplingParams
+
+CPU = torch.device("cpu")
+TRIED = (
+    "odd shards",
+    "every control, bf16",
+    "every control, fp16",
+    "every control, fp32",
+    "torch.compile",
+    "a step waits and allocates",
+)
+
+
+def _attempts(message: str) -> list[str]:
+    return [name for name in TRIED if f"{name}: " in message]
+
+
+def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(monkeypatch):
+    finish = LMHeadSampler.finish
+
+    def planted(self, out):
+        out = finish(self, out)
+        out.token_ids.view(-1)[0] = (out.token_ids.view(-1)[0] + 1) % self.vocab_size
+        return out
+
+    monkeypatch.setattr(LMHeadSampler, "finish", planted)
+    with pytest.raises(AssertionError) as raised:
+        gpu_features.features(CPU, True)
+    # Compiled and not, the token is as wrong; a planted step calls operators.
+    assert _attempts(str(raised.value)) == [*TRIED[:4], TRIED[5]]
+
+
+def test_every_control_is_asked_for():
+    asked = {name for controls in gpu_features.CONTROLS for name in controls}
+    others = {"seed", "logprob_token_ids", "ties", "filter_order", "repetition_scope"}
+    assert asked | others == set(SamplingParams.__dataclass_fields__)
+    assert gpu_features.ODD_BOUNDS[0] % 4 and len(gpu_features.DTYPES) == 3
+
+
+def test_wrong_logprobs_are_seen():
+    values = torch.tensor([[-1.5, torch.nan, -torch.inf]])
+    told, expected = (SimpleNamespace(values=values.clone()) for _ in range(2))
+    gpu_features.same_logprobs(SimpleNamespace(logprobs=told), expected)
+    told.values[0, 0] += 0.01
+    with pytest.raises(AssertionError):
+        gpu_features.same_logprobs(SimpleNamespace(logprobs=told), expected)
+
+
+def test_a_step_that_allocates_is_seen():
+    problem = Problem.make(make_weight(300, 16, CPU), 3)
+    candidate = problem.sampled_by(make_sampler(problem.weight, 3))
+    candidate.step()
+    assert gpu_features.noise_on_cpu(candidate.step) == ""
+    sampler = make_sampler(problem.weight, 3)
+
+    def fresh():
+        sampler(problem.hidden_states, problem.batch, 7)
+
+    fresh()
+    assert "empty" in gpu_features.noise_on_cpu(fresh)

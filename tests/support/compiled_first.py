@@ -1,0 +1,55 @@
+"""Is what a section launches in Triton's cache, once its rehearsal has been compiled?
+
+    python -m tests.support.compiled_first compile PART …    compiles what the parts list
+    python -m tests.support.compiled_first launch PART …     launches it, and compiles no more
+
+Both print what Triton's cache holds then. Two processes, because one remembers what it compiled.
+A part is as `benchmarks.rehearsal.parts` has it; the GPU is absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import triton
+
+from benchmarks import baselines, rehearsal
+from benchmarks.gpu_compile import compiled
+from benchmarks.launches import Launch
+from tests.support.jit_launches import CPU, only_compile
+from tpsample.agreement import construction
+
+
+def main(action: str, parts: list[str]) -> None:
+    launches = only_compile()
+    for module in (construction, baselines):  # kernels on a CPU, though nothing interprets them
+        patch.object(module, "interpreted", lambda: True).start()
+    if action == "launch":
+        # Triton's own way from real arguments to the cache; nothing is listed.
+        with patch.object(rehearsal, "listed", _unlisted):
+            for part in parts:
+                print(part, rehearsal.rehearse((part,), CPU, True)[1])
+    else:
+        found: dict[Launch, None] = {}
+        for part in parts:
+            listed, problem = rehearsal.rehearse((part,), CPU, True)
+            print(part, problem)
+            found |= dict.fromkeys(listed)
+        for launch in found:
+            print(launch.kernel, compiled(launch))
+    print(len(launches), "launches")
+    cache = Path(triton.knobs.cache.dir)
+    print("cubins", sorted(path.parent.name for path in cache.glob("*/*.cubin")))
+
+
+@contextlib.contextmanager
+def _unlisted() -> Iterator[dict[Launch, int]]:
+    yield {}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
