@@ -360,7 +360,7 @@ SCORES = [
     Fault(
         "a greedy row draws",
         "tpsample/core/score.py",
-        "return torch.where(row_noise.random, product - noise.double(), product).float()",
+        "return torch.where(random, product - noise.double(), product).float()",
         "return (product - noise.double()).float()",
         ("tests/kernels/test_kernels.py::test_greedy_ties_go_to_the_lowest_id",),
     ),

@@ -56,16 +56,17 @@ def philox4x32(
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # Signed 64-bit products wrap modulo 2^64, so both halves are right after masking.
+        # Signed 64-bit products wrap modulo 2^64, so both halves are right after masking. The low
+        # halves, c1 and c3, keep the rest of their products until somebody looks at them.
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK32) ^ c1 ^ k0,
-            p1 & _MASK32,
-            ((p0 >> 32) & _MASK32) ^ c3 ^ k1,
-            p0 & _MASK32,
+            ((p1 >> 32) ^ c1 ^ k0) & _MASK32,
+            p1,
+            ((p0 >> 32) ^ c3 ^ k1) & _MASK32,
+            p0,
         )
         k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
-    return c0, c1, c2, c3
+    return c0, c1 & _MASK32, c2, c3 & _MASK32
 
 
 def row_stream(
