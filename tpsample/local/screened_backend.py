@@ -123,7 +123,7 @@ class ScreenedBackend(TorchBackend):
         best: Tensor,
     ) -> None:
         """Raise `best`, int64 [B], to the words of some pairs of a tile."""
-        if not len(pairs.rows):
+        if len(pairs.rows) == 0:
             return
         values = torch.zeros(len(pairs.rows)) if noise is None else noise.exact(*pairs)
         weight = self._weight[start:stop]
