@@ -140,31 +140,13 @@ def requests(rows: int, **changes: Any) -> list[SamplingParams]:
     ]
 
 
-class Counting(ScreenedBackend):
-    """Counts the rows' tiles, and those that took the definition's way."""
-
-    tiles_screened = tiles_full = pairs = 0
-
-    def full_tile(self, rows, *arguments):
-        self.tiles_full += len(rows)
-        super().full_tile(rows, *arguments)
-
-    def _screened_tile(self, rows, *arguments):
-        self.tiles_screened += len(rows)
-        super()._screened_tile(rows, *arguments)
-
-    def _compute(self, pairs, *arguments):
-        self.pairs += len(pairs.rows)
-        super()._compute(pairs, *arguments)
-
-
 def backends(
     case: Problem, shard: VocabShard, which: str = "fp32", rounds: int = 10
-) -> tuple[TorchBackend, Counting]:
+) -> tuple[TorchBackend, ScreenedBackend]:
     """The definition, and a screened backend with one of PASSES."""
     arguments = (case.weight, shard, case.bias, case.head)
     first_pass = Int8Pass(Int8Copy(case.weight)) if which == "int8" else None
-    screened = Counting(*arguments, rounds=rounds, first_pass=first_pass)
+    screened = ScreenedBackend(*arguments, rounds=rounds, first_pass=first_pass)
     return TorchBackend(*arguments, rounds=rounds), screened
 
 

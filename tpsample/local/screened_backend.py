@@ -11,6 +11,7 @@ way is taken where the screen cannot help:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -38,11 +39,28 @@ class FirstPass(Protocol):
         """Return approximate products of the weight rows from `start` to `stop`."""
 
 
+@dataclass
+class Tally:
+    """What the screen has done since the sampler was built, or since somebody set it to zero.
+
+    Attributes:
+        screened, full: tiles of rows that it looked at, and that the definition computed whole.
+        candidates: tokens that were computed one by one, over all rows and samples.
+    """
+
+    screened: int = 0
+    full: int = 0
+    candidates: int = 0
+
+
 class ScreenedBackend(TorchBackend):
     """`TorchBackend` behind a first pass.
 
     Args:
         first_pass: of the same weight; default `Fp32Pass`.
+
+    Attributes:
+        tally: counts of tiles and candidates.
     """
 
     def __init__(
@@ -57,6 +75,7 @@ class ScreenedBackend(TorchBackend):
     ) -> None:
         super().__init__(weight, shard, bias, head, rounds=rounds)
         self._first_pass = Fp32Pass(weight) if first_pass is None else first_pass
+        self.tally = Tally()
 
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
@@ -85,6 +104,7 @@ class ScreenedBackend(TorchBackend):
 
     def _screened_tile(self, rows: StepRows, start: int, stop: int, best: Tensor) -> None:
         """Raise `best`, int64 [num_samples, B], to the best words of a tile."""
+        self.tally.screened += len(rows)
         first_id, num_ids = self._shard.start + start, stop - start
         bias = None if self._bias is None else self._bias[start:stop]
         approximation = self._first_pass.tile(rows, start, stop)
@@ -110,6 +130,7 @@ class ScreenedBackend(TorchBackend):
         if undecided.any():
             index = undecided.nonzero().squeeze(1)
             full_best = best[:, index]
+            self.tally.full += len(index)
             self.full_tile(rows.select(index), start, stop, full_best)
             best[:, index] = full_best
 
@@ -125,6 +146,7 @@ class ScreenedBackend(TorchBackend):
         """Raise `best`, int64 [B], to the words of some pairs of a tile."""
         if len(pairs.rows) == 0:
             return
+        self.tally.candidates += len(pairs.rows)
         values = torch.zeros(len(pairs.rows)) if noise is None else noise.exact(*pairs)
         weight = self._weight[start:stop]
         bias = None if self._bias is None else self._bias[start:stop]
