@@ -18,6 +18,8 @@ but no promise is known about how the library adds.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,8 @@ from tpsample.screening.bound import TINY, Approximation, sum_error
 
 CHUNK_ELEMENTS = 2**19
 """Weights read at a time: 2 MB of fp32, which the cache still holds when they are read again."""
+
+_MKLDNN: Any = torch.backends.mkldnn
 
 
 class Fp32Pass:
@@ -37,11 +41,16 @@ class Fp32Pass:
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
+        num_ids = max(1, min(len(weight), CHUNK_ELEMENTS // max(1, weight.shape[1])))
+        self._works = all(_multiplies_in_fp32(rows, num_ids, weight.shape[1]) for rows in (1, 16))
 
-    @staticmethod
-    def available() -> bool:
-        """Return whether fp32 products are made in fp32; PyTorch can be told to take bf16."""
-        return torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")
+    def available(self) -> bool:
+        """Return whether fp32 products are made in fp32.
+
+        PyTorch can be told to take bf16, by a setting that may change between steps, and so can
+        the libraries below it, by variables that they read once.
+        """
+        return self._works and _MKLDNN.matmul.fp32_precision in ("none", "ieee")
 
     def tile(self, rows: StepRows, start: int, stop: int) -> Approximation:
         """Multiply the weight rows from `start` to `stop`; n = stop − start."""
@@ -52,7 +61,7 @@ class Fp32Pass:
         converted = None
         if self._weight.dtype != torch.float32:
             converted = hidden.new_empty(min(step, num_ids), hidden_size)
-        extremes = []
+        extremes: list[Tensor] = []
         for first in range(start, stop, step):
             chunk = self._weight[first : min(first + step, stop)]
             if converted is not None:
@@ -69,3 +78,14 @@ class Fp32Pass:
         # Where γ proves nothing, an infinite magnitude says so.
         magnitude = magnitude if gamma <= 1 else torch.full_like(magnitude, torch.inf)
         return Approximation(product, gamma * magnitude + lost, magnitude)
+
+
+def _multiplies_in_fp32(num_rows: int, num_ids: int, hidden_size: int) -> bool:
+    """Try a product of numbers that bf16, fp16 and tf32 would round to 1, as large as a step's."""
+    near_one = 1.0 + 2.0**-12
+    hidden = torch.full((num_rows, hidden_size), near_one, dtype=torch.float32)
+    weight = torch.full((num_ids, hidden_size), near_one, dtype=torch.float32)
+    product = torch.empty(num_rows, num_ids, dtype=torch.float32)
+    torch.mm(hidden, weight.T, out=product)
+    off = (product.double() / max(1, hidden_size) - near_one**2).abs()
+    return bool((off < 2.0**-13).all()) or hidden_size == 0
