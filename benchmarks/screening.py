@@ -5,8 +5,8 @@
         [--json FILE]
 
 Times are interleaved, the slowest rank counts, repeat by repeat, and ids are checked first. The
-definition is the same sampler without the screen. Real rows take the LM head and hidden states of the
-bundled model, where it is installed. Candidates are counted on one rank.
+definition is the same sampler without the screen. Real rows take the LM head and hidden states of
+the bundled model, where it is installed. Candidates are counted on one rank.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ def philox4x32(
         # halves, c1 and c3, keep the rest of their products until somebody looks at them.
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (
-            ((p1 >> 32) ^ c1 ^ k0) & _MASK32,
+            ((p1 >> 32) ^ (c1 ^ k0)) & _MASK32,
             p1,
-            ((p0 >> 32) ^ c3 ^ k1) & _MASK32,
+            ((p0 >> 32) ^ (c3 ^ k1)) & _MASK32,
             p0,
         )
         k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32

@@ -18,7 +18,7 @@ from tpsample.screening.candidates import UpperScores
 from tpsample.screening.fp32_pass import Fp32Pass
 from tpsample.screening.int8_copy import BLOCKS, Int8Copy, block_norms
 from tpsample.screening.int8_pass import Int8Pass, limbs
-from tpsample.screening.noise_bound import BITS_SCALE, NOISE_TOP, TileNoise
+from tpsample.screening.noise_bound import BITS_SCALE, NOISE_TOP, Pairs, TileNoise
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -67,10 +67,9 @@ def test_scores_are_below_their_upper_bounds(head, which):
         assert slack.proved.all()
         upper = UpperScores(
             head_logits(found.product, bias, head),
-            rows.noise.scale,
             slack.of(found.error),
-            TileNoise(rows.noise.streams[0], 0, 600, 10),
-            rows.noise.random,
+            TileNoise(rows.noise, 0, 0, 600),
+            rows.noise,
         )
         exact = logits_tile(rows.hidden_double, case.weight, bias, head)
         scores = score_tile(exact, 0, rows.noise, 0)
@@ -180,8 +179,10 @@ def test_the_fp32_bound_is_its_formula():
         total = sum(abs(Fraction(value)) for value in values)
         needed = (Fraction(96) * unit / (1 - 96 * unit) + 2 * unit) * largest * total
         error = Fraction(found.error[row].item())
-        assert needed < error <= gamma * largest * total * (1 + Fraction(1, 10**9)) + Fraction(
-            1, 10**30
+        assert (
+            needed
+            < error
+            <= gamma * largest * total * (1 + Fraction(1, 10**9)) + Fraction(1, 10**30)
         )
 
 
@@ -222,14 +223,13 @@ def test_the_margin_of_the_noise_is_used():
 
 
 def test_tile_noise_is_the_definitions():
-    stream = noise.row_stream(torch.tensor([[5], [9]]), torch.tensor([[1], [2]]))
+    rows = rows_of(problem("normal", 8, 3, 4)).noise
     for first, num in ((0, 8), (3, 10), (1001, 1)):
-        tile = TileNoise(stream, first, num, 10)
-        expected = noise.tile_noise(stream, first, num, 10)
+        tile = TileNoise(rows, 0, first, num)
+        expected = noise.tile_noise(rows.streams[0], first, num, 10)
         columns = torch.arange(num)
-        for row in (0, 1):
-            found = tile.exact(torch.full((num,), row), columns)
-            assert torch.equal(found, expected[row])
+        for row in range(3):
+            assert torch.equal(tile.exact(Pairs(torch.full((num,), row), columns)), expected[row])
         upper = NOISE_TOP - tile.bits().double() * BITS_SCALE
         assert (upper >= -expected.double()).all()
 

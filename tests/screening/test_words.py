@@ -269,9 +269,7 @@ def many_rows(num_rows: int, first_seed: int) -> int:
         else:
             params = controlled(b, start + v, pick)
             tokens = [[pick.randrange(start + v) for _ in range(20)] for _ in range(b)]
-            batch = SamplingBatch.from_params(
-                params, vocab_size=start + v, output_token_ids=tokens
-            )
+            batch = SamplingBatch.from_params(params, vocab_size=start + v, output_token_ids=tokens)
         samples = pick.choice([1, 1, 3])
         which, parts = pick.choice(PASSES), pick.choice([1, 1, 4])
         compare(case, batch, start=start, which=which, num_samples=samples, parts=parts)

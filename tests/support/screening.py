@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class Problem:
     weight: Tensor
     hidden_states: Tensor
     bias: Tensor | None = None
-    head: Head = Head()
+    head: Head = field(default_factory=Head)
 
     def to(self, dtype: torch.dtype) -> Problem:
         return Problem(self.weight.to(dtype), self.hidden_states.to(dtype), self.bias, self.head)

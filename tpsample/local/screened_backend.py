@@ -23,10 +23,10 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.request.step import Push, Step, StepRows
 from tpsample.screening import bound
-from tpsample.screening.candidates import Pairs, UpperScores, limit
+from tpsample.screening.candidates import UpperScores, limit
 from tpsample.screening.fp32_pass import Fp32Pass
-from tpsample.screening.noise_bound import TileNoise
-from tpsample.screening.pairs import pair_words
+from tpsample.screening.noise_bound import Pairs, TileNoise
+from tpsample.screening.pairs import HeadTile, pair_words
 
 
 class FirstPass(Protocol):
@@ -86,7 +86,10 @@ class ScreenedBackend(TorchBackend):
             super().best_words(step, words, part, parts, push)
             return
         assert push is None, "plain PyTorch writes to no peer"
-        best, tiles = words.view(step.noise.num_samples, len(rows)), self.tiles(len(rows), part, parts)
+        best, tiles = (
+            words.view(step.noise.num_samples, len(rows)),
+            self.tiles(len(rows), part, parts),
+        )
         if stored is None:
             for start, stop in tiles:
                 self._screened_tile(rows, start, stop, best)
@@ -105,51 +108,53 @@ class ScreenedBackend(TorchBackend):
     def _screened_tile(self, rows: StepRows, start: int, stop: int, best: Tensor) -> None:
         """Raise `best`, int64 [num_samples, B], to the best words of a tile."""
         self.tally.screened += len(rows)
-        first_id, num_ids = self._shard.start + start, stop - start
         bias = None if self._bias is None else self._bias[start:stop]
+        tile = HeadTile(self._shard.start + start, self._weight[start:stop], bias, self._head)
         approximation = self._first_pass.tile(rows, start, stop)
-        slack = bound.of_scores(approximation, rows, self._head, bias, first_id)
+        bounds = bound.of_scores(approximation, rows, self._head, bias, tile.first_id)
         logits = head_logits(approximation.product, bias, self._head)
         if rows.controls is not None:
-            logits = rows.controls.apply(logits, first_id)
-        slack_of_scores, random = slack.of(approximation.error), rows.noise.random
-        undecided, draws = ~slack.proved, bool(random.any())
+            logits = rows.controls.apply(logits, tile.first_id)
+        slack, undecided = bounds.of(approximation.error), ~bounds.proved
+        draws = bool(rows.noise.random.any())
         for sample, best_of in enumerate(best):
-            noise = None
-            if draws:
-                stream, rounds = rows.noise.streams[sample], rows.noise.rounds
-                noise = TileNoise(stream, first_id, num_ids, rounds)
-            upper = UpperScores(logits, rows.noise.scale, slack_of_scores, noise, random)
-            highest = upper.highest()
-            self._compute(highest, noise, rows, start, stop, best_of)
-            found = upper.at_least(word.value_of(best_of))
-            found = found.keep(found.columns != highest.columns[found.rows])
-            too_many = torch.bincount(found.rows, minlength=len(rows)) > limit(num_ids)
-            self._compute(found.keep(~too_many[found.rows]), noise, rows, start, stop, best_of)
-            undecided |= too_many
+            noise = TileNoise(rows.noise, sample, tile.first_id, stop - start) if draws else None
+            upper = UpperScores(logits, slack, noise, rows.noise)
+            undecided |= self._raise(best_of, upper, rows, noise, tile)
         if undecided.any():
             index = undecided.nonzero().squeeze(1)
-            full_best = best[:, index]
             self.tally.full += len(index)
+            full_best = best[:, index]
             self.full_tile(rows.select(index), start, stop, full_best)
             best[:, index] = full_best
 
-    def _compute(
+    def _raise(
         self,
-        pairs: Pairs,
-        noise: TileNoise | None,
-        rows: StepRows,
-        start: int,
-        stop: int,
         best: Tensor,
-    ) -> None:
-        """Raise `best`, int64 [B], to the words of some pairs of a tile."""
-        if len(pairs.rows) == 0:
-            return
-        self.tally.candidates += len(pairs.rows)
-        values = torch.zeros(len(pairs.rows)) if noise is None else noise.exact(*pairs)
-        weight = self._weight[start:stop]
-        bias = None if self._bias is None else self._bias[start:stop]
-        first_id = self._shard.start + start
-        words = pair_words(pairs, values, rows, weight, bias, self._head, first_id)
-        best.scatter_reduce_(0, pairs.rows, words, "amax")
+        upper: UpperScores,
+        rows: StepRows,
+        noise: TileNoise | None,
+        tile: HeadTile,
+    ) -> Tensor:
+        """Raise `best`, int64 [B], by a tile's candidates; return the rows with too many, bool [B].
+
+        The likeliest id of a row is computed first, because its score is the bar for the others.
+        """
+
+        def compute(pairs: Pairs) -> None:
+            self.tally.candidates += len(pairs.rows)
+            values = noise.exact(pairs) if noise else torch.zeros(len(pairs.rows))
+            words = pair_words(pairs, values, rows, tile)
+            best.scatter_reduce_(0, pairs.rows, words, "amax")
+
+        highest = upper.highest()
+        compute(highest)
+        found = upper.at_least(word.value_of(best))
+        found = found.keep(found.columns != highest.columns[found.rows])
+        if len(found.rows) == 0:
+            return torch.zeros_like(best, dtype=torch.bool)
+        too_many = torch.bincount(found.rows, minlength=len(rows)) > limit(len(tile.weight))
+        few = found.keep(~too_many[found.rows])
+        if len(few.rows):
+            compute(few)
+        return too_many

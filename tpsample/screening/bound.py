@@ -133,8 +133,9 @@ class _Chain:
     """The recursion of the module's docstring; all float64 [B, 1]."""
 
     def __init__(self, magnitude: Tensor) -> None:
-        self.gain = torch.ones_like(magnitude)
-        self.extra = torch.zeros_like(magnitude)
+        # Numbers until a step makes them tensors, because every operator costs microseconds.
+        self.gain: Tensor | float = 1.0
+        self.extra: Tensor | float = 0.0
         self.magnitude = self.largest = magnitude
 
     def step(self, lipschitz: Tensor | float, magnitude: Tensor, operations: int = 1) -> None:

@@ -12,26 +12,14 @@ a tile is read once, by one reduction.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from tpsample.screening.noise_bound import BITS_SCALE, NOISE_TOP, TileNoise
+from tpsample.core.row_noise import RowNoise
+from tpsample.screening.noise_bound import BITS_SCALE, NOISE_TOP, Pairs, TileNoise
 
 BLOCK = 64
 LOWEST = torch.finfo(torch.float32).min
-
-
-class Pairs(NamedTuple):
-    """P pairs: int64 rows [P] and columns of a tile [P]."""
-
-    rows: Tensor
-    columns: Tensor
-
-    def keep(self, kept: Tensor) -> Pairs:
-        """Return the pairs for which bool [P] holds."""
-        return Pairs(self.rows[kept], self.columns[kept])
 
 
 class UpperScores:
@@ -39,29 +27,24 @@ class UpperScores:
 
     Args:
         logits: fp32 [B, n], approximate, but processed like the definition's.
-        scale: fp32 [B, 1], k.
-        slack: fp32 [B, 1] or [B, n].
+        slack: fp32 [B, 1] or [B, n], `ScoreSlack.of` the error.
         noise: of the tile; None if no row is random.
-        random: bool [B, 1], which rows draw.
+        row_noise: of the rows.
     """
 
     def __init__(
-        self,
-        logits: Tensor,
-        scale: Tensor,
-        slack: Tensor,
-        noise: TileNoise | None,
-        random: Tensor,
+        self, logits: Tensor, slack: Tensor, noise: TileNoise | None, row_noise: RowNoise
     ) -> None:
         num_rows, num_columns = logits.shape
         num_blocks = -(-num_columns // BLOCK)
         upper = logits.new_empty(num_rows, num_blocks * BLOCK)
         upper[:, num_columns:] = -torch.inf
         used = upper[:, :num_columns]
-        torch.mul(logits, scale, out=used)
+        torch.mul(logits, row_noise.scale, out=used)
         if noise is not None:
-            used.addcmul_(noise.bits().float(), torch.where(random, -BITS_SCALE, 0.0))
-            slack = slack + torch.where(random, NOISE_TOP, 0.0)
+            random = row_noise.random.float()
+            used.addcmul_(noise.bits().float(), random * -BITS_SCALE)
+            slack = slack + random * NOISE_TOP
         used.add_(slack)
         self._blocks = upper.view(num_rows, num_blocks, BLOCK)
         self._block_max = self._blocks.amax(dim=2)

@@ -16,6 +16,8 @@ The copy does not follow weights that are changed in place: make another.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -68,5 +70,5 @@ class Int8Copy:
 
 def block_norms(values: Tensor, bounds: list[int]) -> Tensor:
     """Return the norms of blocks of columns, float64 [n, blocks] of float64 [n, D]."""
-    blocks = [values[:, a:b].norm(dim=1) for a, b in zip(bounds, bounds[1:], strict=False)]
+    blocks = [values[:, a:b].norm(dim=1) for a, b in pairwise(bounds)]
     return torch.stack(blocks, dim=1)

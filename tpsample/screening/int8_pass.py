@@ -80,7 +80,10 @@ class Int8Pass:
 
 
 def limbs(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hi and lo, int8 [B, D], and t, an fp32 number in float64 [B, 1], of float64 hidden states."""
+    """Return hi and lo, int8 [B, D], and t, float64 [B, 1], of hidden states in float64.
+
+    Every t is an fp32 number, as a kernel would have it.
+    """
     unit = (hidden.abs().amax(dim=1, keepdim=True) / (127 * 256)).float()
     unit = unit.where((unit >= TINY) & unit.isfinite(), 1.0).double()
     whole = (hidden / unit).round().nan_to_num(0.0, 0.0, 0.0)

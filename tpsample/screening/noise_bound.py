@@ -20,30 +20,37 @@ so nothing depends on the accuracy of a library.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tpsample.core.row_noise import RowNoise
 from tpsample.noise import log2_exponential, quad_words
 
 NOISE_TOP = 159.0 - math.log2(math.log2(math.e)) + 1e-5
 BITS_SCALE = 2.0**-23
 
 
+class Pairs(NamedTuple):
+    """P pairs: int64 rows [P] and columns of a tile [P]."""
+
+    rows: Tensor
+    columns: Tensor
+
+    def keep(self, kept: Tensor) -> Pairs:
+        """Return the pairs for which bool [P] holds."""
+        return Pairs(self.rows[kept], self.columns[kept])
+
+
 class TileNoise:
-    """The Philox words of `num_ids` ids from `first_id` on, for each of some rows.
+    """The Philox words of `num_ids` ids from `first_id` on, for each row of `row_noise`."""
 
-    Args:
-        stream: row stream, int64 tensors [B, 1].
-        rounds: Philox rounds.
-    """
-
-    def __init__(
-        self, stream: tuple[Tensor, ...], first_id: int, num_ids: int, rounds: int
-    ) -> None:
+    def __init__(self, row_noise: RowNoise, sample: int, first_id: int, num_ids: int) -> None:
+        stream = row_noise.streams[sample]
         first_quad, last_quad = first_id >> 2, (first_id + num_ids - 1) >> 2
         quad = torch.arange(first_quad, last_quad + 1, dtype=torch.int64, device=stream[0].device)
-        self._words = quad_words(stream, quad, rounds)
+        self._words = quad_words(stream, quad, row_noise.rounds)
         self._skipped, self._num_ids = first_id - 4 * first_quad, num_ids
 
     def bits(self) -> Tensor:
@@ -55,9 +62,10 @@ class TileNoise:
         ids = words.view(rows, 4 * quads).narrow(1, self._skipped, self._num_ids)
         return ids.view(torch.int32)
 
-    def exact(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return L as the definition has it, fp32 [P], of P pairs of a row and a column."""
-        place = columns + self._skipped
-        quad = torch.stack([word[rows, place >> 2] for word in self._words])
+    def exact(self, pairs: Pairs) -> Tensor:
+        """Return L as the definition has it, fp32 [P]."""
+        place = pairs.columns + self._skipped
+        row, of_quad = pairs.rows, place >> 2
+        quad = torch.stack([word[row, of_quad] for word in self._words])
         word = quad.gather(0, (place & 3).unsqueeze(0)).squeeze(0)
         return log2_exponential(word, quad[0] ^ quad[1] ^ quad[2] ^ quad[3])
