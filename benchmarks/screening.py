@@ -48,7 +48,7 @@ PROMPTS = (
 
 
 def naive(problem: Problem, shard: VocabShard, world_size: int) -> Callable[[], Tensor]:
-    """The baseline; the shards are even."""
+    """The baseline; the ranks' shards have one size."""
     hidden, width = problem.hidden_states, problem.vocab_size // world_size
     part = problem.weight[shard.start : shard.stop]
     logits = hidden.new_empty(world_size, problem.rows, width)
@@ -56,7 +56,10 @@ def naive(problem: Problem, shard: VocabShard, world_size: int) -> Callable[[], 
     all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
     def step() -> Tensor:
-        all_gather(logits.view(-1, width), hidden @ part.T)
+        if world_size == 1:
+            logits[0] = hidden @ part.T
+        else:
+            all_gather(logits.view(-1, width), hidden @ part.T)
         whole = logits.transpose(0, 1).reshape(problem.rows, -1)
         return torch.multinomial(whole.float().softmax(dim=1), 1)
 
@@ -66,8 +69,9 @@ def naive(problem: Problem, shard: VocabShard, world_size: int) -> Callable[[], 
 def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
     """Times of one batch, over the baseline's too, and what the screen did in it."""
     part = problem.weight[shard.start : shard.stop]
+    sizes = {"vocab_size": problem.vocab_size, "max_rows": problem.rows}
     built = {
-        name: LMHeadSampler(part, shard=shard, vocab_size=problem.vocab_size, max_rows=problem.rows)
+        name: LMHeadSampler(part, shard=shard, backend="torch", **sizes)
         for name in (SCREENED, DEFINITION)
     }
     local = built[SCREENED].local
@@ -76,7 +80,7 @@ def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
     times = run.time_checked(
         {name: problem.sampled_by(sampler) for name, sampler in built.items()},
         {BASELINE: naive(problem, shard, run.job.world_size)},
-        ranks.align(run),
+        ranks.align(run) if run.job.world_size > 1 else None,
     )
     for sampler in built.values():
         sampler.close()

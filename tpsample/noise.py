@@ -108,7 +108,8 @@ def row_streams_on_host(seeds: Tensor, positions: Tensor, sample: int) -> tuple[
         )
         for seed, place in zip(seeds.tolist(), positions.tolist(), strict=True)
     ]
-    return torch.tensor(streams, dtype=torch.int64).T.unsqueeze(2).unbind()
+    made = torch.tensor(streams, dtype=torch.int64, device=seeds.device)
+    return made.T.unsqueeze(2).unbind()
 
 
 def quad_words(

@@ -234,7 +234,7 @@ def test_tile_noise_is_the_definitions():
         assert (upper >= -expected.double()).all()
 
 
-def test_a_shard_wide_problem_stays_within_the_bound_in_chunks(monkeypatch):
+def test_a_tile_in_chunks_has_one_largest_weight(monkeypatch):
     """Several chunks of weights have one largest number."""
     monkeypatch.setattr("tpsample.screening.fp32_pass.CHUNK_ELEMENTS", 1000)
     case = problem("a_huge_row", 400, 6, 48)

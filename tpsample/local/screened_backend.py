@@ -143,7 +143,7 @@ class ScreenedBackend(TorchBackend):
 
         def compute(pairs: Pairs) -> None:
             self.tally.candidates += len(pairs.rows)
-            values = noise.exact(pairs) if noise else torch.zeros(len(pairs.rows))
+            values = torch.zeros_like(pairs.rows) if noise is None else noise.exact(pairs)
             words = pair_words(pairs, values, rows, tile)
             best.scatter_reduce_(0, pairs.rows, words, "amax")
 

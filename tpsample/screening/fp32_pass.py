@@ -29,6 +29,7 @@ from tpsample.screening.bound import TINY, Approximation, sum_error
 CHUNK_ELEMENTS = 2**19
 """Weights read at a time: 2 MB of fp32, which the cache still holds when they are read again."""
 
+CONVERTED_EXACTLY = (torch.float32, torch.bfloat16, torch.float16)
 _MKLDNN: Any = torch.backends.mkldnn
 
 
@@ -42,7 +43,9 @@ class Fp32Pass:
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
         num_ids = max(1, min(len(weight), CHUNK_ELEMENTS // max(1, weight.shape[1])))
-        self._works = all(_multiplies_in_fp32(rows, num_ids, weight.shape[1]) for rows in (1, 16))
+        self._works = weight.dtype in CONVERTED_EXACTLY and all(
+            _multiplies_in_fp32(rows, num_ids, weight) for rows in (1, 16)
+        )
 
     def available(self) -> bool:
         """Return whether fp32 products are made in fp32.
@@ -80,12 +83,13 @@ class Fp32Pass:
         return Approximation(product, gamma * magnitude + lost, magnitude)
 
 
-def _multiplies_in_fp32(num_rows: int, num_ids: int, hidden_size: int) -> bool:
+def _multiplies_in_fp32(num_rows: int, num_ids: int, weight: Tensor) -> bool:
     """Try a product of numbers that bf16, fp16 and tf32 would round to 1, as large as a step's."""
-    near_one = 1.0 + 2.0**-12
-    hidden = torch.full((num_rows, hidden_size), near_one, dtype=torch.float32)
-    weight = torch.full((num_ids, hidden_size), near_one, dtype=torch.float32)
-    product = torch.empty(num_rows, num_ids, dtype=torch.float32)
-    torch.mm(hidden, weight.T, out=product)
+    hidden_size, near_one = weight.shape[1], 1.0 + 2.0**-12
+    hidden, others, product = (
+        weight.new_full(shape, near_one, dtype=torch.float32)
+        for shape in ((num_rows, hidden_size), (num_ids, hidden_size), (num_rows, num_ids))
+    )
+    torch.mm(hidden, others.T, out=product)
     off = (product.double() / max(1, hidden_size) - near_one**2).abs()
-    return bool((off < 2.0**-13).all()) or hidden_size == 0
+    return bool((off < 2.0**-13).all())
