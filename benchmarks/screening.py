@@ -69,9 +69,14 @@ def naive(problem: Problem, shard: VocabShard, world_size: int) -> Callable[[], 
 def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
     """Times of one batch, over the baseline's too, and what the screen did in it."""
     part = problem.weight[shard.start : shard.stop]
-    sizes = {"vocab_size": problem.vocab_size, "max_rows": problem.rows}
     built = {
-        name: LMHeadSampler(part, shard=shard, backend="torch", **sizes)
+        name: LMHeadSampler(
+            part,
+            shard=shard,
+            vocab_size=problem.vocab_size,
+            max_rows=problem.rows,
+            backend="torch",
+        )
         for name in (SCREENED, DEFINITION)
     }
     local = built[SCREENED].local

@@ -86,6 +86,7 @@ class ScreenedBackend(TorchBackend):
             super().best_words(step, words, part, parts, push)
             return
         assert push is None, "plain PyTorch writes to no peer"
+        rows.noise.make_streams_on_host()
         best, tiles = (
             words.view(step.noise.num_samples, len(rows)),
             self.tiles(len(rows), part, parts),
