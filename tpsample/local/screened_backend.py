@@ -87,10 +87,8 @@ class ScreenedBackend(TorchBackend):
             return
         assert push is None, "plain PyTorch writes to no peer"
         rows.noise.make_streams_on_host()
-        best, tiles = (
-            words.view(step.noise.num_samples, len(rows)),
-            self.tiles(len(rows), part, parts),
-        )
+        best = words.view(step.noise.num_samples, len(rows))
+        tiles = self.tiles(len(rows), part, parts)
         if stored is None:
             for start, stop in tiles:
                 self._screened_tile(rows, start, stop, best)

@@ -69,7 +69,8 @@ class UpperScores:
 def limit(num_columns: int) -> int:
     """Return how many candidates of a row are computed one by one.
 
-    A row with more of them in a tile has the tile computed by the definition, which takes no longer
-    then: a pair costs about as much as 64 columns of a product.
+    A row with more of them in a tile has the tile computed by the definition. In a batch of 64 rows
+    a pair costs about as much as 64 columns of that, so it then takes no longer; in a small batch
+    the definition converts the weights for few rows, and the limit could be higher.
     """
     return max(8, num_columns // 64)
