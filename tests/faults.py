@@ -26,6 +26,79 @@ class Fault:
     equivalent: str = ""
 
 
+SCREENING = [
+    Fault(
+        "the fp32 bound leaves out the sum",
+        "tpsample/screening/fp32_pass.py",
+        "gamma = sum_error(hidden_size + 4)",
+        "gamma = sum_error(4)",
+        ("tests/screening/test_bound.py::test_the_fp32_bound_is_its_formula",),
+    ),
+    Fault(
+        "the largest weight of the last chunk counts alone",
+        "tpsample/screening/fp32_pass.py",
+        "extremes += torch.aminmax(chunk)",
+        "extremes = [*torch.aminmax(chunk)]",
+        ("tests/screening/test_bound.py::test_a_tile_in_chunks_has_one_largest_weight",),
+    ),
+    Fault(
+        "the first pass is cast under autocast",
+        "tpsample/screening/fp32_pass.py",
+        "torch.mm(hidden, chunk.T, out=columns)",
+        "columns.copy_(torch.mm(hidden, chunk.T))",
+        ("tests/screening/test_words.py::test_autocast_changes_nothing",),
+    ),
+    Fault(
+        "residual norms are 5 % too small",
+        "tpsample/screening/int8_copy.py",
+        "norms = block_norms(lost, self.bounds)",
+        "norms = 0.95 * block_norms(lost, self.bounds)",
+        ("tests/screening/test_bound.py::test_the_8_bit_bound_is_tight",),
+    ),
+    Fault(
+        "norms are rounded to nearest",
+        "tpsample/screening/bound.py",
+        "return (values * (1.0 + 4 * UNIT) + TINY).float()",
+        "return values.float()",
+        ("tests/screening/test_bound.py::test_norms_are_rounded_up",),
+    ),
+    Fault(
+        "a gain of the bound is lost at the temperature",
+        "tpsample/screening/bound.py",
+        "return ScoreSlack(chain.gain * k, extra, proved.squeeze(1))",
+        "return ScoreSlack(k.clamp(max=1.0), extra, proved.squeeze(1))",
+        ("tests/screening/test_bound.py::test_scores_are_below_their_upper_bounds",),
+    ),
+    Fault(
+        "the bound of the noise has no margin",
+        "tpsample/screening/noise_bound.py",
+        "NOISE_TOP = 159.0 - math.log2(math.log2(math.e)) + 1e-5",
+        "NOISE_TOP = 159.0 - math.log2(math.log2(math.e)) - 1e-6",
+        ("tests/screening/test_bound.py::test_the_noise_is_below_its_bound",),
+    ),
+    Fault(
+        "rows with too many candidates are dropped",
+        "tpsample/local/screened_backend.py",
+        "        return too_many",
+        "        return too_many & False",
+        ("tests/screening/test_words.py::test_more_candidates_than_the_limit_are_not_dropped",),
+    ),
+    Fault(
+        "rows without a proof are trusted",
+        "tpsample/local/screened_backend.py",
+        "slack, undecided = bounds.of(approximation.error), ~bounds.proved",
+        "slack, undecided = bounds.of(approximation.error), bounds.proved & False",
+        ("tests/screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so",),
+    ),
+    Fault(
+        "a pair's history leaves out drafts",
+        "tpsample/request/controls/apply.py",
+        "history = history + 2 * drafted.sum(dim=1, dtype=torch.int32)",
+        "history = history + 0",
+        ("tests/screening/test_words.py::test_drafts_count_as_output",),
+    ),
+]
+
 FILTERS = [
     Fault(
         "top_k counts one token more",
@@ -411,7 +484,7 @@ SCORES = [
     Fault(
         "a greedy row draws",
         "tpsample/core/score.py",
-        "return torch.where(row_noise.random, product - noise.double(), product).float()",
+        "return torch.where(random, product - noise.double(), product).float()",
         "return (product - noise.double()).float()",
         ("tests/kernels/test_kernels.py::test_greedy_ties_go_to_the_lowest_id",),
     ),
@@ -913,6 +986,6 @@ GPU_CHECK = [
 ]
 
 FAULTS = [
-    *(*FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS, *SEEDS, *AGREEMENT),
+    *(*SCREENING, *FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS, *SEEDS, *AGREEMENT),
     *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES, *BENCHMARKS, *GPU_CHECK),
 ]

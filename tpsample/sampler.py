@@ -62,7 +62,7 @@ class LMHeadSampler:
         chunks: 1 to 64 parts of the vocabulary, each sent while the next is made; must match.
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
-            PyTorch, tile by tile) or "auto"; must match.
+            PyTorch, tile by tile; on a CPU only for tokens that can win) or "auto"; must match.
         desync_every: steps after which the sampler calls `compare`; 0 is never; must match.
 
     Raises:

@@ -61,6 +61,7 @@ def _sample(cases: list[Rows], num_samples: int | None) -> list[SampleOutput]:
         sampler = LMHeadSampler(**rows.head(shard), chunks=2)
         batch = _batch(rows, True)
         host_reads.compare_no_steps(sampler)
+        host_reads.screen_nothing(sampler)
         with host_reads.refused():
             outputs.append(
                 sampler(rows.hidden_states, batch, rows.positions, num_samples=num_samples)
@@ -141,7 +142,9 @@ def test_a_search_that_no_request_needs_is_left_out(monkeypatch, requests, excha
 
 
 def _sampler(rows: Rows) -> LMHeadSampler:
-    return LMHeadSampler(**rows.head(VocabShard(0, V)))
+    sampler = LMHeadSampler(**rows.head(VocabShard(0, V)))
+    host_reads.screen_nothing(sampler)
+    return sampler
 
 
 def test_without_it_the_host_reads():

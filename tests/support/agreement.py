@@ -17,6 +17,7 @@ from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, re
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.decode import decoder
+from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.local.triton_backend import TritonBackend
@@ -74,11 +75,12 @@ def step(
                 shard_bias = torch.cat([shard_bias, torch.full((len(padding),), 1e6)])
         exchange = Exchange(Setup(Ranks(), slots, 1, weight.device, decoder(backend)))
         arguments = (weight, shard, shard_bias, head or Head())
-        local: TorchBackend | TritonBackend
+        local: TorchBackend | ScreenedBackend | TritonBackend
         if backend == "triton":
             local = TritonBackend(*arguments, rounds=rounds, max_rows=slots)
         else:
-            local = TorchBackend(*arguments, rounds=rounds)
+            kind = ScreenedBackend if backend == "screened" else TorchBackend
+            local = kind(*arguments, rounds=rounds)
         for name, value in override.items():
             setattr(local, name, value)
         step = local.prepare(case.hidden_states, batch.view(batch.rows), case.positions, samples)

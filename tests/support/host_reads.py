@@ -10,6 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpsample import LMHeadSampler
+from tpsample.local.screened_backend import ScreenedBackend
+from tpsample.local.torch_backend import TorchBackend
 
 READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
 
@@ -48,6 +50,12 @@ def refused() -> Iterator[None]:
     """Raise `HostRead` at the first of them."""
     with _Sends(), _Reads():
         yield
+
+
+def screen_nothing(sampler: LMHeadSampler) -> None:
+    """As on GPUs, where every score is computed: the screen reads on the host what it finds."""
+    if isinstance(sampler.local, ScreenedBackend):
+        sampler.local.__class__ = TorchBackend
 
 
 def compare_no_steps(sampler: LMHeadSampler) -> None:

@@ -45,15 +45,21 @@ def logits_tile(
         weight_tile: [n, D], any floating dtype.
         bias_tile: [n] or None.
     """
-    logits = (hidden_states @ weight_tile.double().T).float()
+    product = (hidden_states @ weight_tile.double().T).float()
+    return head_logits(product, bias_tile, head)
+
+
+def head_logits(product: Tensor, bias: Tensor | None, head: Head) -> Tensor:
+    """Return fp32 logits of fp32 products of any shape; `bias` broadcasts, or is None."""
+    logits = product
     if head.logit_scale != 1.0:
         logits = logits * head.logit_scale
     if head.logit_softcap is not None:
         cap = float(torch.tensor(head.logit_softcap, dtype=torch.float32))
         ratio = logits / cap
         logits = torch.tanh(ratio.double()).float() * cap
-    if bias_tile is not None:
-        logits = logits + bias_tile.float()
+    if bias is not None:
+        logits = logits + bias.float()
     return logits
 
 
@@ -71,5 +77,10 @@ def score_tokens(logits: Tensor, token_ids: Tensor, row_noise: RowNoise, sample:
 
 def score(logits: Tensor, noise: Tensor, row_noise: RowNoise) -> Tensor:
     """Return fp32 scores [B, n] of logits [B, n] with L = `noise` [B, n]."""
-    product = logits.double() * row_noise.scale.double()
-    return torch.where(row_noise.random, product - noise.double(), product).float()
+    return score_values(logits, noise, row_noise.scale, row_noise.random)
+
+
+def score_values(logits: Tensor, noise: Tensor, scale: Tensor, random: Tensor) -> Tensor:
+    """Return fp32 scores of logits with L = `noise`, all of one shape, or broadcast to it."""
+    product = logits.double() * scale.double()
+    return torch.where(random, product - noise.double(), product).float()

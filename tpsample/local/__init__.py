@@ -7,6 +7,7 @@ from torch import Tensor
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.backend import Backend
+from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
 
 
@@ -21,7 +22,9 @@ def make_backend(
 ) -> Backend:
     """Return the backend called "torch" or "triton"; arguments as for those."""
     if name == "torch":
-        return TorchBackend(weight, shard, bias, head, rounds=rounds)
+        # The screen reads what it finds on the host, which on a GPU would wait for the device.
+        kind = ScreenedBackend if weight.device.type == "cpu" else TorchBackend
+        return kind(weight, shard, bias, head, rounds=rounds)
     from tpsample.local.triton_backend import TritonBackend  # needs Triton
 
     return TritonBackend(weight, shard, bias, head, rounds=rounds, max_rows=max_rows)

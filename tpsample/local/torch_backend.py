@@ -1,4 +1,4 @@
-"""The local step in plain PyTorch, tile by tile: what a CPU uses, and the kernel's twin."""
+"""The local step in plain PyTorch, tile by tile, by the definition: the kernel's twin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.score import logits_tile, score_tile
 from tpsample.local.backend import Backend
-from tpsample.request.step import Push, Step
+from tpsample.request.step import Push, Step, StepRows
 
 TILE_ELEMENTS = 2**18
 """Logits per tile: 2 MB of float64, about what stays in a core's cache."""
@@ -27,26 +27,44 @@ class TorchBackend(Backend):
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
         assert push is None, "plain PyTorch writes to no peer"
-        num_samples, hidden_states = step.noise.num_samples, step.hidden_states.double()
-        best = words.view(num_samples, hidden_states.shape[0])
+        rows, stored = step.rows, step.batch.plan.stored_index
+        best = words.view(step.noise.num_samples, len(rows))
+        memory = None if stored is None else step.logits
+        for start, stop in self.tiles(len(rows), part, parts):
+            self.full_tile(rows, start, stop, best, memory, stored)
+
+    def tiles(self, batch_rows: int, part: int, parts: int) -> list[tuple[int, int]]:
+        """Return where the tiles of a part begin and end, as rows of the weight."""
         num_rows = len(self._shard)
         first, last = (num_rows * p // parts for p in (part, part + 1))
-        block_v = self.block_v or max(64, TILE_ELEMENTS // hidden_states.shape[0])
-        for start in range(first, last, block_v):
-            stop = min(start + block_v, last)
-            bias = None if self._bias is None else self._bias[start:stop]
-            logits = logits_tile(hidden_states, self._weight[start:stop], bias, self._head)
-            stored = step.batch.plan.stored_index
-            if step.logits is not None and stored is not None:
-                step.logits[: len(stored), start:stop] = logits[stored]
-            if step.controls is not None:
-                logits = step.controls.apply(logits, self._shard.start + start)
-                if step.logits is not None and stored is not None:
-                    step.logits[len(stored) :, start:stop] = logits[stored]
-            token_ids = torch.arange(
-                self._shard.start + start, self._shard.start + stop, device=words.device
-            )
-            for sample in range(num_samples):
-                scores = score_tile(logits, self._shard.start + start, step.noise, sample)
-                tile_best = word.pack(scores, token_ids).amax(dim=1)
-                torch.maximum(best[sample], tile_best, out=best[sample])
+        block_v = self.block_v or max(64, TILE_ELEMENTS // max(1, batch_rows))
+        return [(start, min(start + block_v, last)) for start in range(first, last, block_v)]
+
+    def full_tile(
+        self,
+        rows: StepRows,
+        start: int,
+        stop: int,
+        best: Tensor,
+        memory: Tensor | None = None,
+        stored: Tensor | None = None,
+    ) -> None:
+        """Raise `best` to the best words of a tile, all of whose scores are computed.
+
+        Args:
+            best: int64 [num_samples, B].
+            memory, stored: `logits` of the step, and which of the rows have theirs written there.
+        """
+        first_id = self._shard.start + start
+        bias = None if self._bias is None else self._bias[start:stop]
+        logits = logits_tile(rows.hidden_double, self._weight[start:stop], bias, self._head)
+        if memory is not None and stored is not None:
+            memory[: len(stored), start:stop] = logits[stored]
+        if rows.controls is not None:
+            logits = rows.controls.apply(logits, first_id)
+            if memory is not None and stored is not None:
+                memory[len(stored) :, start:stop] = logits[stored]
+        token_ids = torch.arange(first_id, self._shard.start + stop, device=best.device)
+        for sample, best_of in enumerate(best):
+            scores = score_tile(logits, first_id, rows.noise, sample)
+            torch.maximum(best_of, word.pack(scores, token_ids).amax(dim=1), out=best_of)

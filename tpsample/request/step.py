@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
@@ -34,6 +35,33 @@ class Push(NamedTuple):
 
 
 @dataclass(frozen=True)
+class StepRows:
+    """Some rows of a step: what their scores depend on.
+
+    Attributes:
+        hidden_states: [B, D].
+        noise, controls: as in `Step`.
+    """
+
+    hidden_states: Tensor
+    noise: RowNoise
+    controls: StepControls | None
+
+    @cached_property
+    def hidden_double(self) -> Tensor:
+        """The hidden states in float64, in which the definition multiplies."""
+        return self.hidden_states.double()
+
+    def __len__(self) -> int:
+        return self.hidden_states.shape[0]
+
+    def select(self, index: Tensor) -> StepRows:
+        """Return some of the rows; int64 [b]."""
+        controls = None if self.controls is None else self.controls.select(index)
+        return StepRows(self.hidden_states[index], self.noise.select(index), controls)
+
+
+@dataclass(frozen=True)
 class Step:
     """A step on one rank, made once from arguments that were checked and agreed on.
 
@@ -58,3 +86,8 @@ class Step:
     def num_words(self) -> int:
         """How many words the step exchanges, one per row and sample."""
         return self.batch.rows * self.noise.num_samples
+
+    @property
+    def rows(self) -> StepRows:
+        """All rows of the step."""
+        return StepRows(self.hidden_states, self.noise, self.controls)

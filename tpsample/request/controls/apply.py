@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,16 +42,58 @@ class StepControls:
 
     def apply(self, logits: Tensor, first_id: int) -> Tensor:
         """Process fp32 logits [B, n] of the ids from `first_id` on, all of this shard."""
-        tables, slots = self.rows.tables, self.rows.slots
-        start = first_id - self.state.first_id
-        columns = slice(start, start + logits.shape[1])
+        columns = self._columns(first_id, logits.shape[1])
+        slots, tables = self.rows.slots, self.rows.tables
+        return self._change(
+            logits,
+            None if self.mask is None else self._allowed(columns),
+            self.state.bias[slots, columns] if tables.has_bias else None,
+            self._history(columns, first_id) if tables.has_penalties else None,
+            tables.penalties[slots].unsqueeze(1),
+        )
+
+    def apply_to_pairs(self, logits: Tensor, row: Tensor, token_ids: Tensor) -> Tensor:
+        """Process fp32 logits [P] of pairs of a row and an id of this shard, int64 [P] each."""
+        column, slot = token_ids - self.state.first_id, self.rows.slots[row]
+        tables, history, allowed = self.rows.tables, None, None
         if self.mask is not None:
-            logits = torch.where(self._allowed(columns), logits, -torch.inf)
-        if tables.has_bias:
-            logits = logits + self.state.bias[slots, columns]
+            allowed = (self.mask[row, column >> 5] >> (column & 31)) & 1 != 0
         if tables.has_penalties:
-            history = self._history(slots, columns, first_id)
-            repetition, frequency, presence = tables.penalties[slots].split(1, dim=1)
+            history = self.state.history[slot, column]
+            drafts, num_drafts = self.rows.drafts, self.rows.num_drafts
+            if drafts is not None and num_drafts is not None:
+                there = torch.arange(drafts.shape[1], device=row.device) < num_drafts[row, None]
+                drafted = (drafts[row] == token_ids.unsqueeze(1)) & there
+                history = history + 2 * drafted.sum(dim=1, dtype=torch.int32)
+        bias = self.state.bias[slot, column] if tables.has_bias else None
+        return self._change(logits, allowed, bias, history, tables.penalties[slot])
+
+    def most_occurrences(self, first_id: int, num_ids: int) -> Tensor:
+        """Return int [B], at least how often any id from `first_id` on is in its row's output."""
+        columns, drafts = self._columns(first_id, num_ids), self.rows.drafts
+        in_output = self.state.history[self.rows.slots, columns].amax(dim=1) >> 1
+        return in_output if drafts is None else in_output + drafts.shape[1]
+
+    def select(self, index: Tensor) -> StepControls:
+        """Return the controls of some of the rows; int64 [b]."""
+        mask = None if self.mask is None else self.mask[index]
+        return replace(self, rows=self.rows.select(index), mask=mask)
+
+    @staticmethod
+    def _change(
+        logits: Tensor,
+        allowed: Tensor | None,
+        bias: Tensor | None,
+        history: Tensor | None,
+        penalties: Tensor,
+    ) -> Tensor:
+        """Process logits of any shape; `penalties` is [..., 3]."""
+        if allowed is not None:
+            logits = torch.where(allowed, logits, -torch.inf)
+        if bias is not None:
+            logits = logits + bias
+        if history is not None:
+            repetition, frequency, presence = penalties.unbind(dim=-1)
             scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
             logits = torch.where(history != 0, scaled, logits)
             count = history >> 1
@@ -59,13 +101,17 @@ class StepControls:
             logits = logits - presence * (count > 0)
         return logits
 
+    def _columns(self, first_id: int, num_ids: int) -> slice:
+        start = first_id - self.state.first_id
+        return slice(start, start + num_ids)
+
     def _allowed(self, columns: slice) -> Tensor:
         assert self.mask is not None
         column = torch.arange(columns.start, columns.stop, device=self.mask.device)
         return (self.mask[:, column >> 5] >> (column & 31)) & 1 != 0
 
-    def _history(self, slots: Tensor, columns: slice, first_id: int) -> Tensor:
-        history = self.state.history[slots, columns]
+    def _history(self, columns: slice, first_id: int) -> Tensor:
+        history = self.state.history[self.rows.slots, columns]
         drafts, num_drafts = self.rows.drafts, self.rows.num_drafts
         if drafts is None or num_drafts is None:
             return history

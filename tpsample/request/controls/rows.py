@@ -56,3 +56,18 @@ class ControlRows:
                 num_rows
             ),
         )
+
+    def select(self, index: Tensor) -> ControlRows:
+        """Return the controls of some of the rows; int64 [b]."""
+
+        def of(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows[index]
+
+        return ControlRows(
+            self.tables,
+            self.slots[index],
+            of(self.grammar_bitmask),
+            of(self.forced),
+            of(self.drafts),
+            of(self.num_drafts),
+        )

@@ -1,0 +1,323 @@
+"""The words of a screened step are those of the definition, bit for bit, and say so themselves."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.screening import (
+    HEADS,
+    PASSES,
+    assert_same_words,
+    backends,
+    problem,
+    requests,
+    words,
+)
+from tests.support.tiers import long
+from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.core.score import Head
+from tpsample.local.screened_backend import ScreenedBackend
+from tpsample.screening import candidates
+
+ODD_HEADS = (Head(0.25), Head(-3.0), Head(1.0, 2.5), Head(7.0, 30.0), Head(1e-30), Head())
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def compare(case, batch=None, *, start=0, which="fp32", num_samples=1, parts=1, block_v=None):
+    """Compare the words of a step, and return how the screen went about it."""
+    v, b = case.weight.shape[0], case.hidden_states.shape[0]
+    if batch is None:
+        batch = SamplingBatch.from_params(requests(b), vocab_size=start + v + 3)
+    definition, screened = backends(case, VocabShard(start, start + v), which)
+    screened.block_v = block_v
+    positions = 40 + torch.arange(b)
+    arguments = (case.hidden_states, batch, positions, num_samples, parts)
+    expected, stored = words(definition, *arguments)
+    found, also_stored = words(screened, *arguments)
+    assert_same_words(found, expected, f"{which}, shard from {start}")
+    if stored is not None:
+        assert torch.equal(also_stored.nan_to_num(7.0), stored.nan_to_num(7.0))
+    return screened.tally
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("name", HEADS)
+def test_heads(name, dtype, which):
+    for v, b, d in ((1531, 10, 128), (257, 3, 33), (64, 1, 7)):
+        tally = compare(problem(name, v, b, d).to(dtype), which=which, start=5)
+        assert tally.candidates >= b
+    if name in ("normal", "zipf"):
+        assert tally.full == 0
+
+
+def test_most_ids_are_never_computed():
+    tally = compare(problem("normal", 5000, 32, 64))
+    assert (tally.screened, tally.full) == (32, 0)
+    assert tally.candidates < 3 * 32
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 128, 131])
+def test_odd_shards(size, start):
+    compare(problem("normal", size, 4, 16), start=start)
+    compare(problem("twins", size, 4, 16), start=start, parts=3, num_samples=2)
+
+
+def test_an_empty_shard_has_no_words():
+    found = problem("normal", 8, 3, 16)
+    case = replace(found, weight=found.weight[:0])
+    tally = compare(case)
+    assert tally.screened == 0
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize(
+    ("head", "has_bias"),
+    list(itertools.product(ODD_HEADS, (False, True))),
+)
+def test_head_and_bias(head, has_bias, which):
+    case = replace(problem("normal", 700, 9, 48), head=head)
+    if has_bias:
+        bias = torch.randn(700, generator=torch.Generator().manual_seed(3)) * 20
+        bias[::5] = -torch.inf
+        case = replace(case, bias=bias)
+    compare(case, which=which, num_samples=2, parts=2, start=2)
+
+
+@pytest.mark.parametrize("block_v", [1, 17, 64, 100, 4096])
+def test_tiles_and_parts(block_v):
+    case = problem("normal", 777, 6, 24)
+    for parts in (1, 4, 9):
+        compare(case, parts=parts, block_v=block_v, num_samples=3, start=1)
+
+
+# -- requests ----------------------------------------------------------------------------------
+
+
+def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
+    """Requests of which many have penalties, biases and masks."""
+    some = lambda n: [pick.randrange(v) for _ in range(n)]  # noqa: E731
+    made = []
+    for row in range(rows):
+        wanted = {"temperature": pick.choice([0.0, 0.3, 1.0, 2.0]), "seed": row}
+        if pick.random() < 0.6:
+            wanted |= {
+                "repetition_penalty": pick.choice([0.2, 1.3, 5.0]),
+                "frequency_penalty": pick.choice([-2.0, 0.5]),
+                "presence_penalty": pick.choice([-1.0, 0.0, 2.0]),
+            }
+        if pick.random() < 0.4:
+            wanted["logit_bias"] = {i: pick.choice([-100.0, 3.5, 100.0]) for i in set(some(5))}
+        if pick.random() < 0.3:
+            wanted["allowed_token_ids"] = sorted(set(some(pick.choice([1, 4, v]))))
+        made.append(SamplingParams(**wanted))
+    return made
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("seed", range(6))
+def test_controls(seed, which):
+    pick = random.Random(seed)
+    v, b = pick.choice([300, 1000]), pick.choice([1, 8])
+    params = controlled(b, v + 20, pick)
+    tokens = [[pick.randrange(v + 20) for _ in range(pick.randrange(30))] for _ in range(b)]
+    batch = SamplingBatch.from_params(
+        params, vocab_size=v + 20, prompt_token_ids=tokens, output_token_ids=tokens
+    )
+    if seed % 2:
+        batch.forced_token_ids = torch.tensor([pick.choice([-1, 11, v]) for _ in range(b)])
+    case = replace(problem(pick.choice(list(HEADS)), v, b, 32, seed), head=Head(2.0, 20.0))
+    compare(case, batch, start=9, which=which, num_samples=2, parts=2)
+
+
+def test_drafts_count_as_output():
+    """A drafted id gains by it, so it often wins."""
+    case = problem("normal", 12, 12, 16)
+    params = [
+        SamplingParams(seed=i, frequency_penalty=-2.0, repetition_penalty=0.9) for i in (1, 2)
+    ]
+    batch = SamplingBatch.from_params(params, vocab_size=15, output_token_ids=[[1, 1], [7]])
+    for seed in range(5):
+        drafts = torch.randint(0, 12, (2, 5), generator=torch.Generator().manual_seed(seed))
+        compare(case, batch.view(2).after_drafts(drafts))
+
+
+@pytest.mark.parametrize("which", PASSES)
+def test_rows_that_store_their_logits(which):
+    case = problem("normal", 500, 7, 32)
+    params = requests(7)
+    params[2] = replace(params[2], temperature=1.0, top_k=5)
+    params[5] = replace(params[5], logprobs=3, repetition_penalty=1.5)
+    batch = SamplingBatch.from_params(params, vocab_size=503, output_token_ids=[[1, 2, 3]] * 7)
+    tally = compare(case, batch, which=which, parts=2, num_samples=2)
+    assert tally.screened == 2 * 5
+    every = SamplingBatch.from_params([replace(p, logprobs=1) for p in params], vocab_size=503)
+    assert compare(case, every, which=which).screened == 0
+
+
+# -- what cannot be screened -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2e30, 3e38])
+@pytest.mark.parametrize("place", ["weight", "hidden_states", "bias"])
+def test_numbers_that_are_not_finite_or_nearly_so(place, value, which):
+    case = problem("normal", 300, 6, 24)
+    case = replace(case, bias=torch.zeros(300))
+    target = getattr(case, place)
+    target[(4, 3) if target.ndim == 2 else 4] = value
+    tally = compare(case, which=which, block_v=100)
+    if value != -float("inf") or place != "bias":
+        # A tile is full in all rows, or a row in all tiles.
+        assert tally.full == (3 if place == "hidden_states" else 6)
+
+
+def test_an_empty_row_keeps_its_status():
+    """All ids are forbidden: the word is that of the lowest id."""
+    case = replace(problem("normal", 300, 3, 24), bias=torch.full((300,), -torch.inf))
+    tally = compare(case, block_v=100)
+    assert tally.full == 0
+    assert tally.candidates == 3 * 3
+
+
+def test_more_candidates_than_the_limit_are_not_dropped(monkeypatch):
+    """All rows of the weight tie, so every id is a candidate; the last one is the greedy winner."""
+    hidden = torch.ones(2, 16)
+    weight = torch.ones(640, 16)
+    weight[639, 0] += 2e-7
+    case = replace(problem("normal", 640, 2, 16), weight=weight, hidden_states=hidden)
+    batch = SamplingBatch.from_params([SamplingParams(temperature=0.0)] * 2, vocab_size=640)
+    tally = compare(case, batch)
+    assert tally.full == 2
+    monkeypatch.setattr("tpsample.local.screened_backend.limit", lambda n: n)
+    assert compare(case, batch).full == 0
+
+
+def test_exactly_the_limit_is_computed_one_by_one():
+    weight = torch.zeros(640, 16)
+    most = candidates.limit(640)
+    assert most == 10
+    for ties, full in ((most, 0), (most + 1, 0), (most + 2, 1)):  # one is computed beforehand
+        weight[:ties] = 1.0
+        case = replace(
+            problem("normal", 640, 1, 16), weight=weight, hidden_states=torch.ones(1, 16)
+        )
+        batch = SamplingBatch.from_params([SamplingParams(temperature=0.0)], vocab_size=640)
+        assert compare(case, batch).full == full, ties
+
+
+@pytest.mark.parametrize("setting", ["bf16", "tf32"])
+def test_reduced_precision_takes_the_definitions_way(setting):
+    case = problem("normal", 300, 4, 64)
+    matmul = torch.backends.mkldnn.matmul
+    kept = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = setting
+        assert compare(case).screened == 0
+    finally:
+        matmul.fp32_precision = kept
+    assert compare(case).screened == 4
+
+
+def test_autocast_changes_nothing():
+    """Rows enough that products in bf16 would turn some best two around."""
+    greedy = SamplingBatch.from_params([SamplingParams(temperature=0.0)] * 32, vocab_size=300)
+    for seed, which in itertools.product(range(10), PASSES):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            compare(problem("normal", 300, 32, 64, seed), greedy, which=which)
+
+
+def test_inference_mode_and_a_weight_that_changes_in_place():
+    case = problem("normal", 300, 4, 64)
+    definition, screened = backends(case, VocabShard(0, 300))
+    batch = SamplingBatch.from_params(requests(4), vocab_size=300)
+    for scale in (0.0, 1.0, 50.0):
+        case.weight.data.copy_(problem("normal", 300, 4, 64, seed=int(scale)).weight * scale)
+        with torch.inference_mode():
+            arguments = (case.hidden_states, batch, torch.arange(4))
+            assert_same_words(words(screened, *arguments)[0], words(definition, *arguments)[0], "")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_another_default_dtype(dtype):
+    try:
+        case, greedy = problem("near_ties", 300, 4, 64), [SamplingParams(temperature=0.0)] * 4
+        batch = SamplingBatch.from_params(greedy, vocab_size=303)
+        torch.set_default_dtype(dtype)
+        for which in PASSES:
+            assert compare(case, which=which).screened == 4
+            compare(case, batch, which=which)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_denormals_flushed_to_zero():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU does not flush denormals")
+    try:
+        for which in PASSES:
+            compare(problem("subnormal", 400, 6, 32), which=which)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+# -- many rows ---------------------------------------------------------------------------------
+
+
+def many_rows(num_rows: int, first_seed: int) -> int:
+    done, seed = 0, first_seed
+    while done < num_rows:
+        pick = random.Random(seed)
+        v, b = pick.choice([65, 257, 1531, 4000]), pick.choice([2, 16, 64])
+        case = problem(pick.choice(list(HEADS)), v, b, pick.choice([16, 65, 128]), seed)
+        case = replace(
+            case.to(pick.choice(DTYPES)),
+            head=pick.choice([Head(), Head(0.3), Head(-2.0), Head(1.0, 5.0)]),
+            bias=pick.choice([None, torch.randn(v) * 5]),
+        )
+        start = pick.choice([0, 1, 2, 1000])
+        if pick.random() < 0.5:
+            batch = None
+        else:
+            params = controlled(b, start + v, pick)
+            tokens = [[pick.randrange(start + v) for _ in range(20)] for _ in range(b)]
+            batch = SamplingBatch.from_params(params, vocab_size=start + v, output_token_ids=tokens)
+        samples = pick.choice([1, 1, 3])
+        which, parts = pick.choice(PASSES), pick.choice([1, 1, 4])
+        compare(case, batch, start=start, which=which, num_samples=samples, parts=parts)
+        done, seed = done + b * samples, seed + 1
+    return done
+
+
+@pytest.mark.parametrize(("num_rows", "first_seed"), [(2000, 0), *long((100_000, 10_000))])
+def test_many_rows(num_rows, first_seed):
+    print(many_rows(num_rows, first_seed), "rows, all equal")
+
+
+# -- planted faults ----------------------------------------------------------------------------
+
+
+def test_a_bound_of_nothing_is_caught(monkeypatch):
+    """Without a bound the screen trusts fp32, and rows that nearly tie give it away."""
+    monkeypatch.setattr(
+        "tpsample.screening.bound.ScoreSlack.of", lambda self, error: (0 * error).float()
+    )
+    with pytest.raises(AssertionError, match="differ"):
+        for seed in range(20):
+            compare(problem("near_ties", 1531, 8, 128, seed))
+
+
+def test_dropped_candidates_are_caught(monkeypatch):
+    """A screen that forgets the rows with too many candidates."""
+    monkeypatch.setattr("tpsample.local.screened_backend.limit", lambda num_columns: 0)
+    assert compare(problem("near_ties", 1531, 8, 128)).full > 0
+    monkeypatch.setattr(ScreenedBackend, "full_tile", lambda *arguments: None)
+    with pytest.raises(AssertionError, match="differ"):
+        for seed in range(20):
+            compare(problem("near_ties", 1531, 8, 128, seed))

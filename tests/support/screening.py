@@ -1,0 +1,174 @@
+"""Heads that are hard to screen, and the words of one backend beside those of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support.cases import TEMPERATURES
+from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.core.score import Head
+from tpsample.local.screened_backend import ScreenedBackend
+from tpsample.local.torch_backend import TorchBackend
+from tpsample.screening.int8_copy import Int8Copy
+from tpsample.screening.int8_pass import Int8Pass
+
+PASSES = ("fp32", "int8")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A shard of a head and some hidden states."""
+
+    weight: Tensor
+    hidden_states: Tensor
+    bias: Tensor | None = None
+    head: Head = field(default_factory=Head)
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        return Problem(self.weight.to(dtype), self.hidden_states.to(dtype), self.bias, self.head)
+
+
+def normal(v: int, b: int, d: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn(v, d, generator=g) * 0.3, torch.randn(b, d, generator=g)
+
+
+def zipf(v, b, d, g):
+    """Rows whose products with one hidden direction fall like the logarithm of their rank."""
+    weight, hidden = normal(v, b, d, g)
+    order = torch.randperm(v, generator=g)
+    weight[:, 0] -= (order + 1).float().log()
+    hidden[:, 0] = hidden[:, 0].abs() + 1
+    return weight, hidden
+
+
+def near_ties(v, b, d, g):
+    """All rows alike but for parts in a million, and a few far below."""
+    weight, hidden = normal(1, b, d, g)
+    weight = weight.repeat(v, 1) * (1 + 1e-6 * torch.randn(v, 1, generator=g))
+    weight[::7] -= 3
+    return weight, hidden
+
+
+def a_near_tie(v, b, d, g):
+    """Two rows within a part in a million lead each row by far, wherever they lie."""
+    weight, hidden = normal(v, b, d, g)
+    for row in range(b):
+        toward = hidden[row] / hidden[row].norm() * 3
+        first, second = torch.randint(0, v, (2,), generator=g).tolist()
+        weight[first], weight[second] = toward, toward * (1 + 1e-6)
+    return weight, hidden
+
+
+def twins(v, b, d, g):
+    """Every row is there twice, so every best score is a tie."""
+    weight, hidden = normal(v, b, d, g)
+    weight[1::2] = weight[: (v // 2) * 2 : 2]
+    return weight, hidden
+
+
+def outliers(v, b, d, g):
+    """One huge number in every row."""
+    weight, hidden = normal(v, b, d, g)
+    weight[torch.arange(v), torch.randint(0, d, (v,), generator=g)] = 30.0
+    return weight, hidden * 0.3
+
+
+def a_huge_row(v, b, d, g):
+    """One row ten thousand times longer than the others."""
+    weight, hidden = normal(v, b, d, g)
+    weight[v // 2] *= 1e4
+    return weight, hidden
+
+
+def zeros(v, b, d, g):
+    """Zero rows, and a hidden state of zeros."""
+    weight, hidden = normal(v, b, d, g)
+    weight[::3], hidden[0] = 0, 0
+    return weight, hidden
+
+
+def subnormal(v, b, d, g):
+    """Numbers at and below the least normal one, of fp32 and of fp16."""
+    weight, hidden = normal(v, b, d, g)
+    weight[::2] *= 1e-38
+    weight[1::4] *= 1e-42
+    return weight, hidden * (1e-3 if b % 2 else 1e3)
+
+
+def cancelling(v, b, d, g):
+    """Large products that cancel, so that a product's error is large against itself."""
+    weight, hidden = normal(v, b, d, g)
+    half = d // 2
+    weight[:, :half] = 200 + weight[:, :half]
+    weight[:, half : 2 * half] = -weight[:, :half] + torch.randn(v, half, generator=g) * 0.01
+    hidden[:, half : 2 * half] = hidden[:, :half]
+    return weight, hidden
+
+
+HEADS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    maker.__name__: maker
+    for maker in (
+        normal,
+        zipf,
+        near_ties,
+        a_near_tie,
+        twins,
+        outliers,
+        a_huge_row,
+        zeros,
+        subnormal,
+        cancelling,
+    )
+}
+
+
+def problem(name: str, v: int, b: int, d: int, seed: int = 0, **kinds: Any) -> Problem:
+    generator = torch.Generator().manual_seed(seed)
+    return Problem(*HEADS[name](v, b, d, generator), **kinds)
+
+
+def requests(rows: int, **changes: Any) -> list[SamplingParams]:
+    temperatures = (*TEMPERATURES, 0.05, 3.0)
+    return [
+        SamplingParams(temperature=temperatures[row % len(temperatures)], seed=row, **changes)
+        for row in range(rows)
+    ]
+
+
+def backends(
+    case: Problem, shard: VocabShard, which: str = "fp32", rounds: int = 10
+) -> tuple[TorchBackend, ScreenedBackend]:
+    """The definition, and a screened backend with one of PASSES."""
+    arguments = (case.weight, shard, case.bias, case.head)
+    first_pass = Int8Pass(Int8Copy(case.weight)) if which == "int8" else None
+    screened = ScreenedBackend(*arguments, rounds=rounds, first_pass=first_pass)
+    return TorchBackend(*arguments, rounds=rounds), screened
+
+
+def words(
+    local: TorchBackend,
+    hidden_states: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor,
+    num_samples: int = 1,
+    parts: int = 1,
+) -> tuple[list[Tensor], Tensor | None]:
+    """The words of every part, and the logits that were stored."""
+    rows = hidden_states.shape[0]
+    step = local.prepare(hidden_states, batch.view(rows), positions, num_samples)
+    found = []
+    for part in range(parts):
+        found.append(torch.zeros(num_samples * rows, dtype=torch.int64))
+        local.best_words(step, found[-1], part, parts)
+    return found, None if step.logits is None else step.logits.clone()
+
+
+def assert_same_words(first: list[Tensor], second: list[Tensor], what: str) -> None:
+    for part, (a, b) in enumerate(zip(first, second, strict=True)):
+        wrong = (a != b).nonzero().squeeze(1).tolist()
+        assert not wrong, f"{what}, part {part}: words {wrong} differ"

@@ -1,0 +1,14 @@
+"""Which tokens can still win, proved from a cheap product: the others are never scored exactly.
+
+Noise belongs to token ids, so the winner of a row is one well-defined token, and a bound on the
+error of an approximate product tells which few ids can be it:
+
+    |logit_v − approximate logit_v| <= slack_v      proved, see `bound`
+    upper_v  = approximate score_v + slack_v        noise included, see `noise_bound`
+    best     = a score that some token really has
+    candidates = { v : upper_v >= best }            contains the winner and every tie with it
+
+The candidates alone are scored as the definition says (`pairs`), so the word is the definition's,
+bit for bit. There are two first passes: `fp32_pass` multiplies in fp32, and `int8_pass` reads the
+8-bit copy of the weights that `int8_copy` makes.
+"""

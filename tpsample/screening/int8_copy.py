@@ -1,0 +1,74 @@
+"""An 8-bit copy of the weights, with how far every row of it lies from the row itself.
+
+    ŵ_v = s_v q_v,   s_v = max|w_v| / 127,   q_v = rint(w_v / s_v) int8 of -127 … 127
+
+    residual_vj >= ‖w_v − ŵ_v‖ over the columns of block j
+    norm_v      >= ‖w_v‖
+
+One scale per row keeps the product of a row one exact integer, in a single int32 accumulator. Eight
+residual norms in place of one cost 32 bytes per row. On the head of SmolLM2-135M (V = 49152,
+D = 576, 185 positions, T = 1) the candidates of a row are then 3.7 on average and 16 at the 99th
+percentile, against 4.6 and 21 with one norm, and 1.8 and 5 with a scale per 64 columns, which would
+need a float accumulator. All of these fit one tile of 64 rows.
+
+The copy does not follow weights that are changed in place: make another.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from tpsample.screening.bound import TINY, round_up
+
+BLOCKS = 8
+CHUNK_ELEMENTS = 2**18
+"""Weights converted at a time: 2 MB of float64."""
+
+
+class Int8Copy:
+    """The copy of a weight, [V_local, D] of any floating dtype.
+
+    A row with a number that is not finite has infinite norms, so nothing is proved of it.
+
+    Attributes:
+        quantised: int8 [V_local, D].
+        scale: fp32 [V_local].
+        residual: fp32 [V_local, blocks], rounded up.
+        norm: fp32 [V_local], rounded up.
+        bounds: int [blocks + 1], where the blocks of columns begin and end.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        num_ids, hidden_size = weight.shape
+        self.bounds = [hidden_size * j // BLOCKS for j in range(BLOCKS + 1)]
+        self.quantised = torch.zeros(num_ids, hidden_size, dtype=torch.int8, device=weight.device)
+        self.scale = torch.ones(num_ids, dtype=torch.float32, device=weight.device)
+        self.residual = torch.zeros(num_ids, BLOCKS, dtype=torch.float32, device=weight.device)
+        self.norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
+        step = max(1, CHUNK_ELEMENTS // max(1, hidden_size))
+        for start in range(0, num_ids, step):
+            self._fill(weight, slice(start, start + step))
+
+    def _fill(self, weight: Tensor, ids: slice) -> None:
+        exact = weight[ids].double()
+        finite = exact.isfinite().all(dim=1)
+        exact = exact.where(finite.unsqueeze(1), 0.0)
+        # A scale too small for fp32, or of a zero row, is 1: the residual is then the row itself.
+        largest = torch.cat([exact.abs(), exact.new_zeros(len(exact), 1)], dim=1).amax(dim=1)
+        scale = (largest / 127).float()
+        scale = scale.where(scale >= TINY, 1.0)
+        quantised = (exact / scale.double().unsqueeze(1)).round_().clamp_(-127, 127)
+        lost = exact - quantised * scale.double().unsqueeze(1)
+        self.quantised[ids], self.scale[ids] = quantised.to(torch.int8), scale
+        norms = block_norms(lost, self.bounds)
+        self.residual[ids] = round_up(norms).where(finite.unsqueeze(1), torch.inf)
+        self.norm[ids] = round_up(exact.norm(dim=1)).where(finite, torch.inf)
+
+
+def block_norms(values: Tensor, bounds: list[int]) -> Tensor:
+    """Return the norms of blocks of columns, float64 [n, blocks] of float64 [n, D]."""
+    blocks = [values[:, a:b].norm(dim=1) for a, b in pairwise(bounds)]
+    return torch.stack(blocks, dim=1)
