@@ -32,6 +32,7 @@ class Gpu:
 
     name: str
     matrix_instruction: str
+    integer_instruction: str
     shared_bytes: int
     tensor_columns: int = 0
     registers: int = 65536
@@ -42,9 +43,9 @@ class Gpu:
 
 
 GPUS = {
-    80: Gpu("A100", "HMMA", 164 * 1024),
-    90: Gpu("H100/H200", "HGMMA", 228 * 1024),
-    100: Gpu("B200", "UTCHMMA", 228 * 1024, tensor_columns=512),
+    80: Gpu("A100", "HMMA", "IMMA", 164 * 1024),
+    90: Gpu("H100/H200", "HGMMA", "IGMMA", 228 * 1024),
+    100: Gpu("B200", "UTCHMMA", "IMMA", 228 * 1024, tensor_columns=512),
 }
 
 

@@ -35,7 +35,7 @@ def gumbel_argmax_kernel(
     r0 = tl.load(stream_ptr + offs_b * 3 + 0).to(tl.uint32, bitcast=True)
     r1 = tl.load(stream_ptr + offs_b * 3 + 1).to(tl.uint32, bitcast=True)
     r2 = tl.load(stream_ptr + offs_b * 3 + 2).to(tl.uint32, bitcast=True)
-    noise = noise_tile(first_id, r0, r1, r2, BLOCK_V, ROUNDS)
+    noise = noise_tile(first_id // 4 + tl.arange(0, BLOCK_V // 4), r0, r1, r2, ROUNDS)
     scale = tl.load(scale_ptr + offs_b)
     scores = fma(logits_v[:, None], scale[None, :], -noise)
 

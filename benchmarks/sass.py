@@ -15,7 +15,7 @@ PIPES = ("alu", "imad", "fp", "mufu", "convert", "memory", "other")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
 _LABEL = re.compile(r"^\s*(\.L_x_\d+):")
 _BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
-_MATRIX = re.compile(r"(HMMA|HGMMA|UTC[A-Z]*MMA)(\.|$)")
+_MATRIX = re.compile(r"(HMMA|HGMMA|IMMA|IGMMA|UTC[A-Z]*MMA)(\.|$)")
 _PIPE_OF = {
     "alu": "IADD IADD3 LOP LOP3 PLOP3 SHF LEA ISETP SEL IMNMX VIMNMX VIMNMX3 VIADD VIADDMNMX "
     "PRMT IABS SGXT BMSK POPC FLO MOV P2R R2P VOTE",
@@ -77,7 +77,8 @@ def spills(ops: Sequence[str]) -> int:
 
 
 def matrix_instruction(ops: Sequence[str]) -> str:
-    """The family of matrix instruction: HMMA, HGMMA (wgmma), UTCHMMA (tcgen05), or "-"."""
+    """The family of matrix instruction: HMMA, HGMMA (wgmma), UTCHMMA (tcgen05), of integers IMMA or
+    IGMMA, or "-"."""
     families = {match[1] for op in ops if (match := _MATRIX.match(op))}
     return "+".join(sorted(families)) or "-"
 

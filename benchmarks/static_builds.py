@@ -13,10 +13,12 @@ import triton
 
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
+from benchmarks.screen_builds import SCREEN, SCREEN_TYPES, small_screen_kernels
 from benchmarks.stored_builds import STORED, STORED_TYPES
 from tpsample.core.overlap import OVERLAP_ARCH
 from tpsample.exchange.decode_triton import ROW_BLOCK
-from tpsample.local.tile_table import MAX_BLOCK_B, is_short, rule
+from tpsample.local.screen_launches import SCREEN_TILES, screen_block_e
+from tpsample.local.tile_table import MAX_BLOCK_B, is_short, list_tile, rule, short_tile
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.local.triton_backend import push_arguments
 
@@ -25,7 +27,12 @@ GREEDY = "benchmarks.greedy:greedy_kernel"
 ROW_NOISE = "benchmarks.greedy:row_noise_kernel"
 HIDDEN_SIZE = 4096
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+DTYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int8: "i8",
+}
 
 # Run-time arguments by name; weight, hidden and bias take the weight's dtype, the rest is i32.
 _TYPES = {
@@ -68,11 +75,12 @@ _TYPES = {
     "logit_scale": "fp32",
     "logit_softcap": "fp32",
     **STORED_TYPES,
+    **SCREEN_TYPES,
 }
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
 
 # Compile-time arguments as in the common case; what a variant changes is passed over them.
-_CONSTANTS = {"ROUNDS": 10, "HIDDEN_SIZE": HIDDEN_SIZE, "BLOCK_W": 8}
+_CONSTANTS = {"ROUNDS": 10, "HIDDEN_SIZE": HIDDEN_SIZE, "PADDED_SIZE": HIDDEN_SIZE, "BLOCK_W": 8}
 
 # Arguments of the LM head that are None where their feature is off: a kernel that used them then
 # would not compile. Penalties and biases use the short tiles.
@@ -87,7 +95,9 @@ _PUSH = tuple(name for name in push_arguments(None) if name != "BLOCK_W")
 _STORE = ("logits_ptr", "stride_logits_b", "slot_ptr", "num_stored")
 _HEAD = ("logit_scale", "logit_softcap", "bias_ptr")
 _NO_EDITS = ("num_samples", *_HEAD, *_STORE, *_MASKS, *_PUSH)
+_LIST = ("listed_ptr", "num_listed_ptr")
 _EVERYTHING = (*_NO_EDITS, *_BIASES, *_PENALTIES, *_DRAFTS)
+_NO_STORE = tuple(name for name in _EVERYTHING if name not in (*_STORE, *_PUSH))
 
 # One feature at a time, whose cost per logit is counted: arguments and constants.
 _FEATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -135,7 +145,11 @@ class Subject:
     def build(self, kernel: str | None = None) -> Build:
         """What to compile; `kernel` takes the place of this subject's own."""
         kernel = kernel or self.kernel
-        constants = _CONSTANTS | {"OVERLAP": self.overlap, "PREFETCH": 0} | self.constants
+        constants = (
+            _CONSTANTS
+            | {"OVERLAP": self.overlap, "LEADS": self.overlap, "PREFETCH": 0}
+            | self.constants
+        )
         if self.tile is not None:
             if self.overlap and self.dtype is not None:
                 columns = self.tile.num_stages * self.tile.block_d
@@ -144,14 +158,12 @@ class Subject:
                 "BLOCK_V": self.tile.block_v,
                 "BLOCK_B": self.tile.block_b,
                 "BLOCK_D": self.tile.block_d,
-                "BLOCK_E": self.tile.block_e(
-                    "num_samples" in self.uses, "mask_ptr" in self.uses, self.edits
-                ),
+                "BLOCK_E": self._block_e(self.tile),
             }
         function = jitted(kernel)
         compile_time = {function.arg_names[i] for i in function.constexprs}
-        if kernel == LM_HEAD:
-            off = set(_EVERYTHING) - set(self.uses)
+        if kernel in (LM_HEAD, SCREEN):
+            off = {*_EVERYTHING, *_LIST} & set(function.arg_names) - set(self.uses)
             compile_time, constants = compile_time | off, constants | dict.fromkeys(off)
         run_time = [name for name in function.arg_names if name not in compile_time]
         return Build(
@@ -163,8 +175,16 @@ class Subject:
             num_stages=self.tile.num_stages if self.tile else 1,
         )
 
+    def _block_e(self, tile: Tile) -> int:
+        if self.kernel == SCREEN:
+            return screen_block_e(tile, self.edits)
+        return tile.block_e("num_samples" in self.uses, "mask_ptr" in self.uses, self.edits)
+
     def _type_of(self, argument: str) -> str:
-        if argument in _WEIGHT_TYPED and self.dtype is not None:
+        if argument in _WEIGHT_TYPED:
+            # The 8-bit product stands beside 16-bit weights.
+            if self.dtype is None or self.dtype == torch.int8:
+                return "*bf16"
             return f"*{DTYPES[self.dtype]}"
         if argument.endswith("_ptr"):
             return _TYPES[argument]
@@ -180,6 +200,7 @@ _SMALL = {
         4,
     ),
     "tpsample.kernels.inbox:peer_finish_kernel": ({"BLOCK_S": 16, "BLOCK_B": 32}, 1),
+    **small_screen_kernels(HIDDEN_SIZE),
     **STORED,
 }
 
@@ -188,24 +209,26 @@ def subjects(
     archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]], *, every: bool = False
 ) -> list[Subject]:
     """All kernels on `archs`, the LM head with each of `tiles`; `every` variant of each, or few."""
-    missing = package_kernels() - {LM_HEAD, *_SMALL}
+    missing = package_kernels() - {LM_HEAD, SCREEN, *_SMALL}
     if missing:
         raise LookupError(f"static report: no configuration for {sorted(missing)}; add one")
     return [
         subject
         for arch in archs
-        for subject in [*_lm_heads(arch, tiles, every), *_small_kernels(arch)]
+        for subject in [*_lm_heads(arch, tiles, every), *_screens(arch), *_small_kernels(arch)]
     ]
 
 
 def few(archs: Sequence[int]) -> list[Subject]:
-    """The LM head with one tile on each of `archs`, and on sm_90 all else once."""
+    """The LM head with one tile and the smallest screen on each of `archs`, and on sm_90 all else
+    once."""
     short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
     return [
         subject
         for subject in subjects(archs, [(short, torch.bfloat16)])
         if subject.variant == "plain"
-        or (subject.arch == 90 and subject.variant in ("", "push", "everything"))
+        or (subject.variant == "screen" and subject.tile == SCREEN_TILES[16])
+        or (subject.arch == 90 and subject.variant in ("", "push", "everything", "screen", "list"))
     ]
 
 
@@ -249,6 +272,19 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
                 subject = Subject(LM_HEAD, name, arch, dtype, tile, True, uses, constants)
                 if is_short(tile) or not subject.edits:
                     found.append(subject)
+    return found
+
+
+def _screens(arch: int) -> list[Subject]:
+    """The screen with every tile, plain and with every feature, and the LM head over its list."""
+    found = []
+    for tile in SCREEN_TILES.values():
+        for variant, uses in (("screen", ()), ("screen, everything", _NO_STORE)):
+            found.append(Subject(SCREEN, variant, arch, torch.int8, tile, uses=uses))
+        few, short = (of(tile.block_b, torch.bfloat16) for of in (list_tile, short_tile))
+        found.append(Subject(LM_HEAD, "list", arch, torch.bfloat16, few, uses=_LIST))
+        uses = (*_LIST, *_EVERYTHING)
+        found.append(Subject(LM_HEAD, "list, everything", arch, torch.bfloat16, short, uses=uses))
     return found
 
 

@@ -8,7 +8,7 @@ kernel once. `--json FILE` writes the rows to a file. Exits with 1 if a requirem
 
 - no spills anywhere;
 - 16-bit weights use the architecture's own matrix instruction: HMMA on sm_80, HGMMA (wgmma) on
-  sm_90, UTCHMMA (tcgen05) on sm_100;
+  sm_90, UTCHMMA (tcgen05) on sm_100; the 8-bit product takes IGMMA on sm_90 and IMMA elsewhere;
 - at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
   greedy one (`benchmarks.greedy`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
@@ -145,8 +145,10 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         per_stage * (tile.num_stages - 2),
         per_stage * (tile.num_stages - 1),
     )
-    if subject.dtype != torch.float32 and row.matrix != gpu.matrix_instruction:
-        row.faults.append(f"expected {gpu.matrix_instruction} on {gpu.name}, got {row.matrix}")
+    integers = subject.dtype == torch.int8
+    expected = gpu.integer_instruction if integers else gpu.matrix_instruction
+    if subject.dtype != torch.float32 and row.matrix != expected:
+        row.faults.append(f"expected {expected} on {gpu.name}, got {row.matrix}")
     if "inboxes_ptr" in subject.uses:
         row.faults += push_order_faults(binary.opcodes)
     if subject.epilogue and greedy is not None:

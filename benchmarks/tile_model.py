@@ -5,26 +5,19 @@
     python -m benchmarks.tile_model --measured FILE          beside the times of a shard result
     python -m benchmarks.tile_model --ceilings FILE          limits that `ceilings` measured
 
-A program (one tile) is in three phases, one after the other:
+    python -m benchmarks.tile_model --screened               plain steps beside screened ones
 
-    prologue   2 µs, spread over ±25 %: three dependent cold loads, Philox, the first stages; after
-               0.5 µs of it the program asks for the weights of its first stages (`PREFETCH`)
-    loads      at the least of: its share of the memory's bandwidth, of L2's and of its SM's link,
-               the bytes it has in flight ÷ latency, its share of the SM's matrix units
-    epilogue   instructions per logit ÷ the rate at which the SM issues them
+The model of a launch is `benchmarks.launch_model`. To the last program's end come 1.5 µs for the
+start of a graph and 1.5 µs for the second kernel, which is launched before the first has ended;
+without that it would be 3 µs.
 
-An SM runs as many programs as its registers and shared memory hold; the next tile starts when one
-ends. To the last one's end come 1.5 µs for the start of a graph and 1.5 µs for the second kernel,
-which is launched before the first has ended; without that it would be 3 µs.
-
-Every constant below is an assumption with its source, unless `--ceilings` replaces it, and the
+Every constant is an assumption with its source, unless `--ceilings` replaces it, and the
 result is a prediction: it has been held against no measurement of this kernel yet.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +25,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.launch_model import (
+    MATRIX_EFFICIENCY,
+    Chip,
+    Grid,
+    duration_us,
+    epilogue_us,
+)
 from benchmarks.shapes import Shape, shape_named
 from tpsample import VocabShard
 from tpsample.local.tile_table import rule
@@ -42,44 +42,8 @@ WORLD_SIZES = (1, 8)
 BATCHES = (16, 32, 64, 128, 256, 512)
 SHARED_MEMORY = 227 * 1024
 REGISTERS = 65536
-LATENCY_US = 0.82
-"""Of a load from memory under load; published microbenchmarks of Hopper say 0.80 to 0.85."""
-PROLOGUE_US, SPREAD = 2.0, 0.25
-PREFETCH_US = 0.5
-"""From a program's start to its prefetch: arithmetic of addresses, and no load before it."""
-GRAPH_US, SECOND_KERNEL_US = 1.5, 1.5
-ROW_PIECES = 0.97
-"""Share of the bandwidth that reads of 128-byte pieces of rows reach."""
-MATRIX_EFFICIENCY = 0.8
 INSTRUCTIONS_PER_LOGIT = {16: 36, 32: 36, 64: 38, 128: 45, 256: 48}
 """By block_b, counted in SASS for sm_90 (`benchmarks.static_report`)."""
-
-
-@dataclass(frozen=True)
-class Chip:
-    """A GPU as the model knows it.
-
-    Attributes:
-        sms: streaming multiprocessors.
-        memory: bytes per µs that a stream read reaches.
-        l2: bytes per µs from L2 to the SMs; the plots of FlashSampling sit on 6.5 to 8.2 million.
-        clock: cycles per µs.
-        link: bytes per cycle from L2 to one SM.
-        flops: dense bf16 operations per cycle of one SM.
-        row_pieces: share of `memory` that reads of 128-byte pieces of rows reach.
-        graph_us, second_kernel_us: to start a graph, and another kernel in it.
-    """
-
-    name: str
-    sms: int
-    memory: float
-    l2: float = 7.5e6
-    clock: float = 1750.0
-    link: float = 64.0
-    flops: float = 4096.0
-    row_pieces: float = ROW_PIECES
-    graph_us: float = GRAPH_US
-    second_kernel_us: float = SECOND_KERNEL_US
 
 
 CHIPS = (Chip("NVIDIA H100", 132, 3.05e6), Chip("NVIDIA H200", 132, 4.45e6))
@@ -122,6 +86,14 @@ def programs_per_sm(tile: Tile) -> int:
     return max(1, min(SHARED_MEMORY // shared, by_registers))
 
 
+def in_flight(tile: Tile, itemsize: int) -> float:
+    """Return the bytes of weights that a program has under way.
+
+    At the wait one stage is in use and one may be unfinished.
+    """
+    return (tile.num_stages - 1.5) * tile.block_v * tile.block_d * itemsize
+
+
 def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -> Prediction:
     """Return the predicted time of rank 0's shard of `shape` on one GPU."""
     vocab_rows = len(VocabShard.even(shape.vocab_size, 0, world_size))
@@ -131,79 +103,28 @@ def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -
     batch_tiles = -(-batch // tile.block_b)
     weight_bytes = tile.block_v * shape.hidden_size * 2.0
     through_l2 = 1 + tile.block_b / tile.block_v
-    stages = tile.num_stages - 1.5  # at the wait one stage is in use and one may be unfinished
-    in_flight = stages * tile.block_v * tile.block_d * 2
     logits = tile.block_v * tile.block_b
-    instructions = logits * INSTRUCTIONS_PER_LOGIT[max(16, min(256, tile.block_b))] / 32
-
-    def load_rate(loading: int, beside: int) -> float:
-        """Bytes of weights per µs of one program, beside others on the GPU and on its SM."""
-        return min(
-            chip.memory * chip.row_pieces * batch_tiles / loading,
-            chip.l2 / (loading * through_l2),
-            chip.link * chip.clock / (beside * through_l2),
-            in_flight / LATENCY_US,
-            MATRIX_EFFICIENCY * chip.flops * chip.clock / (beside * tile.block_b),
-        )
-
-    # Events in order of time: a program prefetches, goes on to load the rest when that and its
-    # prologue are over, and ends. Loads share bandwidth, so what is left of them is counted at the
-    # rate that all have in common.
-    slots = range(min(tiles, chip.sms * resident))
-    waiting = tiles - len(slots)
-    events: list[tuple[float, int, str]] = []  # (time, slot, "prefetch", "load" or "end")
-    loading: dict[int, float] = {}  # slot: bytes left
-    prologue_ends: dict[int, float] = {}  # slot: time, of programs that have yet to load the rest
-    prefetched = min(1.0, tile.num_stages * tile.block_d / shape.hidden_size) * weight_bytes
-    on_sm = [0] * chip.sms
-    # One warp per scheduler hides less latency than two.
-    epilogue_us = instructions / (4 * (0.55 if tile.num_warps <= 4 else 0.75) * chip.clock)
-
-    def start(number: int, slot: int) -> None:
-        spread = 1 + SPREAD * ((number * 0.618) % 1 * 2 - 1)
-        prologue_ends[slot] = now + PROLOGUE_US * spread
-        heapq.heappush(events, (now + PREFETCH_US * spread, slot, "prefetch"))
-
-    now, started = 0.0, len(slots)
-    for slot in slots:
-        start(slot, slot)
-    while events or loading:
-        rates = {slot: load_rate(len(loading), on_sm[slot % chip.sms]) for slot in loading}
-        first_done = min(
-            ((left / rates[slot], slot) for slot, left in loading.items()), default=(1e30, -1)
-        )
-        until = events[0][0] - now if events else 1e30
-        step = min(first_done[0], until)
-        for slot in loading:
-            loading[slot] -= rates[slot] * step
-        now += step
-        if first_done[0] <= until:
-            slot = first_done[1]
-            del loading[slot]
-            on_sm[slot % chip.sms] -= 1
-            if slot in prologue_ends:
-                heapq.heappush(events, (max(now, prologue_ends.pop(slot)), slot, "load"))
-            else:
-                heapq.heappush(events, (now + epilogue_us, slot, "end"))
-        else:
-            _, slot, what = heapq.heappop(events)
-            if what == "end":
-                if waiting:
-                    waiting -= 1
-                    start(started, slot)
-                    started += 1
-            else:
-                loading[slot] = prefetched if what == "prefetch" else weight_bytes - prefetched
-                on_sm[slot % chip.sms] += 1
+    instructions = logits * INSTRUCTIONS_PER_LOGIT[max(16, min(256, tile.block_b))]
+    grid = Grid(
+        tiles=tiles,
+        resident=resident,
+        weight_bytes=weight_bytes,
+        prefetched=min(1.0, tile.num_stages * tile.block_d / shape.hidden_size) * weight_bytes,
+        readers=batch_tiles,
+        through_l2=through_l2,
+        in_flight=in_flight(tile, 2),
+        operations=tile.block_b,
+        epilogue_us=epilogue_us(chip, instructions, tile.num_warps),
+    )
     weights = vocab_rows * shape.hidden_size * 2.0
     return Prediction(
         limit_us=weights / chip.memory,
-        step_us=now + chip.graph_us + chip.second_kernel_us,
+        step_us=duration_us(chip, grid) + chip.graph_us + chip.second_kernel_us,
         tiles=tiles,
         programs_per_sm=resident,
         waves=tiles / (chip.sms * resident),
         l2_per_weight_byte=through_l2 * batch_tiles,
-        in_flight=int(in_flight * resident),
+        in_flight=int(grid.in_flight * resident),
     )
 
 
@@ -280,6 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="tile_model", description=__doc__.splitlines()[0])
     parser.add_argument("--tile", help="block_v,block_b,block_d,warps,stages in place of the rule")
+    parser.add_argument("--screened", action="store_true", help="plain steps beside screened ones")
     parser.add_argument("--measured", type=Path, help="JSON of a shard result on one of the GPUs")
     parser.add_argument(
         "--ceilings", type=Path, help="JSON of a ceilings result on one of the GPUs"
@@ -287,6 +209,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.measured:
         print("\n".join(against(options.measured, options.ceilings)))
+        return 0
+    if options.screened:
+        from benchmarks.screen_model import table as screened_table
+
+        for chip in [measured_chip(options.ceilings)] if options.ceilings else CHIPS:
+            print("\n".join(screened_table(chip)), end="\n\n")
         return 0
     tile = Tile(*map(int, options.tile.split(","))) if options.tile else None
     chips = [measured_chip(options.ceilings)] if options.ceilings else CHIPS

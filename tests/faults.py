@@ -292,12 +292,57 @@ TIES = [
     ),
 ]
 
+SCREEN_KERNELS = [
+    Fault(
+        "kernel: the bound is 5 % too small",
+        "tpsample/kernels/screening.py",
+        "bound = tl.load(copy.residual_ptr + row_v)[:, None] * norm[None, :]",
+        "bound = tl.load(copy.residual_ptr + row_v)[:, None] * (0.95 * norm)[None, :]",
+        ("tests/kernels/test_screening_kernels.py::test_the_bound_is_used_up",),
+    ),
+    Fault(
+        "kernel: what the limbs leave of a hidden state is forgotten",
+        "tpsample/kernels/screening.py",
+        "error = tl.sqrt(tl.sum(lost_squares, axis=0)) * unit * UP + ACCUMULATION * norm + TINY",
+        "error = ACCUMULATION * norm + TINY",
+        ("tests/kernels/test_screening_kernels.py::test_what_the_limbs_lose_counts",),
+    ),
+    Fault(
+        "kernel: a group that may hold a NaN is not listed",
+        "tpsample/kernels/screening.py",
+        'upper = tl.where(upper == upper, upper, float("inf"))',
+        'upper = tl.where(upper == upper, upper, float("-inf"))',
+        ("tests/kernels/test_screening_kernels.py::test_what_is_not_a_number_goes_the_whole_way",),
+    ),
+    Fault(
+        "kernel: bars of the step before",
+        "tpsample/kernels/screening.py",
+        'tl.store(bar_ptr + sample * num_rows + row, float("-inf"))',
+        "pass",
+        ("tests/kernels/test_screening_kernels.py::test_batch_sizes",),
+    ),
+    Fault(
+        "a listed tile ends with the list's last group",
+        "tpsample/kernels/tile_ids.py",
+        "return tl.where(in_list, first + place % GROUP, stop)\n",
+        "return first + place % GROUP\n",
+        ("tests/kernels/test_screening_kernels.py::test_heads",),
+    ),
+    Fault(
+        "a changed weight is not noticed",
+        "tpsample/agreement/step_checks.py",
+        "if self.copied is not None and self.weight._version != self.copied:",
+        "if False:",
+        ("tests/kernels/test_screening_kernels.py::test_a_weight_that_changed_is_noticed",),
+    ),
+]
+
 SHARDS = [
     Fault(
         "kernel: a tile begins at its shard",
         "tpsample/kernels/lm_head.py",
-        "first_id = vocab_start // 4 * 4 + pid_v * BLOCK_V",
-        "first_id = vocab_start + pid_v * BLOCK_V",
+        "TileIds(vocab_start // 4 * 4 + pid_v * BLOCK_V, None, None)",
+        "TileIds(vocab_start + pid_v * BLOCK_V, None, None)",
         ("tests/kernels/test_kernels.py::test_a_shard_may_start_inside_a_quad",),
     ),
     Fault(
@@ -986,6 +1031,7 @@ GPU_CHECK = [
 ]
 
 FAULTS = [
-    *(*SCREENING, *FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS, *SEEDS, *AGREEMENT),
+    *(*SCREENING, *SCREEN_KERNELS, *FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS),
+    *(*SEEDS, *AGREEMENT),
     *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES, *BENCHMARKS, *GPU_CHECK),
 ]

@@ -63,6 +63,11 @@ class LMHeadSampler:
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
             PyTorch, tile by tile; on a CPU only for tokens that can win) or "auto"; must match.
+        screening: None, or "int8": steps of up to 64 rows × samples, none of which has filters or
+            logprobs, first read an 8-bit copy of the weights, then the weights of the few tokens
+            that a bound cannot rule out: the same tokens for about half the bytes
+            (`tpsample.screening`). The copy takes D + 48 bytes per row of the shard. It does not
+            follow weights that change: see `refresh`. It may differ between ranks.
         desync_every: steps after which the sampler calls `compare`; 0 is never; must match.
 
     Raises:
@@ -87,6 +92,7 @@ class LMHeadSampler:
         chunks: int = 1,
         philox_rounds: int = 10,
         backend: str = "auto",
+        screening: str | None = None,
         desync_every: int = 0,
     ) -> None:
         agreed = agree(
@@ -101,6 +107,7 @@ class LMHeadSampler:
             chunks=chunks,
             philox_rounds=philox_rounds,
             backend=backend,
+            screening=screening,
             desync_every=desync_every,
         )
         # A model's own weight may require a gradient, which no step has.
@@ -113,11 +120,12 @@ class LMHeadSampler:
         self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
         bias, head = None if bias is None else bias.detach(), agreed.arguments.head
         self.local = make_backend(
-            self.backend, self.weight, self.shard, bias, head, philox_rounds, max_rows
+            self.backend, self.weight, self.shard, bias, head, philox_rounds, max_rows, screening
         )
         self.checks = StepChecks(
             self.weight, self.shard, self.vocab_size, max_rows, self.ranks, agreed.seeds
         )
+        self.checks.copied = self.local.copied
         self.agreement = StepAgreement(self.ranks, self.exchange.compares_steps, agreed.seeds)
         self._desync = DesyncDetector(desync_every, self.ranks, device)
         self.handle = compiled.register(self)
@@ -279,6 +287,18 @@ class LMHeadSampler:
         with self.agreement.leaving_on_error():
             self.agreement.settle(self.checks.compare)
             self._desync.compare()
+
+    def refresh(self) -> None:
+        """Follow a weight that was changed in place, with `screening`; else there is nothing to do.
+
+        A step raises if torch has counted a change of the weight since the copy was made. It cannot
+        see one that torch does not count: through `.data`, from another process, of a weight made
+        under `torch.inference_mode`, or between replays of a captured graph. Whoever changes
+        weights in such a way has to call this before the next step. The copy keeps its memory, so
+        captured graphs read the new one.
+        """
+        self.local.refresh()
+        self.checks.copied = self.local.copied
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.

@@ -43,6 +43,7 @@ WRONG = {
     "chunks": [0, 65, 1.0],
     "philox_rounds": [0, 8, "10"],
     "backend": ["cuda", None],
+    "screening": ["fp8", True, 8],
     "desync_every": [-1, 1.0, None],
 }
 # Valid by themselves, but not what the other ranks pass.

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import tile_model
+from benchmarks import launch_model, screen_model, tile_model
 from benchmarks.shapes import Shape
 from benchmarks.tile_model import CHIPS, predict, programs_per_sm
 from tpsample.local.tiles import Tile
@@ -20,7 +20,7 @@ def test_a_launch_takes_longer_than_reading_the_weights():
         found = predict(H200, SHAPE, 1, batch, TILE)
         weights = SHAPE.vocab_size * SHAPE.hidden_size * 2
         assert found.limit_us == weights / H200.memory
-        assert found.over_limit > 1 / tile_model.ROW_PIECES
+        assert found.over_limit > 1 / launch_model.ROW_PIECES
         assert found.tiles == 128 * (1 if batch <= 64 else 2)
 
 
@@ -53,6 +53,16 @@ def test_an_sm_holds_what_its_memory_and_registers_allow():
     assert programs_per_sm(TILE) == 2
     assert programs_per_sm(replace(TILE, num_stages=8)) == 1
     assert programs_per_sm(replace(TILE, block_b=256, num_warps=8, num_stages=3)) == 1
+
+
+def test_a_screened_step_saves_bytes_and_costs_launches(capsys):
+    """Half of a large head's time, and nothing of a small one's."""
+    large, small = Shape(128256, 8192, "large"), Shape(8192, 1024, "small")
+    plain = predict(H200, large, 1, 16, TILE).step_us
+    assert 0.5 < screen_model.screened_us(H200, large, 1, 16) / plain < 0.65
+    assert screen_model.screened_us(H200, small, 1, 16) > predict(H200, small, 1, 16, TILE).step_us
+    assert tile_model.main(["--screened"]) == 0
+    assert capsys.readouterr().out.count("128256x8192") == 4
 
 
 def test_predictions_stand_beside_measured_times(tmp_path, capsys):

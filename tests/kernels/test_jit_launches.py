@@ -47,6 +47,8 @@ STORED = {
     "drafts": [*TOP_WORDS, *LOGPROBS],
 }
 """Launches over the stored logits, without their `_kernel`."""
+SCREEN = ["screening_rows", "screen", "list_groups"]
+PREFETCHES = "L2+launch_dependents"
 SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 9
 REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
@@ -88,13 +90,16 @@ MOST_OPERATORS = {
 @pytest.mark.parametrize("name", cases([]))
 def test_a_step_compiles_as_it_is_launched(launched, name):
     finish = "peer_finish" if name.startswith("peer") else "decode"
-    expected = ["token_mask"] * (name in MASKED) + ["lm_head", finish, *STORED.get(name, [])]
+    screen = SCREEN if "screened" in name else []
+    masks = ["token_mask"] * (name in MASKED)
+    expected = [*masks, *screen, "lm_head", finish, *STORED.get(name, [])]
     *kernels, operators = launched[name]
     assert [kernel.removesuffix("_kernel") for kernel in kernels] == expected
-    assert launched[f"overlap, {name}"] == [
-        "launch_dependents" if name == "weight at an odd address" else "L2+launch_dependents",
-        "wait+early",
-    ]
+    lm_head = "launch_dependents" if name == "weight at an odd address" else PREFETCHES
+    if screen:
+        lm_head = f"{PREFETCHES}+wait+early"
+        screen = ["launch_dependents", lm_head, "launch_dependents+wait+early"]
+    assert launched[f"overlap, {name}"] == [*screen, lm_head, "wait+early"]
     most = MOST_OPERATORS.get(name)
     if most is not None:
         assert 0 < int(operators.split()[0]) <= most

@@ -110,7 +110,7 @@ def noise_probe(
     r0 = tl.load(stream_ptr + offs_b * 3 + 0).to(tl.uint32)
     r1 = tl.load(stream_ptr + offs_b * 3 + 1).to(tl.uint32)
     r2 = tl.load(stream_ptr + offs_b * 3 + 2).to(tl.uint32)
-    noise = noise_tile(first_id, r0, r1, r2, V, ROUNDS)
+    noise = noise_tile(first_id // 4 + tl.arange(0, V // 4), r0, r1, r2, ROUNDS)
     tl.store(out_ptr + tl.arange(0, V)[:, None] * B + offs_b[None, :], noise)
 
 

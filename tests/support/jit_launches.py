@@ -27,6 +27,7 @@ from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.decode import decoder
 from tpsample.exchange.peer import PeerExchange
+from tpsample.local.screen_launches import Screen
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.logits.finish import finish_logits, shard_logits
@@ -127,6 +128,7 @@ def step(
     tile: Tile = TILE,
     odd_address: bool = False,
     exchanged_by: Ranks | None = None,
+    screened: bool = False,
 ) -> int:
     """The launches of one step of rank 1, or of the only one.
 
@@ -142,9 +144,9 @@ def step(
     if not odd_address:
         weight = weight.contiguous()
     bias = None if head is None else weight[:, 0].clone()
-    backend = TritonBackend(
-        weight, shard, bias, head or Head(1.0, None), rounds=10, max_rows=MAX_ROWS
-    )
+    head = head or Head(1.0, None)
+    screen = Screen(weight.zero_(), shard, bias, head, rounds=10) if screened else None
+    backend = TritonBackend(weight, shard, bias, head, rounds=10, max_rows=MAX_ROWS, screen=screen)
     backend.tile = tile
     positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
     hidden_states = torch.empty(view.rows, D, dtype=dtype)
@@ -223,9 +225,27 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
         "samples, head": lambda: step(batch_of(), num_samples=2, head=Head(0.5, 30.0)),
         "fp32": lambda: step(batch_of(), dtype=torch.float32, tile=Tile(64, 16, 32, 4, 2)),
         "weight at an odd address": lambda: step(batch_of(), odd_address=True),
+        "screened": lambda: step(batch_of(), screened=True),
+        "peer, screened": lambda: step(
+            batch_of(repetition_penalty=1.2, logit_bias={5: 1.0}),
+            world_size=2,
+            num_samples=2,
+            head=Head(0.5, 30.0),
+            screened=True,
+        ),
         "peer, 2 ranks": lambda: step(batch_of(), world_size=2),
         "peer, 8 ranks": lambda: step(batch_of(), world_size=8, num_samples=2),
     }
+
+
+OVERLAPPING = (
+    "screening_rows_kernel",
+    "screen_kernel",
+    "list_groups_kernel",
+    "lm_head_kernel",
+    "decode_kernel",
+    "peer_finish_kernel",
+)
 
 
 def overlap_of(kernel: Any) -> str:
@@ -245,7 +265,7 @@ def main() -> None:
         for kernel, function in launches[before:]:
             assert kernel is None or kernel.asm["cubin"]
             print(f"{name}: {function}")
-            if function in ("lm_head_kernel", "decode_kernel", "peer_finish_kernel"):
+            if function in OVERLAPPING:
                 print(f"overlap, {name}: {overlap_of(kernel)}")
         print(f"{name}: {operators} torch operators")
 

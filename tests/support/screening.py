@@ -15,7 +15,6 @@ from tpsample.core.score import Head
 from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.screening.int8_copy import Int8Copy
-from tpsample.screening.int8_pass import Int8Pass
 
 PASSES = ("fp32", "int8")
 
@@ -145,8 +144,8 @@ def backends(
 ) -> tuple[TorchBackend, ScreenedBackend]:
     """The definition, and a screened backend with one of PASSES."""
     arguments = (case.weight, shard, case.bias, case.head)
-    first_pass = Int8Pass(Int8Copy(case.weight)) if which == "int8" else None
-    screened = ScreenedBackend(*arguments, rounds=rounds, first_pass=first_pass)
+    copy = Int8Copy(case.weight) if which == "int8" else None
+    screened = ScreenedBackend(*arguments, rounds=rounds, copy=copy)
     return TorchBackend(*arguments, rounds=rounds), screened
 
 

@@ -18,6 +18,7 @@ from tpsample.noise import check_rounds
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EXCHANGES = ("auto", "collective", "p2p", "peer", "two_level")
 BACKENDS = ("auto", "triton", "torch")
+SCREENINGS = (None, "int8")
 MAX_CHUNKS = 64
 
 
@@ -35,6 +36,7 @@ class SamplerArguments:
     chunks: int
     philox_rounds: int
     backend: str
+    screening: str | None
     desync_every: int
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ class SamplerArguments:
         check_int("chunks", self.chunks, 1, MAX_CHUNKS)
         _check_choice("exchange", self.exchange, EXCHANGES)
         _check_choice("backend", self.backend, BACKENDS)
+        _check_choice("screening", self.screening, SCREENINGS)
         check_rounds(self.philox_rounds)
         check_int("desync_every", self.desync_every, 0, 2**31 - 1)
 
@@ -176,9 +179,9 @@ def _check_head(head: Head) -> None:
         raise ValueError(f"logit_softcap: expected None or a finite number > 0, got {cap!r}")
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+        raise ValueError(f"{name}: expected one of {', '.join(map(str, choices))}, got {value!r}")
 
 
 def _is_real(value: object) -> bool:

@@ -77,6 +77,10 @@ def agree(group: object, **given: Any) -> Agreement:
     try:
         arguments = SamplerArguments(**given)
         backend = _backend(arguments.backend, arguments.weight.device)
+        if arguments.screening and backend == "torch" and arguments.weight.device.type != "cpu":
+            raise ValueError(
+                f'screening: "{arguments.screening}" on a GPU needs backend="triton", got "torch"'
+            )
         record = _record(arguments, backend)
     except (TypeError, ValueError) as wrong:
         error = error or wrong

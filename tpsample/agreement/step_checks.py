@@ -29,6 +29,8 @@ class StepChecks:
         weight, shard, vocab_size, max_rows, ranks: of the sampler.
         seeds: where rows without a seed get theirs.
         closed: whether the sampler was closed.
+        copied: version of the weight of which the backend keeps a copy; None if it keeps none, or
+            if the weight counts no versions.
     """
 
     weight: Tensor
@@ -38,6 +40,7 @@ class StepChecks:
     ranks: Ranks
     seeds: SeedSource
     closed: bool = False
+    copied: int | None = None
 
     def __post_init__(self) -> None:
         # One position given for all rows is spread out here, so that a step allocates nothing.
@@ -48,6 +51,11 @@ class StepChecks:
         if self.closed:
             raise RuntimeError("sampler: closed; build a new LMHeadSampler")
         check_current(self.weight.device)
+        if self.copied is not None and self.weight._version != self.copied:
+            raise ValueError(
+                "lm_head_weight: changed in place after the sampler had made its 8-bit copy of it, "
+                "so screened tokens could be wrong; call sampler.refresh() on every rank"
+            )
 
     def step(
         self,

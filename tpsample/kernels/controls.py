@@ -39,7 +39,8 @@ class Controls(NamedTuple):
 @triton.jit
 def control_tile(
     logits_tile,  # [BLOCK_V, rows] fp32
-    first_id,
+    ids,
+    offs_v,
     offs_b,
     num_rows,
     vocab_start,
@@ -52,8 +53,7 @@ def control_tile(
     """
     BLOCK_V: tl.constexpr = logits_tile.shape[0]
     width = controls.width
-    first_column = first_id - vocab_start // 4 * 4
-    column = first_column + tl.arange(0, BLOCK_V)
+    column = offs_v - vocab_start // 4 * 4
     in_state = column < width
     is_row = offs_b < num_rows
     if controls.mask_ptr is not None:
@@ -68,11 +68,15 @@ def control_tile(
     if controls.bias_ptr is not None or controls.history_ptr is not None:
         slot = tl.load(controls.slot_ptr + offs_b, mask=is_row, other=0)
         touched = slot.to(tl.int32) * 0
-        for i in tl.static_range(max(1, BLOCK_V // TOUCHED_BLOCK)):
-            block = first_column // TOUCHED_BLOCK + i
-            inside = is_row & (block < width // TOUCHED_BLOCK)
-            blocks = controls.touched_ptr + slot * (width // TOUCHED_BLOCK) + block
-            touched |= tl.load(blocks, mask=inside, other=0)
+        if ids.listed_ptr is not None:
+            touched |= HAS_HISTORY | BIASED  # few ids: not worth asking
+        else:
+            first_block = (ids.first - vocab_start // 4 * 4) // TOUCHED_BLOCK
+            for i in tl.static_range(max(1, BLOCK_V // TOUCHED_BLOCK)):
+                block = first_block + i
+                inside = is_row & (block < width // TOUCHED_BLOCK)
+                blocks = controls.touched_ptr + slot * (width // TOUCHED_BLOCK) + block
+                touched |= tl.load(blocks, mask=inside, other=0)
         if controls.draft_ptr is not None:
             touched |= HAS_HISTORY
         wants = tl.load(controls.wants_ptr + slot, mask=is_row, other=0) & touched
@@ -86,7 +90,6 @@ def control_tile(
                 in_history = in_state[:, None] & penalised[None, :]
                 history = tl.load(controls.history_ptr + place, mask=in_history, other=0)
                 if controls.draft_ptr is not None:
-                    offs_v = first_id + tl.arange(0, BLOCK_V)
                     num_drafts = tl.load(controls.num_drafts_ptr + offs_b, mask=is_row, other=0)
                     for k in range(controls.max_drafts):
                         draft = tl.load(

@@ -11,6 +11,7 @@ import triton.language as tl
 from tpsample.core import word
 from tpsample.kernels.controls import control_tile
 from tpsample.kernels.noise import INTERPRET, fma, noise_tile
+from tpsample.kernels.tile_ids import quads, token_ids
 
 TOKEN_BITS = tl.constexpr(word.TOKEN_BITS)
 TOKEN_MASK = tl.constexpr(word.TOKEN_MASK)
@@ -63,15 +64,14 @@ def head_tile(product, offs_v, shard, head):
 
 
 @triton.jit
-def score_tile(logits_tile, first_id, rows, scale, offs_slot, ROUNDS: tl.constexpr):
-    """fma(logit, log2 e / T, -L); a greedy row has scale 1 and gain 0 in place of -1."""
+def gained_noise(quads, rows, offs_slot, ROUNDS: tl.constexpr):
+    """-L of the ids of some quads, for one sample of each row; 0 for a greedy row."""
     stream = rows.stream_ptr + offs_slot
     r0 = tl.load(stream).to(tl.uint32, bitcast=True)
     r1 = tl.load(stream + rows.stride_stream).to(tl.uint32, bitcast=True)
     r2 = tl.load(stream + 2 * rows.stride_stream).to(tl.uint32, bitcast=True)
     gain = tl.load(stream + 3 * rows.stride_stream).to(tl.float32, bitcast=True)
-    noise = noise_tile(first_id, r0, r1, r2, logits_tile.shape[0], ROUNDS)
-    return fma(logits_tile, scale[None, :], noise * gain[None, :])
+    return noise_tile(quads, r0, r1, r2, ROUNDS) * gain[None, :]
 
 
 @triton.jit
@@ -135,9 +135,18 @@ def pack(score, token_id):
 
 
 @triton.jit
+def edge_tile(ids, shard, BLOCK_V: tl.constexpr):
+    """Whether some rows of a tile may lie outside the shard."""
+    if ids.listed_ptr is None:
+        return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
+    else:
+        return True
+
+
+@triton.jit
 def store_candidates(
     product,  # [BLOCK_V, BLOCK_B] fp32
-    first_id,
+    ids,
     first_row,
     rows,
     shard,
@@ -159,19 +168,19 @@ def store_candidates(
         HALF: tl.constexpr = BLOCK_B // 2
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
         store_candidates(
-            left, first_id, first_row, rows, shard, head, controls, outputs, ROUNDS, BLOCK_E
+            left, ids, first_row, rows, shard, head, controls, outputs, ROUNDS, BLOCK_E
         )
         # Rows past the last draw no noise.
         if first_row + HALF < rows.num_rows:
             store_candidates(
-                right, first_id, first_row + HALF, rows, shard, head, controls, outputs, ROUNDS,
+                right, ids, first_row + HALF, rows, shard, head, controls, outputs, ROUNDS,
                 BLOCK_E,
             )  # fmt: skip
     else:
-        offs_v = first_id + tl.arange(0, BLOCK_V)
+        offs_v = token_ids(ids, shard.stop, BLOCK_V)
         offs_b = first_row + tl.arange(0, BLOCK_B)
         logits_tile = head_tile(product, offs_v, shard, head)
-        if (first_id < shard.start) | (first_id + BLOCK_V > shard.stop):
+        if edge_tile(ids, shard, BLOCK_V):
             mask_v = (offs_v >= shard.start) & (offs_v < shard.stop)
             logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
         if outputs.logits_ptr is not None:
@@ -179,7 +188,7 @@ def store_candidates(
 
         if controls.slot_ptr is not None:
             logits_tile = control_tile(
-                logits_tile, first_id, offs_b, rows.num_rows, shard.start, controls
+                logits_tile, ids, offs_v, offs_b, rows.num_rows, shard.start, controls
             )
             if outputs.logits_ptr is not None:
                 store_logits(
@@ -189,7 +198,9 @@ def store_candidates(
         scale = tl.load(rows.scale_ptr + offs_b)
         for sample in range(1 if rows.num_samples is None else rows.num_samples):
             offs_slot = sample * rows.num_rows + offs_b
-            scores = score_tile(logits_tile, first_id, rows, scale, offs_slot, ROUNDS)
+            noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot, ROUNDS)
+            # log2 e / T and -L; a greedy row has the scale 1 and no noise.
+            scores = fma(logits_tile, scale[None, :], noise)
             word = best_word(scores, offs_v)
             tl.atomic_max(
                 outputs.words_ptr + offs_slot,

@@ -13,8 +13,13 @@ from tpsample.kernels.controls import Controls
 from tpsample.kernels.epilogue import Head, Outputs, Shard, store_candidates
 from tpsample.kernels.inbox import Peers, chunk_of_tile, push_last_arrival
 from tpsample.kernels.noise import INTERPRET
-from tpsample.kernels.overlap import let_next_launch_start, prefetch_rows
+from tpsample.kernels.overlap import (
+    let_next_launch_start,
+    prefetch_rows,
+    wait_for_previous_launch,
+)
 from tpsample.kernels.row_noise import Rows, store_row_noise
+from tpsample.kernels.tile_ids import GROUP, TileIds, token_ids
 
 
 @triton.jit
@@ -126,6 +131,9 @@ def lm_head_kernel(
     logit_scale,
     logit_softcap,
     bias_ptr,  # [V_local]
+    # the ids that can win, see `tpsample.kernels.screening`; tiles are then places of the list
+    listed_ptr,  # [≥ num_groups] int32
+    num_listed_ptr,  # [1] int32
     # blocks
     ROUNDS: tl.constexpr,
     HIDDEN_SIZE: tl.constexpr,
@@ -152,17 +160,24 @@ def lm_head_kernel(
     num_batch_tiles = tl.cdiv(num_rows, BLOCK_B)
     pid_v = first_tile + tl.program_id(0) // num_batch_tiles
     pid_b = tl.program_id(0) % num_batch_tiles
-    first_id = vocab_start // 4 * 4 + pid_v * BLOCK_V
+    if listed_ptr is None:
+        ids = TileIds(vocab_start // 4 * 4 + pid_v * BLOCK_V, None, None)
+        has_ids = (ids.first < vocab_stop) & (vocab_start < vocab_stop)
+    else:
+        if OVERLAP:
+            wait_for_previous_launch()
+        ids = TileIds(pid_v * BLOCK_V, listed_ptr, tl.load(num_listed_ptr))
+        has_ids = pid_v * BLOCK_V < ids.num_listed * GROUP
     offs_b = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
     if inboxes_ptr is not None:
         chunk = chunk_of_tile(pid_v, num_tiles, num_chunks)
         words_ptr += chunk * max_rows
     outputs = Outputs(words_ptr, logits_ptr, stride_logits_b, slot_ptr, num_stored)
 
-    # A tile past the shard has no rows: it only counts as arrived.
-    if (first_id < vocab_stop) & (vocab_start < vocab_stop):
+    # A tile past the shard, or past the list, has no ids: it only counts as arrived.
+    if has_ids:
         # Rows past an edge read a row within it and are masked after.
-        offs_v = first_id + tl.arange(0, BLOCK_V)
+        offs_v = token_ids(ids, vocab_stop, BLOCK_V)
         row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
         row_b = tl.minimum(offs_b, num_rows - 1)
         # The streams take some 2 µs, most of it waiting; the weights travel meanwhile.
@@ -181,7 +196,7 @@ def lm_head_kernel(
 
         # Epilogue: every row's best candidate of the tile, into the maximum over the rank's tiles.
         store_candidates(
-            product, first_id, pid_b * BLOCK_B, rows, shard, head, controls, outputs, ROUNDS,
+            product, ids, pid_b * BLOCK_B, rows, shard, head, controls, outputs, ROUNDS,
             BLOCK_E,
         )  # fmt: skip
 

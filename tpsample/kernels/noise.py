@@ -119,16 +119,16 @@ def log2_exponential(word, base):
 
 
 @triton.jit
-def noise_tile(first_id, r0, r1, r2, BLOCK_V: tl.constexpr, ROUNDS: tl.constexpr):
-    """L of ids first_id … first_id + BLOCK_V - 1 for the rows of r0, r1 and r2, uint32 [BLOCK_B].
+def noise_tile(quads, r0, r1, r2, ROUNDS: tl.constexpr):
+    """L of the ids of some quads, int32 [N], for the rows of r0, r1 and r2, uint32 [BLOCK_B].
 
-    The result is fp32 [BLOCK_V, BLOCK_B]. One Philox call gives the words of four ids, which are
-    consecutive along the first axis: row 4 q + k of the tile takes word k of quad q. `first_id` is
-    a multiple of 4.
+    The result is fp32 [4 N, BLOCK_B]. One Philox call gives the words of four ids, which are
+    consecutive along the first axis: row 4 q + k of the tile takes word k of quad q.
     """
     BLOCK_B: tl.constexpr = r0.shape[0]
+    BLOCK_V: tl.constexpr = 4 * quads.shape[0]
     zero = tl.zeros((BLOCK_V // 4, BLOCK_B), tl.uint32)
-    quad = (first_id // 4 + tl.arange(0, BLOCK_V // 4)).to(tl.uint32)[:, None] + zero
+    quad = quads.to(tl.uint32)[:, None] + zero
     k0 = tl.full((1, 1), KEY0, tl.uint32)
     k1 = tl.full((1, 1), KEY1, tl.uint32)
     w0, w1, w2, w3 = philox4x32(

@@ -110,7 +110,8 @@ def block_scores(logits, first_id, draw, sample, ROUNDS: tl.constexpr):
     """fp32 scores of a block of one row, whose first id is a multiple of 4."""
     scale, gain = row_scale(draw.temperature)
     r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
-    noise = noise_tile(first_id, r0, r1, r2, logits.shape[0], ROUNDS).reshape(logits.shape)
+    quads = first_id // 4 + tl.arange(0, logits.shape[0] // 4)
+    noise = noise_tile(quads, r0, r1, r2, ROUNDS).reshape(logits.shape)
     return fma(logits, scale, noise * gain)
 
 

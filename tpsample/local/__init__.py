@@ -9,6 +9,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.backend import Backend
 from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
+from tpsample.screening.int8_copy import Int8Copy
 
 
 def make_backend(
@@ -19,12 +20,24 @@ def make_backend(
     head: Head,
     rounds: int,
     max_rows: int,
+    screening: str | None = None,
 ) -> Backend:
-    """Return the backend called "torch" or "triton"; arguments as for those."""
+    """Return the backend called "torch" or "triton".
+
+    Args:
+        screening: as `LMHeadSampler` takes it; the others are those of the backends.
+    """
     if name == "torch":
         # The screen reads what it finds on the host, which on a GPU would wait for the device.
-        kind = ScreenedBackend if weight.device.type == "cpu" else TorchBackend
-        return kind(weight, shard, bias, head, rounds=rounds)
+        if weight.device.type != "cpu":
+            return TorchBackend(weight, shard, bias, head, rounds=rounds)
+        copy = None if screening is None else Int8Copy(weight[: len(shard)])
+        return ScreenedBackend(weight, shard, bias, head, rounds=rounds, copy=copy)
     from tpsample.local.triton_backend import TritonBackend  # needs Triton
 
-    return TritonBackend(weight, shard, bias, head, rounds=rounds, max_rows=max_rows)
+    screen = None
+    if screening is not None:
+        from tpsample.local.screen_launches import Screen
+
+        screen = Screen(weight, shard, bias, head, rounds=rounds)
+    return TritonBackend(weight, shard, bias, head, rounds=rounds, max_rows=max_rows, screen=screen)

@@ -16,6 +16,7 @@ from tpsample.request.controls.apply import StepControls
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Push, Step
+from tpsample.screening.int8_copy import Int8Copy
 
 
 class Backend(ABC):
@@ -27,7 +28,12 @@ class Backend(ABC):
         bias: [V_local] or None.
         head: what happens to a product before it is a logit.
         rounds: Philox rounds of the noise.
+
+    Attributes:
+        copy: the 8-bit copy of the weight that screened steps read; None if there is none.
     """
+
+    copy: Int8Copy | None = None
 
     def __init__(
         self, weight: Tensor, shard: VocabShard, bias: Tensor | None, head: Head, *, rounds: int
@@ -37,6 +43,16 @@ class Backend(ABC):
         self._logits = StepBuffer(len(shard), torch.float32, weight.device)
         # Of steps that only store: they may come between the halves of another step.
         self._stored_only = StepBuffer(len(shard), torch.float32, weight.device)
+
+    @property
+    def copied(self) -> int | None:
+        """Return the version of the weight of which there is a copy, if both are known."""
+        return None if self.copy is None else self.copy.version
+
+    def refresh(self) -> None:
+        """Make the copy anew, of the weight as it is now."""
+        if self.copy is not None:
+            self.copy.refresh()
 
     def prepare(
         self,

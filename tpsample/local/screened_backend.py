@@ -25,6 +25,8 @@ from tpsample.request.step import Push, Step, StepRows
 from tpsample.screening import bound
 from tpsample.screening.candidates import UpperScores, limit
 from tpsample.screening.fp32_pass import Fp32Pass
+from tpsample.screening.int8_copy import Int8Copy
+from tpsample.screening.int8_pass import Int8Pass
 from tpsample.screening.noise_bound import Pairs, TileNoise
 from tpsample.screening.pairs import HeadTile, pair_words
 
@@ -57,7 +59,7 @@ class ScreenedBackend(TorchBackend):
     """`TorchBackend` behind a first pass.
 
     Args:
-        first_pass: of the same weight; default `Fp32Pass`.
+        copy: the 8-bit copy of the weight that the first pass reads; default the weight itself.
 
     Attributes:
         tally: counts of tiles and candidates.
@@ -71,10 +73,11 @@ class ScreenedBackend(TorchBackend):
         head: Head,
         *,
         rounds: int,
-        first_pass: FirstPass | None = None,
+        copy: Int8Copy | None = None,
     ) -> None:
         super().__init__(weight, shard, bias, head, rounds=rounds)
-        self._first_pass = Fp32Pass(weight) if first_pass is None else first_pass
+        self.copy = copy
+        self._first_pass: FirstPass = Fp32Pass(weight) if copy is None else Int8Pass(copy)
         self.tally = Tally()
 
     def best_words(

@@ -40,6 +40,13 @@ _SHORT_TILES = {
     128: Tile(block_v=64, block_b=128, block_d=64, num_warps=8, num_stages=4),
     256: Tile(block_v=64, block_b=256, block_d=64, num_warps=8, num_stages=3),
 }
+# For the few ids that a screen has listed: about as many tiles as SMs, so each has an SM to itself
+# and needs all of its shared memory to keep enough bytes under way.
+_LIST_TILES = {
+    16: Tile(block_v=64, block_b=16, block_d=128, num_warps=4, num_stages=8),
+    32: Tile(block_v=64, block_b=32, block_d=128, num_warps=4, num_stages=6),
+    64: Tile(block_v=64, block_b=64, block_d=128, num_warps=4, num_stages=5),
+}
 # fp32 runs on the CUDA cores with full precision, which needs registers for both operands.
 _FP32 = Tile(block_v=64, block_b=16, block_d=32, num_warps=4, num_stages=2)
 
@@ -60,12 +67,22 @@ def tile_for(
 
     Penalties and biases (`edits`) need registers that only the short tiles leave.
     """
-    if edits and dtype != torch.float32:
-        return _SHORT_TILES[batch_tile(num_rows)]
+    if edits:
+        return short_tile(num_rows, dtype)
     measured = measured_tiles().get((gpu, vocab_rows, hidden_size, batch_tile(num_rows)))
     if measured is None or dtype == torch.float32:
         return rule(num_rows, vocab_rows, dtype, gpu)
     return measured
+
+
+def short_tile(num_rows: int, dtype: torch.dtype) -> Tile:
+    """The configuration for penalties and biases."""
+    return _FP32 if dtype == torch.float32 else _SHORT_TILES[batch_tile(num_rows)]
+
+
+def list_tile(num_rows: int, dtype: torch.dtype) -> Tile:
+    """The configuration for a list of few ids, of up to 64 rows."""
+    return _FP32 if dtype == torch.float32 else _LIST_TILES[batch_tile(num_rows)]
 
 
 def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:

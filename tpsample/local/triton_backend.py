@@ -16,7 +16,8 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.local.backend import Backend
 from tpsample.local.control_arguments import control_arguments, make_mask
-from tpsample.local.tile_table import MAX_BLOCK_B, interpreter_tile, tile_for
+from tpsample.local.screen_launches import Screen
+from tpsample.local.tile_table import MAX_BLOCK_B, interpreter_tile, list_tile, tile_for
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.controls.rows import ControlRows
@@ -38,6 +39,7 @@ class TritonBackend(Backend):
 
     Args:
         max_rows: most rows × samples of a step.
+        screen: of the same weight, shard, bias and head; it goes before the steps that it takes.
 
     Attributes:
         tile: overrides the tile table where it is not None. It never changes a token.
@@ -54,9 +56,13 @@ class TritonBackend(Backend):
         *,
         rounds: int,
         max_rows: int,
+        screen: Screen | None = None,
     ) -> None:
         super().__init__(weight, shard, bias, head, rounds=rounds)
         self._gpu = Gpu.of(weight.device)
+        self._overlap = self._gpu.arch >= OVERLAP_ARCH
+        self.screen = screen
+        self.copy = None if screen is None else screen.copy
         # A batch tile may reach past the last row, by less than its own size.
         padded = max_rows + MAX_BLOCK_B
         self._streams = torch.zeros(4, padded, dtype=torch.int32, device=weight.device)
@@ -74,7 +80,10 @@ class TritonBackend(Backend):
         controls = control_arguments(step.controls)
         masks = controls["mask_ptr"] is not None
         edits = controls["token_bias_ptr"] is not None or controls["history_ptr"] is not None
-        tile = self._tile_of(num_rows, edits)
+        screen = self.screen if self.screen is not None and self.screen.takes(step) else None
+        if screen is not None and part == 0:
+            screen.launch(step, controls, self._streams, self._scale)
+        tile = self._tile_of(num_rows, edits, screen is not None)
         block_e = tile.block_e(num_samples != 1, masks, edits)
         key = (part, parts, push is not None, num_rows, num_samples, tile, block_e)
         if key not in self._launches:
@@ -94,16 +103,25 @@ class TritonBackend(Backend):
             slot_ptr=None if logits is None else batch.plan.stored_place,
             num_stored=None if logits is None else len(batch.plan.stored_list),
             **controls,
+            listed_ptr=None if screen is None else screen.listed_ptr,
+            num_listed_ptr=None if screen is None else screen.num_listed_ptr,
             **launch.arguments,
+            launch_pdl=screen is not None and self._overlap,
         )
 
-    def _tile_of(self, num_rows: int, edits: bool) -> Tile:
-        """Return the tile that overrides the table, or the table's."""
+    def _tile_of(self, num_rows: int, edits: bool, listed: bool) -> Tile:
+        """Return the tile that overrides the table, or the table's.
+
+        Args:
+            listed: whether the step computes a list of few ids.
+        """
         if self.tile is not None:
             return self.tile
         hidden_size, dtype = self._weight.shape[1], self._weight.dtype
         if interpreted():
             return interpreter_tile(num_rows, hidden_size)
+        if listed and not edits:
+            return list_tile(num_rows, dtype)
         return tile_for(num_rows, len(self._shard), hidden_size, dtype, self._gpu, edits)
 
     def _launch(
@@ -146,7 +164,7 @@ class TritonBackend(Backend):
             "BLOCK_B": tile.block_b,
             "BLOCK_D": tile.block_d,
             "BLOCK_E": block_e,
-            "OVERLAP": self._gpu.arch >= OVERLAP_ARCH,
+            "OVERLAP": self._overlap,
             "PREFETCH": self._prefetch(tile),
             **push_arguments(push),
             "num_warps": tile.num_warps,
@@ -162,7 +180,7 @@ class TritonBackend(Backend):
         """
         weight = self._weight
         aligned = weight.data_ptr() % 16 == 0 and weight.stride(0) * weight.itemsize % 16 == 0
-        if self._gpu.arch < OVERLAP_ARCH or not aligned:
+        if not self._overlap or not aligned:
             return 0
         columns = min(tile.num_stages * tile.block_d, weight.shape[1])
         return columns * weight.itemsize // 16 * 16

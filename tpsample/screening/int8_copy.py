@@ -11,7 +11,7 @@ D = 576, 185 positions, T = 1) the candidates of a row are then 3.7 on average a
 percentile, against 4.6 and 21 with one norm, and 1.8 and 5 with a scale per 64 columns, which would
 need a float accumulator. All of these fit one tile of 64 rows.
 
-The copy does not follow weights that are changed in place: make another.
+The copy does not follow a weight that is changed in place: `refresh` it.
 """
 
 from __future__ import annotations
@@ -33,24 +33,40 @@ class Int8Copy:
 
     A row with a number that is not finite has infinite norms, so nothing is proved of it.
 
+    Args:
+        width: columns of `quantised`, zero behind D; default D.
+
     Attributes:
-        quantised: int8 [V_local, D].
+        quantised: int8 [V_local, width].
         scale: fp32 [V_local].
         residual: fp32 [V_local, blocks], rounded up.
+        residual_norm: fp32 [V_local], of whole rows, rounded up.
         norm: fp32 [V_local], rounded up.
+        version: of the weight, as torch counts changes; None if it does not.
         bounds: int [blocks + 1], where the blocks of columns begin and end.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, width: int | None = None) -> None:
         num_ids, hidden_size = weight.shape
+        width = hidden_size if width is None else width
         self.bounds = [hidden_size * j // BLOCKS for j in range(BLOCKS + 1)]
-        self.quantised = torch.zeros(num_ids, hidden_size, dtype=torch.int8, device=weight.device)
+        self.quantised = torch.zeros(num_ids, width, dtype=torch.int8, device=weight.device)
         self.scale = torch.ones(num_ids, dtype=torch.float32, device=weight.device)
         self.residual = torch.zeros(num_ids, BLOCKS, dtype=torch.float32, device=weight.device)
         self.norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
-        step = max(1, CHUNK_ELEMENTS // max(1, hidden_size))
-        for start in range(0, num_ids, step):
+        self.residual_norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
+        self.version: int | None = None
+        self._weight = weight
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Make the copy of the weight as it is now, in the same memory."""
+        weight = self._weight
+        self.version = None if weight.is_inference() else weight._version
+        step = max(1, CHUNK_ELEMENTS // max(1, weight.shape[1]))
+        for start in range(0, weight.shape[0], step):
             self._fill(weight, slice(start, start + step))
+        self.residual_norm.copy_(round_up(self.residual.double().norm(dim=1)))
 
     def _fill(self, weight: Tensor, ids: slice) -> None:
         exact = weight[ids].double()
@@ -62,7 +78,8 @@ class Int8Copy:
         scale = scale.where(scale >= TINY, 1.0)
         quantised = (exact / scale.double().unsqueeze(1)).round_().clamp_(-127, 127)
         lost = exact - quantised * scale.double().unsqueeze(1)
-        self.quantised[ids], self.scale[ids] = quantised.to(torch.int8), scale
+        self.quantised[ids, : quantised.shape[1]] = quantised.to(torch.int8)
+        self.scale[ids] = scale
         norms = block_norms(lost, self.bounds)
         self.residual[ids] = round_up(norms).where(finite.unsqueeze(1), torch.inf)
         self.norm[ids] = round_up(exact.norm(dim=1)).where(finite, torch.inf)

@@ -1,0 +1,364 @@
+"""Which ids can still win: an 8-bit product with a proven bound, before the exact one.
+
+    rows      hidden states -> two int8 limbs, their norms; the rows' streams and scales
+    screen    int8 product ± bound -> logits, scores: both ends of an interval -> per group of ids
+              the highest upper end, per row the highest lower end, its bar
+    list      groups whose upper end reaches a bar, of any row
+
+`tpsample.kernels.lm_head` then computes the ids of the listed groups. The true best score is not
+below any lower end, so the winner, and every tie with it, is in a listed group: the words are those
+of the whole vocabulary. The list has room for every group, so it cannot overflow.
+
+The bound is on the product alone. Every later step, from the scale of the head to the noise, is
+non-decreasing in the logit, also as it is rounded, so that the ends of the interval go through the
+very same operations as the logit itself. What is not a number is taken for a candidate.
+
+Proof and plain twin: `tpsample.screening`.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from tpsample.kernels.controls import Controls, control_tile
+from tpsample.kernels.epilogue import Head, Shard, gained_noise, head_tile
+from tpsample.kernels.noise import fma
+from tpsample.kernels.overlap import (
+    let_next_launch_start,
+    prefetch_rows,
+    wait_for_previous_launch,
+)
+from tpsample.kernels.row_noise import Rows, store_row_noise
+from tpsample.kernels.tile_ids import GROUP, TileIds, quads, token_ids
+
+LARGEST = tl.constexpr(1e37)
+"""Of an approximate product whose bound is still a number."""
+SOFTCAP_SLACK = tl.constexpr(2.0**-18)
+"""Relative to the cap: more than the errors of two soft-caps, whose exp need not be monotone."""
+TINY = tl.constexpr(2.0**-100)
+"""Absolute: more than 2^24 terms that were lost below 2^-126."""
+UNIT_STEPS = tl.constexpr(127 * 256)
+"""A hidden state is at most this many units: 256 · high + low, high from -127 to 127."""
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples"],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+)
+def screening_rows_kernel(
+    # inputs
+    hidden_ptr,  # [num_rows, HIDDEN_SIZE]
+    stride_hidden_b,
+    seed_ptr,  # [num_rows] int64
+    position_ptr,  # [num_rows] int64
+    temperature_ptr,  # [num_rows] fp32
+    # sizes
+    num_rows,
+    num_samples,
+    # outputs
+    stream_ptr,  # see `Rows`
+    stride_stream,
+    scale_ptr,
+    limb_ptr,  # [2, max_rows, …] int8, high and low limbs
+    stride_limb_half,
+    stride_limb_b,
+    unit_ptr,  # [num_rows] fp32, the hidden state of one low limb
+    norm_ptr,  # [num_rows] fp32, ‖h‖ rounded up
+    error_ptr,  # [num_rows] fp32, ‖h - ĥ‖ + ACCUMULATION · ‖h‖ rounded up
+    bar_ptr,  # [num_samples · num_rows] fp32, set to -inf
+    num_listed_ptr,  # [1] int32, set to 0
+    ACCUMULATION: tl.constexpr,  # relative error of both products, in ‖w‖ ‖h‖
+    HIDDEN_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEADS: tl.constexpr,  # whether the kernel behind this one may be launched early
+):
+    """One row of limbs, norms, streams and scale; everything that the step adds to, cleared."""
+    if LEADS:
+        let_next_launch_start()
+    row = tl.program_id(0)
+    rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
+    store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, row + tl.arange(0, 1))
+    for sample in range(1 if num_samples is None else num_samples):
+        tl.store(bar_ptr + sample * num_rows + row, float("-inf"))
+    if row == 0:
+        tl.store(num_listed_ptr, 0)
+
+    hidden = hidden_ptr + row.to(tl.int64) * stride_hidden_b
+    offs = tl.arange(0, BLOCK)
+    largest = tl.zeros((BLOCK,), tl.float32)
+    wrong = tl.zeros((BLOCK,), tl.int32)
+    for d in range(0, HIDDEN_SIZE, BLOCK):
+        h = tl.load(hidden + d + offs, mask=d + offs < HIDDEN_SIZE, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(h))
+        wrong |= ((h != h) | (tl.abs(h) == float("inf"))).to(tl.int32)
+    is_wrong = tl.max(wrong, axis=0) != 0
+    unit = tl.maximum(tl.max(largest, axis=0) / UNIT_STEPS, TINY)
+    unit = tl.where(is_wrong, 1.0, unit)
+
+    # In units, so that no square is lost: h = unit · steps.
+    squares = tl.zeros((BLOCK,), tl.float32)
+    lost_squares = tl.zeros((BLOCK,), tl.float32)
+    for d in range(0, HIDDEN_SIZE, BLOCK):
+        h = tl.load(hidden + d + offs, mask=d + offs < HIDDEN_SIZE, other=0.0).to(tl.float32)
+        steps = tl.where(is_wrong, 0.0, h / unit)
+        whole = tl.floor(steps + 0.5)
+        high = tl.floor((whole + 128.0) / 256.0)
+        low = whole - 256.0 * high
+        limb = limb_ptr + row.to(tl.int64) * stride_limb_b + d + offs
+        mask = d + offs < HIDDEN_SIZE
+        tl.store(limb, high.to(tl.int8), mask=mask)
+        tl.store(limb + stride_limb_half, low.to(tl.int8), mask=mask)
+        lost = tl.where(is_wrong, 0.0, fma(-whole, unit, h) / unit)
+        squares += steps * steps
+        lost_squares += lost * lost
+    # The sums are off by less than one part in 2^24 per term, and everything else by a few.
+    UP: tl.constexpr = 1.0 + (HIDDEN_SIZE + 64) * 2.0**-23
+    norm = tl.sqrt(tl.sum(squares, axis=0)) * unit * UP + TINY
+    error = tl.sqrt(tl.sum(lost_squares, axis=0)) * unit * UP + ACCUMULATION * norm + TINY
+    tl.store(unit_ptr + row, unit)
+    tl.store(norm_ptr + row, tl.where(is_wrong, float("inf"), norm))
+    tl.store(error_ptr + row, tl.where(is_wrong, float("inf"), error * (1.0 + 2.0**-20)))
+
+
+@triton.jit
+def limb_product(
+    limb_ptr, stride_limb_half, stride_limb_b, copy_ptr, stride_copy_v, row_v, num_rows,
+    PADDED_SIZE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """copy[row_v] · (256 · high + low)^T, fp32 [BLOCK_V, BLOCK_B], of exact integers each.
+
+    The halves lie side by side on the batch axis, so that the copy is read once.
+    """
+    offs_d = tl.arange(0, BLOCK_D)
+    offs_l = tl.arange(0, 2 * BLOCK_B)
+    row_b = tl.minimum(offs_l % BLOCK_B, num_rows - 1)
+    copy = copy_ptr + row_v.to(tl.int64)[:, None] * stride_copy_v + offs_d[None, :]
+    limb = limb_ptr + (offs_l // BLOCK_B * stride_limb_half + row_b * stride_limb_b)[None, :]
+    limb += offs_d[:, None]
+    product = tl.zeros((row_v.shape[0], 2 * BLOCK_B), tl.int32)
+    for d in range(0, PADDED_SIZE, BLOCK_D):
+        product = tl.dot(tl.load(copy + d), tl.load(limb + d), product, out_dtype=tl.int32)
+    high, low = product.reshape((row_v.shape[0], 2, BLOCK_B)).permute((0, 2, 1)).split()
+    return high.to(tl.float32) * 256.0 + low.to(tl.float32)
+
+
+class RowState(NamedTuple):
+    """What `screening_rows_kernel` leaves of each row, and its bars."""
+
+    unit_ptr: tl.tensor
+    norm_ptr: tl.tensor
+    error_ptr: tl.tensor
+    bar_ptr: tl.tensor
+
+
+class Copy(NamedTuple):
+    """What the 8-bit copy keeps of each row of the weight beside its integers."""
+
+    unit_ptr: tl.tensor
+    residual_ptr: tl.tensor
+    norm_ptr: tl.tensor
+
+
+class Tops(NamedTuple):
+    """The highest upper end of each group, by sample and row."""
+
+    ptr: tl.tensor
+    stride: tl.tensor
+
+
+@triton.jit
+def product_interval(product, row_v, offs_b, is_row, state, copy):
+    """Both ends of the exact product of BLOCK_V ids and some rows, from their limbs' product."""
+    unit = tl.load(state.unit_ptr + offs_b, mask=is_row, other=1.0)
+    norm = tl.load(state.norm_ptr + offs_b, mask=is_row, other=0.0)
+    error = tl.load(state.error_ptr + offs_b, mask=is_row, other=0.0)
+    approximate = product * tl.load(copy.unit_ptr + row_v)[:, None] * unit[None, :]
+    bound = tl.load(copy.residual_ptr + row_v)[:, None] * norm[None, :]
+    bound += tl.load(copy.norm_ptr + row_v)[:, None] * error[None, :]
+    bound = tl.where(tl.abs(approximate) < LARGEST, bound + TINY, float("inf"))
+    return approximate - bound, approximate + bound
+
+
+@triton.jit
+def head_interval(lower, upper, offs_v, shard, head):
+    """Both ends of the logit from those of the product."""
+    lower, upper = head_tile(lower, offs_v, shard, head), head_tile(upper, offs_v, shard, head)
+    if head.scale is not None:
+        falls = head.scale < 0.0
+        lower, upper = tl.where(falls, upper, lower), tl.where(falls, lower, upper)
+    if head.softcap is not None:
+        lower -= head.softcap * SOFTCAP_SLACK + tl.abs(lower) * 2.0**-22
+        upper += head.softcap * SOFTCAP_SLACK + tl.abs(upper) * 2.0**-22
+    return lower, upper
+
+
+@triton.jit
+def store_intervals(
+    product, ids, first_row, rows, shard, head, controls, state, copy, tops,
+    ROUNDS: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Limb products [BLOCK_V, BLOCK_B] to the groups' tops and the rows' bars, BLOCK_E rows at a
+    time, as in `tpsample.kernels.epilogue.store_candidates`."""
+    BLOCK_V: tl.constexpr = product.shape[0]
+    BLOCK_B: tl.constexpr = product.shape[1]
+    if BLOCK_B > BLOCK_E:
+        HALF: tl.constexpr = BLOCK_B // 2
+        left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
+        store_intervals(
+            left, ids, first_row, rows, shard, head, controls, state, copy, tops, ROUNDS, BLOCK_E
+        )
+        if first_row + HALF < rows.num_rows:
+            store_intervals(
+                right, ids, first_row + HALF, rows, shard, head, controls, state, copy, tops,
+                ROUNDS, BLOCK_E,
+            )  # fmt: skip
+    else:
+        GROUPS: tl.constexpr = BLOCK_V // GROUP
+        offs_v = token_ids(ids, shard.stop, BLOCK_V)
+        row_v = tl.minimum(tl.maximum(offs_v, shard.start), shard.stop - 1) - shard.start
+        offs_b = first_row + tl.arange(0, BLOCK_B)
+        is_row = offs_b < rows.num_rows
+        lower, upper = product_interval(product, row_v, offs_b, is_row, state, copy)
+        lower, upper = head_interval(lower, upper, offs_v, shard, head)
+        if controls.slot_ptr is not None:
+            lower = control_tile(lower, ids, offs_v, offs_b, rows.num_rows, shard.start, controls)
+            upper = control_tile(upper, ids, offs_v, offs_b, rows.num_rows, shard.start, controls)
+        in_shard = ((offs_v >= shard.start) & (offs_v < shard.stop))[:, None]
+        lower = tl.where(in_shard & (lower == lower), lower, float("-inf"))
+        upper = tl.where(upper == upper, upper, float("inf"))
+        upper = tl.where(in_shard, upper, float("-inf"))
+
+        scale = tl.load(rows.scale_ptr + offs_b, mask=is_row, other=1.0)
+        group = (ids.first - shard.start // 4 * 4) // GROUP + tl.arange(0, GROUPS)
+        for sample in range(1 if rows.num_samples is None else rows.num_samples):
+            offs_slot = sample * rows.num_rows + offs_b
+            noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot, ROUNDS)
+            bar = tl.max(fma(lower, scale[None, :], noise), axis=0)
+            tl.atomic_max(state.bar_ptr + offs_slot, bar, mask=is_row, sem="relaxed", scope="gpu")
+            scores = fma(upper, scale[None, :], noise)
+            top = tl.max(scores.reshape((GROUPS, GROUP, BLOCK_B)), axis=1)
+            place = tops.ptr + group.to(tl.int64)[:, None] * tops.stride + offs_slot[None, :]
+            tl.store(place, top, mask=is_row[None, :])
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples", "vocab_start", "vocab_stop", "max_drafts"],
+)
+def screen_kernel(
+    # inputs: the rows' limbs, see `screening_rows_kernel`
+    limb_ptr,
+    stride_limb_half,
+    stride_limb_b,
+    unit_ptr,
+    norm_ptr,
+    error_ptr,
+    # the 8-bit copy of the shard
+    copy_ptr,  # [V_local, PADDED_SIZE] int8, zero behind the hidden size
+    stride_copy_v,
+    copy_unit_ptr,  # [V_local] fp32, the weight of one step of the copy
+    residual_ptr,  # [V_local] fp32, ‖w - ŵ‖ rounded up
+    weight_norm_ptr,  # [V_local] fp32, ‖w‖ rounded up
+    # shard and sizes
+    vocab_start,
+    vocab_stop,
+    num_rows,
+    num_samples,
+    # the rows' streams and scales
+    stream_ptr,
+    stride_stream,
+    scale_ptr,
+    # request controls of the rows, see `Controls`
+    state_slot_ptr,
+    wants_ptr,
+    penalty_ptr,
+    touched_ptr,
+    history_ptr,
+    token_bias_ptr,
+    mask_ptr,
+    draft_ptr,
+    num_drafts_ptr,
+    state_width,
+    max_drafts,
+    # head
+    logit_scale,
+    logit_softcap,
+    bias_ptr,
+    # outputs
+    upper_ptr,  # [groups, …] fp32, by sample and row
+    stride_upper,
+    bar_ptr,  # [num_samples · num_rows] fp32, raised
+    # blocks
+    ROUNDS: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_B: tl.constexpr,  # all rows
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,  # rows of the epilogue at a time
+    OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr,
+):
+    """The interval of every score of BLOCK_V ids; of each group its top, of each row its bar."""
+    rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
+    shard = Shard(vocab_start, vocab_stop)
+    head = Head(logit_scale, logit_softcap, bias_ptr)
+    controls = Controls(
+        state_slot_ptr, wants_ptr, penalty_ptr, touched_ptr, history_ptr, token_bias_ptr,
+        mask_ptr, draft_ptr, num_drafts_ptr, state_width, max_drafts,
+    )  # fmt: skip
+    ids = TileIds(vocab_start // 4 * 4 + tl.program_id(0) * BLOCK_V, None, None)
+    offs_v = token_ids(ids, vocab_stop, BLOCK_V)
+    row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
+    # The copy does not depend on the launch before, so its first bytes travel while that ends.
+    if PREFETCH > 0:
+        prefetch_rows(copy_ptr + row_v.to(tl.int64) * stride_copy_v, PREFETCH)
+    if OVERLAP:
+        wait_for_previous_launch()
+    product = limb_product(
+        limb_ptr, stride_limb_half, stride_limb_b, copy_ptr, stride_copy_v, row_v, num_rows,
+        PADDED_SIZE, BLOCK_B, BLOCK_D,
+    )  # fmt: skip
+    if OVERLAP:
+        let_next_launch_start()
+
+    state = RowState(unit_ptr, norm_ptr, error_ptr, bar_ptr)
+    copy = Copy(copy_unit_ptr, residual_ptr, weight_norm_ptr)
+    tops = Tops(upper_ptr, stride_upper)
+    store_intervals(
+        product, ids, 0, rows, shard, head, controls, state, copy, tops, ROUNDS, BLOCK_E
+    )
+
+
+@triton.jit(do_not_specialize=["groups", "num_slots", "first_id"])
+def list_groups_kernel(
+    # inputs
+    upper_ptr,  # [groups, …] fp32
+    stride_upper,
+    bar_ptr,  # [num_slots] fp32
+    # sizes
+    groups,  # of the shard
+    num_slots,  # num_samples · num_rows
+    first_id,  # of the first group
+    # outputs
+    listed_ptr,  # [≥ groups] int32, first ids of the groups that can win, in any order
+    num_listed_ptr,  # [1] int32, raised
+    BLOCK: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """List the groups in which some row may have its winner."""
+    if OVERLAP:
+        wait_for_previous_launch()
+        let_next_launch_start()
+    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    offs_s = tl.arange(0, BLOCK_S)
+    bar = tl.load(bar_ptr + offs_s, mask=offs_s < num_slots, other=float("inf"))
+    place = upper_ptr + group.to(tl.int64)[:, None] * stride_upper + offs_s[None, :]
+    there = (group < groups)[:, None] & (offs_s < num_slots)[None, :]
+    upper = tl.load(place, mask=there, other=float("-inf"))
+    # Where all ids are masked the bar is -inf, and nothing is above it.
+    can_win = tl.max(((upper >= bar[None, :]) & (upper > float("-inf"))).to(tl.int32), axis=1)
+    number = tl.sum(can_win, axis=0)
+    first = tl.atomic_add(num_listed_ptr, number, sem="relaxed", scope="gpu")
+    entry = listed_ptr + first + tl.cumsum(can_win, axis=0) - 1
+    tl.store(entry, first_id + group * GROUP, mask=can_win != 0)
