@@ -1,7 +1,8 @@
 """Section `features` of `gpu_check`: what the other sections leave out, each once.
 
-Shards that start at odd ids, a step with every request control, `torch.compile`, and that a plain
-step neither waits for the device nor allocates.
+Shards that start at odd ids, a step with every request control, a screened one and the error of a
+product that it assumes, `torch.compile`, and that a plain step neither waits for the device nor
+allocates.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import ranks
+from benchmarks.gpu_screening import product_error, screened_ids
 from benchmarks.launches import listed
 from benchmarks.problem import Problem, make_sampler, make_weight, near_tie
 from benchmarks.timing import one_line
@@ -45,6 +47,11 @@ def features(device: torch.device, dry_run: bool) -> dict[str, Any]:
         "odd shards": lambda: _odd_shards(plain, shards),
         **{
             f"every control, {name}": partial(_every_control, plain, dtype)
+            for name, dtype in DTYPES.items()
+        },
+        "screened ids": lambda: screened_ids(plain),
+        **{
+            f"products, {name}": partial(product_error, plain, dtype)
             for name, dtype in DTYPES.items()
         },
         "torch.compile": lambda: _compiled(plain, dry_run),

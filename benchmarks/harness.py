@@ -25,6 +25,7 @@ NAMES = (
     "ceilings",
     "single_gpu",
     "shard",
+    "screened",
     "exchange",
     "end_to_end",
     "filters",

@@ -56,6 +56,7 @@ NOT_DRY = (
     "tiles",
     "ceilings",
     "shard",
+    "screened",
     "epilogue",
     "exchange",
     "filters",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_features
+from benchmarks import gpu_features, gpu_screening
 from benchmarks.problem import Problem, make_sampler, make_weight
 from tpsample import LMHeadSampler, SamplingParams
 
@@ -15,6 +15,7 @@ TRIED = (
     "every control, bf16",
     "every control, fp16",
     "every control, fp32",
+    "screened ids",
     "torch.compile",
     "a step waits and allocates",
 )
@@ -22,6 +23,16 @@ TRIED = (
 
 def _attempts(message: str) -> list[str]:
     return [name for name in TRIED if f"{name}: " in message]
+
+
+def test_a_product_that_is_further_off_than_the_screen_assumes_is_seen(monkeypatch):
+    problem = Problem.make(make_weight(1000, 64, CPU), 4)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        error, assumed = gpu_screening.product_error(problem, dtype).split(", assumed ")
+        assert float(error) < float(assumed)
+    monkeypatch.setattr(gpu_screening, "accumulation_error", lambda *_: -1.0)
+    with pytest.raises(AssertionError, match="products are off by"):
+        gpu_screening.product_error(problem, torch.float32)
 
 
 def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(monkeypatch):
@@ -36,7 +47,7 @@ def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(monkeypatch):
     with pytest.raises(AssertionError) as raised:
         gpu_features.features(CPU, True)
     # Compiled and not, the token is as wrong; a planted step calls operators.
-    assert _attempts(str(raised.value)) == [*TRIED[:4], TRIED[5]]
+    assert _attempts(str(raised.value)) == [*TRIED[:5], TRIED[6]]
 
 
 def test_every_control_is_asked_for():
