@@ -15,6 +15,7 @@ from benchmarks.single_gpu import fastest
 from benchmarks.tile_read import TILE_READ, tile_reads
 from benchmarks.timing import Timing
 from tpsample import VocabShard
+from tpsample.core.overlap import kernels_overlap
 
 QUESTION = "How fast can this GPU copy, read, read from L2, read tile by tile, multiply and start?"
 VIEWS = [
@@ -96,16 +97,21 @@ def _tiles(run: Run) -> Iterator[Row]:
 
 
 def _starts(run: Run) -> Iterator[Row]:
-    """Graphs of one kernel that does next to nothing, and of two."""
+    """Graphs of one kernel that does next to nothing, and of two, which overlap where they may."""
     from benchmarks.baseline_kernels import empty_kernel
 
     one = torch.zeros(1, dtype=torch.int32, device=run.device)
 
-    def two() -> None:
-        empty_kernel[(1,)](one)
-        empty_kernel[(1,)](one)
+    overlap = kernels_overlap(run.device)
 
-    times = run.time({"one kernel": lambda: empty_kernel[(1,)](one), "two kernels": two})
+    def empty(early: bool) -> None:
+        empty_kernel[(1,)](one, OVERLAP=overlap, launch_pdl=early)
+
+    def two() -> None:
+        empty(False)
+        empty(overlap)
+
+    times = run.time({"one kernel": lambda: empty(False), "two kernels": two})
     for name, timing in times.items():
         run.measured[f"{name.replace(' ', '_')}_us"] = timing.median_us
         yield row(name, "limit", timing, shape="nothing", batch=1)
