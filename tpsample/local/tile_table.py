@@ -112,7 +112,7 @@ def interpreter_tile(num_rows: int, hidden_size: int) -> Tile:
 
 def all_tiles() -> list[tuple[Tile, torch.dtype]]:
     """Every GPU configuration with the weight dtypes it serves."""
-    tiles = [*_TILES.values(), *_SHORT_TILES.values()]
+    tiles = [*_TILES.values(), *_SHORT_TILES.values(), *_LIST_TILES.values()]
     halves = [(tile, dtype) for tile in tiles for dtype in (torch.bfloat16, torch.float16)]
     return [*halves, (_FP32, torch.float32)]
 
