@@ -89,6 +89,9 @@ _HEAD = ("logit_scale", "logit_softcap", "bias_ptr")
 _NO_EDITS = ("num_samples", *_HEAD, *_STORE, *_MASKS, *_PUSH)
 _EVERYTHING = (*_NO_EDITS, *_BIASES, *_PENALTIES, *_DRAFTS)
 
+# Logits that the caller computed: neither weight nor product. The launch takes the tile of fp32.
+_GIVEN = {"weight_ptr": None, "stride_weight_v": None, "HIDDEN_SIZE": 0}
+
 # One feature at a time, whose cost per logit is counted: arguments and constants.
 _FEATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "7 rounds": ((), {"ROUNDS": 7}),
@@ -128,6 +131,11 @@ class Subject:
         return bool({"token_bias_ptr", "history_ptr"} & set(self.uses))
 
     @property
+    def product(self) -> bool:
+        """Whether it multiplies a weight."""
+        return self.tile is not None and "weight_ptr" not in self.constants
+
+    @property
     def overlap(self) -> bool:
         """Whether the kernel overlaps the one before it, or behind it."""
         return self.arch >= OVERLAP_ARCH and "OVERLAP" in jitted(self.kernel).arg_names
@@ -137,7 +145,7 @@ class Subject:
         kernel = kernel or self.kernel
         constants = _CONSTANTS | {"OVERLAP": self.overlap, "PREFETCH": 0} | self.constants
         if self.tile is not None:
-            if self.overlap and self.dtype is not None:
+            if self.overlap and self.product and self.dtype is not None:
                 columns = self.tile.num_stages * self.tile.block_d
                 constants["PREFETCH"] = columns * self.dtype.itemsize
             constants |= {
@@ -149,7 +157,7 @@ class Subject:
                 ),
             }
         function = jitted(kernel)
-        compile_time = {function.arg_names[i] for i in function.constexprs}
+        compile_time = {function.arg_names[i] for i in function.constexprs} | set(self.constants)
         if kernel == LM_HEAD:
             off = set(_EVERYTHING) - set(self.uses)
             compile_time, constants = compile_time | off, constants | dict.fromkeys(off)
@@ -201,11 +209,12 @@ def subjects(
 def few(archs: Sequence[int]) -> list[Subject]:
     """The LM head with one tile on each of `archs`, and on sm_90 all else once."""
     short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
+    fp32 = rule(64, 0, torch.float32, Gpu())
     return [
         subject
-        for subject in subjects(archs, [(short, torch.bfloat16)])
-        if subject.variant == "plain"
-        or (subject.arch == 90 and subject.variant in ("", "push", "everything"))
+        for subject in subjects(archs, [(short, torch.bfloat16), (fp32, torch.float32)])
+        if (subject.variant == "plain" and subject.tile == short)
+        or (subject.arch == 90 and subject.variant in ("", "push", "everything", "given logits"))
     ]
 
 
@@ -234,6 +243,11 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
     for tile, dtype in tiles:
         if dtype == torch.float16 and tile.block_b != 16 and not every:
             continue
+        if dtype == torch.float32:
+            found += [
+                Subject(LM_HEAD, "given logits", arch, dtype, tile, False, uses, _GIVEN)
+                for uses in ((), _EVERYTHING)
+            ]
         bf16 = dtype == torch.bfloat16
         at_64 = tile.block_b == 64 and bf16
         counted = at_64 and arch == 90

@@ -130,12 +130,13 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     if row.spills or row.stack_bytes:
         row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
     if subject.overlap:
-        row.faults += overlap_faults(binary.opcodes, first=tile is not None)
+        row.faults += overlap_faults(binary.opcodes, first=tile is not None, ahead=subject.product)
     if tile is None or subject.dtype is None:
         return row
 
     stage_bytes = tile.block_v * tile.block_d * subject.dtype.itemsize
-    row.weight_bytes_in_flight = row.programs_per_sm * (tile.num_stages - 1) * stage_bytes
+    if subject.product:
+        row.weight_bytes_in_flight = row.programs_per_sm * (tile.num_stages - 1) * stage_bytes
     if subject.dtype != torch.float32 and row.matrix != gpu.matrix_instruction:
         row.faults.append(f"expected {gpu.matrix_instruction} on {gpu.name}, got {row.matrix}")
     if "inboxes_ptr" in subject.uses:

@@ -754,8 +754,8 @@ LIFETIME = [
     Fault(
         "the weight keeps its gradient",
         "tpsample/sampler.py",
-        "lm_head_weight.detach()",
-        "lm_head_weight",
+        "given.weight.detach()",
+        "given.weight",
         ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
     ),
     Fault(

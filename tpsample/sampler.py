@@ -18,6 +18,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Setup
 from tpsample.exchange.decode import decoder
+from tpsample.from_logits import FromLogits
 from tpsample.local import make_backend
 from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.logits.prompt import prompt_logprobs
@@ -28,7 +29,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
 
 
-class LMHeadSampler:
+class LMHeadSampler(FromLogits):
     """Samples next tokens from hidden states and this rank's rows of the LM head.
 
         logit = softcap · tanh(logit_scale · (hidden_states · weight^T) / softcap) + bias
@@ -41,13 +42,16 @@ class LMHeadSampler:
     other rows or the exchange. Of rows with top_k, top_p, min_p or logprobs each rank stores its
     own part of the logits, and the ranks exchange some integers more (`tpsample.logits`).
 
+    Logits that the caller computed, a shard's columns per rank, are sampled by `sample_logits`.
+
     Building a sampler is collective over `group`, because the ranks compare their arguments: if
     one is wrong, or they disagree, every rank raises the same error.
 
     Args:
         lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous; kept by reference.
             The rows of this rank's shard come first; rows behind them are padding and never read.
-            D and dtype must match across ranks.
+            D and dtype must match across ranks. A tensor [V_local, 0] is a head without a weight:
+            the sampler then takes logits (`sample_logits`) and no hidden states.
         vocab_size: V, at most 2^20; must match. Default: where the shards or weight rows end.
         shard: global ids of this rank's rows; the ranks' shards tile [0, V). Default:
             `VocabShard.even` of `vocab_size`, or the weight rows in rank order.
@@ -104,16 +108,17 @@ class LMHeadSampler:
             desync_every=desync_every,
         )
         # A model's own weight may require a gradient, which no step has.
-        self.weight, device = lm_head_weight.detach(), lm_head_weight.device
+        given = agreed.arguments
+        self.weight, device = given.weight.detach(), given.weight.device
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         self.max_rows, self.philox_rounds, self.ranks = max_rows, philox_rounds, agreed.ranks
         overlap = kernels_overlap(device)
         decode = decoder(agreed.backend, overlap=overlap and agreed.ranks.world_size == 1)
         setup = Setup(agreed.ranks, max_rows, chunks, device, decode, agreed.hosts, overlap)
         self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
-        bias, head = None if bias is None else bias.detach(), agreed.arguments.head
+        bias = None if given.bias is None else given.bias.detach()
         self.local = make_backend(
-            self.backend, self.weight, self.shard, bias, head, philox_rounds, max_rows
+            self.backend, self.weight, self.shard, bias, given.head, philox_rounds, max_rows
         )
         self.checks = StepChecks(
             self.weight, self.shard, self.vocab_size, max_rows, self.ranks, agreed.seeds
@@ -188,11 +193,16 @@ class LMHeadSampler:
             return self.begin(hidden_states.detach(), call.view, call.positions, out)
 
     def begin(
-        self, hidden_states: Tensor, batch: BatchView, positions: Tensor, out: SampleOutput
+        self,
+        hidden_states: Tensor,
+        batch: BatchView,
+        positions: Tensor,
+        out: SampleOutput,
+        local_logits: Tensor | None = None,
     ) -> Step:
-        """Compute this rank's words of a call that is settled, and hand them to the exchange."""
         out.logprobs, out.kept = None, None
-        step = self.local.prepare(hidden_states, batch, positions, out.num_samples, out)
+        samples = out.num_samples
+        step = self.local.prepare(hidden_states, batch, positions, samples, out, local_logits)
         if capturing(self.weight.device):
             self._captured.append(step)
         if batch.rows:

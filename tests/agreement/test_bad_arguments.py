@@ -28,7 +28,6 @@ WRONG = {
         torch.zeros(5),
         torch.zeros(5, D, dtype=torch.int64),
         torch.zeros(5, D, dtype=torch.float64),
-        torch.zeros(5, 0),
         torch.zeros(D, 5).T,
         torch.zeros(2, D),
     ],

@@ -105,8 +105,12 @@ def step(
     dtype: torch.dtype = torch.bfloat16,
     tile: Tile = TILE,
     odd_address: bool = False,
+    given: torch.dtype | None = None,
 ) -> int:
     """The launches of one step of rank 1, or of the only one.
+
+    Args:
+        given: of logits that the caller computed; None: the step makes them of hidden states.
 
     Returns:
         How many torch operators launch something beside them, after the logits were stored.
@@ -124,7 +128,8 @@ def step(
     positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
     hidden_states = torch.empty(view.rows, D, dtype=dtype)
     out = SampleOutput.empty(view.seed, None if num_samples == 1 else num_samples)
-    begun = backend.prepare(hidden_states, view, positions, num_samples, out)
+    logits = None if given is None else torch.empty(view.rows, len(shard), dtype=given)
+    begun = backend.prepare(hidden_states, view, positions, num_samples, out, logits)
     words.begin()
     for part in range(words.parts):
         own = words.own_words(part)[: begun.num_words]
@@ -171,6 +176,9 @@ def cases() -> dict[str, Any]:
         "samples, head": lambda: step(batch_of(), num_samples=2, head=Head(0.5, 30.0)),
         "fp32": lambda: step(batch_of(), dtype=torch.float32, tile=Tile(64, 16, 32, 4, 2)),
         "weight at an odd address": lambda: step(batch_of(), odd_address=True),
+        "given logits": lambda: step(batch_of(), given=torch.float32),
+        "given logits, all together": lambda: step(batch_of(**everything), given=torch.bfloat16),
+        "peer, given logits": lambda: step(batch_of(), world_size=2, given=torch.float16),
         "peer, 2 ranks": lambda: step(batch_of(), world_size=2),
         "peer, 8 ranks": lambda: step(batch_of(), world_size=8, num_samples=2),
     }

@@ -134,8 +134,6 @@ def _check_weight(weight: Tensor) -> None:
         raise TypeError(f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}")
     if weight.dtype not in WEIGHT_DTYPES:
         raise ValueError(f"lm_head_weight: expected one of {WEIGHT_DTYPES}, got {weight.dtype}")
-    if weight.shape[1] < 1:
-        raise ValueError(f"lm_head_weight: expected D >= 1, got {describe(weight)}")
     if weight.shape[1] > 1 and weight.shape[0] > 1 and weight.stride(1) != 1:
         raise ValueError(
             f"lm_head_weight: expected a contiguous last axis, got strides {weight.stride()}; "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.agreement.step import Call
 from tpsample.core.checks import check_current, check_int, describe, require_plain
 from tpsample.core.vocab_shard import VocabShard
@@ -58,19 +59,47 @@ class StepChecks:
         out: SampleOutput | None,
     ) -> Call:
         """Return the step that the arguments of `LMHeadSampler.__call__` ask for."""
-        samples = check_num_samples(num_samples)
         check_hidden_states(hidden_states, self.weight)
-        check_batch(batch, self.vocab_size, self.weight.device)
         rows = hidden_states.shape[0]
+        return self._step("step", "hidden_states", rows, batch, positions, num_samples, out)
+
+    def logits_step(
+        self,
+        local_logits: Tensor,
+        batch: SamplingBatch | BatchView,
+        positions: Tensor | int,
+        num_samples: int | None,
+        out: SampleOutput | None,
+    ) -> Call:
+        """Return the step that the arguments of `LMHeadSampler.sample_logits` ask for."""
+        check_local_logits(local_logits, self.weight, self.shard)
+        rows = local_logits.shape[0]
+        return self._step(
+            "step from logits", "local_logits", rows, batch, positions, num_samples, out
+        )
+
+    def _step(
+        self,
+        name: str,
+        argument: str,
+        rows: int,
+        batch: SamplingBatch | BatchView,
+        positions: Tensor | int,
+        num_samples: int | None,
+        out: SampleOutput | None,
+    ) -> Call:
+        """Return a step on `rows` rows of the argument called `argument`."""
+        samples = check_num_samples(num_samples)
+        check_batch(batch, self.vocab_size, self.weight.device)
         if rows * samples > self.max_rows:
             raise ValueError(
-                f"hidden_states: {rows} rows × {samples} samples exceed "
+                f"{argument}: {rows} rows × {samples} samples exceed "
                 f"max_rows={self.max_rows}; build the sampler with a larger max_rows"
             )
         if out is not None:
             check_out(out, rows, num_samples, self.weight.device)
         at = positions_tensor(positions, rows, self.weight.device, self._positions)
-        return self.rows("step", batch, rows, at, num_samples=samples)
+        return self.rows(name, batch, rows, at, num_samples=samples)
 
     def rows(
         self,
@@ -156,7 +185,40 @@ def check_prompt(
     check_int("top", top, 0, vocab_size)
 
 
+def check_local_logits(local_logits: Tensor, weight: Tensor, shard: VocabShard) -> None:
+    """Check that these are logits of a rank's shard."""
+    require_plain("local_logits", local_logits)
+    own = len(shard)
+    if (
+        not isinstance(local_logits, Tensor)
+        or local_logits.ndim != 2
+        or local_logits.dtype not in WEIGHT_DTYPES
+        or local_logits.device != weight.device
+        or local_logits.shape[1] not in (own, weight.shape[0])
+    ):
+        padded = "" if own == weight.shape[0] else f" or [B, {weight.shape[0]}]"
+        raise ValueError(
+            f"local_logits: expected fp32, bf16 or fp16 [B, {own}]{padded} on {weight.device}, the "
+            f"columns of {shard}, got {describe(local_logits)}"
+        )
+    if local_logits.shape[1] > 1 and local_logits.stride(1) != 1:
+        raise ValueError(
+            f"local_logits: expected a contiguous last axis, got strides {local_logits.stride()}; "
+            "call .contiguous()"
+        )
+
+
+def check_has_weight(weight: Tensor) -> None:
+    """Raise a ValueError if the sampler was built to take logits alone."""
+    if weight.shape[1] == 0:
+        raise ValueError(
+            "hidden_states: this sampler has no weight, lm_head_weight is "
+            f"{list(weight.shape)}; call sample_logits, or build it over the LM head"
+        )
+
+
 def check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
+    check_has_weight(weight)
     require_plain("hidden_states", hidden_states)
     if not isinstance(hidden_states, Tensor) or hidden_states.ndim != 2:
         raise ValueError(

@@ -34,8 +34,11 @@ class TorchBackend(Backend):
         block_v = self.block_v or max(64, TILE_ELEMENTS // hidden_states.shape[0])
         for start in range(first, last, block_v):
             stop = min(start + block_v, last)
-            bias = None if self._bias is None else self._bias[start:stop]
-            logits = logits_tile(hidden_states, self._weight[start:stop], bias, self._head)
+            if step.local_logits is not None:
+                logits = step.local_logits[:, start:stop].float()
+            else:
+                bias = None if self._bias is None else self._bias[start:stop]
+                logits = logits_tile(hidden_states, self._weight[start:stop], bias, self._head)
             stored = step.batch.plan.stored_index
             if step.logits is not None and stored is not None:
                 step.logits[: len(stored), start:stop] = logits[stored]

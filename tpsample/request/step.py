@@ -38,13 +38,15 @@ class Step:
     """A step on one rank, made once from arguments that were checked and agreed on.
 
     Attributes:
-        hidden_states: [B, D].
+        hidden_states: [B, D]; [B, 0] with local_logits.
         batch: what it reads of its rows.
         noise: what their scores need; with no samples the step only stores logits.
         controls: their controls over the shard; None if there are none.
         logits: fp32 [R or 2 R, V_local], memory for the logits of the stored rows: the raw
             ones, then with controls the processed ones. None if the plan stores none.
         out: what the step will return; None if it only stores logits.
+        local_logits: [B, V_local], logits that the caller computed in place of the product with
+            the weight; None otherwise.
     """
 
     hidden_states: Tensor
@@ -53,6 +55,7 @@ class Step:
     controls: StepControls | None
     logits: Tensor | None
     out: SampleOutput | None = None
+    local_logits: Tensor | None = None
 
     @property
     def num_words(self) -> int:
