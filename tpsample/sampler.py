@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -51,12 +53,14 @@ class LMHeadSampler(FromLogits):
         lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous; kept by reference.
             The rows of this rank's shard come first; rows behind them are padding and never read.
             D and dtype must match across ranks. A tensor [V_local, 0] is a head without a weight:
-            the sampler then takes logits (`sample_logits`) and no hidden states.
+            the sampler then takes logits (`sample_logits`) and no hidden states. A DTensor [V, D]
+            with Shard(0) on one axis of its mesh brings its rows: `shard`, `group` and
+            `vocab_size` follow from it.
         vocab_size: V, at most 2^20; must match. Default: where the shards or weight rows end.
         shard: global ids of this rank's rows; the ranks' shards tile [0, V). Default:
             `VocabShard.even` of `vocab_size`, or the weight rows in rank order.
-        group: torch process group. Default: the default group, or one rank if torch.distributed
-            is not initialised.
+        group: torch process group, or "alone" for a rank that samples by itself inside a larger
+            job. Default: the default group, or one rank if torch.distributed is not initialised.
         bias: [V_local], added to the logits after the soft-cap.
         logit_scale, logit_softcap: see the formula; must match.
         max_rows: most rows × samples of a step; sizes the buffers; must match.
@@ -82,7 +86,7 @@ class LMHeadSampler(FromLogits):
         *,
         vocab_size: int | None = None,
         shard: VocabShard | None = None,
-        group: dist.ProcessGroup | Ranks | None = None,
+        group: dist.ProcessGroup | Ranks | Literal["alone"] | None = None,
         bias: Tensor | None = None,
         logit_scale: float = 1.0,
         logit_softcap: float | None = None,

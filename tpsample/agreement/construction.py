@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tpsample.agreement.arguments import SamplerArguments, check_sliced, resolve_shards
+from tpsample.agreement.dtensor import local_arguments
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
 from tpsample.core.interpreted import interpreted
@@ -68,11 +69,11 @@ def agree(group: object, **given: Any) -> Agreement:
         TypeError, ValueError: an argument is wrong, on one rank.
         RankMismatch: an argument is wrong or differs on some of several ranks; all raise it.
     """
-    error: Exception | None = None
+    group, given, error = local_arguments(group, given)
     try:
         ranks = ranks_of(group)
     except TypeError as wrong:
-        ranks, error = ranks_of(None), wrong
+        ranks, error = ranks_of(None), error or wrong
     record: dict[str, Any] = {}
     try:
         arguments = SamplerArguments(**given)

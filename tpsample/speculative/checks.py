@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.agreement.step_checks import check_batch, check_fits_weight, check_has_weight
+from tpsample.agreement.logits_checks import check_has_weight
+from tpsample.agreement.step_checks import check_batch, check_fits_weight
 from tpsample.core.checks import describe, fits, require_plain
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
