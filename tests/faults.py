@@ -72,8 +72,8 @@ FILTERS = [
     Fault(
         "min_p is taken off the total though it comes last",
         "tpsample/request/filters.py",
-        '-math.inf if r.filter_order == "min_p_last" else its',
-        "its",
+        "-math.inf if last else log_min_p",
+        "log_min_p",
         ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
@@ -144,8 +144,8 @@ TIES = [
     Fault(
         "exact ties are kept",
         "tpsample/request/filters.py",
-        'keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),',
-        "keep_ties=tensor([True for r in kept], torch.bool),",
+        'request.ties == "keep",',
+        "True,",
         ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
@@ -542,6 +542,30 @@ REQUESTS = [
 ]
 
 SEEDS = [
+    Fault(
+        "a joining row takes the request of another",
+        "tpsample/request/batch_rows.py",
+        "checked[row - rows] for place",
+        "checked[0] for place",
+        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
+    ),
+    Fault(
+        "a new row takes over the tokens of the row whose slot it has",
+        "tpsample/request/controls/tables.py",
+        "old[row] if row < slots else next(unused)",
+        "old[row] if row < slots else old[0]",
+        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
+    ),
+    Fault(
+        "seeds that were made ahead are given out again",
+        "tpsample/request/seeds.py",
+        "start = self.drawn - self._first",
+        "start = 0",
+        (
+            "tests/request/test_arrange.py::"
+            "test_seeds_are_the_same_however_many_are_drawn_at_a_time[300]",
+        ),
+    ),
     Fault(
         "derived seeds have 31 bits",
         "tpsample/request/seeds.py",
