@@ -776,6 +776,26 @@ LOGPROBS = [
 
 LIFETIME = [
     Fault(
+        "a draft equal to the token of failed rows is accepted",
+        "tpsample/speculative/coupled.py",
+        "(drafts >= 0) & drawn)",
+        "(drafts >= 0))",
+        (
+            "tests/sampler/test_on_failed.py::"
+            "test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_token",
+        ),
+    ),
+    Fault(
+        "a filtered row that failed keeps -1",
+        "tpsample/logits/finish.py",
+        "filters.row_index, out, on_failed)",
+        "filters.row_index, out)",
+        (
+            "tests/sampler/test_on_failed.py::"
+            "test_rows_that_fail_return_it_and_their_status_still_tells",
+        ),
+    ),
+    Fault(
         "the weight keeps its gradient",
         "tpsample/sampler.py",
         "given.weight.detach()",

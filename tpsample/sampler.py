@@ -72,6 +72,8 @@ class LMHeadSampler(FromLogits):
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
             PyTorch, tile by tile) or "auto"; must match.
         desync_every: steps after which the sampler calls `compare`; 0 is never; must match.
+        on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
+            for engines in which -1 means something else. Must match. Default: -1, no token.
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank.
@@ -96,6 +98,7 @@ class LMHeadSampler(FromLogits):
         philox_rounds: int = 10,
         backend: str = "auto",
         desync_every: int = 0,
+        on_failed: int = -1,
     ) -> None:
         agreed = agree(
             group,
@@ -110,6 +113,7 @@ class LMHeadSampler(FromLogits):
             philox_rounds=philox_rounds,
             backend=backend,
             desync_every=desync_every,
+            on_failed=on_failed,
         )
         # A model's own weight may require a gradient, which no step has.
         given = agreed.arguments
@@ -117,8 +121,11 @@ class LMHeadSampler(FromLogits):
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         self.max_rows, self.philox_rounds, self.ranks = max_rows, philox_rounds, agreed.ranks
         overlap = kernels_overlap(device)
-        decode = decoder(agreed.backend, overlap=overlap and agreed.ranks.world_size == 1)
-        setup = Setup(agreed.ranks, max_rows, chunks, device, decode, agreed.hosts, overlap)
+        self.on_failed, alone = on_failed, agreed.ranks.world_size == 1
+        decode = decoder(agreed.backend, overlap=overlap and alone, on_failed=on_failed)
+        setup = Setup(
+            agreed.ranks, max_rows, chunks, device, decode, agreed.hosts, overlap, on_failed
+        )
         self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
         bias = None if given.bias is None else given.bias.detach()
         self.local = make_backend(
@@ -226,7 +233,8 @@ class LMHeadSampler(FromLogits):
             with self.agreement.leaving_on_error():
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
-                    finish_logits(shard_logits(step, self.shard, self.backend), step, self.ranks)
+                    stored = shard_logits(step, self.shard, self.backend)
+                    finish_logits(stored, step, self.ranks, self.on_failed)
                 self._desync.add(step.noise.positions, out)
         return out
 

@@ -43,6 +43,7 @@ WRONG = {
     "philox_rounds": [0, 8, "10"],
     "backend": ["cuda", None],
     "desync_every": [-1, 1.0, None],
+    "on_failed": [-2, 1.0, None, 2**20],
 }
 # Valid by themselves, but not what the other ranks pass.
 DIFFERENT = {
@@ -58,6 +59,7 @@ DIFFERENT = {
     "philox_rounds": 7,
     "backend": "triton",
     "desync_every": 3,
+    "on_failed": 3,
 }
 
 

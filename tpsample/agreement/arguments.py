@@ -11,7 +11,7 @@ from torch import Tensor
 from tpsample.core.checks import check_int, describe, require_plain
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.core.word import MAX_VOCAB_SIZE
+from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
 from tpsample.errors import RankMismatch
 from tpsample.noise import check_rounds
 
@@ -36,6 +36,7 @@ class SamplerArguments:
     philox_rounds: int
     backend: str
     desync_every: int
+    on_failed: int = NO_TOKEN
 
     def __post_init__(self) -> None:
         _check_weight(self.weight)
@@ -52,6 +53,7 @@ class SamplerArguments:
         _check_choice("backend", self.backend, BACKENDS)
         check_rounds(self.philox_rounds)
         check_int("desync_every", self.desync_every, 0, 2**31 - 1)
+        check_int("on_failed", self.on_failed, NO_TOKEN, MAX_VOCAB_SIZE - 1)
 
 
 def resolve_shards(
@@ -99,6 +101,14 @@ def resolve_shards(
                 f"{given[rank]}, got {weight_rows[rank]}"
             )
     return vocab_size, given
+
+
+def check_on_failed(on_failed: int, vocab_size: int) -> None:
+    """Check that the token of failed rows is -1 or a token."""
+    if on_failed >= vocab_size:
+        raise RankMismatch(
+            f"on_failed: expected -1 or an id below vocab_size={vocab_size}, got {on_failed}"
+        )
 
 
 def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[int | None]) -> None:

@@ -11,7 +11,12 @@ from typing import Any
 
 import torch
 
-from tpsample.agreement.arguments import SamplerArguments, check_sliced, resolve_shards
+from tpsample.agreement.arguments import (
+    SamplerArguments,
+    check_on_failed,
+    check_sliced,
+    resolve_shards,
+)
 from tpsample.agreement.dtensor import local_arguments
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
@@ -28,7 +33,10 @@ from tpsample.request.seeds import SeedSource
 
 log = logging.getLogger(__name__)
 
-_COMPARED = ("vocab_size", "max_rows", "exchange", "chunks", "philox_rounds", "desync_every")
+_COMPARED = (
+    *("vocab_size", "max_rows", "exchange", "chunks", "philox_rounds", "desync_every"),
+    "on_failed",
+)
 """Arguments that must be equal on every rank as they were given."""
 
 
@@ -91,6 +99,7 @@ def agree(group: object, **given: Any) -> Agreement:
     named = [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records]
     try:
         vocab_size, shards = resolve_shards(arguments.vocab_size, named, rows)
+        check_on_failed(arguments.on_failed, vocab_size)
     except RankMismatch as wrong:
         if ranks.world_size == 1:  # there is nobody to disagree with
             raise ValueError(str(wrong)) from None
