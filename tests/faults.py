@@ -837,6 +837,71 @@ LIFETIME = [
     ),
 ]
 
+ENGINES = [
+    Fault(
+        "logits of the caller get the bias of the head",
+        "tpsample/local/triton_backend.py",
+        '"bias_ptr": None if given else self._bias,',
+        '"bias_ptr": self._bias,',
+        ("tests/sampler/test_from_logits.py::test_the_head_is_not_applied",),
+    ),
+    Fault(
+        "columns behind the shard are taken for its own",
+        "tpsample/local/torch_backend.py",
+        "step.local_logits[:, start:stop].float()",
+        "step.local_logits[:, -last:][:, start:stop].float()",
+        ("tests/sampler/test_from_logits.py::test_columns_behind_the_shard_are_never_read",),
+    ),
+    Fault(
+        "a DTensor's rows begin at 0 on every rank",
+        "tpsample/agreement/dtensor.py",
+        "start = min(offset[0], end)",
+        "start = 0",
+        ("tests/agreement/test_dtensor.py::test_shard_and_group_follow_from_the_rows_of_a_mesh",),
+    ),
+    Fault(
+        "a DTensor's group is the whole job",
+        "tpsample/agreement/dtensor.py",
+        "of_mesh = weight.device_mesh.get_group(axis)",
+        "of_mesh = dist.group.WORLD",
+        ("tests/agreement/test_dtensor.py::test_on_two_axes_the_sharded_one_is_the_group",),
+    ),
+    Fault(
+        "a rank alone waits for its job",
+        "tpsample/ranks/process.py",
+        "group == ALONE:",
+        "False:",
+        ("tests/ranks/test_alone.py::test_a_rank_of_two_samples_alone",),
+    ),
+    Fault(
+        "positions of generate count padding",
+        "tpsample/integrations/transformers.py",
+        "[len(row) for row in prompts.rows]",
+        "[prompts.length for _ in prompts.rows]",
+        (
+            "tests/integrations/test_transformers.py::"
+            "test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache",
+        ),
+    ),
+    Fault(
+        "min_p comes before top_k",
+        "tpsample/integrations/transformers_params.py",
+        'fields["filter_order"] = "min_p_last"',
+        'fields["filter_order"] = "sequential"',
+        ("tests/integrations/test_transformers_params.py::test_the_law_is_that_of_the_processors",),
+    ),
+    Fault(
+        "the LM head keeps no forward of its own",
+        "tpsample/integrations/transformers_head.py",
+        "if was is not None:",
+        "if False:",
+        (
+            "tests/integrations/test_transformers.py::"
+            "test_two_ranks_of_tensor_parallelism_write_the_text_of_one",
+        ),
+    ),
+]
+
 FILES = [
     Fault(
         "any token of a record is a near tie",
@@ -867,5 +932,5 @@ FILES = [
 
 FAULTS = [
     *(*FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS, *SEEDS, *AGREEMENT),
-    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES),
+    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *ENGINES, *FILES),
 ]
