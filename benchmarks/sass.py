@@ -122,19 +122,20 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
     return faults
 
 
-def overlap_faults(ops: Sequence[str], *, first: bool) -> list[str]:
+def overlap_faults(ops: Sequence[str], *, first: bool, ahead: bool = True) -> list[str]:
     """What is wrong with a kernel that overlaps another one; [] if it is right.
 
     Args:
         first: whether it comes first: it then prefetches its weights before it has made its
             streams, which it stores, and lets the other one start behind its product. The other
             one waits for its end before it touches memory.
+        ahead: whether the first has weights to prefetch.
     """
     names = [op.split(".")[0] for op in ops]
     faults = []
     if first:
         stores = (place for place, name in enumerate(names) if name in ("ST", "STG"))
-        if "UBLKPF" not in names[: next(stores, None)]:
+        if ahead and "UBLKPF" not in names[: next(stores, None)]:
             faults.append("no prefetch before the noise: expected UBLKPF before the first store")
         products = [place for place, op in enumerate(ops) if _MATRIX.match(op)]
         if "PREEXIT" not in names[max(products, default=0) :]:

@@ -99,6 +99,9 @@ _LIST = ("listed_ptr", "num_listed_ptr")
 _EVERYTHING = (*_NO_EDITS, *_BIASES, *_PENALTIES, *_DRAFTS)
 _NO_STORE = tuple(name for name in _EVERYTHING if name not in (*_STORE, *_PUSH))
 
+# Logits that the caller computed: neither weight nor product. The launch takes the tile of fp32.
+_GIVEN = {"weight_ptr": None, "stride_weight_v": None, "HIDDEN_SIZE": 0}
+
 # One feature at a time, whose cost per logit is counted: arguments and constants.
 _FEATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "7 rounds": ((), {"ROUNDS": 7}),
@@ -138,6 +141,11 @@ class Subject:
         return bool({"token_bias_ptr", "history_ptr"} & set(self.uses))
 
     @property
+    def product(self) -> bool:
+        """Whether it multiplies a weight."""
+        return self.tile is not None and "weight_ptr" not in self.constants
+
+    @property
     def overlap(self) -> bool:
         """Whether the kernel overlaps the one before it, or behind it."""
         return self.arch >= OVERLAP_ARCH and "OVERLAP" in jitted(self.kernel).arg_names
@@ -151,7 +159,7 @@ class Subject:
             | self.constants
         )
         if self.tile is not None:
-            if self.overlap and self.dtype is not None:
+            if self.overlap and self.product and self.dtype is not None:
                 columns = self.tile.num_stages * self.tile.block_d
                 constants["PREFETCH"] = columns * self.dtype.itemsize
             constants |= {
@@ -161,7 +169,7 @@ class Subject:
                 "BLOCK_E": self._block_e(self.tile),
             }
         function = jitted(kernel)
-        compile_time = {function.arg_names[i] for i in function.constexprs}
+        compile_time = {function.arg_names[i] for i in function.constexprs} | set(self.constants)
         if kernel in (LM_HEAD, SCREEN):
             off = {*_EVERYTHING, *_LIST} & set(function.arg_names) - set(self.uses)
             compile_time, constants = compile_time | off, constants | dict.fromkeys(off)
@@ -223,12 +231,14 @@ def few(archs: Sequence[int]) -> list[Subject]:
     """The LM head with one tile and the smallest screen on each of `archs`, and on sm_90 all else
     once."""
     short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
+    fp32 = rule(64, 0, torch.float32, Gpu())
+    on_90 = ("", "push", "everything", "given logits", "screen", "list")
     return [
         subject
-        for subject in subjects(archs, [(short, torch.bfloat16)])
-        if subject.variant == "plain"
+        for subject in subjects(archs, [(short, torch.bfloat16), (fp32, torch.float32)])
+        if (subject.variant == "plain" and subject.tile == short)
         or (subject.variant == "screen" and subject.tile == SCREEN_TILES[16])
-        or (subject.arch == 90 and subject.variant in ("", "push", "everything", "screen", "list"))
+        or (subject.arch == 90 and subject.variant in on_90)
     ]
 
 
@@ -257,6 +267,11 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
     for tile, dtype in tiles:
         if dtype == torch.float16 and tile.block_b != 16 and not every:
             continue
+        if dtype == torch.float32:
+            found += [
+                Subject(LM_HEAD, "given logits", arch, dtype, tile, False, uses, _GIVEN)
+                for uses in ((), _EVERYTHING)
+            ]
         bf16 = dtype == torch.bfloat16
         at_64 = tile.block_b == 64 and bf16
         counted = at_64 and arch == 90

@@ -133,18 +133,19 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     if row.spills or row.stack_bytes:
         row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
     if subject.overlap:
-        row.faults += overlap_faults(binary.opcodes, first=tile is not None)
+        row.faults += overlap_faults(binary.opcodes, first=tile is not None, ahead=subject.product)
     if "row_done_ptr" in jitted(subject.kernel).arg_names:
         row.faults += early_exit_faults(binary.opcodes)
     if tile is None or subject.dtype is None:
         return row
 
     stage_bytes = tile.block_v * tile.block_d * subject.dtype.itemsize
-    per_stage = row.programs_per_sm * stage_bytes
-    row.weight_bytes_in_flight = (
-        per_stage * (tile.num_stages - 2),
-        per_stage * (tile.num_stages - 1),
-    )
+    if subject.product:
+        per_stage = row.programs_per_sm * stage_bytes
+        row.weight_bytes_in_flight = (
+            per_stage * (tile.num_stages - 2),
+            per_stage * (tile.num_stages - 1),
+        )
     integers = subject.dtype == torch.int8
     expected = gpu.integer_instruction if integers else gpu.matrix_instruction
     if subject.dtype != torch.float32 and row.matrix != expected:

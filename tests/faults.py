@@ -145,8 +145,8 @@ FILTERS = [
     Fault(
         "min_p is taken off the total though it comes last",
         "tpsample/request/filters.py",
-        '-math.inf if r.filter_order == "min_p_last" else its',
-        "its",
+        "-math.inf if last else log_min_p",
+        "log_min_p",
         ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
@@ -251,8 +251,8 @@ TIES = [
     Fault(
         "exact ties are kept",
         "tpsample/request/filters.py",
-        'keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),',
-        "keep_ties=tensor([True for r in kept], torch.bool),",
+        'request.ties == "keep",',
+        "True,",
         ("tests/logits/test_kept_set.py::test_the_kept_set_by_hand",),
     ),
     Fault(
@@ -695,6 +695,30 @@ REQUESTS = [
 
 SEEDS = [
     Fault(
+        "a joining row takes the request of another",
+        "tpsample/request/batch_rows.py",
+        "checked[row - rows] for place",
+        "checked[0] for place",
+        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
+    ),
+    Fault(
+        "a new row takes over the tokens of the row whose slot it has",
+        "tpsample/request/controls/tables.py",
+        "old[row] if row < slots else next(unused)",
+        "old[row] if row < slots else old[0]",
+        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
+    ),
+    Fault(
+        "seeds that were made ahead are given out again",
+        "tpsample/request/seeds.py",
+        "start = self.drawn - self._first",
+        "start = 0",
+        (
+            "tests/request/test_arrange.py::"
+            "test_seeds_are_the_same_however_many_are_drawn_at_a_time[300]",
+        ),
+    ),
+    Fault(
         "derived seeds have 31 bits",
         "tpsample/request/seeds.py",
         "return (high << 32 | low) & (2**63 - 1)",
@@ -904,10 +928,30 @@ LOGPROBS = [
 
 LIFETIME = [
     Fault(
+        "a draft equal to the token of failed rows is accepted",
+        "tpsample/speculative/coupled.py",
+        "(drafts >= 0) & drawn)",
+        "(drafts >= 0))",
+        (
+            "tests/sampler/test_on_failed.py::"
+            "test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_token",
+        ),
+    ),
+    Fault(
+        "a filtered row that failed keeps -1",
+        "tpsample/logits/finish.py",
+        "filters.row_index, out, on_failed)",
+        "filters.row_index, out)",
+        (
+            "tests/sampler/test_on_failed.py::"
+            "test_rows_that_fail_return_it_and_their_status_still_tells",
+        ),
+    ),
+    Fault(
         "the weight keeps its gradient",
         "tpsample/sampler.py",
-        "lm_head_weight.detach()",
-        "lm_head_weight",
+        "given.weight.detach()",
+        "given.weight",
         ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
     ),
     Fault(
@@ -942,6 +986,71 @@ LIFETIME = [
         "    @torch.inference_mode(False)\n    def __init__(",
         "    def __init__(",
         ("tests/request/test_batch_state.py::test_a_mask_may_be_assigned_under_inference_mode",),
+    ),
+]
+
+ENGINES = [
+    Fault(
+        "logits of the caller get the bias of the head",
+        "tpsample/local/triton_backend.py",
+        '"bias_ptr": None if given else self._bias,',
+        '"bias_ptr": self._bias,',
+        ("tests/sampler/test_from_logits.py::test_the_head_is_not_applied",),
+    ),
+    Fault(
+        "columns behind the shard are taken for its own",
+        "tpsample/local/torch_backend.py",
+        "rows.local_logits[:, start:stop].float()",
+        "step.local_logits[:, -last:][:, start:stop].float()",
+        ("tests/sampler/test_from_logits.py::test_columns_behind_the_shard_are_never_read",),
+    ),
+    Fault(
+        "a DTensor's rows begin at 0 on every rank",
+        "tpsample/agreement/dtensor.py",
+        "start = min(offset[0], end)",
+        "start = 0",
+        ("tests/agreement/test_dtensor.py::test_shard_and_group_follow_from_the_rows_of_a_mesh",),
+    ),
+    Fault(
+        "a DTensor's group is the whole job",
+        "tpsample/agreement/dtensor.py",
+        "of_mesh = weight.device_mesh.get_group(axis)",
+        "of_mesh = dist.group.WORLD",
+        ("tests/agreement/test_dtensor.py::test_on_two_axes_the_sharded_one_is_the_group",),
+    ),
+    Fault(
+        "a rank alone waits for its job",
+        "tpsample/ranks/process.py",
+        "group == ALONE:",
+        "False:",
+        ("tests/ranks/test_alone.py::test_a_rank_of_two_samples_alone",),
+    ),
+    Fault(
+        "positions of generate count padding",
+        "tpsample/integrations/transformers.py",
+        "[len(row) for row in prompts.rows]",
+        "[prompts.length for _ in prompts.rows]",
+        (
+            "tests/integrations/test_transformers.py::"
+            "test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache",
+        ),
+    ),
+    Fault(
+        "min_p comes before top_k",
+        "tpsample/integrations/transformers_params.py",
+        'fields["filter_order"] = "min_p_last"',
+        'fields["filter_order"] = "sequential"',
+        ("tests/integrations/test_transformers_params.py::test_the_law_is_that_of_the_processors",),
+    ),
+    Fault(
+        "the LM head keeps no forward of its own",
+        "tpsample/integrations/transformers_head.py",
+        "if was is not None:",
+        "if False:",
+        (
+            "tests/integrations/test_transformers.py::"
+            "test_two_ranks_of_tensor_parallelism_write_the_text_of_one",
+        ),
     ),
 ]
 
@@ -1033,5 +1142,5 @@ GPU_CHECK = [
 FAULTS = [
     *(*SCREENING, *SCREEN_KERNELS, *FILTERS, *TIES, *SHARDS, *EXCHANGES, *SCORES, *REQUESTS),
     *(*SEEDS, *AGREEMENT),
-    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *FILES, *BENCHMARKS, *GPU_CHECK),
+    *(*SPECULATIVE, *LOGPROBS, *LIFETIME, *ENGINES, *FILES, *BENCHMARKS, *GPU_CHECK),
 ]

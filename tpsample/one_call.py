@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch.distributed as dist
 from torch import Tensor
@@ -21,7 +22,7 @@ def sample(
     params: SamplingParams | Sequence[SamplingParams],
     *,
     positions: Tensor | int,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | Literal["alone"] | None = None,
     num_samples: int | None = None,
     vocab_size: int | None = None,
     shard: VocabShard | None = None,
@@ -47,7 +48,7 @@ def sample(
         max_rows=max(1, num_rows * check_num_samples(num_samples)),
     )
     batch = SamplingBatch.from_params(
-        params, vocab_size=sampler.vocab_size, device=lm_head_weight.device
+        params, vocab_size=sampler.vocab_size, device=sampler.weight.device
     )
     try:
         return sampler(hidden_states, batch, positions, num_samples=num_samples)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,6 +20,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Setup
 from tpsample.exchange.decode import decoder
+from tpsample.from_logits import FromLogits
 from tpsample.local import make_backend
 from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.logits.prompt import prompt_logprobs
@@ -28,7 +31,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
 
 
-class LMHeadSampler:
+class LMHeadSampler(FromLogits):
     """Samples next tokens from hidden states and this rank's rows of the LM head.
 
         logit = softcap · tanh(logit_scale · (hidden_states · weight^T) / softcap) + bias
@@ -41,18 +44,23 @@ class LMHeadSampler:
     other rows or the exchange. Of rows with top_k, top_p, min_p or logprobs each rank stores its
     own part of the logits, and the ranks exchange some integers more (`tpsample.logits`).
 
+    Logits that the caller computed, a shard's columns per rank, are sampled by `sample_logits`.
+
     Building a sampler is collective over `group`, because the ranks compare their arguments: if
     one is wrong, or they disagree, every rank raises the same error.
 
     Args:
         lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous; kept by reference.
             The rows of this rank's shard come first; rows behind them are padding and never read.
-            D and dtype must match across ranks.
+            D and dtype must match across ranks. A tensor [V_local, 0] is a head without a weight:
+            the sampler then takes logits (`sample_logits`) and no hidden states. A DTensor [V, D]
+            with Shard(0) on one axis of its mesh brings its rows: `shard`, `group` and
+            `vocab_size` follow from it.
         vocab_size: V, at most 2^20; must match. Default: where the shards or weight rows end.
         shard: global ids of this rank's rows; the ranks' shards tile [0, V). Default:
             `VocabShard.even` of `vocab_size`, or the weight rows in rank order.
-        group: torch process group. Default: the default group, or one rank if torch.distributed
-            is not initialised.
+        group: torch process group, or "alone" for a rank that samples by itself inside a larger
+            job. Default: the default group, or one rank if torch.distributed is not initialised.
         bias: [V_local], added to the logits after the soft-cap.
         logit_scale, logit_softcap: see the formula; must match.
         max_rows: most rows × samples of a step; sizes the buffers; must match.
@@ -69,6 +77,8 @@ class LMHeadSampler:
             (`tpsample.screening`). The copy takes D + 48 bytes per row of the shard. It does not
             follow weights that change: see `refresh`. It may differ between ranks.
         desync_every: steps after which the sampler calls `compare`; 0 is never; must match.
+        on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
+            for engines in which -1 means something else. Must match. Default: -1, no token.
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank.
@@ -83,7 +93,7 @@ class LMHeadSampler:
         *,
         vocab_size: int | None = None,
         shard: VocabShard | None = None,
-        group: dist.ProcessGroup | Ranks | None = None,
+        group: dist.ProcessGroup | Ranks | Literal["alone"] | None = None,
         bias: Tensor | None = None,
         logit_scale: float = 1.0,
         logit_softcap: float | None = None,
@@ -94,6 +104,7 @@ class LMHeadSampler:
         backend: str = "auto",
         screening: str | None = None,
         desync_every: int = 0,
+        on_failed: int = -1,
     ) -> None:
         agreed = agree(
             group,
@@ -109,18 +120,30 @@ class LMHeadSampler:
             backend=backend,
             screening=screening,
             desync_every=desync_every,
+            on_failed=on_failed,
         )
         # A model's own weight may require a gradient, which no step has.
-        self.weight, device = lm_head_weight.detach(), lm_head_weight.device
+        given = agreed.arguments
+        self.weight, device = given.weight.detach(), given.weight.device
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
         self.max_rows, self.philox_rounds, self.ranks = max_rows, philox_rounds, agreed.ranks
         overlap = kernels_overlap(device)
-        decode = decoder(agreed.backend, overlap=overlap and agreed.ranks.world_size == 1)
-        setup = Setup(agreed.ranks, max_rows, chunks, device, decode, agreed.hosts, overlap)
+        self.on_failed, alone = on_failed, agreed.ranks.world_size == 1
+        decode = decoder(agreed.backend, overlap=overlap and alone, on_failed=on_failed)
+        setup = Setup(
+            agreed.ranks, max_rows, chunks, device, decode, agreed.hosts, overlap, on_failed
+        )
         self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
-        bias, head = None if bias is None else bias.detach(), agreed.arguments.head
+        bias = None if given.bias is None else given.bias.detach()
         self.local = make_backend(
-            self.backend, self.weight, self.shard, bias, head, philox_rounds, max_rows, screening
+            self.backend,
+            self.weight,
+            self.shard,
+            bias,
+            given.head,
+            philox_rounds,
+            max_rows,
+            screening,
         )
         self.checks = StepChecks(
             self.weight, self.shard, self.vocab_size, max_rows, self.ranks, agreed.seeds
@@ -196,11 +219,16 @@ class LMHeadSampler:
             return self.begin(hidden_states.detach(), call.view, call.positions, out)
 
     def begin(
-        self, hidden_states: Tensor, batch: BatchView, positions: Tensor, out: SampleOutput
+        self,
+        hidden_states: Tensor,
+        batch: BatchView,
+        positions: Tensor,
+        out: SampleOutput,
+        local_logits: Tensor | None = None,
     ) -> Step:
-        """Compute this rank's words of a call that is settled, and hand them to the exchange."""
         out.logprobs, out.kept = None, None
-        step = self.local.prepare(hidden_states, batch, positions, out.num_samples, out)
+        samples = out.num_samples
+        step = self.local.prepare(hidden_states, batch, positions, samples, out, local_logits)
         if capturing(self.weight.device):
             self._captured.append(step)
         if batch.rows:
@@ -220,7 +248,8 @@ class LMHeadSampler:
             with self.agreement.leaving_on_error():
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
-                    finish_logits(shard_logits(step, self.shard, self.backend), step, self.ranks)
+                    stored = shard_logits(step, self.shard, self.backend)
+                    finish_logits(stored, step, self.ranks, self.on_failed)
                 self._desync.add(step.noise.positions, out)
         return out
 

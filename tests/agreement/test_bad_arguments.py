@@ -28,7 +28,6 @@ WRONG = {
         torch.zeros(5),
         torch.zeros(5, D, dtype=torch.int64),
         torch.zeros(5, D, dtype=torch.float64),
-        torch.zeros(5, 0),
         torch.zeros(D, 5).T,
         torch.zeros(2, D),
     ],
@@ -45,6 +44,7 @@ WRONG = {
     "backend": ["cuda", None],
     "screening": ["fp8", True, 8],
     "desync_every": [-1, 1.0, None],
+    "on_failed": [-2, 1.0, None, 2**20],
 }
 # Valid by themselves, but not what the other ranks pass. `screening` may differ between ranks.
 DIFFERENT = {
@@ -60,6 +60,7 @@ DIFFERENT = {
     "philox_rounds": 7,
     "backend": "triton",
     "desync_every": 3,
+    "on_failed": 3,
 }
 
 

@@ -18,6 +18,7 @@ from tpsample import (
     LMHeadSampler,
     PeerLost,
     RankMismatch,
+    SampleOutput,
     SamplingBatch,
     SamplingParams,
     VocabShard,
@@ -64,6 +65,13 @@ RIGHT: dict[str, Callable[[], dict[str, Any]]] = {
         "token_ids": torch.tensor([1, 2, 3]),
         "top": 1,
     },
+    "sample_logits": lambda: {
+        "local_logits": torch.zeros(B, SHARD),
+        "batch": _batch(),
+        "positions": 3,
+        "num_samples": 2,
+        "out": None,
+    },
 }
 NO_BATCH = (None, [SamplingParams()], _batch(V + 1), _batch(rows=_params()[:1]))
 NO_POSITIONS = (None, 1.0, -1, True, torch.zeros(B + 1).long(), torch.zeros(B))
@@ -93,6 +101,20 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "token_ids": (None, torch.tensor([1, 2, V]), torch.tensor([1, 2, -1]), torch.ones(3)),
         "top": (-1, 1.0, None, V + 1),
     },
+    "sample_logits": {
+        "local_logits": (
+            None,
+            torch.zeros(B, V),
+            torch.zeros(SHARD),
+            torch.zeros(B, SHARD).double(),
+            torch.zeros(5, SHARD),
+            torch.zeros(SHARD, B).T,
+        ),
+        "batch": NO_BATCH,
+        "positions": NO_POSITIONS,
+        "num_samples": (0, 1.0),
+        "out": (1, SampleOutput.empty(torch.zeros(B).long(), 3)),
+    },
 }
 # Right by themselves, but not what the other rank passes; and what the error begins with.
 DIFFERENT: dict[str, dict[str, tuple[Any, str]]] = {
@@ -116,12 +138,19 @@ DIFFERENT: dict[str, dict[str, tuple[Any, str]]] = {
         "token_ids": (torch.tensor([1, 2, 4]), "token_ids"),
         "top": (2, "num_samples"),
     },
+    "sample_logits": {
+        "local_logits": (None, ""),  # not compared: each rank has its own
+        "batch": (_batch(rows=_params(top_k=3)), "batch: row 0: top_k"),
+        "positions": (4, "positions"),
+        "num_samples": (3, "num_samples"),
+        "out": (None, ""),  # each rank's own
+    },
 }
 
 
 def _call(sampler: LMHeadSampler, name: str, arguments: dict[str, Any]) -> Any:
-    if name == "prompt_logprobs":
-        return sampler.prompt_logprobs(**arguments)
+    if name in ("prompt_logprobs", "sample_logits"):
+        return getattr(sampler, name)(**arguments)
     call = verify if name == "verify" else sample_draft
     return call(sampler, **arguments)
 
@@ -180,9 +209,8 @@ def test_calls_that_differ_raise_the_same_naming_what_does(name):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_every_argument_is_covered(name):
-    function = {"verify": verify, "sample_draft": sample_draft}.get(
-        name, LMHeadSampler.prompt_logprobs
-    )
+    own = getattr(LMHeadSampler, name, None)
+    function = {"verify": verify, "sample_draft": sample_draft}.get(name, own)
     arguments = set(inspect.signature(function).parameters) - {"self", "sampler"}
     assert arguments == set(WRONG[name]) == set(DIFFERENT[name])
 
@@ -207,7 +235,7 @@ def _other_calls() -> list[tuple[str, str]]:
 
 def test_another_call_on_one_rank_raises_the_same_on_every_rank():
     first, second = run_ranks(2, _other_calls)
-    assert len(first) == 20 and first == second
+    assert len(first) == 30 and first == second
     assert all(kind == "RankMismatch" for kind, _ in first)
     assert all(text.startswith("call: every rank must make the same call") for _, text in first)
     assert "rank 0: step, rank 1: compare" in first[0][1]

@@ -173,7 +173,7 @@ def test_auto_takes_collective_on_all_ranks_together_if_peer_cannot_be_set_up():
 
 def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
     """`peer` inside the hosts: tokens, filters, then rank 3 stays away from a step."""
-    sampler = _sampler(case, hosts, backend="triton", chunks=2)
+    sampler = _sampler(case, hosts, backend="triton", chunks=2, on_failed=9)
     exchange: Any = sampler.exchange
     exchange.timeout_s = 3.0 * slowness()
     kind = type(exchange).__name__
@@ -188,7 +188,7 @@ def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
         # It takes part between the hosts, but its kernel pushes nothing inside its own.
         sampler.local.best_words = lambda *_: None
     out = sampler(case.hidden_states, case.batch, case.positions)
-    assert (out.token_ids == -1).all() and (out.status == Status.PEER_LOST).all()
+    assert (out.token_ids == 9).all() and (out.status == Status.PEER_LOST).all()
     with pytest.raises(PeerLost) as error:
         sampler.check()
     lost = f"{error.value.ranks}"

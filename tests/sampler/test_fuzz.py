@@ -13,7 +13,15 @@ import torch
 import torch.distributed as dist
 
 from tests.support.mixtures import Story, one_request_for_all
-from tests.support.random_batches import THEMES, ModelHead, OneRank, Tally, VirtualRanks
+from tests.support.random_batches import (
+    THEMES,
+    ModelHead,
+    OneRank,
+    OneRankFromLogits,
+    Tally,
+    VirtualRanks,
+    VirtualRanksFromLogits,
+)
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 
@@ -39,7 +47,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
             "philox_rounds": pick.choice([10, 10, 7]),
             "max_rows": 4 * max_rows,
         }
-        ranks = OneRank(rank, head, pick, **options)
+        ranks = (OneRankFromLogits if seed % 3 == 2 else OneRank)(rank, head, pick, **options)
         story = Story(
             pick,
             head,
@@ -68,7 +76,7 @@ def _through_the_kernels(first_seed: int, num_rows: int) -> Tally:
         theme = THEMES[pick.choice(list(THEMES))]
         head = ModelHead.make(pick, world_size, exact=True, most=min(100, theme.most_ids))
         how = {"chunks": pick.choice([1, 2]), "philox_rounds": rounds, "max_rows": 24}
-        ranks = VirtualRanks(head, pick, **how)
+        ranks = (VirtualRanksFromLogits if seed % 3 == 2 else VirtualRanks)(head, pick, **how)
         story = Story(pick, head, ranks, theme, max_rows=4, rounds=rounds, name=name)
         tally += story.run(4)
         ranks.close()

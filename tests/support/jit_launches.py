@@ -129,11 +129,13 @@ def step(
     odd_address: bool = False,
     exchanged_by: Ranks | None = None,
     screened: bool = False,
+    given: torch.dtype | None = None,
 ) -> int:
     """The launches of one step of rank 1, or of the only one.
 
     Args:
         exchanged_by: what the integers of filtered rows go to; None for the ranks of the words.
+        given: of logits that the caller computed; None: the step makes them of hidden states.
 
     Returns:
         How many torch operators launch something beside them, after the logits were stored.
@@ -151,7 +153,8 @@ def step(
     positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
     hidden_states = torch.empty(view.rows, D, dtype=dtype)
     out = SampleOutput.empty(view.seed, None if num_samples == 1 else num_samples)
-    begun = backend.prepare(hidden_states, view, positions, num_samples, out)
+    logits = None if given is None else torch.empty(view.rows, len(shard), dtype=given)
+    begun = backend.prepare(hidden_states, view, positions, num_samples, out, logits)
     words.begin()
     for part in range(words.parts):
         own = words.own_words(part)[: begun.num_words]
@@ -233,6 +236,9 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
             head=Head(0.5, 30.0),
             screened=True,
         ),
+        "given logits": lambda: step(batch_of(), given=torch.float32),
+        "given logits, all together": lambda: step(batch_of(**everything), given=torch.bfloat16),
+        "peer, given logits": lambda: step(batch_of(), world_size=2, given=torch.float16),
         "peer, 2 ranks": lambda: step(batch_of(), world_size=2),
         "peer, 8 ranks": lambda: step(batch_of(), world_size=8, num_samples=2),
     }

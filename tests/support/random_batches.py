@@ -21,6 +21,7 @@ from tpsample import (
     SampleOutput,
     SamplingParams,
     VocabShard,
+    reference,
 )
 from tpsample.local.tiles import Tile
 from tpsample.ranks.virtual import VirtualWorld
@@ -243,6 +244,17 @@ class ModelHead:
             found[at] = pick.choice([torch.nan, torch.inf, -torch.inf])
         return found.requires_grad_(pick.random() < 0.2)
 
+    def logits(self, hidden_states: Tensor, shard: VocabShard) -> Tensor:
+        """fp32 [B, V_local], as a head of the caller's own would return them."""
+        weight, bias = (
+            None if whole is None else whole[shard.start : shard.stop]
+            for whole in (self.weight, self.bias)
+        )
+        assert weight is not None
+        head = {"logit_scale": self.scale, "logit_softcap": self.softcap}
+        with torch.autocast("cpu", enabled=False):
+            return reference.logits(hidden_states, weight, bias=bias, **head)
+
     def raw(self, hidden_states: Tensor) -> list[np.ndarray]:
         """fp32 [V] of every row."""
         bias = None if self.bias is None else self.bias.numpy()
@@ -338,6 +350,20 @@ class OneRank:
             sampler.close()
 
 
+class OneRankFromLogits(OneRank):
+    """The same, but its steps begin with this rank's logits."""
+
+    def __init__(self, rank: int, head: ModelHead, pick: random.Random, **options: Any) -> None:
+        super().__init__(rank, head, pick, **options)
+        self.head = head
+
+    def sample(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> list[SampleOutput]:
+        return [
+            sampler.sample_logits(self.head.logits(hidden_states, shard), *arguments, **options)
+            for sampler, shard in zip(self.samplers, self.shards, strict=True)
+        ]
+
+
 class _InTurn:
     """A sampler whose ranks all start before one finishes, as `VirtualWorld.step` has them."""
 
@@ -381,6 +407,18 @@ class VirtualRanks:
         for sampler in self.samplers:
             sampler.check()
             sampler.close()
+
+
+class VirtualRanksFromLogits(VirtualRanks):
+    """The same, but its steps begin with each rank's logits."""
+
+    def __init__(self, head: ModelHead, pick: random.Random, **options: Any) -> None:
+        super().__init__(head, pick, **options)
+        self.head = head
+
+    def sample(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> list[SampleOutput]:
+        local_logits = [self.head.logits(hidden_states, shard) for shard in self.shards]
+        return self.world.step_logits(self.samplers, local_logits, *arguments, **options)
 
 
 @contextlib.contextmanager

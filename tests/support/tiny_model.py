@@ -43,3 +43,24 @@ def save_tiny_model(folder: Path) -> None:
     causal_lm = transformers.Gemma2ForCausalLM(config)
     causal_lm.model.embed_tokens.weight.data *= 0.1  # else attention would hardly matter
     causal_lm.save_pretrained(folder)
+
+
+def save_tiny_llama(folder: Path) -> None:
+    """A random Llama whose heads two ranks can share, with a tied head of an odd vocabulary."""
+    import transformers
+
+    save_tokenizer(folder, VOCAB_SIZE)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+        tie_word_embeddings=True,
+        eos_token_id=VOCAB_SIZE - 1,
+        pad_token_id=0,
+    )
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)

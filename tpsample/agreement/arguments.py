@@ -11,7 +11,7 @@ from torch import Tensor
 from tpsample.core.checks import check_int, describe, require_plain
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.core.word import MAX_VOCAB_SIZE
+from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
 from tpsample.errors import RankMismatch
 from tpsample.noise import check_rounds
 
@@ -38,6 +38,7 @@ class SamplerArguments:
     backend: str
     screening: str | None
     desync_every: int
+    on_failed: int = NO_TOKEN
 
     def __post_init__(self) -> None:
         _check_weight(self.weight)
@@ -55,6 +56,7 @@ class SamplerArguments:
         _check_choice("screening", self.screening, SCREENINGS)
         check_rounds(self.philox_rounds)
         check_int("desync_every", self.desync_every, 0, 2**31 - 1)
+        check_int("on_failed", self.on_failed, NO_TOKEN, MAX_VOCAB_SIZE - 1)
 
 
 def resolve_shards(
@@ -104,6 +106,14 @@ def resolve_shards(
     return vocab_size, given
 
 
+def check_on_failed(on_failed: int, vocab_size: int) -> None:
+    """Check that the token of failed rows is -1 or a token."""
+    if on_failed >= vocab_size:
+        raise RankMismatch(
+            f"on_failed: expected -1 or an id below vocab_size={vocab_size}, got {on_failed}"
+        )
+
+
 def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[int | None]) -> None:
     """Check that each of several ranks, which name no shards, was given rows of its own.
 
@@ -137,8 +147,6 @@ def _check_weight(weight: Tensor) -> None:
         raise TypeError(f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}")
     if weight.dtype not in WEIGHT_DTYPES:
         raise ValueError(f"lm_head_weight: expected one of {WEIGHT_DTYPES}, got {weight.dtype}")
-    if weight.shape[1] < 1:
-        raise ValueError(f"lm_head_weight: expected D >= 1, got {describe(weight)}")
     if weight.shape[1] > 1 and weight.shape[0] > 1 and weight.stride(1) != 1:
         raise ValueError(
             f"lm_head_weight: expected a contiguous last axis, got strides {weight.stride()}; "

@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-from tpsample.agreement.arguments import SamplerArguments, check_sliced, resolve_shards
+from tpsample.agreement.arguments import (
+    SamplerArguments,
+    check_on_failed,
+    check_sliced,
+    resolve_shards,
+)
+from tpsample.agreement.dtensor import local_arguments
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
 from tpsample.core.interpreted import interpreted
@@ -27,7 +33,10 @@ from tpsample.request.seeds import SeedSource
 
 log = logging.getLogger(__name__)
 
-_COMPARED = ("vocab_size", "max_rows", "exchange", "chunks", "philox_rounds", "desync_every")
+_COMPARED = (
+    *("vocab_size", "max_rows", "exchange", "chunks", "philox_rounds", "desync_every"),
+    "on_failed",
+)
 """Arguments that must be equal on every rank as they were given."""
 
 
@@ -68,11 +77,11 @@ def agree(group: object, **given: Any) -> Agreement:
         TypeError, ValueError: an argument is wrong, on one rank.
         RankMismatch: an argument is wrong or differs on some of several ranks; all raise it.
     """
-    error: Exception | None = None
+    group, given, error = local_arguments(group, given)
     try:
         ranks = ranks_of(group)
     except TypeError as wrong:
-        ranks, error = ranks_of(None), wrong
+        ranks, error = ranks_of(None), error or wrong
     record: dict[str, Any] = {}
     try:
         arguments = SamplerArguments(**given)
@@ -94,6 +103,7 @@ def agree(group: object, **given: Any) -> Agreement:
     named = [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records]
     try:
         vocab_size, shards = resolve_shards(arguments.vocab_size, named, rows)
+        check_on_failed(arguments.on_failed, vocab_size)
     except RankMismatch as wrong:
         if ranks.world_size == 1:  # there is nobody to disagree with
             raise ValueError(str(wrong)) from None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tpsample.agreement.logits_checks import check_has_weight, check_local_logits
 from tpsample.agreement.step import Call
 from tpsample.core.checks import check_current, check_int, describe, require_plain
 from tpsample.core.vocab_shard import VocabShard
@@ -66,19 +67,47 @@ class StepChecks:
         out: SampleOutput | None,
     ) -> Call:
         """Return the step that the arguments of `LMHeadSampler.__call__` ask for."""
-        samples = check_num_samples(num_samples)
         check_hidden_states(hidden_states, self.weight)
-        check_batch(batch, self.vocab_size, self.weight.device)
         rows = hidden_states.shape[0]
+        return self._step("step", "hidden_states", rows, batch, positions, num_samples, out)
+
+    def logits_step(
+        self,
+        local_logits: Tensor,
+        batch: SamplingBatch | BatchView,
+        positions: Tensor | int,
+        num_samples: int | None,
+        out: SampleOutput | None,
+    ) -> Call:
+        """Return the step that the arguments of `LMHeadSampler.sample_logits` ask for."""
+        check_local_logits(local_logits, self.weight, self.shard)
+        rows = local_logits.shape[0]
+        return self._step(
+            "step from logits", "local_logits", rows, batch, positions, num_samples, out
+        )
+
+    def _step(
+        self,
+        name: str,
+        argument: str,
+        rows: int,
+        batch: SamplingBatch | BatchView,
+        positions: Tensor | int,
+        num_samples: int | None,
+        out: SampleOutput | None,
+    ) -> Call:
+        """Return a step on `rows` rows of the argument called `argument`."""
+        samples = check_num_samples(num_samples)
+        check_batch(batch, self.vocab_size, self.weight.device)
         if rows * samples > self.max_rows:
             raise ValueError(
-                f"hidden_states: {rows} rows × {samples} samples exceed "
+                f"{argument}: {rows} rows × {samples} samples exceed "
                 f"max_rows={self.max_rows}; build the sampler with a larger max_rows"
             )
         if out is not None:
             check_out(out, rows, num_samples, self.weight.device)
         at = positions_tensor(positions, rows, self.weight.device, self._positions)
-        return self.rows("step", batch, rows, at, num_samples=samples)
+        return self.rows(name, batch, rows, at, num_samples=samples)
 
     def rows(
         self,
@@ -165,6 +194,7 @@ def check_prompt(
 
 
 def check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
+    check_has_weight(weight)
     require_plain("hidden_states", hidden_states)
     if not isinstance(hidden_states, Tensor) or hidden_states.ndim != 2:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tpsample.core.word import NO_TOKEN
 from tpsample.kernels.decode import decode_kernel
 from tpsample.output import SampleOutput
 
@@ -11,7 +12,12 @@ ROW_BLOCK = 64
 
 
 def decode_by_kernel(
-    words: Tensor, seeds: Tensor, out: SampleOutput, *, overlap: bool = False
+    words: Tensor,
+    seeds: Tensor,
+    out: SampleOutput,
+    *,
+    overlap: bool = False,
+    on_failed: int = NO_TOKEN,
 ) -> None:
     """Write tokens, status and seeds; clear the words."""
     num_rows = out.status.shape[0]
@@ -25,6 +31,7 @@ def decode_by_kernel(
         num_rows=num_rows,
         num_samples=words.shape[1] // num_rows,
         num_sources=words.shape[0],
+        on_failed=on_failed,
         BLOCK=ROW_BLOCK,
         OVERLAP=overlap,
         launch_pdl=overlap,

@@ -47,7 +47,7 @@ class PeerExchange(Exchange):
         super().__init__(setup)
         self.parts = 1
         self.timeout_s = 60.0
-        self._overlap = setup.overlap
+        self._overlap, self._on_failed = setup.overlap, setup.on_failed
         self.arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
         self.epoch = torch.ones(1, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int32, device=device)
@@ -102,6 +102,7 @@ class PeerExchange(Exchange):
             world_size=self.ranks.world_size,
             max_rows=self.max_rows,
             timeout=int(self.timeout_s * 1e9),
+            on_failed=self._on_failed,
             BLOCK_S=min(_MAX_BLOCK_S, triton.next_power_of_2(num_slots)),
             BLOCK_B=_BLOCK_B,
             OVERLAP=self._overlap,

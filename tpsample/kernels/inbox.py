@@ -170,6 +170,7 @@ def report(lost_ptr, of_slot, offs_s, world_size):
         "world_size",
         "max_rows",
         "timeout",
+        "on_failed",
     ]
 )
 def peer_finish_kernel(
@@ -194,6 +195,7 @@ def peer_finish_kernel(
     world_size,
     max_rows,
     timeout,  # int64, nanoseconds
+    on_failed,  # token of a row whose status is not OK
     # blocks
     BLOCK_S: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -238,8 +240,8 @@ def peer_finish_kernel(
             tl.store(lost_ptr + 3, step)
         winner = tl.where(lost > 0, WORD_LOST, best & (EPOCH_ONE - 1))
         tl.store(words_ptr + sample * num_rows + offs_b, winner, mask=mask_b)
-        token_id, status = decode(best)
-        token_id = tl.where(lost > 0, -1, token_id)
+        token_id, status = decode(best, on_failed)
+        token_id = tl.where(lost > 0, on_failed, token_id)
         status = tl.where(lost > 0, STATUS_PEER_LOST, status)
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)

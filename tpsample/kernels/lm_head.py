@@ -60,6 +60,13 @@ def product_tile(
     return product.to(tl.float32)
 
 
+@triton.jit
+def given_tile(logits_ptr, stride_logits_b, row_v, row_b):
+    """The logits that the caller computed in place of a product, fp32 [BLOCK_V, BLOCK_B]."""
+    logits = logits_ptr + row_b.to(tl.int64)[None, :] * stride_logits_b + row_v[:, None]
+    return tl.load(logits).to(tl.float32)
+
+
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -80,9 +87,9 @@ def product_tile(
 )
 def lm_head_kernel(
     # inputs
-    hidden_ptr,  # [num_rows, HIDDEN_SIZE]
+    hidden_ptr,  # [num_rows, HIDDEN_SIZE]; without a weight the logits, [num_rows, ≥ V_local]
     stride_hidden_b,
-    weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype
+    weight_ptr,  # [V_local, HIDDEN_SIZE], same dtype; None if the caller computed the logits
     stride_weight_v,
     seed_ptr,  # [num_rows] int64
     position_ptr,  # [num_rows] int64
@@ -186,10 +193,13 @@ def lm_head_kernel(
         store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
 
         # Product.
-        product = product_tile(
-            hidden_ptr, stride_hidden_b, weight_ptr, stride_weight_v, row_v, row_b, HIDDEN_SIZE,
-            BLOCK_D,
-        )  # fmt: skip
+        if weight_ptr is None:
+            product = given_tile(hidden_ptr, stride_hidden_b, row_v, row_b)
+        else:
+            product = product_tile(
+                hidden_ptr, stride_hidden_b, weight_ptr, stride_weight_v, row_v, row_b, HIDDEN_SIZE,
+                BLOCK_D,
+            )  # fmt: skip
 
         if OVERLAP:
             let_next_launch_start()

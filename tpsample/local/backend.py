@@ -61,6 +61,7 @@ class Backend(ABC):
         positions: Tensor,
         num_samples: int,
         out: SampleOutput | None = None,
+        local_logits: Tensor | None = None,
     ) -> Step:
         """Make the step of these inputs.
 
@@ -75,7 +76,7 @@ class Backend(ABC):
             memory = self._logits if num_samples else self._stored_only
             logits = memory.take(raw_and_processed * len(batch.plan.stored_list))
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
-        return Step(hidden_states, batch, noise, controls, logits, out)
+        return Step(hidden_states, batch, noise, controls, logits, out, local_logits)
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         """Return the controls of a step's rows over the shard."""

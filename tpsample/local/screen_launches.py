@@ -121,7 +121,8 @@ class Screen:
         }
 
     def takes(self, step: Step) -> bool:
-        """Return whether a step is screened: it is small, and no row needs all of its logits.
+        """Return whether a step is screened: it is small, has a product, and no row needs all of
+        its logits.
 
         A row that does, for a filter or for logprobs, has the whole weight read anyway.
         """
@@ -129,6 +130,7 @@ class Screen:
             self.num_groups > 0
             and 0 < step.num_words <= MAX_SLOTS
             and step.batch.plan.stored_index is None
+            and step.local_logits is None
         )
 
     def launch(self, step: Step, controls: dict[str, Any], streams: Tensor, scale: Tensor) -> None:

@@ -3,7 +3,8 @@
 The words are those of `TorchBackend`, bit for bit; `tpsample.screening` says why. The definition's
 way is taken where the screen cannot help:
 
-    a whole step    fp32 products are not made in fp32, or most rows store their logits
+    a whole step    fp32 products are not made in fp32, the logits are the caller's, or most rows
+                    store theirs
     a row           it stores its logits (filters, logprobs)
     a row's tile    no bound is proved (a number that is not finite, or above 2^100), or it has more
                     candidates than `candidates.limit`
@@ -85,7 +86,8 @@ class ScreenedBackend(TorchBackend):
     ) -> None:
         rows, stored = step.rows, step.batch.plan.stored_index
         num_stored = 0 if stored is None else len(stored)
-        if 2 * num_stored > len(rows) or not self._first_pass.available():
+        has_product = step.local_logits is None and self._first_pass.available()
+        if 2 * num_stored > len(rows) or not has_product:
             super().best_words(step, words, part, parts, push)
             return
         assert push is None, "plain PyTorch writes to no peer"

@@ -56,8 +56,11 @@ class TorchBackend(Backend):
             memory, stored: `logits` of the step, and which of the rows have theirs written there.
         """
         first_id = self._shard.start + start
-        bias = None if self._bias is None else self._bias[start:stop]
-        logits = logits_tile(rows.hidden_double, self._weight[start:stop], bias, self._head)
+        if rows.local_logits is not None:
+            logits = rows.local_logits[:, start:stop].float()
+        else:
+            bias = None if self._bias is None else self._bias[start:stop]
+            logits = logits_tile(rows.hidden_double, self._weight[start:stop], bias, self._head)
         if memory is not None and stored is not None:
             memory[: len(stored), start:stop] = logits[stored]
         if rows.controls is not None:

@@ -75,25 +75,26 @@ class TritonBackend(Backend):
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
-        hidden_states, batch, logits = step.hidden_states, step.batch, step.logits
-        num_rows, num_samples = hidden_states.shape[0], step.noise.num_samples
+        given, batch, logits = step.local_logits is not None, step.batch, step.logits
+        inputs = step.hidden_states if step.local_logits is None else step.local_logits
+        num_rows, num_samples = inputs.shape[0], step.noise.num_samples
         controls = control_arguments(step.controls)
         masks = controls["mask_ptr"] is not None
         edits = controls["token_bias_ptr"] is not None or controls["history_ptr"] is not None
         screen = self.screen if self.screen is not None and self.screen.takes(step) else None
         if screen is not None and part == 0:
             screen.launch(step, controls, self._streams, self._scale)
-        tile = self._tile_of(num_rows, edits, screen is not None)
+        tile = self._tile_of(num_rows, edits, given, screen is not None)
         block_e = tile.block_e(num_samples != 1, masks, edits)
-        key = (part, parts, push is not None, num_rows, num_samples, tile, block_e)
+        key = (part, parts, push is not None, num_rows, num_samples, tile, block_e, given)
         if key not in self._launches:
             self._launches[key] = self._launch(part, parts, push, *key[3:])
         launch = self._launches[key]
         if launch is None:
             return
         lm_head_kernel[launch.grid](
-            hidden_ptr=hidden_states,
-            stride_hidden_b=hidden_states.stride(0),
+            hidden_ptr=inputs,
+            stride_hidden_b=inputs.stride(0),
             seed_ptr=batch.seed,
             position_ptr=step.noise.positions,
             temperature_ptr=batch.temperature,
@@ -109,15 +110,18 @@ class TritonBackend(Backend):
             launch_pdl=screen is not None and self._overlap,
         )
 
-    def _tile_of(self, num_rows: int, edits: bool, listed: bool) -> Tile:
+    def _tile_of(self, num_rows: int, edits: bool, given: bool, listed: bool) -> Tile:
         """Return the tile that overrides the table, or the table's.
 
         Args:
+            given: whether the step takes logits that the caller computed.
             listed: whether the step computes a list of few ids.
         """
         if self.tile is not None:
             return self.tile
         hidden_size, dtype = self._weight.shape[1], self._weight.dtype
+        if given:  # without a product; the tile of fp32 has room for every epilogue
+            hidden_size, dtype = 1, torch.float32
         if interpreted():
             return interpreter_tile(num_rows, hidden_size)
         if listed and not edits:
@@ -133,6 +137,7 @@ class TritonBackend(Backend):
         num_samples: int,
         tile: Tile,
         block_e: int,
+        given: bool,
     ) -> _Launch | None:
         """Return grid and arguments that all steps share, or None if the part is empty."""
         start, stop = self._shard.start, self._shard.stop
@@ -142,10 +147,10 @@ class TritonBackend(Backend):
         first, last = (num_tiles * p // parts for p in (part, part + 1))
         if first == last:
             return None
-        weight, head = self._weight, self._head
+        weight, head = self._weight, Head() if given else self._head
         arguments = {
-            "weight_ptr": weight,
-            "stride_weight_v": weight.stride(0),
+            "weight_ptr": None if given else weight,
+            "stride_weight_v": None if given else weight.stride(0),
             "stream_ptr": self._streams,
             "stride_stream": self._streams.stride(0),
             "scale_ptr": self._scale,
@@ -157,15 +162,15 @@ class TritonBackend(Backend):
             "num_tiles": num_tiles,
             "logit_scale": None if head.logit_scale == 1.0 else float(head.logit_scale),
             "logit_softcap": None if head.logit_softcap is None else float(head.logit_softcap),
-            "bias_ptr": self._bias,
+            "bias_ptr": None if given else self._bias,
             "ROUNDS": self._rounds,
-            "HIDDEN_SIZE": weight.shape[1],
+            "HIDDEN_SIZE": 0 if given else weight.shape[1],
             "BLOCK_V": tile.block_v,
             "BLOCK_B": tile.block_b,
             "BLOCK_D": tile.block_d,
             "BLOCK_E": block_e,
             "OVERLAP": self._overlap,
-            "PREFETCH": self._prefetch(tile),
+            "PREFETCH": 0 if given else self._prefetch(tile),
             **push_arguments(push),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,

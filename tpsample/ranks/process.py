@@ -15,6 +15,9 @@ from tpsample.ranks.groups import group_timeout, subgroup
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.roll_call import RollCall
 
+ALONE = "alone"
+"""The `group` of a rank that samples by itself, whatever job it is in."""
+
 
 class ProcessRanks(Ranks):
     """The ranks of a torch process group, or some of them, one process each.
@@ -176,7 +179,8 @@ class ProcessRanks(Ranks):
 def ranks_of(group: object) -> Ranks:
     """Return the ranks behind the `group` argument of `LMHeadSampler`.
 
-    None is the default process group if torch.distributed is initialised, else one rank.
+    None is the default process group if torch.distributed is initialised, else one rank; "alone" is
+    one rank in either case.
 
     Raises:
         TypeError: not a process group.
@@ -184,6 +188,8 @@ def ranks_of(group: object) -> Ranks:
     """
     if isinstance(group, Ranks):
         return group
+    if isinstance(group, str) and group == ALONE:
+        return Ranks()
     if group is None:
         if not (dist.is_available() and dist.is_initialized()):
             return Ranks()
@@ -192,5 +198,7 @@ def ranks_of(group: object) -> Ranks:
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError("group: this process is not a member of the group")
         way_out = "; pass its group, .get_group()" if hasattr(group, "get_group") else ""
-        raise TypeError(f"group: expected a torch process group or None, got {group!r}{way_out}")
+        raise TypeError(
+            f'group: expected a torch process group, None or "{ALONE}", got {group!r}{way_out}'
+        )
     return ProcessRanks(group)

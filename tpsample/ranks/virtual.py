@@ -25,6 +25,9 @@ class _Sampler(Protocol[S]):
     def start(self, *arguments: Any, **options: Any) -> S:
         """Do the local step."""
 
+    def start_logits(self, *arguments: Any, **options: Any) -> S:
+        """Do the local step of logits."""
+
     def finish(self, step: S) -> SampleOutput:
         """Wait for the other ranks."""
 
@@ -62,14 +65,34 @@ class VirtualWorld:
         All local steps come first, since one process cannot wait for its own other ranks. The last
         ranks may be left out, as if they had died.
         """
+        return self._steps(samplers, [partial(s.start, *arguments, **options) for s in samplers])
 
-        def step(sampler: _Sampler[S], ranks: VirtualRanks) -> SampleOutput:
-            started = sampler.start(*arguments, **options)
+    def step_logits(
+        self,
+        samplers: Sequence[_Sampler[S]],
+        local_logits: Sequence[Tensor],
+        *arguments: Any,
+        **options: Any,
+    ) -> list[SampleOutput]:
+        """Return what `sample_logits` of every rank returns, called with logits of its own."""
+        return self._steps(
+            samplers,
+            [
+                partial(sampler.start_logits, own, *arguments, **options)
+                for sampler, own in zip(samplers, local_logits, strict=True)
+            ],
+        )
+
+    def _steps(
+        self, samplers: Sequence[_Sampler[S]], starts: Sequence[Callable[[], S]]
+    ) -> list[SampleOutput]:
+        def step(sampler: _Sampler[S], start: Callable[[], S], ranks: VirtualRanks) -> SampleOutput:
+            started = start()
             ranks.meet()
             return sampler.finish(started)
 
-        pairs = zip(samplers, self.ranks, strict=False)
-        return self.run([partial(step, sampler, ranks) for sampler, ranks in pairs])
+        each = zip(samplers, starts, self.ranks, strict=False)
+        return self.run([partial(step, *of_rank) for of_rank in each])
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
         """Run bodies[rank]() of every rank, each in a thread, one at a time; return their results.

@@ -114,9 +114,10 @@ def check_rows(name: str, rows: Any, count: int) -> list[int]:
     """Return one index of a row, or several, as a list."""
     listed = rows.tolist() if isinstance(rows, Tensor) else rows
     listed = list(listed) if is_listing(listed) else [listed]
-    if not all(is_integer(row) and row in range(count) for row in listed):
+    plain = set(map(type, listed)) <= {int} or all(map(is_integer, listed))
+    if not plain or (listed and not 0 <= min(listed) <= max(listed) < count):
         raise ValueError(f"{name}: expected rows in [0, {count}), got {rows!r}")
-    return [int(row) for row in listed]
+    return list(map(int, listed))
 
 
 def check_order(order: Any, count: int) -> list[int]:
@@ -124,6 +125,18 @@ def check_order(order: Any, count: int) -> list[int]:
     checked = check_rows("order", order, count)
     if sorted(checked) != list(range(count)):
         raise ValueError(f"order: expected a permutation of {count} rows, got {order!r}")
+    return checked
+
+
+def check_arranged(order: Any, count: int, joining: int) -> list[int]:
+    """Return the rows that `arrange` leaves: those below `count` stay, the others join."""
+    checked = check_rows("order", order, count + joining)
+    missing = set(range(count, count + joining)).difference(checked)
+    if missing or len(set(checked)) < len(checked):
+        raise ValueError(
+            f"order: expected each row at most once, and each joining one, from {count} on, got "
+            f"{order!r}"
+        )
     return checked
 
 

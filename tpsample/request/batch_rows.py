@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.host_tensors import integers
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.noise import signed64
-from tpsample.request.batch_checks import CheckedRequest, check_order, check_requests, check_rows
+from tpsample.request.batch_checks import (
+    CheckedRequest,
+    check_arranged,
+    check_order,
+    check_requests,
+    check_rows,
+    token_lists,
+)
 from tpsample.request.controls.tables import ControlTables, needs_controls
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
@@ -73,7 +81,7 @@ class BatchRows:
         """
         gone = set(check_rows("drop", rows, self.rows))
         self._require_list("drop")
-        self._reorder([row for row in range(self.rows) if row not in gone])
+        self._arrange([row for row in range(self.rows) if row not in gone], [])
 
     def permute(self, order: Sequence[int]) -> None:
         """Put row ``order[i]`` in place i.
@@ -82,7 +90,36 @@ class BatchRows:
             TypeError, ValueError: `order` is not a permutation of the rows.
         """
         self._require_list("permute")
-        self._reorder(check_order(order, self.rows))
+        self._arrange(check_order(order, self.rows), [])
+
+    def arrange(
+        self,
+        order: Sequence[int],
+        joining: Sequence[SamplingParams] = (),
+        *,
+        prompt_token_ids: Sequence[Sequence[int]] | None = None,
+        output_token_ids: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Let rows leave, join and move in one pass, as an engine's batch does between two steps.
+
+            batch.arrange([2, 0, 4], [params])  # of 4 rows 1 and 3 leave, and one joins behind 0
+
+        Args:
+            order: which row stands in each place: one of the batch's B rows, or B + i for the
+                joining request i. Each of those must be named; rows that are not named leave.
+            joining: requests that join.
+            prompt_token_ids, output_token_ids: of the joining requests, as in `from_params`.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; a row named twice, or one that is not there;
+                or more than `max_rows` rows.
+        """
+        self._require_list("arrange")
+        requests, count = list(joining), len(joining)
+        prompts = token_lists("prompt_token_ids", prompt_token_ids, count)
+        outputs = token_lists("output_token_ids", output_token_ids, count)
+        checked = check_requests(self.rows, requests, prompts, outputs, self.vocab_size)
+        self._arrange(check_arranged(order, self.rows, count), checked)
 
     def update(
         self,
@@ -135,17 +172,7 @@ class BatchRows:
 
     def _join(self, checked: list[CheckedRequest]) -> None:
         """Add rows behind the last."""
-        requests = [*self.plan.requests, *(request.params for request in checked)]
-        if len(requests) > self.max_rows:
-            raise ValueError(
-                f"params: {len(requests)} rows exceed max_rows={self.max_rows}; drop rows, or "
-                "build the batch with a larger max_rows"
-            )
-        joined = range(self.rows, len(requests))
-        for row, request in zip(joined, checked, strict=True):
-            self._load(row, request)
-        waiting = [row for row in joined if requests[row].seed is None]
-        self._replace(requests, [*self.unseeded, *waiting])
+        self._arrange(list(range(self.rows + len(checked))), checked)
 
     @torch.inference_mode(False)
     def _load(self, row: int, request: CheckedRequest) -> None:
@@ -153,22 +180,46 @@ class BatchRows:
         params = request.params
         self._temperature[row] = params.temperature
         self._seed[row] = signed64(params.seed or 0)
-        if needs_controls(params):
+        self._load_controls(row, request)
+
+    def _load_controls(self, row: int, request: CheckedRequest) -> None:
+        if needs_controls(request.params):
             self._make_tables()
         if self._tables is not None:
             self._tables.load(row, request)
 
     @torch.inference_mode(False)
-    def _reorder(self, order: list[int]) -> None:
-        """Keep these rows, in this order."""
-        index = torch.tensor(order, dtype=torch.int64, device=self.device)
-        for tensor in (self._temperature, self._seed):
-            tensor[: len(order)] = tensor[index]
-        if self._tables is not None:
-            self._tables.reorder(order)
+    def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
+        """Keep these rows, in this order; from the rows there are on, they join."""
+        rows, size = self.rows, len(order)
+        if size > self.max_rows:
+            raise ValueError(
+                f"params: {size} rows exceed max_rows={self.max_rows}; drop rows, or build the "
+                "batch with a larger max_rows"
+            )
+        requests = [*self.plan.requests, *(request.params for request in checked)]
+        arranged = [requests[row] for row in order]
+        joined = {place: checked[row - rows] for place, row in enumerate(order) if row >= rows}
+        if order[:rows] != list(range(rows)):
+            # A joining row is a copy of any, until its own values are written over it.
+            index = integers(order, device=self.device)[0].clamp_(max=rows - 1)
+            for tensor in (self._temperature, self._seed):
+                tensor[:size] = tensor[index]
+            if self._tables is not None:
+                new = self.max_rows
+                self._tables.reorder([row if row < rows else new for row in order])
+        if joined:
+            (places,) = integers(joined, device=self.device)
+            its = [request.params for request in joined.values()]
+            temperatures = torch.tensor([each.temperature for each in its], dtype=torch.float32)
+            seeds = torch.tensor([signed64(each.seed or 0) for each in its])
+            self._temperature[places] = temperatures.to(self.device)
+            self._seed[places] = seeds.to(self.device)
+        for place, request in joined.items():
+            self._load_controls(place, request)
         waiting = set(self.unseeded)
-        unseeded = [place for place, row in enumerate(order) if row in waiting]
-        self._replace([self.plan.requests[row] for row in order], unseeded)
+        waiting.update(row for row in range(rows, len(requests)) if requests[row].seed is None)
+        self._replace(arranged, [place for place, row in enumerate(order) if row in waiting])
 
     @torch.inference_mode(False)
     def _replace(self, requests: Sequence[SamplingParams], unseeded: Iterable[int]) -> None:

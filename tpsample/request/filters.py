@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tpsample.core.host_tensors import integers, reals
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS = 256
@@ -24,6 +25,42 @@ class Way(Enum):
     REJECTION_IN_TOP_K = "rejection in top_k"
     TOP_WORDS = "top words"
     THRESHOLD = "threshold"
+
+
+class RowFilter(NamedTuple):
+    """The filters of one row, as `RowFilters` has them; top_k is 0 if it has none."""
+
+    top_k: int
+    top_p: float
+    log_min_p: float
+    total_log_min_p: float
+    keep_ties: bool
+    joint: bool
+    first_way: Way
+    second_way: Way
+
+    @staticmethod
+    def of(request: SamplingParams, vocab_size: int) -> RowFilter:
+        """Return the filters of a request, worked out once."""
+        found = NO_FILTER
+        if is_filtered(request, vocab_size):
+            top_k = limit_k(request.top_k, vocab_size)
+            log_min_p = math.log(request.min_p) if request.min_p > 0 else -math.inf
+            last = request.filter_order == "min_p_last"
+            found = RowFilter(
+                top_k,
+                request.top_p,
+                log_min_p,
+                -math.inf if last else log_min_p,
+                request.ties == "keep",
+                request.filter_order == "joint",
+                *_ways(request, top_k, vocab_size),
+            )
+        request.memo[vocab_size] = found
+        return found
+
+
+NO_FILTER = RowFilter(0, 1.0, -math.inf, -math.inf, False, False, Way.REJECTION, Way.REJECTION)
 
 
 @dataclass(frozen=True)
@@ -69,37 +106,33 @@ class RowFilters:
 
         Greedy rows have none, because the argmax is always kept.
         """
-        rows = [row for row, request in enumerate(requests) if is_filtered(request, vocab_size)]
+        # Batches change between steps, and most rows stay: theirs is found, not worked out.
+        found = [r.memo.get(vocab_size) or RowFilter.of(r, vocab_size) for r in requests]
+        rows = [row for row, its in enumerate(found) if its.top_k]
         if not rows:
             return None
-        kept = [requests[row] for row in rows]
-        top_k = [limit_k(request.top_k, vocab_size) for request in kept]
-        top_p = [request.top_p for request in kept]
-        log_min_p = [math.log(r.min_p) if r.min_p > 0 else -math.inf for r in kept]
-        total_log_min_p = [
-            -math.inf if r.filter_order == "min_p_last" else its
-            for r, its in zip(kept, log_min_p, strict=True)
-        ]
-        ways = [_ways(r, k, vocab_size) for r, k in zip(kept, top_k, strict=True)]
-
-        def tensor(values: list[Any], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
+        columns = zip(*(found[row] for row in rows), strict=True)
+        top_k, top_p, log_min_p, total_log_min_p, keep_ties, joint, first, second = columns
+        ids, limits = integers(rows, top_k, device=device)
+        by_top_words = [way is Way.TOP_WORDS for way in second]
+        in_top_k = [way is Way.REJECTION_IN_TOP_K for way in first]
+        bits = integers(keep_ties, joint, by_top_words, in_top_k, device=device, dtype=torch.bool)
+        numbers = reals(top_p, log_min_p, total_log_min_p, device=device)
         return RowFilters(
-            row_index=tensor(rows, torch.int64),
-            top_k=tensor(top_k, torch.int64),
-            top_p=tensor(top_p, torch.float64),
-            log_min_p=tensor(log_min_p, torch.float64),
-            total_log_min_p=tensor(total_log_min_p, torch.float64),
-            keep_ties=tensor([r.ties == "keep" for r in kept], torch.bool),
-            joint=tensor([r.filter_order == "joint" for r in kept], torch.bool),
+            row_index=ids,
+            top_k=limits,
+            top_p=numbers[0],
+            log_min_p=numbers[1],
+            total_log_min_p=numbers[2],
+            keep_ties=bits[0],
+            joint=bits[1],
             row_list=rows,
-            top_k_list=top_k,
-            top_p_list=top_p,
-            first_way=[first for first, _ in ways],
-            second_way=[second for _, second in ways],
-            by_top_words=tensor([way is Way.TOP_WORDS for _, way in ways], torch.bool),
-            in_top_k=tensor([way is Way.REJECTION_IN_TOP_K for way, _ in ways], torch.bool),
+            top_k_list=list(top_k),
+            top_p_list=list(top_p),
+            first_way=list(first),
+            second_way=list(second),
+            by_top_words=bits[2],
+            in_top_k=bits[3],
         )
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.host_tensors import integers
 from tpsample.request.filters import RowFilters, lists_all
 from tpsample.request.params import SamplingParams
 
@@ -52,18 +53,20 @@ class LogprobRows:
         top_of = [vocab_size if top == -1 else min(top, vocab_size) for top in top_of]
         chosen = [list(request.logprob_token_ids or ()) for request in asking]
         width = max(len(ids) for ids in chosen)
-        padded = [ids + [word.NO_TOKEN] * (width - len(ids)) for ids in chosen]
+        padded = (each for ids in chosen for each in (*ids, *[word.NO_TOKEN] * (width - len(ids))))
         processed = [request.logprobs_mode.startswith("processed") for request in asking]
         as_logits = [request.logprobs_mode.endswith("logits") for request in asking]
+        row_index, its_top, its_chosen = integers(rows, top_of, padded, device=device)
+        bits = integers(processed, as_logits, device=device, dtype=torch.bool)
         return LogprobRows(
             row_list=rows,
-            row_index=torch.tensor(rows, device=device),
+            row_index=row_index,
             top=max(top_of),
-            top_of=torch.tensor(top_of, device=device),
-            chosen=torch.tensor(padded, dtype=torch.int64, device=device).view(len(rows), width),
+            top_of=its_top,
+            chosen=its_chosen.view(len(rows), width),
             processed_list=processed,
-            processed=torch.tensor(processed, device=device),
-            as_logits=torch.tensor(as_logits, device=device),
+            processed=bits[0],
+            as_logits=bits[1],
         )
 
 
@@ -95,9 +98,9 @@ class AskingRows:
         filtered = [i for i, (row, processed) in asking if processed and row in of_row]
         own = [of_row[asked.row_list[i]] for i in filtered]
         return AskingRows(
-            places=slice(0, len(places)) if all_rows else torch.tensor(places, device=device),
+            places=slice(0, len(places)) if all_rows else integers(places, device=device)[0],
             filters=filters.select(own) if filters and own else None,
-            filtered=torch.tensor(filtered, device=device) if filtered else None,
+            filtered=integers(filtered, device=device)[0] if filtered else None,
         )
 
 
@@ -119,7 +122,9 @@ def stored_order(
     stored_list = list(dict.fromkeys(rows))
     if not stored_list:
         return stored_list, None, None
-    stored_index = torch.tensor(stored_list, dtype=torch.int64, device=device)
-    place = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
-    place[stored_index] = torch.arange(len(stored_list), dtype=torch.int32, device=device)
-    return stored_list, stored_index, place
+    places = [-1] * num_rows
+    for place, row in enumerate(stored_list):
+        places[row] = place
+    (stored_index,) = integers(stored_list, device=device)
+    (stored_place,) = integers(places, device=device, dtype=torch.int32)
+    return stored_list, stored_index, stored_place

@@ -110,7 +110,7 @@ class SamplingParams:
         self._choice("repetition_scope", ("all", "output"))
         self._consistent()
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether the token is the argmax of the logits."""
         return _fp32(self.temperature) < _fp32(GREEDY_BELOW)
@@ -130,6 +130,11 @@ class SamplingParams:
     def reads_output(self) -> bool:
         """Whether the tokens so far matter, so that each new one must be appended."""
         return self.penalised or bool(self.bad_words) or self.min_tokens > 0
+
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What others have worked out of this request, by keys of their own."""
+        return {}
 
     @cached_property
     def text(self) -> str:

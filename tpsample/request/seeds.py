@@ -11,6 +11,8 @@ from torch import Tensor
 from tpsample.noise import philox4x32
 
 _DOMAIN_SEED = 0x73656564
+_AHEAD = 256
+"""Seeds made at a time: one costs as much as all of these."""
 
 
 class SeedSource:
@@ -27,18 +29,29 @@ class SeedSource:
     """
 
     def __init__(self, root: int | None = None) -> None:
-        self.drawn, self.root = 0, secrets.randbits(63) if root is None else root
-        self._process = os.getpid()
+        self._first, self._made = 0, torch.empty(0, dtype=torch.int64)
+        self._begin(secrets.randbits(63) if root is None else root)
 
     def draw(self, count: int) -> Tensor:
         """Return the next seeds, int64 [count]: Philox with the root as key."""
         if os.getpid() != self._process:
-            self.drawn, self.root = 0, secrets.randbits(63)
-            self._process = os.getpid()
+            self._begin(secrets.randbits(63))
+        if self.drawn + count > self._first + len(self._made):
+            self._first, self._made = self.drawn, self._make(max(count, _AHEAD))
+        start = self.drawn - self._first
+        self.drawn += count
+        return self._made[start : start + count].clone()
+
+    def _begin(self, root: int) -> None:
+        self.drawn, self.root, self._process = 0, root, os.getpid()
+        self._first, self._made = 0, self._made[:0]
+
+    @torch.inference_mode(False)
+    def _make(self, count: int) -> Tensor:
+        """Return so many seeds from the next one on."""
         counted = torch.arange(self.drawn, self.drawn + count)
         zero = torch.zeros_like(counted)
         counter = (counted, zero, zero, torch.full_like(counted, _DOMAIN_SEED))
         key = (self.root & 0xFFFFFFFF, self.root >> 32)
         low, high, *_ = philox4x32(counter, key, 10)
-        self.drawn += count
         return (high << 32 | low) & (2**63 - 1)

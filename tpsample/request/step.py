@@ -40,12 +40,13 @@ class StepRows:
 
     Attributes:
         hidden_states: [B, D].
-        noise, controls: as in `Step`.
+        noise, controls, local_logits: as in `Step`.
     """
 
     hidden_states: Tensor
     noise: RowNoise
     controls: StepControls | None
+    local_logits: Tensor | None = None
 
     @cached_property
     def hidden_double(self) -> Tensor:
@@ -58,7 +59,8 @@ class StepRows:
     def select(self, index: Tensor) -> StepRows:
         """Return some of the rows; int64 [b]."""
         controls = None if self.controls is None else self.controls.select(index)
-        return StepRows(self.hidden_states[index], self.noise.select(index), controls)
+        given = None if self.local_logits is None else self.local_logits[index]
+        return StepRows(self.hidden_states[index], self.noise.select(index), controls, given)
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,15 @@ class Step:
     """A step on one rank, made once from arguments that were checked and agreed on.
 
     Attributes:
-        hidden_states: [B, D].
+        hidden_states: [B, D]; [B, 0] with local_logits.
         batch: what it reads of its rows.
         noise: what their scores need; with no samples the step only stores logits.
         controls: their controls over the shard; None if there are none.
         logits: fp32 [R or 2 R, V_local], memory for the logits of the stored rows: the raw
             ones, then with controls the processed ones. None if the plan stores none.
         out: what the step will return; None if it only stores logits.
+        local_logits: [B, V_local], logits that the caller computed in place of the product with
+            the weight; None otherwise.
     """
 
     hidden_states: Tensor
@@ -81,6 +85,7 @@ class Step:
     controls: StepControls | None
     logits: Tensor | None
     out: SampleOutput | None = None
+    local_logits: Tensor | None = None
 
     @property
     def num_words(self) -> int:
@@ -90,4 +95,4 @@ class Step:
     @property
     def rows(self) -> StepRows:
         """All rows of the step."""
-        return StepRows(self.hidden_states, self.noise, self.controls)
+        return StepRows(self.hidden_states, self.noise, self.controls, self.local_logits)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tpsample.agreement.logits_checks import check_has_weight
 from tpsample.agreement.step_checks import check_batch, check_fits_weight
 from tpsample.core.checks import describe, fits, require_plain
 from tpsample.request.batch import SamplingBatch
@@ -38,6 +39,7 @@ def check_verify(
             f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
             f"got {describe(draft_token_ids)}"
         )
+    check_has_weight(sampler.weight)
     num_rows, num_drafts = draft_token_ids.shape
     shape = (num_rows, num_drafts + 1, sampler.weight.shape[1])
     if not isinstance(hidden_states, Tensor) or hidden_states.shape != shape:

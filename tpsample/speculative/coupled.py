@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tpsample.core import word
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
@@ -40,7 +41,9 @@ def verify_coupled(
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
     sampler.finish(sampler.begin(hidden_states.flatten(0, 1), batch, at, out))
     token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
-    num_accepted = leading((drafts == token_ids) & (drafts >= 0))
+    # The token of a failed row may be any, so equality alone does not tell.
+    drawn = status == word.Status.OK
+    num_accepted = leading((drafts == token_ids) & (drafts >= 0) & drawn)
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
     if out.logprobs is not None:
         verified.logprobs = _emitted(out.logprobs, reached(num_accepted, width).flatten())

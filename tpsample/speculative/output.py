@@ -19,7 +19,7 @@ class VerifyOutput:
         num_accepted: int64 [B], how many drafts became tokens; the row emits one token more.
         token_ids: int64 [B, K + 1]: the accepted drafts, the token behind them, then -1.
         status: int32 [B], the `tpsample.Status` of the last position that the row reached. Unless
-            it is OK, the token there is -1; those before it are good.
+            it is OK, the token there is the sampler's `on_failed`; those before it are good.
         seeds: int64 [B], as in `SampleOutput`.
         logprobs: of every emitted token, as in `SampleOutput` for B · (K + 1) rows, of which row
             r · (K + 1) + i is position i of row r; None if no row of the batch asks for any.
@@ -42,6 +42,12 @@ class VerifyOutput:
         row_status = status.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
         emitted = token_ids.where(reached(num_accepted, token_ids.shape[1]), word.NO_TOKEN)
         return VerifyOutput(num_accepted, emitted, row_status, seeds)
+
+    def name_failed(self, token_id: int) -> None:
+        """Write a token where a row failed."""
+        place = self.num_accepted.unsqueeze(1)
+        last = self.token_ids.gather(1, place)
+        self.token_ids.scatter_(1, place, last.masked_fill(last < 0, token_id))
 
 
 def position_of_rows(positions: Tensor, num_positions: int) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text, mix
+from tpsample.core.host_tensors import integers
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.request.batch_checks import CheckedRequest
@@ -126,13 +127,18 @@ class ControlTables:
 
     @torch.inference_mode(False)
     def reorder(self, order: list[int]) -> None:
-        """Keep the state of these rows, in this order; the slots of all others are free."""
-        kept = [self._slot_list[row] for row in order]
-        free = set(self._slot_list).difference(kept)
+        """Keep the state of these rows, in this order; the slots of all others are free.
+
+        A row behind the slots is new, and takes a free one: `load` starts its state.
+        """
+        old, slots = self._slot_list, self.slots
+        free = sorted(set(old).difference([old[row] for row in order if row < slots]))
         for slot in free:
             self._requests.pop(slot, None)
-        self._slot_list = [*kept, *sorted(free)]
-        self.slot_of.copy_(torch.tensor(self._slot_list, dtype=torch.int64))
+        unused = iter(free)
+        arranged = [old[row] if row < slots else next(unused) for row in order]
+        self._slot_list = [*arranged, *unused]
+        self.slot_of.copy_(integers(self._slot_list, device=None)[0])
 
     @torch.inference_mode(False)
     def append(self, token_ids: Tensor) -> None:

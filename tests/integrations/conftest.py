@@ -1,0 +1,17 @@
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_model import save_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small Llama."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    if not importlib.metadata.version("transformers").startswith("5.23."):
+        pytest.skip("needs transformers 5.23, which the adapter supports")
+    folder = tmp_path_factory.mktemp("llama")
+    save_tiny_llama(folder)
+    return folder

@@ -1,0 +1,246 @@
+"""`generate` of transformers with tokens from tpsample, on one rank and on two."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import run_ranks
+from tests.support.tiny_model import VOCAB_SIZE
+from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
+
+transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
+
+IDS = torch.tensor([[0, 0, 5, 7, 9], [3, 4, 5, 6, 8], [0, 0, 0, 0, 2]])
+MASK = (IDS != 0).long()
+NEW = 7
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "plain": {"do_sample": True, "temperature": 0.8, "top_k": 0},
+    "filters": {"do_sample": True, "temperature": 1.5, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "penalty": {"do_sample": True, "top_k": 0, "repetition_penalty": 1.4, "min_new_tokens": 3},
+}
+
+
+def adapter():
+    from tpsample.integrations import transformers as found
+
+    return found
+
+
+def load(folder: Path, **options: Any) -> Any:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    model.generation_config.top_k = 0
+    return model
+
+
+def generate(model: Any, ids: torch.Tensor = IDS, mask: Any = MASK, **options: Any) -> Any:
+    options = {"max_new_tokens": NEW, "seeds": list(range(len(ids))), **options}
+    found = model.generate(
+        ids, attention_mask=mask, custom_generate=adapter().generate, pad_token_id=0, **options
+    )
+    return found[:, ids.shape[1] :].tolist()
+
+
+@pytest.fixture(scope="session")
+def model(llama: Path) -> Any:
+    return load(llama)
+
+
+def test_greedy_text_is_generates_own(model):
+    plain = model.generate(
+        IDS, attention_mask=MASK, do_sample=False, max_new_tokens=NEW, pad_token_id=0
+    )
+    assert generate(model, do_sample=False) == plain[:, IDS.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["plain", "filters"])
+def test_every_token_is_the_one_of_its_seed_and_position(model, kind):
+    """The whole text once more, from the model's own logits."""
+    options = KINDS[kind]
+    rows = generate(model, **options)
+    fields = {name: value for name, value in options.items() if name != "do_sample"}
+    for row, tokens in enumerate(rows):
+        prompt = IDS[row][MASK[row] == 1]
+        text = torch.cat([prompt, torch.tensor(tokens)])
+        with torch.no_grad():
+            logits = model(text.unsqueeze(0)).logits[0, len(prompt) - 1 : -1].float()
+        params = [SamplingParams(**fields, seed=row, filter_order="min_p_last")] * NEW
+        batch = SamplingBatch.from_params(params, vocab_size=VOCAB_SIZE)
+        positions = len(prompt) + torch.arange(NEW)
+        assert reference.sample(logits, batch, positions).token_ids.tolist() == tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache(model, kind):
+    rows = generate(model, **KINDS[kind])
+    assert generate(model, **KINDS[kind], use_cache=False) == rows
+    for row, tokens in enumerate(rows):
+        prompt = IDS[row][MASK[row] == 1].unsqueeze(0)
+        assert generate(model, prompt, None, **KINDS[kind], seeds=[row]) == [tokens]
+
+
+def test_the_head_is_as_it_was_and_no_sampler_is_left(model):
+    before = model.lm_head.__dict__.get("forward")
+    expected = model(IDS).logits
+    generate(model, do_sample=True)
+    assert model.lm_head.__dict__.get("forward") is before
+    assert torch.equal(model(IDS).logits, expected)
+
+    def broken(*_: Any, **__: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, do_sample=True, stopping_criteria=[broken])
+    assert model.lm_head.__dict__.get("forward") is before
+
+
+def test_while_a_call_lasts_there_are_no_logits(model):
+    shapes = []
+    module = adapter()
+    seen = model.register_forward_hook(lambda *args: shapes.append(tuple(args[-1].logits.shape)))
+    try:
+        generate(model, do_sample=True, max_new_tokens=2)
+    finally:
+        seen.remove()
+    assert shapes[-2:] == [(3, 1, 0), (3, 1, 0)]
+    assert "seeds" in inspect.signature(module.generate).parameters
+
+
+def test_rows_that_end_are_padded_and_stopping_criteria_end_them(model):
+    rows = generate(model, do_sample=True)
+    eos = rows[1][2]
+    ended = generate(model, do_sample=True, eos_token_id=eos)
+    assert ended[1] == [*rows[1][:3], *[0] * (len(ended[1]) - 3)]
+
+    class After2(transformers.StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+            return torch.full((len(input_ids),), input_ids.shape[1] >= IDS.shape[1] + 2)
+
+    short = generate(model, do_sample=True, stopping_criteria=[After2()])
+    assert short == [row[:2] for row in rows]
+
+
+def test_a_streamer_is_given_the_prompt_every_token_and_the_end(model):
+    class Streamer:
+        ended = False
+
+        def __init__(self) -> None:
+            self.found: list[Any] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.found.append(value.tolist())
+
+        def end(self) -> None:
+            self.ended = True
+
+    streamer = Streamer()
+    rows = generate(model, do_sample=True, stream_to=streamer)
+    assert streamer.found[0] == IDS.tolist() and streamer.ended
+    assert [list(row) for row in zip(*streamer.found[1:], strict=True)] == rows
+
+
+def test_several_sequences_of_a_prompt_and_a_sampler_used_again(model):
+    sampler = adapter().sampler_of(model, max_rows=6)
+    many = {"num_return_sequences": 2, "seeds": [0, 9, 1, 8, 2, 7], "sampler": sampler}
+    for _ in range(2):
+        found = generate(model, do_sample=True, **many)
+        assert found[::2] == generate(model, do_sample=True)
+        assert found[1] != found[0]
+    unseeded = [generate(model, do_sample=True, seeds=None) for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+    sampler.close()
+
+
+def test_a_soft_cap_and_a_scale_of_the_configuration_are_known(tmp_path):
+    from tests.support.tiny_model import save_tiny_model
+
+    save_tiny_model(tmp_path)
+    capped = load(tmp_path)
+    plain = capped.generate(
+        IDS, attention_mask=MASK, do_sample=False, max_new_tokens=4, pad_token_id=0
+    )
+    found = generate(capped, do_sample=False, repetition_penalty=1.0, max_new_tokens=4)
+    assert found == plain[:, IDS.shape[1] :].tolist()
+    head = adapter().Head(capped)
+    assert (head.scale, head.softcap) == (1.0, 4.0)
+
+
+class _OwnLinear(torch.nn.Linear):
+    """As a quantised layer is one."""
+
+
+def test_what_cannot_be_honoured_is_refused_by_name(model, llama, monkeypatch):
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("expected sampling or greedy search", {"num_beams": 2}),
+        ("return_dict_in_generate, output_scores", {"return_dict_in_generate": True}),
+        ("streamer: transformers does not hand it on .*; pass stream_to=", {"streamer": _Silent()}),
+        ("NoRepeatNGramLogitsProcessor is not supported", {"no_repeat_ngram_size": 2}),
+        ("seeds: expected one per row, 3, got 2", {"seeds": [1, 2]}),
+    ]
+    for told, options in refused:
+        with pytest.raises(ValueError, match=told):
+            generate(model, **{"do_sample": True, **options})
+    other = load(llama)
+    other.lm_head.__class__ = _OwnLinear
+    with pytest.raises(UnsupportedParameter, match=r"LlamaForCausalLM has _OwnLinear; a quantised"):
+        generate(other)
+    other.lm_head.__class__ = torch.nn.Linear
+    other.config.logits_scaling = 3.0  # which a Llama does not look at
+    with pytest.raises(UnsupportedParameter, match="changes what its LM head returns in a way"):
+        generate(other)
+    other.config.logits_scaling = None
+    forward = type(other).forward
+
+    def shifted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(self, *args, **kwargs)
+        out.logits = out.logits + 1.0
+        return out
+
+    monkeypatch.setattr(type(other), "forward", shifted)
+    with pytest.raises(UnsupportedParameter, match="scale and soft-cap of the configuration are"):
+        generate(other)
+
+
+class _Silent:
+    def put(self, value: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def test_a_row_without_a_token_ends_the_call(model):
+    others = [i for i in range(VOCAB_SIZE) if i != 5]
+    rows = generate(model, do_sample=True, suppress_tokens=others, max_new_tokens=2)
+    assert rows == [[5, 5]] * 3
+    with pytest.raises(RuntimeError, match="row 0 has no token 0 behind its prompt, status EMPTY"):
+        generate(model, do_sample=True, suppress_tokens=[*others, 5])
+
+
+def _on_ranks(folder: Path) -> dict[str, Any]:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=f"{rank}", WORLD_SIZE=f"{world_size}", LOCAL_RANK=f"{rank}")
+    model = load(folder, tp_plan="auto")
+    kind = type(model.lm_head.weight).__name__
+    found: dict[str, Any] = {name: generate(model, **how) for name, how in KINDS.items()}
+    with torch.no_grad():
+        found["logits"] = model(IDS).logits.shape[-1]  # its own forward is back
+    plain = model.generate(
+        IDS, attention_mask=MASK, do_sample=False, max_new_tokens=NEW, pad_token_id=0
+    )
+    assert found["greedy"] == plain[:, IDS.shape[1] :].tolist()
+    return found | {"kind": kind}
+
+
+def test_two_ranks_of_tensor_parallelism_write_the_text_of_one(model, llama):
+    expected = {name: generate(model, **how) for name, how in KINDS.items()}
+    first, second = run_ranks(2, _on_ranks, llama)
+    assert first == second
+    assert first.pop("kind") == "DTensor"
+    assert first.pop("logits") == VOCAB_SIZE
+    assert first == expected

@@ -1,0 +1,116 @@
+"""`arrange`: rows leave, join and move in one pass, and each keeps what is its own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.support.controls import Conversation
+from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
+from tpsample.noise import philox4x32
+from tpsample.request.seeds import SeedSource
+
+V, ROOM = 67, 9
+
+
+def _fresh(rows: list[Conversation]) -> SamplingBatch:
+    return SamplingBatch.from_params(
+        [row.params for row in rows],
+        vocab_size=V,
+        prompt_token_ids=[row.prompt for row in rows],
+        output_token_ids=[row.output for row in rows],
+        max_rows=ROOM,
+    )
+
+
+def _same(batch: SamplingBatch, rows: list[Conversation], generator: torch.Generator) -> None:
+    """The batch is one that was built of these rows."""
+    fresh = _fresh(rows)
+    assert batch.rows == len(rows) and batch.plan.text == fresh.plan.text
+    logits = 3 * torch.randn(len(rows), V, generator=generator)
+    outputs = [reference.sample(logits, each, 5) for each in (batch, fresh)]
+    for name in ("token_ids", "status", "seeds"):
+        assert torch.equal(*(getattr(out, name) for out in outputs)), name
+    for row, out in zip(rows, outputs[0].token_ids.tolist(), strict=True):
+        row.output.append(out)
+    batch.append(outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_arrangement_is_the_batch_built_of_its_rows(seed):
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rows = [Conversation.random(rng, V) for _ in range(rng.randint(0, ROOM))]
+    batch = _fresh(rows)
+    for _ in range(12):
+        joining = [Conversation.random(rng, V) for _ in range(rng.randint(0, 4))]
+        stay = rng.sample(range(len(rows)), rng.randint(0, min(len(rows), ROOM - len(joining))))
+        order = [*stay, *range(len(rows), len(rows) + len(joining))]
+        rng.shuffle(order)
+        batch.arrange(
+            order,
+            [each.params for each in joining],
+            prompt_token_ids=[each.prompt for each in joining],
+            output_token_ids=[each.output for each in joining],
+        )
+        rows = [[*rows, *joining][row] for row in order]
+        _same(batch, rows, generator)
+
+
+def test_a_full_batch_replaces_a_row_where_it_stands():
+    params = [SamplingParams(seed=row) for row in range(3)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    address = batch.seed.data_ptr()
+    batch.arrange([0, 3, 2], [SamplingParams(temperature=0.5)])
+    assert batch.temperature.tolist() == [1.0, 0.5, 1.0]
+    assert (batch.unseeded, batch.seed.data_ptr()) == ([1], address)
+    batch.arrange([1, 0])
+    assert (batch.unseeded, batch.rows) == ([0], 2)
+
+
+@pytest.mark.parametrize(
+    ("order", "joining", "told"),
+    [
+        ([0, 0], 0, "each row at most once"),
+        ([0, 3], 2, "each joining one, from 3 on"),
+        ([0, 1, 2], 1, "each joining one, from 3 on"),
+        ([0, 3], 0, r"rows in \[0, 3\)"),
+        ([0, True], 0, r"rows in \[0, 3\)"),
+        ([-1], 0, r"rows in \[0, 3\)"),
+        ([0, 1, 2, 3, 4], 2, "5 rows exceed max_rows=4"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_changes_nothing(order, joining, told):
+    params = [SamplingParams(seed=row, top_k=row + 1) for row in range(3)]
+    batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=4)
+    before = batch.plan
+    with pytest.raises(ValueError, match=told) as error:
+        batch.arrange(order, [SamplingParams(seed=9)] * joining)
+    assert not isinstance(error.value, UnsupportedParameter)
+    assert batch.plan is before and batch.seed.tolist() == [0, 1, 2]
+
+
+def test_tokens_that_do_not_fit_the_joining_rows_are_refused():
+    batch = SamplingBatch.from_params([], vocab_size=V, max_rows=2)
+    with pytest.raises(ValueError, match=r"prompt_token_ids: expected one list per row \(1\)"):
+        batch.arrange([0], [SamplingParams()], prompt_token_ids=[[1], [2]])
+    single = SamplingBatch.from_params(SamplingParams(), vocab_size=V)
+    with pytest.raises(ValueError, match="arrange: this batch was built from one request"):
+        single.arrange([0])
+
+
+@pytest.mark.parametrize("counts", [[1] * 300, [300], [5, 251, 1, 40, 300], [0, 255, 2]], ids=len)
+def test_seeds_are_the_same_however_many_are_drawn_at_a_time(counts):
+    root, total = 0x123456789ABCDEF, sum(counts)
+    source = SeedSource(root)
+    with torch.inference_mode():
+        drawn = torch.cat([source.draw(count) for count in counts])
+    assert source.drawn == total
+    counter = torch.arange(total)
+    zero = torch.zeros_like(counter)
+    key = (root & 0xFFFFFFFF, root >> 32)
+    low, high, *_ = philox4x32((counter, zero, zero, zero + 0x73656564), key, 10)
+    assert torch.equal(drawn, (high << 32 | low) & (2**63 - 1))
+    assert not drawn.unique().numel() < total

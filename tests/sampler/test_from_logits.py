@@ -1,0 +1,185 @@
+"""`sample_logits`: the tokens of a call with hidden states, from logits that the caller computed.
+
+Random mixtures of rows go this way in `test_fuzz`; wrong arguments are in `tests.agreement`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support import host_reads
+from tests.support.cases import Case, even_shards, uneven_shards
+from tests.support.ranks import run_ranks
+from tests.support.virtual import SMALL_TILE, assert_all_equal, virtual
+from tpsample import (
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    UnsupportedParameter,
+    VocabShard,
+    reference,
+    verify,
+)
+
+BACKENDS = ("torch", "triton")
+
+
+def case_of(vocab_size: int = 203, rows: int = 6) -> Case:
+    """Rows of every kind: greedy, plain, filtered, with controls and logprobs."""
+    case = Case.make(vocab_size, rows, dtype=torch.float32)
+    changes = [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.8, "logprobs": 2},
+        {"repetition_penalty": 1.5, "logit_bias": {3: 2.0}},
+        {"allowed_token_ids": list(range(0, vocab_size, 3))},
+        {},
+    ]
+    params = [
+        dataclasses.replace(params, **changes[row % len(changes)])
+        for row, params in enumerate(case.params)
+    ]
+    tokens = [[row, 3, row] for row in range(rows)]
+    return dataclasses.replace(case, params=params, tokens=tokens)
+
+
+def logits_of(case: Case) -> torch.Tensor:
+    return reference.logits(case.hidden_states, case.weight)
+
+
+def sampler_of(case: Case, backend: str = "torch", **arguments) -> LMHeadSampler:
+    """One rank alone."""
+    sampler = LMHeadSampler(case.weight, backend=backend, max_rows=24, **arguments)
+    if backend == "triton":
+        local: Any = sampler.local
+        local.tile = SMALL_TILE
+    return sampler
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("num_samples", [None, 2])
+def test_tokens_are_those_of_hidden_states(backend, num_samples):
+    case = case_of()
+    sampler = sampler_of(case, backend)
+    out = sampler.sample_logits(
+        logits_of(case), case.batch, case.positions, num_samples=num_samples
+    )
+    expected = case.oracle(num_samples)
+    assert_all_equal([out], expected)
+    assert torch.equal(out.logprobs.token_ids, expected.logprobs.token_ids)
+    assert torch.allclose(out.logprobs.values, expected.logprobs.values, equal_nan=True)
+
+
+def _on_ranks(case: Case, logits: torch.Tensor, exchange: str, chunks: int) -> list[list[int]]:
+    shard = uneven_shards(case.vocab_size, dist.get_world_size())[dist.get_rank()]
+    weight = torch.empty(len(shard), 0)  # a head that has no weight to give
+    sampler = LMHeadSampler(weight, shard=shard, exchange=exchange, chunks=chunks, max_rows=24)
+    own = logits[:, shard.start : shard.stop].clone()
+    out = sampler.sample_logits(own, case.batch, case.positions)
+    sampler.compare()
+    return [out.token_ids.tolist(), out.status.tolist()]
+
+
+@pytest.mark.parametrize(("exchange", "chunks"), [("collective", 1), ("p2p", 3)])
+def test_ranks_without_a_weight_return_the_oracles_tokens(exchange, chunks):
+    case = case_of()
+    expected = case.oracle()
+    results = run_ranks(3, _on_ranks, case, logits_of(case), exchange, chunks)
+    assert results == [[expected.token_ids.tolist(), expected.status.tolist()]] * 3
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_kernel_pushes_words_of_logits_to_its_peers(chunks):
+    case, shards = case_of(), even_shards(203, 3)
+    world, samplers = virtual(case, shards, chunks=chunks, max_rows=24)
+    local = [logits_of(case)[:, shard.start : shard.stop] for shard in shards]  # strided
+    for _ in range(2):
+        outputs = world.step_logits(samplers, local, case.batch, case.positions)
+        assert_all_equal(outputs, case.oracle())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_converted_exactly(backend, dtype):
+    case = case_of()
+    logits = logits_of(case).to(dtype)
+    out = sampler_of(case, backend).sample_logits(logits, case.batch, case.positions)
+    assert_all_equal([out], reference.sample(logits.float(), case.batch, case.positions))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_columns_behind_the_shard_are_never_read(backend, value):
+    case = case_of()
+    padded = torch.cat([case.weight, torch.full((5, 16), torch.nan)])
+    sampler = LMHeadSampler(padded, vocab_size=case.vocab_size, backend=backend, max_rows=24)
+    logits = torch.nn.functional.pad(logits_of(case), (0, 5), value=value)
+    out = sampler.sample_logits(logits, case.batch, case.positions)
+    assert_all_equal([out], case.oracle())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_head_is_not_applied(backend):
+    case = Case.make(65, 4, dtype=torch.float32)
+    head = {"logit_scale": -3.0, "logit_softcap": 2.0, "bias": torch.arange(65.0).flip(0)}
+    sampler = sampler_of(case, backend, **head)
+    out = sampler.sample_logits(logits_of(case), case.batch, case.positions)
+    assert_all_equal([out], case.oracle())
+    assert_all_equal(  # and a call with hidden states still has it
+        [sampler(case.hidden_states, case.batch, case.positions)], case.oracle(**head)
+    )
+
+
+def test_an_output_is_written_again_and_logits_may_require_a_gradient():
+    case = case_of()
+    sampler, logits = sampler_of(case), logits_of(case).requires_grad_()
+    out = sampler.sample_logits(logits, case.batch, case.positions)
+    out.token_ids.zero_()
+    again = sampler.sample_logits(logits, case.batch, case.positions, out=out)
+    assert again is out and not out.token_ids.requires_grad
+    assert_all_equal([again], case.oracle())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_host_reads_nothing_of_plain_rows(backend):
+    case = Case.make(65, 4)
+    batch, logits = case.batch, logits_of(case)
+    sampler = sampler_of(case, backend)
+    with host_reads.refused():
+        out = sampler.sample_logits(logits, batch, case.positions)
+    assert_all_equal([out], case.oracle())
+
+
+def test_a_sampler_without_a_weight_takes_no_hidden_states():
+    batch = SamplingBatch.from_params([SamplingParams(seed=1)], vocab_size=9)
+    sampler = LMHeadSampler(torch.empty(9, 0))
+    token = sampler.sample_logits(torch.arange(9.0).unsqueeze(0) * 100, batch, 0)
+    assert token.token_ids.tolist() == [8]
+    hidden_states, drafts = torch.empty(1, 0), torch.zeros(1, 0, dtype=torch.int64)
+    calls = [
+        lambda: sampler(hidden_states, batch, 0),
+        lambda: sampler.prompt_logprobs(hidden_states, torch.zeros(1, dtype=torch.int64)),
+        lambda: verify(sampler, hidden_states.unsqueeze(1), drafts, batch, 0),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"no weight, lm_head_weight is \[9, 0\]; call"):
+            call()
+
+
+def test_whole_logits_are_refused_on_a_shard():
+    sampler = LMHeadSampler(torch.empty(5, 0), shard=VocabShard(0, 5))
+    batch = SamplingBatch.from_params([SamplingParams()], vocab_size=5)
+    with pytest.raises(ValueError, match=r"local_logits: expected .* \[B, 5\] on cpu, the columns"):
+        sampler.sample_logits(torch.zeros(1, 10), batch, 0)
+
+
+def test_inside_torch_compile_it_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    case = Case.make(65, 4)
+    with pytest.raises(UnsupportedParameter, match=r"sample_logits: not inside torch\.compile"):
+        sampler_of(case).sample_logits(logits_of(case), case.batch, case.positions)

@@ -1,0 +1,148 @@
+"""The token of a row that has none: -1, or what the caller of `LMHeadSampler` chose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases import Case, even_shards
+from tests.support.ranks import run_ranks
+from tests.support.virtual import SMALL_TILE, step, virtual
+from tpsample import (
+    LMHeadSampler,
+    RankMismatch,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    verify,
+)
+
+V, D, END = 41, 8, 7
+BACKENDS = ("torch", "triton")
+FAILED = [Status.NAN, Status.EMPTY, Status.OK] * 3
+PARAMS = [
+    *(SamplingParams(seed=row) for row in range(3)),
+    *(SamplingParams(seed=row, top_p=0.8) for row in range(3)),
+    *(SamplingParams(seed=row, top_k=4, logprobs=2) for row in range(3)),
+]
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, SamplingBatch]:
+    """Hidden states and a batch whose rows have a NaN, no token left, or nothing amiss."""
+    generator = torch.Generator().manual_seed(3)
+    weight, hidden_states = (torch.randn(n, D, generator=generator) for n in (V, 9))
+    hidden_states[::3, 0] = torch.nan
+    batch = SamplingBatch.from_params(PARAMS, vocab_size=V)
+    batch.forced_token_ids = torch.tensor([-1, V, -1] * 3)  # an id from V on leaves none
+    return weight, hidden_states, batch
+
+
+def sampler_of(weight: torch.Tensor, backend: str, **arguments: Any) -> LMHeadSampler:
+    sampler = LMHeadSampler(weight, backend=backend, max_rows=36, **arguments)
+    if backend == "triton":
+        local: Any = sampler.local
+        local.tile = SMALL_TILE
+    return sampler
+
+
+def same_but_for_failed(out: SampleOutput, before: SampleOutput, status: list[int]) -> None:
+    """What differs between two outputs is the token of rows that failed."""
+    assert out.status.tolist() == before.status.tolist() == status
+    failed = out.status != Status.OK
+    assert (before.token_ids[failed] == -1).all() and (out.token_ids[failed] == END).all()
+    assert torch.equal(out.token_ids[~failed], before.token_ids[~failed])
+    assert out.logprobs is not None and before.logprobs is not None
+    for name in ("token_ids", "values", "ranks"):
+        ours, theirs = (getattr(each.logprobs, name).nan_to_num(-9) for each in (out, before))
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("num_samples", [None, 2])
+def test_rows_that_fail_return_it_and_their_status_still_tells(backend, num_samples):
+    weight, hidden_states, batch = inputs()
+    out, before = (
+        sampler_of(weight, backend, on_failed=on_failed)(
+            hidden_states, batch, 5, num_samples=num_samples
+        )
+        for on_failed in (END, -1)
+    )
+    same_but_for_failed(out, before, FAILED)
+
+
+def test_fixed_rounds_and_logits_of_the_caller_return_it_too():
+    weight, hidden_states, batch = inputs()
+    sampler, plain = (sampler_of(weight, "torch", on_failed=token) for token in (END, -1))
+    fixed = SamplingBatch.from_params(PARAMS, vocab_size=V, fixed_rounds=True)
+    fixed.forced_token_ids = batch.forced_token_ids
+    before = plain(hidden_states, batch, 5)
+    same_but_for_failed(sampler(hidden_states, fixed, 5), before, FAILED)
+    logits = hidden_states @ weight.T
+    same_but_for_failed(
+        sampler.sample_logits(logits, batch, 5), plain.sample_logits(logits, batch, 5), FAILED
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+def test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_token(backend, method):
+    weight, hidden_states, _ = inputs()
+    params = [SamplingParams(temperature=0.0, logprobs=1) for _ in range(3)]
+    hidden_states = hidden_states[2:3].expand(9, D).clone().view(3, 3, D)
+    hidden_states[0, 1, 0] = hidden_states[1, 0, 0] = torch.nan
+    best = int((hidden_states[2, 2] @ weight.T).argmax())
+    drafts = torch.tensor([[best, END], [END, END], [best, best]])
+    out, before = (
+        verify(
+            sampler_of(weight, backend, on_failed=on_failed),
+            hidden_states,
+            drafts,
+            SamplingBatch.from_params(params, vocab_size=V),
+            4,
+            method=method,
+        )
+        for on_failed in (END, -1)
+    )
+    assert before.token_ids.tolist() == [[best, -1, -1], [-1, -1, -1], [best] * 3]
+    assert out.token_ids.tolist() == [[best, END, -1], [END, -1, -1], [best] * 3]
+    for each in (out, before):
+        assert each.num_accepted.tolist() == [1, 0, 2]
+        assert each.status.tolist() == [Status.NAN, Status.NAN, Status.OK]
+    assert torch.equal(out.logprobs.token_ids, before.logprobs.token_ids)
+
+
+def test_rows_that_lost_a_rank_return_it():
+    case = Case.make(100, 5)
+    filtered = [SamplingParams(seed=1, top_k=3), *case.params[1:]]
+    case = Case(case.hidden_states, case.weight, filtered, case.positions)
+    world, samplers = virtual(case, even_shards(100, 3), on_failed=END)
+    outputs = step(world, samplers, case)
+    assert [out.token_ids.tolist() for out in outputs] == [case.oracle().token_ids.tolist()] * 3
+    addresses = samplers[2].exchange.memory.addresses
+    addresses[1] = torch.zeros_like(samplers[2].exchange.memory.own).data_ptr()
+    out = step(world, samplers, case)[1]
+    assert out.status.tolist() == [Status.PEER_LOST] * 5
+    assert out.token_ids.tolist() == [END] * 5
+
+
+def _refused() -> list[str]:
+    rank, texts = dist.get_rank(), []
+    for on_failed in (rank, V, -2, 1.0):
+        with pytest.raises(RankMismatch) as error:
+            LMHeadSampler(torch.zeros(21 - rank, D), on_failed=on_failed)
+        texts.append(str(error.value))
+    return texts
+
+
+def test_it_is_a_token_and_the_same_on_every_rank():
+    first, second = run_ranks(2, _refused)
+    assert first == second
+    assert first[0] == "on_failed: must be the same on every rank, got rank 0: 0, rank 1: 1"
+    assert first[1] == "on_failed: expected -1 or an id below vocab_size=41, got 41"
+    assert all("on_failed: expected an int from -1 to" in text for text in first[2:])
+    with pytest.raises(ValueError, match="below vocab_size=3, got 3"):
+        LMHeadSampler(torch.zeros(3, D), on_failed=3)

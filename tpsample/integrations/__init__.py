@@ -1,0 +1,1 @@
+"""Adapters for engines; nothing is imported here, because each needs its engine. See README.md."""

@@ -1,0 +1,118 @@
+"""The LM head of a transformers model: its sampler, and the hidden states it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample.errors import UnsupportedParameter
+from tpsample.sampler import LMHeadSampler
+
+_PROBE = (-55.0, -7.0, -1.0, -0.125, 0.0, 0.5, 3.0, 31.0)
+
+
+class Head:
+    """The LM head of one model.
+
+    Raises:
+        UnsupportedParameter: the logits are not softcap(scale · h Wᵀ) + bias of a plain linear
+            layer, as far as a forward pass of one token shows.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._lm_head = _linear(model)
+        config = model.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None)
+        self.scale = float(scale or 1 / (getattr(config, "logits_scaling", None) or 1))
+        self.softcap = getattr(config, "final_logit_softcapping", None)
+        self.hidden_states: Tensor | None = None
+        self._probe(model)
+
+    def sampler(self, max_rows: int) -> LMHeadSampler:
+        """Return a sampler over the head, whole or sharded by tensor parallelism. Collective."""
+        weight, bias = self._lm_head.weight, self._lm_head.bias
+        sharded = hasattr(weight, "placements")
+        return LMHeadSampler(
+            weight,
+            group=None if sharded else "alone",
+            bias=bias,
+            logit_scale=self.scale,
+            logit_softcap=self.softcap,
+            max_rows=max_rows,
+        )
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let the model hand its hidden states to `hidden_states`, and compute no logits.
+
+        What it returns for logits is [B, T, 0], which nobody can take for logits. A forward that
+        the layer had before, as tensor parallelism gives it one, is put back.
+        """
+
+        def keep(hidden_states: Tensor) -> Tensor:
+            self.hidden_states = hidden_states
+            return hidden_states.new_empty(*hidden_states.shape[:-1], 0)
+
+        with self._forward(keep):
+            yield
+
+    @contextmanager
+    def _forward(self, function: Any) -> Iterator[None]:
+        own = self._lm_head.__dict__
+        was = own.get("forward")
+        self._lm_head.forward = function
+        try:
+            yield
+        finally:
+            del self._lm_head.forward
+            if was is not None:
+                self._lm_head.forward = was
+
+    @torch.no_grad()
+    def _probe(self, model: Any) -> None:
+        """See what the model does to known logits behind its LM head."""
+        logits: Tensor | None = None
+
+        def known(hidden_states: Tensor) -> Tensor:
+            nonlocal logits
+            logits = torch.tensor(_PROBE, dtype=hidden_states.dtype, device=hidden_states.device)
+            return logits.expand(*hidden_states.shape[:-1], -1).clone()
+
+        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        with self._forward(known):
+            try:
+                found = model(input_ids=token, use_cache=False).logits[0, -1].float()
+            except (IndexError, RuntimeError) as error:
+                raise _unknown(model, str(error)) from error
+        if logits is None:
+            raise _unknown(model, "it does not call the layer")
+        expected = logits.float() * self.scale
+        if self.softcap is not None:
+            expected = self.softcap * torch.tanh(expected / self.softcap)
+        near = found.shape == expected.shape and torch.allclose(found, expected, 0.02, 0.02)
+        if not near:
+            raise _unknown(model, f"{logits.tolist()} become {found.tolist()}")
+
+
+def _linear(model: Any) -> Any:
+    lm_head = model.get_output_embeddings()
+    if type(lm_head) is not torch.nn.Linear:
+        raise UnsupportedParameter(
+            f"model: expected a torch.nn.Linear as LM head, {type(model).__name__} has "
+            f"{type(lm_head).__name__}; a quantised head or one with LoRA makes its own logits, "
+            "see LMHeadSampler.sample_logits"
+        )
+    if hasattr(lm_head, "_hf_hook") or lm_head.weight.is_meta:
+        raise UnsupportedParameter("model: its LM head is offloaded; load it onto one device")
+    return lm_head
+
+
+def _unknown(model: Any, what: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"model: {type(model).__name__} changes what its LM head returns in a way not known here; "
+        f"scale and soft-cap of the configuration are: {what}"
+    )

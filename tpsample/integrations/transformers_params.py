@@ -1,0 +1,254 @@
+"""What `generate` was asked for, as `SamplingParams`.
+
+transformers turns the arguments of `generate` into logits processors. Each is honoured by its exact
+type, or refused by name: a subclass may do anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers.generation import logits_process as processors_of
+
+from tpsample.errors import UnsupportedParameter
+from tpsample.request.params import SamplingParams
+
+REFUSED = {
+    "AlternatingCodebooksLogitsProcessor": "audio models alone use it",
+    "BarkEosPrioritizerLogitsProcessor": "audio models alone use it",
+    "ClassifierFreeGuidanceLogitsProcessor": "it mixes the logits of two rows",
+    "DiaClassifierFreeGuidanceLogitsProcessor": "it mixes the logits of two rows",
+    "DiaEOSChannelFilterLogitsProcessor": "audio models alone use it",
+    "DiaEOSDelayPatternLogitsProcessor": "audio models alone use it",
+    "EncoderNoRepeatNGramLogitsProcessor": "encoder-decoder models are not supported",
+    "EncoderRepetitionPenaltyLogitsProcessor": "encoder-decoder models are not supported",
+    "EpsilonLogitsWarper": "there is no filter by probability alone",
+    "EtaLogitsWarper": "there is no filter by entropy",
+    "ExponentialDecayLengthPenalty": "its bias changes with every token",
+    "ForcedBOSTokenLogitsProcessor": "no token is forced at the first position",
+    "ForcedEOSTokenLogitsProcessor": "no token is forced at the last position",
+    "InfNanRemoveLogitsProcessor": "NaN ends the call, and +inf is a forced token",
+    "NoRepeatNGramLogitsProcessor": "no n-grams are kept",
+    "PrefixConstrainedLogitsProcessor": "its function would be called on the host, row by row",
+    "SuppressTokensAtBeginLogitsProcessor": "no token is forbidden at the first position alone",
+    "SynthIDTextWatermarkLogitsProcessor": "there is no watermark",
+    "TopHLogitsWarper": "there is no filter by entropy",
+    "TypicalLogitsWarper": "there is no filter by typicality",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it mixes the logits of two models",
+    "WatermarkLogitsProcessor": "there is no watermark",
+    "WhisperNoSpeechDetection": "audio models alone use it",
+    "WhisperTimeStampLogitsProcessor": "audio models alone use it",
+}
+"""Processors that need whole logits or have no counterpart here, and why."""
+
+Fields = dict[str, Any]
+
+
+def _keeping_one(processor: Any, name: str) -> None:
+    """Refuse the options of a filter that `generate` itself never sets."""
+    if processor.filter_value != -float("inf") or getattr(processor, "min_tokens_to_keep", 1) != 1:
+        raise _unsupported(processor, f"{name} with min_tokens_to_keep or filter_value")
+
+
+def _temperature(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    fields["temperature"] *= processor.temperature
+
+
+def _top_k(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    _keeping_one(processor, "top_k")
+    _once(fields, "top_k", processor.top_k, processor)
+
+
+def _top_p(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    _keeping_one(processor, "top_p")
+    _once(fields, "top_p", processor.top_p, processor)
+
+
+def _min_p(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    _keeping_one(processor, "min_p")
+    _once(fields, "min_p", processor.min_p, processor)
+
+
+def _repetition(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    ignored = processor.prompt_ignore_length
+    ignored = ignored.tolist() if isinstance(ignored, Tensor) else ignored
+    if ignored is None:
+        ignored = [0] * len(prompts.padding)
+    if ignored == prompts.padding:
+        pass  # what `generate` itself asks for: the prompt counts, its padding does not
+    elif ignored == prompts.length:
+        fields["repetition_scope"] = "output"
+    else:
+        raise _unsupported(processor, f"prompt_ignore_length={ignored} for part of a prompt")
+    _once(fields, "repetition_penalty", processor.penalty, processor)
+
+
+def _min_length(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    _at_least(processor, fields, processor.min_length - prompts.length)
+
+
+def _min_new_tokens(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    already = prompts.length - processor.prompt_length_to_skip
+    _at_least(processor, fields, processor.min_new_tokens - already)
+
+
+def _at_least(processor: Any, fields: Fields, min_tokens: int) -> None:
+    """`generate` makes two processors of one `min_new_tokens`; the longer one counts."""
+    stop = sorted(processor.eos_token_id.tolist())
+    if fields.setdefault("stop_token_ids", stop) != stop:
+        raise _unsupported(processor, "two sets of eos_token_id")
+    fields["min_tokens"] = max(0, min_tokens, fields.get("min_tokens", 0))
+
+
+def _bad_words(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    fields["bad_words"] = [*fields.get("bad_words", ()), *map(list, processor.sequence_bias)]
+
+
+def _suppress(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    ids = processor.suppress_tokens.tolist()
+    fields["bad_words"] = [*fields.get("bad_words", ()), *([each] for each in ids)]
+
+
+def _sequence_bias(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    biases = {}
+    for sequence, bias in processor.sequence_bias.items():
+        if len(sequence) != 1 or abs(bias) > 100:
+            raise _unsupported(processor, f"{sequence}: {bias}: one id with a bias up to ±100 each")
+        biases[sequence[0]] = bias
+    _once(fields, "logit_bias", biases, processor)
+
+
+def _nothing(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    """The token does not depend on it."""
+
+
+HONOURED: dict[str, Callable[[Any, Fields, Prompts], None]] = {
+    "LogitNormalization": _nothing,
+    "MinLengthLogitsProcessor": _min_length,
+    "MinNewTokensLengthLogitsProcessor": _min_new_tokens,
+    "MinPLogitsWarper": _min_p,
+    "NoBadWordsLogitsProcessor": _bad_words,
+    "RepetitionPenaltyLogitsProcessor": _repetition,
+    "SequenceBiasLogitsProcessor": _sequence_bias,
+    "SuppressTokensLogitsProcessor": _suppress,
+    "TemperatureLogitsWarper": _temperature,
+    "TopKLogitsWarper": _top_k,
+    "TopPLogitsWarper": _top_p,
+}
+"""Processors by the name of their class, and what each adds to the fields of a request."""
+
+_ORDER = (
+    "SequenceBiasLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "LogitNormalization",
+)
+"""The order in which tpsample takes these steps. Masks may stand anywhere before the filters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """The prompts of a batch, padded on the left.
+
+    Attributes:
+        rows: their ids without padding.
+        padding: how many ids of padding each has.
+        length: of every row, padding included.
+    """
+
+    rows: list[list[int]]
+    padding: list[int]
+    length: int
+
+    @staticmethod
+    def of(input_ids: Tensor, attention_mask: Tensor | None) -> Prompts:
+        """Cut the padding off.
+
+        Raises:
+            UnsupportedParameter: no ids, or a mask with padding elsewhere.
+        """
+        length = input_ids.shape[1]
+        if length == 0:
+            raise UnsupportedParameter("input_ids: expected at least one id per row; got none")
+        padding = [0] * len(input_ids)
+        if attention_mask is not None:
+            there = attention_mask[:, -length:] != 0
+            padding = (length - there.sum(dim=1)).tolist()
+            if bool((there[:, 1:] < there[:, :-1]).any()):
+                raise UnsupportedParameter(
+                    "attention_mask: expected padding on the left alone; load the tokenizer with "
+                    'padding_side="left"'
+                )
+        rows = [ids[gap:] for ids, gap in zip(input_ids.tolist(), padding, strict=True)]
+        return Prompts(rows, padding, length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Requests:
+    """What a `SamplingBatch` is built of."""
+
+    params: list[SamplingParams]
+    prompt_token_ids: list[list[int]]
+    output_token_ids: list[list[int]]
+
+
+def requests_of(
+    processors: Sequence[Any],
+    *,
+    do_sample: bool,
+    prompts: Prompts,
+    seeds: Sequence[int | None],
+) -> Requests:
+    """Return the requests of a call of `generate`.
+
+    Raises:
+        UnsupportedParameter: a processor that is not honoured, by name.
+    """
+    fields: Fields = {"temperature": 1.0 if do_sample else 0.0}
+    names = [type(processor).__name__ for processor in processors]
+    for name, processor in zip(names, processors, strict=True):
+        if name not in HONOURED or type(processor) is not getattr(processors_of, name, None):
+            raise _unsupported(processor, REFUSED.get(name, "it is not known here"))
+        HONOURED[name](processor, fields, prompts)
+    ordered = [name for name in names if name in _ORDER]
+    if ordered != sorted(ordered, key=_ORDER.index):
+        raise UnsupportedParameter(
+            f"logits_processor: expected the order {', '.join(_ORDER)}, got {', '.join(ordered)}; "
+            "pass temperature, filters and penalties as arguments of generate"
+        )
+    if do_sample and fields["temperature"] == 0:
+        raise UnsupportedParameter("temperature: expected more than 0; do_sample=False is greedy")
+    fields["filter_order"] = "min_p_last"  # as transformers applies them
+
+    # transformers makes no difference between prompt and output: a bad word may begin in a prompt.
+    rows = prompts.rows
+    none: list[list[int]] = [[] for _ in rows]
+    begins_before = any(len(sequence) > 1 for sequence in fields.get("bad_words", ()))
+    if begins_before and fields.get("repetition_scope") == "output":
+        raise UnsupportedParameter("bad_words_ids: not with a repetition penalty of output alone")
+    params = []
+    for row, seed in zip(rows, seeds, strict=True):
+        own = dict(fields)
+        if begins_before and own.get("min_tokens"):
+            own["min_tokens"] += len(row)
+        params.append(SamplingParams(**own, seed=seed))
+    return Requests(params, none, rows) if begins_before else Requests(params, rows, none)
+
+
+def _once(fields: Fields, name: str, value: object, processor: Any) -> None:
+    if name in fields:
+        raise _unsupported(processor, f"{name} twice")
+    fields[name] = value
+
+
+def _unsupported(processor: Any, reason: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"logits_processor: {type(processor).__name__} is not supported with tpsample: {reason}; "
+        "leave it out, or call generate without custom_generate"
+    )
