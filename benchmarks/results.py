@@ -49,11 +49,8 @@ class Result:
     schema: int = SCHEMA
 
     def save(self, path: Path) -> None:
-        """Replace the file at once: a process killed here leaves the last one whole."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        part.replace(path)
+        """Replace the file at once; see `replace_json`."""
+        replace_json(path, asdict(self))
 
     @staticmethod
     def load(path: Path) -> Result:
@@ -73,6 +70,14 @@ class Result:
             if missing := {"shape", "batch", "candidate"} - row.keys():
                 raise ValueError(f"{path}: a row lacks {', '.join(sorted(missing))}: {row}")
         return result
+
+
+def replace_json(path: Path, data: dict[str, Any]) -> None:
+    """Write the file at once: a process killed here leaves the last one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    part.replace(path)
 
 
 def row(candidate: str, kind: str, timing: Timing, **point: Any) -> dict[str, Any]:

@@ -857,6 +857,38 @@ FILES = [
 
 BENCHMARKS = [
     Fault(
+        "a candidate that is wrong on another rank alone is timed",
+        "benchmarks/scaling/ranks.py",
+        "if why := next((each for each in job.gather(why) if each is not None), None):",
+        "if why := next((each for each in job.gather(why)[:1] if each is not None), None):",
+        (
+            "tests/benchmarks/scaling/test_ranks.py::test_a_candidate_that_is_wrong_on_a_rank_is_left_out_and_said",
+        ),
+    ),
+    Fault(
+        "a scaling run begins again after a kill",
+        "benchmarks/scaling/record.py",
+        "if point not in done]",
+        "if done is not None]",
+        ("tests/benchmarks/scaling/test_ranks.py::test_a_killed_run_goes_on_where_it_was",),
+    ),
+    Fault(
+        "a busy machine is called quiet",
+        "benchmarks/scaling/quiet.py",
+        'if before["load"][0] > BUSY_BEFORE * cores:',
+        'if before["load"][0] > BUSY_AFTER * cores:',
+        ("tests/benchmarks/scaling/test_page.py::test_a_machine_that_was_not_quiet_is_named",),
+    ),
+    Fault(
+        "a baseline may draw what the filters drop",
+        "benchmarks/scaling/candidates.py",
+        "least = logits.float().masked_fill(~kept, torch.inf).amin(dim=1)",
+        "least = logits.float().amin(dim=1)",
+        (
+            "tests/benchmarks/scaling/test_ranks.py::test_a_baseline_may_draw_no_id_that_the_filters_drop",
+        ),
+    ),
+    Fault(
         "an all-to-all that counts the bytes of its own rows",
         "benchmarks/whole_logits.py",
         "others = self.problem.rows - len(self.own)",
