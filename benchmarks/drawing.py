@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ def available() -> bool:
     return True
 
 
+def few(values: Iterable[int], most: int = MOST_PANELS) -> list[int]:
+    """Return at most `most` of the values, the first, the last and some between."""
+    values = sorted(set(values))
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
 def panels(number: int) -> tuple[Any, list[Any]]:
     """Return a figure and its panels, side by side."""
     import matplotlib.pyplot as plt
@@ -48,10 +56,11 @@ def ticks(axis: Any, values: Sequence[float]) -> None:
     """Put the measured values on the x axis by powers of two, and no label on top of another."""
     values = sorted(set(values))
     axis.set_xscale("log", base=2)
-    shown = [
-        v for i, v in enumerate(values) if i == 0 or v / values[i - 1] > 1.4 or len(values) < 6
-    ]
-    axis.set_xticks(values, [f"{v:g}" if v in shown else "" for v in values])
+    shown: list[float] = []
+    for value in reversed(values):
+        if not shown or shown[-1] / value > 1.3:
+            shown.append(value)
+    axis.set_xticks(values, [f"{value:g}" if value in shown else "" for value in values])
     axis.minorticks_off()
 
 
@@ -103,11 +112,17 @@ def save(figure: Any, path: Path, message: str, footer: str, legend: str = "") -
     return path.name
 
 
-def footer(machine: dict[str, Any]) -> str:
-    """Return the machine, the versions and the commit in a line."""
+def footer(machine: dict[str, Any], measured: bool = True) -> str:
+    """Return the machine, the versions and the commit in a line.
+
+    Args:
+        measured: False for a forecast, which says nothing of the machine it was made on.
+    """
     hardware = machine["hardware"]
     if hardware == "CPU":
         hardware = f"{machine['cpu']}, {machine['cpu_cores']} cores"
+    if not measured:
+        hardware = "a forecast, not a measurement"
     commit = (machine.get("commit") or "unknown")[:9]
     commit += " and changes" if machine.get("uncommitted_changes") else ""
     return (

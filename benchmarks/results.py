@@ -20,6 +20,8 @@ class View:
         name: the plot's file name.
         where: only rows with these values.
         reference: y of a horizontal line, such as 1 for a ratio.
+        x_label: what x is; "" is its name.
+        band: names of the low and the high end of y, where the rows have them.
     """
 
     name: str
@@ -29,6 +31,8 @@ class View:
     series: str = "candidate"
     where: dict[str, Any] = field(default_factory=dict)
     reference: float | None = None
+    band: tuple[str, str] | None = None
+    x_label: str = ""
 
 
 @dataclass

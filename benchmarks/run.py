@@ -63,8 +63,8 @@ def bench(
     if output is None:
         output = Path(tempfile.gettempdir()) / "tpsample-benchmarks" if tiny else RESULTS
     with join(timeout_s=600) as job:
-        if job.device.type == "cpu" and not tiny:
-            raise typer.BadParameter("no GPU here: the real sizes need one; try --tiny")
+        if job.device.type == "cpu" and not tiny and not shapes:
+            raise typer.BadParameter("no GPU here: try --tiny, or name --shapes and --batches")
         _run_all(chosen, job, output, tiny, settings, shard_result)
 
 
@@ -102,7 +102,7 @@ def _run_all(
             finally:
                 if path is not None and path.exists():
                     console.print(f"{name}: {write_report(folder)}")
-        if name == "shard" and shard_result is None:
+        if name == "shard" and shard_result is None and job.device.type == "cuda" and not tiny:
             shard_result = path
 
 

@@ -17,7 +17,8 @@ ends. To the last one's end come 1.5 µs for the start of a graph and 1.5 µs fo
 which is launched before the first has ended; without that it would be 3 µs.
 
 Every constant below is an assumption with its source, and the result is a prediction: it has been
-held against no measurement of this kernel yet.
+held against no measurement of this kernel yet. `benchmarks.calibration` holds it against published
+times of another one.
 """
 
 from __future__ import annotations
@@ -115,8 +116,19 @@ def programs_per_sm(tile: Tile) -> int:
     return max(1, min(SHARED_MEMORY // shared, by_registers))
 
 
-def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -> Prediction:
-    """Return the predicted time of rank 0's shard of `shape` on one GPU."""
+def predict(
+    chip: Chip,
+    shape: Shape,
+    world_size: int,
+    batch: int,
+    tile: Tile,
+    instructions_per_logit: float | None = None,
+) -> Prediction:
+    """Return the predicted time of rank 0's shard of `shape` on one GPU.
+
+    Args:
+        instructions_per_logit: of another kernel's epilogue; None takes ours.
+    """
     vocab_rows = len(VocabShard.even(shape.vocab_size, 0, world_size))
     tiles = -(-vocab_rows // tile.block_v) * -(-batch // tile.block_b)
     resident = programs_per_sm(tile)
@@ -127,7 +139,8 @@ def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -
     stages = tile.num_stages - 1.5  # at the wait one stage is in use and one may be unfinished
     in_flight = stages * tile.block_v * tile.block_d * 2
     logits = tile.block_v * tile.block_b
-    instructions = logits * INSTRUCTIONS_PER_LOGIT[max(16, min(256, tile.block_b))] / 32
+    per_logit = instructions_per_logit or INSTRUCTIONS_PER_LOGIT[max(16, min(256, tile.block_b))]
+    instructions = logits * per_logit / 32
 
     def load_rate(loading: int, beside: int) -> float:
         """Bytes of weights per µs of one program, beside others on the GPU and on its SM."""

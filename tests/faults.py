@@ -857,6 +857,22 @@ FILES = [
 
 BENCHMARKS = [
     Fault(
+        "a forecast for GPUs takes times of a CPU",
+        "benchmarks/scaling_model.py",
+        'if hardware == "CPU" or result.machine',
+        "if result.machine",
+        ("tests/benchmarks/test_scaling_model.py::test_what_forecasts_no_gpu_is_refused",),
+    ),
+    Fault(
+        "a forecast shard that is called measured",
+        "benchmarks/scaling_model.py",
+        "us * TILE_MODEL.high, ASSUMED)",
+        "us * TILE_MODEL.high, MEASURED)",
+        (
+            "tests/benchmarks/test_scaling_model.py::test_without_a_measurement_nothing_is_called_measured",
+        ),
+    ),
+    Fault(
         "a candidate that is wrong on another rank alone is timed",
         "benchmarks/scaling/ranks.py",
         "if why := next((each for each in job.gather(why) if each is not None), None):",
@@ -875,7 +891,7 @@ BENCHMARKS = [
     Fault(
         "a busy machine is called quiet",
         "benchmarks/scaling/quiet.py",
-        'if before["load"][0] > BUSY_BEFORE * cores:',
+        'if before["load"][0] > machine.BUSY_LOAD * cores:',
         'if before["load"][0] > BUSY_AFTER * cores:',
         ("tests/benchmarks/scaling/test_page.py::test_a_machine_that_was_not_quiet_is_named",),
     ),

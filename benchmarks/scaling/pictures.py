@@ -62,14 +62,6 @@ def unique(rows: Iterable[Row], name: str) -> list[Any]:
     return list(dict.fromkeys(row[name] for row in rows))
 
 
-def few(values: Iterable[int], most: int = drawing.MOST_PANELS) -> list[int]:
-    """Return at most `most` of the values, the first, the last and some between."""
-    values = sorted(set(values))
-    if len(values) <= most:
-        return values
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
 def at(rows: Iterable[Row], **where: Any) -> list[Row]:
     return [row for row in rows if all(row[name] == value for name, value in where.items())]
 
@@ -80,7 +72,7 @@ def _tokens(rows: list[Row], mode: str, folder: Path, footer: str) -> str | None
     worlds = sorted(unique(rows, "world_size"))
     if len(worlds) < 2:
         return None
-    batches = few(unique(rows, "batch"))
+    batches = drawing.few(unique(rows, "batch"))
     figure, axes = drawing.panels(len(batches))
     for axis, batch in zip(axes, batches, strict=True):
         here = at(rows, batch=batch)
@@ -157,7 +149,7 @@ def _ratio(rows: list[Row], folder: Path, footer: str) -> str | None:
     rows = [row for row in rows if "over_best_baseline" in row]
     if not rows:
         return None
-    modes, worlds = unique(rows, "mode"), few(unique(rows, "world_size"), len(SHADES))
+    modes, worlds = unique(rows, "mode"), drawing.few(unique(rows, "world_size"), len(SHADES))
     figure, axes = drawing.panels(len(modes))
     for axis, mode in zip(axes, modes, strict=True):
         for world, shade in zip(worlds, _shades(len(worlds)), strict=True):

@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.scaling.record import Record
 
-BUSY_BEFORE = 0.3
-"""Load per core from which on the machine was at work before a session began."""
 BUSY_AFTER = 1.25
 """Load per core from which on more ran in a session than the ranks, which never ask for more
 threads than there are cores."""
@@ -32,7 +30,7 @@ def disturbances(record: Record) -> list[str]:
     for number, session in enumerate(sessions, 1):
         before, after = session["before"], session.get("after")
         name = f"session {number}" if len(sessions) > 1 else "the run"
-        if before["load"][0] > BUSY_BEFORE * cores:
+        if before["load"][0] > machine.BUSY_LOAD * cores:
             found.append(
                 f"the load average was {before['load'][0]} on {cores} cores when {name} began"
             )

@@ -85,8 +85,8 @@ def test_of_the_samplers_behind_an_exchange_the_fastest_is_drawn():
 
 
 def test_few_values_keep_the_ends():
-    assert pictures.few([4, 1, 2, 1]) == [1, 2, 4]
-    assert pictures.few(range(1, 11)) == [1, 4, 7, 10]
+    assert drawing.few([4, 1, 2, 1]) == [1, 2, 4]
+    assert drawing.few(range(1, 11)) == [1, 4, 7, 10]
 
 
 @pytest.mark.parametrize(
