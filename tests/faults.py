@@ -857,6 +857,13 @@ FILES = [
 
 BENCHMARKS = [
     Fault(
+        "two scaling runs share a folder",
+        "benchmarks/scaling/command.py",
+        "fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        ("tests/benchmarks/scaling/test_command.py::test_two_runs_do_not_share_a_folder",),
+    ),
+    Fault(
         "a forecast for GPUs takes times of a CPU",
         "benchmarks/scaling_model.py",
         'if hardware == "CPU" or result.machine',

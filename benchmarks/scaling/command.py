@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -32,7 +33,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 GPU_SHAPES, GPU_BATCHES = "128256x8192,151936x4096", "1,16,64,256"
 CPU_SHAPES, CPU_BATCHES = "49152x576", "1,8,64"
 LOG = "ranks.log"
-"""What the ranks write to standard error, beside the record."""
+"""What the ranks write to standard error, beside the record; also the lock of the folder."""
+
+END_S = 60.0
+"""How long ranks may take to end; torchrun waits 30 s for its own."""
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -88,15 +92,12 @@ def scaling(
     folder, record = _start_or_go_on(output, described, settings, fresh)
     failed = []
     if not record.complete:
-        record.sessions.append(
-            {
-                "started": _now(),
-                "command": described["command"],
-                "uncommitted_changes": described["uncommitted_changes"],
-                "before": quiet.load(),
-            }
-        )
-        failed = _run(folder, record, minutes * 60, console)
+        with _alone(folder) as lock:
+            # What the ranks of a killed command wrote until they let go of the lock is in it now.
+            folder, record = _start_or_go_on(output, described, settings, fresh)
+            session = {name: described[name] for name in ("command", "uncommitted_changes")}
+            record.sessions.append({"started": _now(), **session, "before": quiet.load()})
+            failed = _run(folder, record, minutes * 60, console, lock)
     console.print(f"{write_page(folder)}", soft_wrap=True)
     for line in failed:
         console.print(f"[bold red]{line}", soft_wrap=True)
@@ -141,7 +142,28 @@ def _start_or_go_on(
     return folder, Record(described, settings)
 
 
-def _run(folder: Path, record: Record, seconds: float, console: Console) -> list[str]:
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[int]:
+    """Keep other runs away from a folder; the descriptor that does so.
+
+    The ranks inherit it, because those of a command that was killed write their point to its end.
+
+    Raises:
+        typer.BadParameter: another run is at work there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOG).open("a") as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise typer.BadParameter(
+                f"another run is at work in {folder}; the ranks of one that was killed end with "
+                "the point they are at"
+            ) from None
+        yield log.fileno()
+
+
+def _run(folder: Path, record: Record, seconds: float, console: Console, lock: int) -> list[str]:
     """Measure what is missing, world size after world size; return what failed."""
     path, failed = folder / RECORD, []
     record.save(path)
@@ -157,7 +179,7 @@ def _run(folder: Path, record: Record, seconds: float, console: Console) -> list
         for number, world_size in enumerate(waiting):
             share = (deadline - time.monotonic()) / (len(waiting) - number)
             progress.update(task, description=f"W = {world_size}, starting")
-            with _ranks(world_size, path, share, record.settings.threads) as process:
+            with _ranks(world_size, path, share, record.settings.threads, lock) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     if (point := _point(line)) is None:
@@ -178,9 +200,9 @@ def _run(folder: Path, record: Record, seconds: float, console: Console) -> list
 
 @contextlib.contextmanager
 def _ranks(
-    world_size: int, path: Path, seconds: float, threads: int
+    world_size: int, path: Path, seconds: float, threads: int, lock: int
 ) -> Iterator[subprocess.Popen[str]]:
-    """The ranks of a world size, which write to `path`; none outlives the context."""
+    """The ranks of a world size, which write to `path`; they end with the context."""
     command = ["-m", "benchmarks.scaling.ranks", str(path.resolve()), str(seconds)]
     if world_size > 1:
         # --local-addr: torchrun waits for ever on a machine that cannot resolve its own name.
@@ -194,22 +216,25 @@ def _ranks(
         raise SystemExit(128 + signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, ended)
-    with (path.parent / LOG).open("a") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=lock,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        # torchrun has to end its ranks, because each is the leader of a session of its own.
+        process.terminate()
         try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
             process.wait()
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _point(line: str) -> dict[str, Any] | None:

@@ -20,13 +20,14 @@ from benchmarks.scaling.record import RECORD, Record
 from tests.support import scaling
 from tests.support.commands import ROOT, run_command
 from tests.support.limits import slowness
+from tests.support.tiers import long
 from tpsample.cli.app import app
 
 TINY = ("--tiny", "--batches", "2", "--modes", "plain,top_k 50", "--oversubscribe")
 
 
-def _until_a_point_is_done(words: list[str], folder: Path) -> None:
-    """Run the command until its record has a point, then kill it."""
+def _until_a_point_is_done(words: list[str], folder: Path, end: signal.Signals) -> None:
+    """Run the command until its record has a point, then send it a signal."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -41,22 +42,38 @@ def _until_a_point_is_done(words: list[str], folder: Path) -> None:
             time.sleep(0.01)
         raise AssertionError(f"no point: {process.poll()}")
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30 * slowness())
+        process.send_signal(end)
+        process.wait(90 * slowness())
 
 
-def test_a_killed_run_goes_on_by_the_same_command(tmp_path):
-    words = ["-m", "tpsample.cli", "bench", "scaling", *TINY, "--world-sizes", "1,2"]
+def _once_alone(words: list[str]):
+    """Run the command; again as long as the ranks of the one that was killed are at work."""
+    for _ in range(100):
+        done = run_command(*words)
+        if "another run is at work" not in done.stderr:
+            return done
+        time.sleep(0.2)
+    raise AssertionError(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("end", "worlds"), [(signal.SIGKILL, "1,2"), *long((signal.SIGTERM, "2,1"))]
+)
+def test_a_killed_run_goes_on_by_the_same_command(end, worlds, tmp_path):
+    words = ["-m", "tpsample.cli", "bench", "scaling", *TINY, "--world-sizes", worlds]
     words += ["--repeats", "10", "--output", str(tmp_path)]
-    _until_a_point_is_done([sys.executable, *words], tmp_path)
+    _until_a_point_is_done([sys.executable, *words], tmp_path, end)
     (folder,) = tmp_path.iterdir()
-    before = Record.load(folder / RECORD)
-    assert not before.complete
-    done = run_command(sys.executable, *words)
+    if end == signal.SIGTERM:
+        with command._alone(folder):  # no rank is left to hold the lock
+            pass
+    before = Record.load(folder / RECORD).points[:1]
+    done = _once_alone([sys.executable, *words])
     assert done.returncode == 0, done.stderr
     record = Record.load(folder / RECORD)
-    assert record.complete and record.points[: len(before.points)] == before.points
-    assert [point["world_size"] for point in record.points] == [1, 1, 2, 2]
+    assert record.complete and record.points[:1] == before
+    worlds_done = [str(point["world_size"]) for point in record.points]
+    assert worlds_done == [each for each in worlds.split(",") for _ in range(2)]
     families = {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}
     for point in record.points:
         expected = families if point["world_size"] == 2 else {TPSAMPLE, STORED}
@@ -88,6 +105,14 @@ def test_more_ranks_than_the_machine_has_are_left_out(tmp_path, no_ranks, monkey
     (path,) = tmp_path.glob(f"*/{RECORD}")
     assert Record.load(path).settings.world_sizes == (1, 2)
     assert _invoke("--tiny", "--world-sizes", "4", "--output", str(tmp_path)).exit_code == 2
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    at_work = pytest.raises(command.typer.BadParameter, match="at work in")
+    with command._alone(tmp_path), at_work, command._alone(tmp_path):
+        pass
+    with command._alone(tmp_path):
+        pass
 
 
 def test_the_record_of_another_run_is_not_mixed_in(tmp_path, no_ranks):
