@@ -1,4 +1,4 @@
-# make demo | test | mutants | soak | bench | gpu | lint | clean. Each makes the environment .venv on first use.
+# make demo | test | mutants | soak | bench | scaling | gpu | lint | clean. Each makes the environment .venv on first use.
 #
 #   PYTHON  interpreter of the environment, 3.10 or later
 #   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,hf,mpi,bench,test,dev,cu12
@@ -6,6 +6,7 @@
 #   NPROC   ranks of the demo; default 2, or 1 where there is one GPU
 #   PROMPT  what to ask; default a batch of five prompts
 #   BENCH   arguments of `make bench`, such as --help; without a GPU: BENCH=--tiny
+#   SCALING arguments of `make scaling`, such as --help or --minutes 10
 #   MODEL   folder or Hugging Face id; default the bundled SmolLM2-135M-Instruct
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ export NPROC PROMPT MODEL
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
 
-.PHONY: demo test mutants soak bench gpu lint clean
+.PHONY: demo test mutants soak bench scaling gpu lint clean
 
 demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
@@ -33,6 +34,9 @@ soak: $(INSTALLED)
 
 bench: $(INSTALLED)
 	.venv/bin/python -m benchmarks.run $(BENCH)
+
+scaling: $(INSTALLED)
+	.venv/bin/python -m benchmarks.scaling $(SCALING)
 
 gpu: $(INSTALLED)
 	.venv/bin/python -m benchmarks.gpu_check

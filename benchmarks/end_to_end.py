@@ -56,7 +56,8 @@ def rows(run: Run) -> Iterator[Row]:
             built = ranks.samplers(run, weight, shard, batch, CHUNKS) if world_size > 1 else {}
             candidates = {name: problem.sampled_by(sampler) for name, sampler in built.items()}
             alone = make_sampler(weight, batch, group=Ranks())
-            candidates["one rank"] = problem.sampled_by(alone)
+            name_alone = "one rank" if world_size > 1 else "tpsample"
+            candidates[name_alone] = problem.sampled_by(alone)
             others, sent = _baselines(problem, run)
             sent |= {name: sampler.exchange.bytes_sent(batch) for name, sampler in built.items()}
             times = run.time_checked(
@@ -66,13 +67,14 @@ def rows(run: Run) -> Iterator[Row]:
             kinds = {**dict.fromkeys(candidates, "tpsample"), **dict.fromkeys(others, "baseline")}
             if world_size > 1:
                 kinds["one rank"] = "one rank"
-            one_rank_us = times["one rank"].median_us
+            one_rank_us = times[name_alone].median_us
             measured = [row(n, kinds[n], times[n], **point) for n in kinds if n in times]
             for each in with_ratios(measured):
                 each["bytes_out"] = sent.get(each["candidate"], 0)
                 each["tokens_per_s"] = batch / each["median_us"] * 1e6
-                ranks_used = 1 if each["candidate"] == "one rank" else world_size
-                each["efficiency"] = one_rank_us / (ranks_used * each["median_us"])
+                if world_size > 1:
+                    ranks_used = 1 if each["candidate"] == "one rank" else world_size
+                    each["efficiency"] = one_rank_us / (ranks_used * each["median_us"])
                 yield each
             for sampler in built.values():
                 sampler.close()

@@ -40,7 +40,13 @@ VIEWS = [
         reference=1,
     ),
     View("bytes", "Bytes a rank sends per row", x="world_size", y="bytes_per_row"),
-    View("candidates", "Share of rows decided by the best n scores", x="best", y="share"),
+    View(
+        "candidates",
+        "Share of rows decided by the best n scores",
+        x="best",
+        y="share",
+        x_label="n, scores looked at",
+    ),
 ]
 
 SETTINGS: dict[str, dict[str, Any]] = {

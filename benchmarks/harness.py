@@ -59,7 +59,7 @@ class Run:
     """What a benchmark is asked to do, and what it tells beside its rows.
 
     Attributes:
-        tiny: sizes for a CPU; a tiny run says nothing about speed.
+        tiny: short runs for a CPU. With the tiny shape they say nothing about speed.
         shard_result: JSON of a `shard` run, for the scaling model.
         deadline: no point is begun after this `time.monotonic()`.
         notes, measured, inputs: go into the result as they are.

@@ -18,6 +18,8 @@ import torch
 import tpsample
 from tpsample.core.interpreted import interpreted
 
+BUSY_LOAD = 0.3
+"""Load average per core from which on a machine was at work before anything was measured."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -37,6 +39,7 @@ def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
         "world_size": world_size,
         "cpu": _cpu(),
         "cpu_cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
         "python": platform.python_version(),
         "tpsample": tpsample.__version__,

@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import text
+from benchmarks.machine import BUSY_LOAD
+from benchmarks.plots import ends_of, plot
 from benchmarks.results import Result
+from benchmarks.shapes import TINY
 
 RESULT = "result.json"
 PAGE = "README.md"
@@ -20,16 +24,15 @@ Row = dict[str, Any]
 def write_report(folder: Path) -> Path:
     """Write the page and the plots of the result in `folder`; the page's path."""
     result = Result.load(folder / RESULT)
+    on_gpu = result.machine["hardware"] != "CPU"
     sections = [f"# {result.benchmark}", result.question, *_warnings(result)]
     for view in result.views:
         rows = _rows_of(view, result.rows)
         if not rows:
             continue
-        plot = _plot(view, rows, folder, result.machine["hardware"])
         sections.append(f"## {view['title']}")
-        if plot is not None:
-            sections.append(f"![{view['title']}]({plot})")
-        sections += [_table(view, shape, rows) for shape in _unique(rows, "shape")]
+        sections += [f"![{view['title']}]({file})" for file in plot(view, rows, result, folder)]
+        sections += [_table(view, shape, rows, on_gpu) for shape in _unique(rows, "shape")]
     sections += [*_wins_and_losses(result.rows), *_inputs(result), *_provenance(result)]
     page = folder / PAGE
     page.write_text("\n\n".join(sections) + "\n")
@@ -40,10 +43,18 @@ def _warnings(result: Result) -> list[str]:
     lines = []
     if result.aborted:
         lines.append(f"**Aborted, the numbers are void: {result.aborted}**")
-    if result.settings["tiny"]:
+    if result.settings["tiny"] and result.settings["shapes"] == [TINY.name]:
         lines.append("**Tiny sizes: this run shows that the benchmark works, not how fast it is.**")
+    if any(row.get("kind") == "model" for row in result.rows):
+        return [*lines, "**A forecast: no time on this page was measured, unless marked so.**"]
     if result.machine["hardware"] == "CPU":
         lines.append("**CPU: these times say nothing about a GPU.**")
+    load, cores = result.machine.get("load_average"), result.machine["cpu_cores"]
+    if load is not None and load > BUSY_LOAD * cores:
+        lines.append(
+            f"**The machine was not quiet, so take no time from here: its load average was {load} "
+            f"on {cores} cores when this began.**"
+        )
     if result.machine["triton_interpreter"]:
         lines.append("**The kernels ran in the Triton interpreter.**")
     return lines
@@ -62,27 +73,22 @@ def _unique(rows: list[Row], name: str) -> list[Any]:
     return list(dict.fromkeys(row[name] for row in rows))
 
 
-def _table(view: Row, shape: str, rows: list[Row]) -> str:
+def _table(view: Row, shape: str, rows: list[Row], starred: bool) -> str:
     """x down, series across; times with their quartiles."""
     rows = [row for row in rows if row["shape"] == shape]
     series = _unique(rows, view["series"])
-    cells = {(row[view["x"]], row[view["series"]]): _cell(view["y"], row) for row in rows}
+    cells = {(row[view["x"]], row[view["series"]]): _cell(view, row, starred) for row in rows}
     prefix = "" if view["series"] == "candidate" else f"{view['series']} "
-    lines = [
-        f"{shape}:\n",
-        _line([view["x"], *(f"{prefix}{name}" for name in series)]),
-        _line(["---:"] * (1 + len(series))),
-    ]
-    for x in _unique(rows, view["x"]):
-        lines.append(_line([x, *(cells.get((x, name), "") for name in series)]))
-    return "\n".join(lines)
+    header = [view["x"], *(f"{prefix}{name}" for name in series)]
+    lines = [(x, *(cells.get((x, name), "") for name in series)) for x in _unique(rows, view["x"])]
+    return f"{shape}:\n\n{text.table(header, lines)}"
 
 
-def _cell(y: str, row: Row) -> str:
-    if y == "median_us" and "q1_us" in row:
-        eager = "" if row["graph"] else " *"
-        return f"{row[y]:.1f} ({row['q1_us']:.1f}–{row['q3_us']:.1f}){eager}"
-    return f"{row[y]:.3g}"
+def _cell(view: Row, row: Row, starred: bool) -> str:
+    if ends := ends_of(view, [row]):
+        star = " \\*" if starred and row.get("graph") is False else ""
+        return text.spread(row[view["y"]], row[ends[0]], row[ends[1]]) + star
+    return text.size(row[view["y"]]) if "bytes" in view["y"] else text.three(row[view["y"]])
 
 
 def _wins_and_losses(rows: list[Row]) -> list[str]:
@@ -94,19 +100,23 @@ def _wins_and_losses(rows: list[Row]) -> list[str]:
     lines = [
         f"## Where tpsample is not faster: {len(losses)} of {len(compared)} points\n",
         *(
-            f"- {_point(row)}: {row['candidate']} takes {row['over_best_baseline']:.2f} times "
-            f"as long as {row['best_baseline']}"
+            f"- {_point(row)}: {row['candidate']} takes {_ratio(row)} times as long as "
+            f"{row['best_baseline']}"
             for row in losses
         ),
     ]
     wins = [row for row in compared if row["over_best_baseline"] < 1]
     lines += [f"\n## Where tpsample is faster: {len(wins)} of {len(compared)} points\n"]
     lines += [
-        f"- {_point(row)}: {row['candidate']} takes {row['over_best_baseline']:.2f} of the time "
-        f"of {row['best_baseline']}"
+        f"- {_point(row)}: {row['candidate']} takes {_ratio(row)} of the time of "
+        f"{row['best_baseline']}"
         for row in wins
     ]
     return ["\n".join(lines)]
+
+
+def _ratio(row: Row) -> str:
+    return text.three(row["over_best_baseline"])
 
 
 def _point(row: Row) -> str:
@@ -117,10 +127,10 @@ def _point(row: Row) -> str:
 def _inputs(result: Result) -> list[str]:
     if not result.inputs:
         return []
-    names = ("name", "value", "unit", "kind", "source")
-    lines = [_line(names), _line(["---"] * len(names))]
-    lines += [_line([_short(each[name]) for name in names]) for each in result.inputs]
-    return ["## Inputs", "\n".join(lines)]
+    columns = ("name", "value", "low", "high", "unit", "kind", "source")
+    names = tuple(name for name in columns if name in result.inputs[0])
+    rows = [[text.cell(each[name]) for name in names] for each in result.inputs]
+    return ["## Inputs", text.table(names, rows, right=len(names))]
 
 
 def _provenance(result: Result) -> list[str]:
@@ -139,62 +149,14 @@ def _provenance(result: Result) -> list[str]:
         *(f"- {note}" for note in notes),
     ]
     facts = {**result.machine, **result.measured}
-    table = [_line(["what", "value"]), _line(["---", "---"])]
-    table += [_line([name, _short(value)]) for name, value in facts.items() if value is not None]
-    return ["## Notes", "\n".join(lines), "## Machine", "\n".join(table)]
+    rows = [(name, text.cell(value)) for name, value in facts.items() if value is not None]
+    table = text.table(("what", "value"), rows, right=2)
+    return ["## Notes", "\n".join(lines), "## Machine", table]
 
 
 def _gap(checks: dict[str, float]) -> str:
     gap = checks.get("largest_gap", 0.0)  # older results do not have it
     return f" (the oracle's two scores at most {gap:.2g} apart)" if gap else ""
-
-
-def _line(cells: Any) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def _short(value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text.replace("\n", "<br>").replace("|", "\\|")
-
-
-def _plot(view: Row, rows: list[Row], folder: Path, hardware: str) -> str | None:
-    """The view as PNG beside the page; None where matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    shapes = _unique(rows, "shape")
-    figure, axes = plt.subplots(
-        1, len(shapes), figsize=(4.6 * len(shapes), 4.0), squeeze=False, layout="constrained"
-    )
-    for axis, shape in zip(axes[0], shapes, strict=True):
-        for name in _unique(rows, view["series"]):
-            points = [r for r in rows if r["shape"] == shape and r[view["series"]] == name]
-            points.sort(key=lambda row: row[view["x"]])
-            x = [row[view["x"]] for row in points]
-            line = axis.plot(x, [row[view["y"]] for row in points], marker="o", label=str(name))
-            if view["y"] == "median_us" and all("q1_us" in row for row in points):
-                low, high = ([row[q] for row in points] for q in ("q1_us", "q3_us"))
-                axis.fill_between(x, low, high, color=line[0].get_color(), alpha=0.2)
-        if view["reference"] is not None:
-            axis.axhline(view["reference"], color="black", linewidth=0.8, linestyle="--")
-        ticks = _unique([r for r in rows if r["shape"] == shape], view["x"])
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        if view["y"].endswith("_us") and all(row[view["y"]] > 0 for row in rows):
-            axis.set_yscale("log")
-        axis.set(title=shape, xlabel=view["x"].replace("_", " "), ylabel=view["title"])
-        axis.grid(alpha=0.3)
-    axes[0][-1].legend(title=view["series"], fontsize="small")
-    figure.suptitle(hardware)
-    path = folder / f"{view['name']}.png"
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path.name
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ class View:
         name: the plot's file name.
         where: only rows with these values.
         reference: y of a horizontal line, such as 1 for a ratio.
+        x_label: what x is; "" is its name.
+        band: names of the low and the high end of y, where the rows have them.
     """
 
     name: str
@@ -29,6 +31,8 @@ class View:
     series: str = "candidate"
     where: dict[str, Any] = field(default_factory=dict)
     reference: float | None = None
+    band: tuple[str, str] | None = None
+    x_label: str = ""
 
 
 @dataclass
@@ -49,11 +53,8 @@ class Result:
     schema: int = SCHEMA
 
     def save(self, path: Path) -> None:
-        """Replace the file at once: a process killed here leaves the last one whole."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        part.replace(path)
+        """Replace the file at once; see `replace_json`."""
+        replace_json(path, asdict(self))
 
     @staticmethod
     def load(path: Path) -> Result:
@@ -73,6 +74,14 @@ class Result:
             if missing := {"shape", "batch", "candidate"} - row.keys():
                 raise ValueError(f"{path}: a row lacks {', '.join(sorted(missing))}: {row}")
         return result
+
+
+def replace_json(path: Path, data: dict[str, Any]) -> None:
+    """Write the file at once: a process killed here leaves the last one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    part.replace(path)
 
 
 def row(candidate: str, kind: str, timing: Timing, **point: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 python -m benchmarks.run                          all that one GPU can answer
 python -m benchmarks.run single_gpu --batches 64,128
 torchrun --standalone --nproc-per-node 8 -m benchmarks.run exchange end_to_end
+python -m benchmarks.scaling                      starts its own ranks, for every world size
 python -m benchmarks.run --tiny                   15 s on two cores of a CPU
 """
 
@@ -24,13 +25,14 @@ from benchmarks.shapes import shape_named
 from tpsample.distributed import Job, join
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_SCALING = "`scaling`, a command of its own, starts ranks by itself; see its --help."
 RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 @app.command()
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help=f"Any of {', '.join(NAMES)}; default all.")
+        list[str] | None, typer.Argument(help=f"Any of {', '.join(NAMES)}; default all. {_SCALING}")
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Sizes for a CPU: 15 s on 2 cores.")] = False,
     shapes: Annotated[str, typer.Option(help="Such as 128256x8192,151936x4096.")] = "",
@@ -49,7 +51,10 @@ def bench(
     chosen = names or list(NAMES)
     for name in chosen:
         if name not in NAMES:
-            raise typer.BadParameter(f"expected any of {', '.join(NAMES)}, got {name!r}")
+            raise typer.BadParameter(
+                f"expected any of {', '.join(NAMES)}, got {name!r}; scaling is a command of its "
+                "own, python -m benchmarks.scaling"
+            )
     settings: dict[str, object] = {}
     try:
         if shapes:
@@ -63,8 +68,8 @@ def bench(
     if output is None:
         output = Path(tempfile.gettempdir()) / "tpsample-benchmarks" if tiny else RESULTS
     with join(timeout_s=600) as job:
-        if job.device.type == "cpu" and not tiny:
-            raise typer.BadParameter("no GPU here: the real sizes need one; try --tiny")
+        if job.device.type == "cpu" and not tiny and not shapes:
+            raise typer.BadParameter("no GPU here: try --tiny, or name --shapes and --batches")
         _run_all(chosen, job, output, tiny, settings, shard_result)
 
 
@@ -102,7 +107,7 @@ def _run_all(
             finally:
                 if path is not None and path.exists():
                     console.print(f"{name}: {write_report(folder)}")
-        if name == "shard" and shard_result is None:
+        if name == "shard" and shard_result is None and job.device.type == "cuda" and not tiny:
             shard_result = path
 
 

@@ -1,9 +1,10 @@
-"""What W ranks would take: measured shard times plus stated link numbers.
+"""A forecast of what W ranks would take, as a band: shard times and link numbers, each with a mark.
 
-    step(W) = shard(W) + latency + (W − 1) · 8 · B / link bandwidth
+    one NVLink domain        shard(W) + tail + (W − 1) · 8 · B / NVLink
+    hosts of 8, two_level    the same inside a host, then tail between hosts + 2 · 8 · B / network
 
-shard(W) is read from a result of `shard`; where W was not measured it comes from a line fitted to
-the measured ones, a + b / W. Every input and every predicted row says which it is.
+shard(W) is measured where a result of `shard` of a GPU is given and has it. Elsewhere it is what
+`benchmarks.tile_model` says, scaled to the nearest measured shard where there is one.
 """
 
 from __future__ import annotations
@@ -13,139 +14,231 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
+from benchmarks import calibration
 from benchmarks.harness import Row, Run
+from benchmarks.launch_model import Chip
 from benchmarks.results import Result, View
+from benchmarks.shapes import Shape, shape_named
+from benchmarks.tile_model import CHIPS
+from benchmarks.tile_model import predict as predict_tile
+from tpsample import VocabShard
+from tpsample.local.tile_table import rule
+from tpsample.local.tiles import Gpu
 
-QUESTION = "What would W = 1 … 8 ranks take, and one NVLink domain of 72 GPUs?"
-VIEWS = [
-    View("step", "Predicted time of a step, µs", x="world_size", y="step_us", series="batch"),
-    View(
-        "efficiency",
-        "Predicted scaling efficiency, step(1) ÷ (W · step(W))",
-        x="world_size",
-        y="efficiency",
-        series="batch",
-        reference=1,
-    ),
-]
+QUESTION = "What would W ranks take in one NVLink domain, up to 72, and on hosts of 8?"
+NVLINK, HOSTS = "one NVLink domain", "hosts of 8, two_level"
 
-WORLD_SIZES = (*range(1, 9), 72)
-MEASURED, FITTED, ASSUMED = "measured", "fitted to measured", "assumed"
+
+def _views(name: str, topology: str) -> list[View]:
+    where = {"topology": topology}
+    return [
+        View(
+            f"step_{name}",
+            f"Forecast of a step, {topology}, µs",
+            x="world_size",
+            y="step_us",
+            series="batch",
+            where=where,
+            band=("step_low_us", "step_high_us"),
+        ),
+        View(
+            f"efficiency_{name}",
+            f"Forecast of step(1) ÷ (W · step(W)), {topology}",
+            x="world_size",
+            y="efficiency",
+            series="batch",
+            where=where,
+            reference=1,
+            band=("efficiency_low", "efficiency_high"),
+        ),
+    ]
+
+
+VIEWS = [*_views("nvlink", NVLINK), *_views("hosts", HOSTS)]
+
+WORLD_SIZES = {NVLINK: (1, 2, 4, 8, 16, 36, 72), HOSTS: (8, 16, 32, 64, 72)}
+HOST = 8
+BATCHES = (1, 16, 64, 256)
+"""Of the batch sizes of a run, those that are forecast if there are any: more lines hide each
+other, and the tile model takes seconds for each."""
+
+MEASURED, PUBLISHED, ASSUMED = "measured", "published", "assumed"
 
 
 @dataclass(frozen=True)
 class Input:
-    """A number the model takes in; `kind` is MEASURED only for what a result file holds."""
+    """A number that the model takes in.
+
+    Attributes:
+        low, high: the band; a step is fastest with the better end of every input.
+        kind: MEASURED by us on a GPU, PUBLISHED by others, or ASSUMED.
+    """
 
     name: str
     value: float
+    low: float
+    high: float
     unit: str
     kind: str
     source: str
 
 
-LATENCY = Input(
-    "exchange tail after the last tile",
-    6.0,
-    "µs",
-    ASSUMED,
-    "design target for 8 ranks on NVLink; published remote round trip on B300: about 1.5 µs",
+TAIL = Input(
+    *("exchange after the last tile, inside", 6.0, 1.5, 20.0, "µs", ASSUMED),
+    "middle: design target at 8 ranks; ends: published round trip over NVLink on B300, published "
+    "small all-reduce of NCCL at 8 GPUs in a graph",
 )
 LINK = Input(
-    "NVLink bandwidth out of a GPU",
-    450.0,
-    "GB/s",
-    ASSUMED,
-    "NVIDIA H200 datasheet: 900 GB/s both directions together",
+    *("NVLink bandwidth out of a GPU", 450.0, 360.0, 450.0, "GB/s", PUBLISHED),
+    "NVIDIA H200 datasheet: 900 GB/s both directions together; that 80 % is reached is assumed",
 )
-READ = Input("memory bandwidth", 4800.0, "GB/s", ASSUMED, "NVIDIA H200 datasheet")
+BETWEEN = Input(
+    *("exchange between hosts", 25.0, 10.0, 60.0, "µs", ASSUMED),
+    "no source: a small all-reduce over InfiniBand takes tens of µs",
+)
+NETWORK = Input(
+    *("network bandwidth of a GPU", 50.0, 25.0, 50.0, "GB/s", PUBLISHED),
+    "NVIDIA ConnectX-7 datasheet: 400 Gb/s; that half is reached is assumed",
+)
+TILE_MODEL = Input(
+    *("tile model: true time ÷ forecast", 1.0, 1 / calibration.BAND[1], 1 / calibration.BAND[0]),
+    *("", PUBLISHED, "benchmarks.calibration: ten published times of FlashSampling's kernel"),
+)
+INPUTS = (TAIL, LINK, BETWEEN, NETWORK, TILE_MODEL)
 
-Times = dict[int, float]
-"""World size to µs."""
+
+@dataclass(frozen=True)
+class Band:
+    """A time in µs with its ends, and what it rests on."""
+
+    us: float
+    low_us: float
+    high_us: float
+    kind: str
+
+
+Measured = dict[tuple[str, int], dict[int, Band]]
+"""Shape and batch size to world size to time."""
 
 
 def rows(run: Run) -> Iterator[Row]:
-    """One row per shape, batch size and number of ranks."""
-    tables, kind = shard_times(run)
-    for each in (LATENCY, LINK):
-        run.inputs.append(asdict(each))
-    for (shape, batch), times in tables.items():
-        steps = {world_size: predict(times, world_size, batch) for world_size in (1, *WORLD_SIZES)}
-        for world_size in WORLD_SIZES:
-            yield {
-                "shape": shape,
-                "batch": batch,
-                "world_size": world_size,
-                "candidate": "model",
-                "kind": "model",
-                "shard_us": shard_us(times, world_size),
-                "shard_time": kind if world_size in times or kind == ASSUMED else FITTED,
-                "step_us": steps[world_size],
-                "efficiency": steps[1] / (world_size * steps[world_size]),
-                "tokens_per_s": batch / steps[world_size] * 1e6,
-            }
+    """One row per shape, batch size, topology and number of ranks."""
+    measured, chip = _measured(run, run.shard_result) if run.shard_result else ({}, CHIPS[-1])
+    run.inputs += [asdict(each) for each in INPUTS]
+    run.note(
+        f"Shard times are of an {chip.name}; those not measured are of benchmarks.tile_model.",
+        "A band takes the better, or the worse, end of every input at once.",
+        f"A domain of 72 is built of other GPUs than {chip.name}: the row says what the exchange "
+        "would cost there, with this GPU's shard times.",
+    )
+    points = list(measured) or [(s.name, b) for s in run.shapes for b in run.batches]
+    chosen = [point for point in points if point[1] in BATCHES] or points
+    for name, batch in chosen:
+        times = measured.get((name, batch), {})
+        shards: dict[int, Band] = {}
+        for topology, world_sizes in WORLD_SIZES.items():
+            for world_size in world_sizes:
+                for each in {1, world_size} - shards.keys():
+                    shards[each] = shard(chip, shape_named(name), each, batch, times)
+                one = step(shards[1], 1, batch, NVLINK)
+                found = step(shards[world_size], world_size, batch, topology)
+                yield {
+                    "shape": name,
+                    "batch": batch,
+                    "world_size": world_size,
+                    "topology": topology,
+                    "candidate": "model",
+                    "kind": "model",
+                    "shard_us": shards[world_size].us,
+                    "shard_time": shards[world_size].kind,
+                    "step_us": found.us,
+                    "step_low_us": found.low_us,
+                    "step_high_us": found.high_us,
+                    "efficiency": one.us / (world_size * found.us),
+                    "efficiency_low": one.us / (world_size * found.high_us),
+                    "efficiency_high": one.us / (world_size * found.low_us),
+                    "tokens_per_s": batch / found.us * 1e6,
+                }
 
 
-def predict(times: Times, world_size: int, batch: int) -> float:
-    """µs of a step; one rank exchanges nothing."""
+def shard(chip: Chip, shape: Shape, world_size: int, batch: int, measured: dict[int, Band]) -> Band:
+    """Return the measured time of a shard of 1/W, or else the tile model's, scaled to the nearest.
+
+    Args:
+        measured: by world size.
+    """
+    if world_size in measured:
+        return measured[world_size]
+    us = _tile_us(chip, shape, world_size, batch)
+    if measured:
+        nearest = min(measured, key=lambda each: max(each, world_size) / min(each, world_size))
+        us *= measured[nearest].us / _tile_us(chip, shape, nearest, batch)
+    return Band(us, us * TILE_MODEL.low, us * TILE_MODEL.high, ASSUMED)
+
+
+def step(shard: Band, world_size: int, batch: int, topology: str) -> Band:
+    """Return the time of a step; one rank exchanges nothing."""
     if world_size == 1:
-        return shard_us(times, 1)
-    words_us = (world_size - 1) * 8 * batch / (LINK.value * 1e3)
-    return shard_us(times, world_size) + LATENCY.value + words_us
+        return shard
+    inside = world_size if topology == NVLINK else min(HOST, world_size)
+    hosts = -(-world_size // inside)
+    words = 8 * batch
+
+    def exchange(end: str, bandwidth: str) -> float:
+        us = getattr(TAIL, end) + (inside - 1) * words / (getattr(LINK, bandwidth) * 1e3)
+        if hosts > 1:
+            travels = 2 * (hosts - 1) / hosts * words
+            us += getattr(BETWEEN, end) + travels / (getattr(NETWORK, bandwidth) * 1e3)
+        return float(us)
+
+    return Band(
+        shard.us + exchange("value", "value"),
+        shard.low_us + exchange("low", "high"),
+        shard.high_us + exchange("high", "low"),
+        shard.kind,
+    )
 
 
-def shard_us(times: Times, world_size: int) -> float:
-    """The given time of a shard of 1/W, else a + b / W by least squares, never below 0."""
-    if world_size in times:
-        return times[world_size]
-    inverse = [1 / w for w in times]
-    mean_x, mean_y = sum(inverse) / len(times), sum(times.values()) / len(times)
-    spread = sum((x - mean_x) ** 2 for x in inverse)
-    slope = sum((1 / w - mean_x) * (t - mean_y) for w, t in times.items()) / spread
-    return max(0.0, mean_y + slope * (1 / world_size - mean_x))
+def _tile_us(chip: Chip, shape: Shape, world_size: int, batch: int) -> float:
+    gpu = Gpu(chip.name, 90, chip.sms)
+    vocab_rows = len(VocabShard.even(shape.vocab_size, 0, world_size))
+    tile = rule(batch, vocab_rows, torch.bfloat16, gpu)
+    return predict_tile(chip, shape, world_size, batch, tile).step_us
 
 
-def shard_times(run: Run) -> tuple[dict[tuple[str, int], Times], str]:
-    """Shard times by shape and batch, and whether they are measured."""
-    if run.shard_result is not None:
-        return _measured(run, run.shard_result), MEASURED
-    run.note("No shard result was given: shard times are weight bytes ÷ nominal bandwidth.")
-    run.inputs.append(asdict(READ))
-    return {
-        (shape.name, batch): {
-            world_size: shape.num_bytes / world_size / (READ.value * 1e3)
-            for world_size in WORLD_SIZES
-        }
-        for shape in run.shapes
-        for batch in run.batches
-    }, ASSUMED
-
-
-def _measured(run: Run, path: Path) -> dict[tuple[str, int], Times]:
-    """The times in a result of `shard`.
+def _measured(run: Run, path: Path) -> tuple[Measured, Chip]:
+    """The times in a result of `shard`, and the GPU they were measured on.
 
     Raises:
-        ValueError: the file holds no measured shard times, so they may not be called measured.
+        ValueError: the file holds no shard times of a GPU that the tile model knows.
     """
     result = Result.load(path)
     if result.benchmark != "shard" or result.aborted:
         state = "an aborted one" if result.aborted else f"one of {result.benchmark}"
         raise ValueError(f"{path}: expected a complete result of shard, got {state}")
-    tables: dict[tuple[str, int], Times] = defaultdict(dict)
+    hardware = result.machine["hardware"]
+    if hardware == "CPU" or result.machine["triton_interpreter"] or result.settings["tiny"]:
+        raise ValueError(
+            f"{path}: expected times of a GPU at real sizes, got {hardware}; nothing can be said "
+            "of GPUs from it"
+        )
+    chip = next((chip for chip in CHIPS if chip.name in hardware), None)
+    if chip is None:
+        known = ", ".join(chip.name for chip in CHIPS)
+        raise ValueError(f"{path}: benchmarks.tile_model has no {hardware}; it knows {known}")
+    tables: Measured = defaultdict(dict)
     for row in result.rows:
         if row["candidate"] == "tpsample" and row.get("repeats", 0) > 0:
-            tables[row["shape"], row["batch"]][row["world_size"]] = row["median_us"]
-    tables = {point: times for point, times in tables.items() if len(times) > 1 and 1 in times}
+            band = Band(row["median_us"], row["q1_us"], row["q3_us"], MEASURED)
+            tables[row["shape"], row["batch"]][row["world_size"]] = band
     if not tables:
-        raise ValueError(f"{path}: expected measured times of at least the whole and one part")
-    hardware = result.machine["hardware"]
+        raise ValueError(f"{path}: expected measured shard times, got none")
+    source = f"{path.parent.name}/{path.name}, {hardware}, commit {result.machine['commit']}"
     for (shape, batch), times in tables.items():
-        for world_size, value in times.items():
+        for world_size, band in times.items():
             name = f"shard 1/{world_size} of {shape}, batch {batch}"
-            source = (
-                f"{path.parent.name}/{path.name}, {hardware}, commit {result.machine['commit']}"
-            )
-            run.inputs.append(asdict(Input(name, value, "µs", MEASURED, source)))
-    if result.settings["tiny"] or hardware == "CPU":
-        run.note(f"The shard times were measured on {hardware} with tiny sizes: not a forecast.")
-    return tables
+            ends = (band.us, band.low_us, band.high_us)
+            run.inputs.append(asdict(Input(name, *ends, "µs", MEASURED, source)))
+    return dict(tables), chip

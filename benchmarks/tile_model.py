@@ -12,7 +12,8 @@ start of a graph and 1.5 µs for the second kernel, which is launched before the
 without that it would be 3 µs.
 
 Every constant is an assumption with its source, unless `--ceilings` replaces it, and the
-result is a prediction: it has been held against no measurement of this kernel yet.
+result is a prediction: it has been held against no measurement of this kernel yet. `benchmarks.calibration` holds it
+against published times of another one.
 """
 
 from __future__ import annotations
@@ -94,8 +95,19 @@ def in_flight(tile: Tile, itemsize: int) -> float:
     return (tile.num_stages - 1.5) * tile.block_v * tile.block_d * itemsize
 
 
-def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -> Prediction:
-    """Return the predicted time of rank 0's shard of `shape` on one GPU."""
+def predict(
+    chip: Chip,
+    shape: Shape,
+    world_size: int,
+    batch: int,
+    tile: Tile,
+    instructions_per_logit: float | None = None,
+) -> Prediction:
+    """Return the predicted time of rank 0's shard of `shape` on one GPU.
+
+    Args:
+        instructions_per_logit: of another kernel's epilogue; None takes ours.
+    """
     vocab_rows = len(VocabShard.even(shape.vocab_size, 0, world_size))
     tiles = -(-vocab_rows // tile.block_v) * -(-batch // tile.block_b)
     resident = programs_per_sm(tile)
@@ -104,7 +116,8 @@ def predict(chip: Chip, shape: Shape, world_size: int, batch: int, tile: Tile) -
     weight_bytes = tile.block_v * shape.hidden_size * 2.0
     through_l2 = 1 + tile.block_b / tile.block_v
     logits = tile.block_v * tile.block_b
-    instructions = logits * INSTRUCTIONS_PER_LOGIT[max(16, min(256, tile.block_b))]
+    per_logit = instructions_per_logit or INSTRUCTIONS_PER_LOGIT[max(16, min(256, tile.block_b))]
+    instructions = logits * per_logit
     grid = Grid(
         tiles=tiles,
         resident=resident,

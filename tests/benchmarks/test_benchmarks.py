@@ -15,14 +15,15 @@ from typer.testing import CliRunner
 
 from benchmarks import (
     baselines,
+    drawing,
     filters,
     gpu_check,
     gpu_numerics,
     harness,
     machine,
+    plots,
     ranks,
     run,
-    scaling_model,
 )
 from benchmarks.harness import NAMES, NotCaptured, Run, execute
 from benchmarks.problem import (
@@ -36,7 +37,7 @@ from benchmarks.problem import (
 )
 from benchmarks.report import PAGE, RESULT, write_report
 from benchmarks.results import Result, row, with_ratios
-from benchmarks.shapes import TINY
+from benchmarks.shapes import TINY, Shape
 from benchmarks.timing import Prepared, Timing, measure, prepare
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
@@ -102,11 +103,14 @@ class TestEachBenchmark:
         assert result.rows and result.aborted is None
         assert result.settings["tiny"] and result.machine["hardware"] == "CPU"
         assert (result.checks["rows_compared"] > 0) == (name in SAMPLING)
-        for view in result.views:
-            assert any(view["y"] in each for each in result.rows)
+        views = {view["name"]: view["y"] for view in result.views}
+        shown = {name for name, y in views.items() if any(y in each for each in result.rows)}
+        assert views.keys() - shown == ({"efficiency"} if name == "end_to_end" else set())
         page = write_report(tmp_path).read_text()
         assert "Tiny sizes" in page and result.machine["command"] in page
-        assert {view["name"] for view in result.views} == {p.stem for p in tmp_path.glob("*.png")}
+        drawn = {p.stem for p in tmp_path.glob("*.png")}
+        assert shown <= drawn
+        assert all(f"({name}.png)" in page for name in drawn)
 
     def _every_setting_of_filters_has_one_row_a_point(self, rows):
         names = ("candidate", "kind", "batch", "world_size", "best")
@@ -287,8 +291,23 @@ class TestReport:
         result.save(tmp_path / RESULT)
         page = (write_report(tmp_path)).read_text()
         assert "not faster: 1 of 2" in page
-        assert "batch 1: tpsample takes 1.50 times as long as other" in page
+        assert "batch 1: tpsample takes 1.5 times as long as other" in page
         assert "batch 64: tpsample takes 0.25 of the time of other" in page
+
+    def test_a_real_size_on_a_busy_cpu_is_not_called_tiny(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(drawing, "available", lambda: False)
+        monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+        small = replace(_small(), shapes=(Shape(2000, 64, "none"),))
+        execute("epilogue", small, tmp_path / RESULT)
+        page = write_report(tmp_path).read_text()
+        assert "Tiny sizes" not in page and "its load average was 100.0" in page
+        assert "\\*" not in page
+
+    def test_at_most_six_lines_share_a_picture_and_a_setting_keeps_its_colour(self):
+        names = [f"{who}{what}" for what in "abcd" for who in ("tpsample, ", "sort, ")]
+        rows = [{"shape": "s", "batch": 1, "candidate": name, "median_us": 1.0} for name in names]
+        colours = plots._colours("candidate", rows)
+        assert list(colours) == list("abcd") and len(set(colours.values())) == 4
 
     def test_other_files_are_refused(self, tmp_path):
         path = tmp_path / RESULT
@@ -298,39 +317,6 @@ class TestReport:
         path.write_text(json.dumps({"schema": 1, "rows": []}))
         with pytest.raises(ValueError, match="not a benchmark result"):
             Result.load(path)
-
-
-class TestScalingModel:
-    def test_without_a_shard_result_everything_is_assumed(self):
-        settings = _small()
-        rows = list(scaling_model.rows(settings))
-        assert {each["shard_time"] for each in rows} == {scaling_model.ASSUMED}
-        assert {each["kind"] for each in settings.inputs} == {scaling_model.ASSUMED}
-        assert [each["world_size"] for each in rows] == [*range(1, 9), 72]
-
-    def test_measured_times_are_told_from_fitted_ones(self, tmp_path):
-        execute("shard", _small(), tmp_path / RESULT)
-        settings = _small()
-        settings.shard_result = tmp_path / RESULT
-        kinds = {each["world_size"]: each["shard_time"] for each in scaling_model.rows(settings)}
-        measured = [w for w, kind in kinds.items() if kind == scaling_model.MEASURED]
-        assert measured == [1, 2, 4, 8]
-        assert kinds[72] == scaling_model.FITTED
-        sources = {each["kind"]: each["source"] for each in settings.inputs}
-        assert "CPU" in sources[scaling_model.MEASURED]
-
-    def test_another_result_is_not_a_measured_shard_time(self, tmp_path):
-        execute("scaling_model", _small(), tmp_path / RESULT)
-        settings = _small()
-        settings.shard_result = tmp_path / RESULT
-        with pytest.raises(ValueError, match="expected a complete result of shard"):
-            list(scaling_model.rows(settings))
-
-    def test_the_fit_is_exact_on_a_line(self):
-        times = {w: 10 + 400 / w for w in (1, 2, 4, 8)}
-        assert scaling_model.shard_us(times, 72) == pytest.approx(10 + 400 / 72)
-        extra = scaling_model.predict(times, 8, 256) - times[8]
-        assert extra == pytest.approx(6.0 + 7 * 8 * 256 / 450e3)
 
 
 class TestCommand:

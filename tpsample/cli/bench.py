@@ -10,8 +10,14 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def bench(context: typer.Context) -> None:
     """Measure tpsample against its baselines and limits (source checkout only)."""
+    arguments, name = context.args, "tpsample bench"
     try:
-        from benchmarks.run import app
+        if arguments[:1] == ["scaling"]:
+            from benchmarks.scaling.command import app
+
+            arguments, name = arguments[1:], f"{name} scaling"
+        else:
+            from benchmarks.run import app
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "benchmarks":
             raise
@@ -19,4 +25,4 @@ def bench(context: typer.Context) -> None:
             "tpsample bench: the benchmarks are in the source checkout, not in the installed "
             "package; run `make bench` there"
         ) from None
-    app(context.args, prog_name="tpsample bench")
+    app(arguments, prog_name=name)

@@ -1,0 +1,170 @@
+"""The command starts ranks, survives being killed, and refuses what it cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.scaling import command
+from benchmarks.scaling.candidates import ONE_RANK, STORED, TPSAMPLE
+from benchmarks.scaling.page import PAGE
+from benchmarks.scaling.record import RECORD, Record
+from tests.support import scaling
+from tests.support.commands import ROOT, run_command
+from tests.support.limits import slowness
+from tests.support.tiers import long
+from tpsample.cli.app import app
+
+TINY = ("--tiny", "--batches", "2", "--modes", "plain,top_k 50", "--oversubscribe")
+
+
+def _until_a_point_is_done(words: list[str], folder: Path, end: signal.Signals) -> None:
+    """Run the command until its record has a point, then send it a signal."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120 * slowness()
+    try:
+        while time.monotonic() < deadline and process.poll() is None:
+            for path in folder.glob(f"*/{RECORD}"):
+                if json.loads(path.read_text())["points"]:
+                    return
+            time.sleep(0.01)
+        raise AssertionError(f"no point: {process.poll()}")
+    finally:
+        process.send_signal(end)
+        process.wait(90 * slowness())
+
+
+def _once_alone(words: list[str]):
+    """Run the command; again as long as the ranks of the one that was killed are at work."""
+    for _ in range(100):
+        done = run_command(*words)
+        if "another run is at work" not in done.stderr:
+            return done
+        time.sleep(0.2)
+    raise AssertionError(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("end", "worlds"), [(signal.SIGKILL, "1,2"), *long((signal.SIGTERM, "2,1"))]
+)
+def test_a_killed_run_goes_on_by_the_same_command(end, worlds, tmp_path):
+    words = ["-m", "tpsample.cli", "bench", "scaling", *TINY, "--world-sizes", worlds]
+    words += ["--repeats", "10", "--output", str(tmp_path)]
+    _until_a_point_is_done([sys.executable, *words], tmp_path, end)
+    (folder,) = tmp_path.iterdir()
+    if end == signal.SIGTERM:
+        with command._alone(folder):  # no rank is left to hold the lock
+            pass
+    before = Record.load(folder / RECORD).points[:1]
+    done = _once_alone([sys.executable, *words])
+    assert done.returncode == 0, done.stderr
+    record = Record.load(folder / RECORD)
+    assert record.complete and record.points[:1] == before
+    worlds_done = [str(point["world_size"]) for point in record.points]
+    assert worlds_done == [each for each in worlds.split(",") for _ in range(2)]
+    families = {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}
+    for point in record.points:
+        expected = families if point["world_size"] == 2 else {TPSAMPLE, STORED}
+        assert {row["family"] for row in point["rows"]} == expected, point["left_out"]
+    assert len(record.sessions) == 2 and "ended" not in record.sessions[0]
+    page = (folder / PAGE).read_text()
+    assert "| killed |" in page and "Not complete" not in page
+
+
+def _invoke(*words: str):
+    return CliRunner().invoke(command.app, list(words))
+
+
+@pytest.fixture
+def no_ranks(monkeypatch):
+    """Nothing is started; the record stays as it is."""
+
+    def saved(folder, record, *_):
+        record.save(folder / RECORD)
+        return []
+
+    monkeypatch.setattr(command, "_run", saved)
+
+
+def test_more_ranks_than_the_machine_has_are_left_out(tmp_path, no_ranks, monkeypatch):
+    monkeypatch.setattr(command.os, "sched_getaffinity", lambda pid: {0, 1})
+    shown = _invoke("--tiny", "--output", str(tmp_path))
+    assert shown.exit_code == 0 and "left out: W = 4, 8" in shown.output
+    (path,) = tmp_path.glob(f"*/{RECORD}")
+    assert Record.load(path).settings.world_sizes == (1, 2)
+    assert _invoke("--tiny", "--world-sizes", "4", "--output", str(tmp_path)).exit_code == 2
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    at_work = pytest.raises(command.typer.BadParameter, match="at work in")
+    with command._alone(tmp_path), at_work, command._alone(tmp_path):
+        pass
+    with command._alone(tmp_path):
+        pass
+
+
+def test_the_record_of_another_run_is_not_mixed_in(tmp_path, no_ranks):
+    first = ("--tiny", "--world-sizes", "1", "--output", str(tmp_path))
+    assert _invoke(*first).exit_code == 0
+    other = _invoke(*first, "--repeats", "7")
+    assert other.exit_code == 2 and "repeats" in other.output
+    assert _invoke(*first, "--repeats", "7", "--fresh").exit_code == 0
+
+
+def test_an_unfinished_run_of_another_day_goes_on(tmp_path):
+    record = scaling.unmeasured()
+    path = tmp_path / "scaling-cpux2-2020-01-01" / RECORD
+    record.save(path)
+    today = record.machine["date"]
+    found = command._start_or_go_on(tmp_path, record.machine, record.settings, False)
+    assert found[0] == path.parent
+    complete = scaling.made_up()
+    complete.machine, settings = record.machine, complete.settings
+    complete.save(path)
+    found = command._start_or_go_on(tmp_path, record.machine, settings, False)
+    assert found[0].name.endswith(today) and found[1].points == []
+
+
+@pytest.mark.parametrize(
+    "words", [["--shapes", "1x1"], ["--batches", "x"], ["--modes", "none"], ["--world-sizes", "0"]]
+)
+def test_refuses_what_it_does_not_know(words, tmp_path):
+    assert _invoke("--tiny", *words, "--output", str(tmp_path)).exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_die_are_said_and_the_rest_is_measured(tmp_path, monkeypatch):
+    start = subprocess.Popen
+
+    def dying(words, **options):
+        words = (
+            words if words[1:3] != ["-m", "torch.distributed.run"] else [words[0], "-c", "1 / 0"]
+        )
+        return start(words, **options)
+
+    monkeypatch.setattr(command.subprocess, "Popen", dying)
+    words = (*TINY, "--world-sizes", "2,1", "--repeats", "1", "--output", str(tmp_path))
+    shown = _invoke(*words)
+    assert shown.exit_code == 1 and "W = 2: the ranks ended with code 1" in shown.output
+    (folder,) = tmp_path.iterdir()
+    assert {point["world_size"] for point in Record.load(folder / RECORD).points} == {1}
+    assert "W = 2: the ranks ended" in (folder / PAGE).read_text()
+    assert "ZeroDivisionError" in (folder / command.LOG).read_text()
+
+
+def test_an_installed_package_says_where_it_is(monkeypatch):
+    monkeypatch.setitem(sys.modules, "benchmarks.scaling.command", None)
+    shown = CliRunner().invoke(app, ["bench", "scaling"])
+    assert shown.exit_code == 1 and "are in the source checkout" in shown.output

@@ -1,0 +1,146 @@
+"""The points of one world size: what is wrong is left out, what is done is not done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.baselines import GUMBEL, RACE
+from benchmarks.problem import Problem, make_weight
+from benchmarks.scaling import candidates
+from benchmarks.scaling.candidates import MODES, ONE_RANK, TPSAMPLE
+from benchmarks.scaling.ranks import measure_missing
+from benchmarks.scaling.record import RECORD, Record
+from benchmarks.whole_logits import AllToAll
+from tests.support import scaling
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import LMHeadSampler
+from tpsample.distributed import Job
+
+
+def _wrong_first_row(out):
+    out.token_ids[0] = (out.token_ids[0] + 1) % 1000
+    return out
+
+
+def _two_ranks(path: Path, fault: str = "") -> int:
+    rank = dist.get_rank()
+    if fault == "one rank of tpsample" and rank == 1:
+        finish = LMHeadSampler.finish
+        LMHeadSampler.finish = lambda self, out: (
+            _wrong_first_row(finish(self, out)) if self.ranks.world_size > 1 else finish(self, out)
+        )
+    if fault == "columns":
+        step = AllToAll.step
+        AllToAll.step = lambda self, sample: step(self, lambda logits: sample(logits.roll(1, 1)))
+    told: list[dict] = []
+    measure_missing(Job(rank, 2, rank, 2, "test"), path, on_point=told.append)
+    return len(told)
+
+
+def _record(folder: Path, **changes) -> Path:
+    scaling.unmeasured(**changes).save(folder / RECORD)
+    return folder / RECORD
+
+
+@pytest.mark.parametrize("modes", [("plain",), *long((tuple(MODES),))], ids=len)
+def test_two_ranks_measure_every_candidate(modes, tmp_path):
+    path = _record(tmp_path, world_sizes=(2,), modes=modes, batches=(3,))
+    assert run_ranks(2, _two_ranks, path) == [len(modes), 0]
+    record = Record.load(path)
+    assert record.complete and not any(point["left_out"] for point in record.points)
+    for point in record.points:
+        families = {row["family"] for row in point["rows"]}
+        assert families == {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}
+        sent = {row["family"]: row["bytes_sent"] for row in point["rows"]}
+        assert 8 * point["batch"] <= sent[TPSAMPLE] < sent["all-to-all"] <= sent["all-gather"]
+        assert sent[ONE_RANK] == 0
+        assert point["checks"]["rows_compared"] == 2 * point["batch"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "left", "why"),
+    [
+        ("one rank of tpsample", {TPSAMPLE}, "the oracle says"),
+        ("columns", {f"all-to-all + {name}" for name in (RACE, GUMBEL)}, "not the product"),
+    ],
+)
+def test_a_candidate_that_is_wrong_on_a_rank_is_left_out_and_said(fault, left, why, tmp_path):
+    path = _record(tmp_path, world_sizes=(2,), batches=(3,))
+    run_ranks(2, _two_ranks, path, fault)
+    (point,) = Record.load(path).points
+    assert {each["candidate"] for each in point["left_out"]} == left
+    assert all(why in each["why"] for each in point["left_out"])
+    measured = {row["candidate"] for row in point["rows"]}
+    assert measured and not measured & left
+    assert all(row["best_baseline"] not in left for row in point["rows"] if "best_baseline" in row)
+
+
+def test_ids_that_change_while_they_are_timed_are_left_out(tmp_path, monkeypatch):
+    finish, calls = LMHeadSampler.finish, []
+
+    def drifting(self, out):
+        calls.append(1)
+        out = finish(self, out)
+        return out if len(calls) == 1 else _wrong_first_row(out)
+
+    monkeypatch.setattr(LMHeadSampler, "finish", drifting)
+    path = _record(tmp_path, world_sizes=(1,), batches=(1,))
+    measure_missing(Job(), path)
+    (point,) = Record.load(path).points
+    assert "timed steps" in point["left_out"][0]["why"]
+    assert {row["kind"] for row in point["rows"]} == {"baseline"}
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
+    path = _record(tmp_path, world_sizes=(1,), batches=(1,), modes=("plain", "top_k 50"))
+
+    def killed(point):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_missing(Job(), path, on_point=killed)
+    (first,) = json.loads(path.read_text())["points"]
+    told = []
+    measure_missing(Job(), path, on_point=told.append)
+    record = Record.load(path)
+    assert record.complete and len(told) == 1
+    assert json.loads(json.dumps(record.points[0])) == first
+
+
+def test_no_point_is_begun_when_the_time_is_over(tmp_path):
+    path = _record(tmp_path, world_sizes=(1,))
+    measure_missing(Job(), path, seconds=-1.0)
+    assert Record.load(path).points == []
+
+
+def _check_baseline(mode, monkeypatch, sample):
+    monkeypatch.setattr(candidates, "_samplers", lambda problem, mode: {"planted": sample})
+    weight = make_weight(1000, 64, torch.device("cpu"))
+    entries = candidates.build(Problem.make(weight, 4), mode, 0, 1)
+    (entry,) = [each for each in entries if each.kind == "baseline"]
+    entry.check()
+
+
+def test_a_baseline_may_draw_no_id_outside_the_vocabulary(monkeypatch):
+    with pytest.raises(AssertionError, match="4 ids below 1000"):
+        _check_baseline("plain", monkeypatch, lambda logits: logits.argmax(1) + 1000)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if MODES[mode]])
+def test_a_baseline_may_draw_no_id_that_the_filters_drop(mode, monkeypatch):
+    _check_baseline(mode, monkeypatch, lambda logits: logits.argmax(1))
+    with pytest.raises(AssertionError, match="not one that the filters keep"):
+        _check_baseline(mode, monkeypatch, lambda logits: logits.argmin(1))
+
+
+def test_a_draw_of_the_k_largest_is_one_of_them():
+    logits = torch.randn(64, 1000)
+    ids = candidates.topk_sample(logits, 5)
+    rank = (logits > logits.gather(1, ids[:, None])).sum(1)
+    assert int(rank.max()) < 5 and len(rank.unique()) > 1
