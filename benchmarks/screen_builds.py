@@ -34,7 +34,7 @@ def small_screen_kernels(hidden_size: int) -> dict[str, tuple[dict[str, Any], in
         "BLOCK": 1024,
     }
     return {
-        "tpsample.kernels.screening:screening_rows_kernel": (rows, 4),
+        "tpsample.kernels.limbs:screening_rows_kernel": (rows, 4),
         "tpsample.kernels.screening:list_groups_kernel": (
             {"BLOCK": LIST_BLOCK, "BLOCK_S": MAX_SLOTS},
             4,

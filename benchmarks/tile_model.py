@@ -11,9 +11,9 @@ The model of a launch is `benchmarks.launch_model`. To the last program's end co
 start of a graph and 1.5 µs for the second kernel, which is launched before the first has ended;
 without that it would be 3 µs.
 
-Every constant is an assumption with its source, unless `--ceilings` replaces it, and the
-result is a prediction: it has been held against no measurement of this kernel yet. `benchmarks.calibration` holds it
-against published times of another one.
+Every constant is an assumption with its source, unless `--ceilings` replaces it, and the result is
+a prediction: it has been held against no measurement of this kernel yet. `benchmarks.calibration`
+holds it against published times of another one.
 """
 
 from __future__ import annotations

@@ -13,11 +13,8 @@ from tpsample.core.overlap import OVERLAP_ARCH
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels import tile_ids
-from tpsample.kernels.screening import (
-    list_groups_kernel,
-    screen_kernel,
-    screening_rows_kernel,
-)
+from tpsample.kernels.limbs import screening_rows_kernel
+from tpsample.kernels.screening import list_groups_kernel, screen_kernel
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.request.step import Step
 from tpsample.screening.int8_copy import Int8Copy

@@ -1,0 +1,30 @@
+"""The faults that `tests.mutants` plants, each with the nearest tests that must notice it."""
+
+from tests.faults.benches import BENCHMARKS, GPU_CHECK
+from tests.faults.fault import Fault
+from tests.faults.filters import FILTERS, LOGPROBS
+from tests.faults.ranks import AGREEMENT, EXCHANGES, SEEDS, SHARDS
+from tests.faults.requests import ENGINES, FILES, LIFETIME, REQUESTS, SPECULATIVE
+from tests.faults.scores import SCORES, SCREEN_KERNELS, SCREENING, TIES
+
+__all__ = ["FAULTS", "Fault"]
+
+FAULTS = [
+    *SCORES,
+    *TIES,
+    *SCREENING,
+    *SCREEN_KERNELS,
+    *FILTERS,
+    *LOGPROBS,
+    *SHARDS,
+    *EXCHANGES,
+    *AGREEMENT,
+    *SEEDS,
+    *REQUESTS,
+    *SPECULATIVE,
+    *LIFETIME,
+    *ENGINES,
+    *FILES,
+    *BENCHMARKS,
+    *GPU_CHECK,
+]

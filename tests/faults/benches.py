@@ -1,0 +1,115 @@
+"""Faults of the benchmarks and of the GPU check."""
+
+from tests.faults.fault import Fault
+
+BENCHMARKS = [
+    Fault(
+        "two scaling runs share a folder",
+        "benchmarks/scaling/command.py",
+        "fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        ("tests/benchmarks/scaling/test_command.py::test_two_runs_do_not_share_a_folder",),
+    ),
+    Fault(
+        "a forecast for GPUs takes times of a CPU",
+        "benchmarks/scaling_model.py",
+        'if hardware == "CPU" or result.machine',
+        "if result.machine",
+        ("tests/benchmarks/test_scaling_model.py::test_what_forecasts_no_gpu_is_refused",),
+    ),
+    Fault(
+        "a forecast shard that is called measured",
+        "benchmarks/scaling_model.py",
+        "us * TILE_MODEL.high, ASSUMED)",
+        "us * TILE_MODEL.high, MEASURED)",
+        (
+            "tests/benchmarks/test_scaling_model.py::test_without_a_measurement_nothing_is_called_measured",
+        ),
+    ),
+    Fault(
+        "a candidate that is wrong on another rank alone is timed",
+        "benchmarks/scaling/ranks.py",
+        "if why := next((each for each in job.gather(why) if each is not None), None):",
+        "if why := next((each for each in job.gather(why)[:1] if each is not None), None):",
+        (
+            "tests/benchmarks/scaling/test_ranks.py::test_a_candidate_that_is_wrong_on_a_rank_is_left_out_and_said",
+        ),
+    ),
+    Fault(
+        "a scaling run begins again after a kill",
+        "benchmarks/scaling/record.py",
+        "if point not in done]",
+        "if done is not None]",
+        ("tests/benchmarks/scaling/test_ranks.py::test_a_killed_run_goes_on_where_it_was",),
+    ),
+    Fault(
+        "a busy machine is called quiet",
+        "benchmarks/scaling/quiet.py",
+        'if before["load"][0] > machine.BUSY_LOAD * cores:',
+        'if before["load"][0] > BUSY_AFTER * cores:',
+        ("tests/benchmarks/scaling/test_page.py::test_a_machine_that_was_not_quiet_is_named",),
+    ),
+    Fault(
+        "a baseline may draw what the filters drop",
+        "benchmarks/scaling/candidates.py",
+        "least = logits.float().masked_fill(~kept, torch.inf).amin(dim=1)",
+        "least = logits.float().amin(dim=1)",
+        (
+            "tests/benchmarks/scaling/test_ranks.py::test_a_baseline_may_draw_no_id_that_the_filters_drop",
+        ),
+    ),
+    Fault(
+        "an all-to-all that counts the bytes of its own rows",
+        "benchmarks/whole_logits.py",
+        "others = self.problem.rows - len(self.own)",
+        "others = self.problem.rows",
+        ("tests/benchmarks/test_whole_logits.py::test_both_ways_sample_whole_logits",),
+    ),
+    Fault(
+        "packages of others are looked for in no folder",
+        "benchmarks/third_party.py",
+        "sys.path.append(folder)",
+        "pass",
+        ("tests/benchmarks/test_third_party.py::test_those_in_the_folder_are_candidates",),
+    ),
+]
+
+GPU_CHECK = [
+    Fault(
+        "every pointer counts as aligned",
+        "benchmarks/launches.py",
+        "value.data_ptr() % 16 == 0)",
+        "True)",
+        ("tests/benchmarks/test_gpu_compile.py",),
+    ),
+    Fault(
+        "a benchmark is rehearsed without its own steps",
+        "benchmarks/rehearsal.py",
+        "times = self.time({name: each.step for name, each in candidates.items()})",
+        "times = {}",
+        ("tests/benchmarks/test_gpu_compile.py",),
+    ),
+    Fault(
+        "a section outlives its run",
+        "benchmarks/gpu_check.py",
+        "with_parent(command), cwd",
+        "command, cwd",
+        (
+            "tests/benchmarks/test_gpu_check_ends.py::test_a_run_that_is_killed_outright_leaves_its_results_and_no_process",
+        ),
+    ),
+    Fault(
+        "a read by tiles counts the last row again",
+        "benchmarks/baseline_kernels.py",
+        "total = tl.where((offs_v < num_rows)[:, None], total, 0)",
+        "total = total + 0",
+        ("tests/benchmarks/test_ceilings.py::test_a_read_by_tiles_reads_every_row_once",),
+    ),
+    Fault(
+        "candidates of the tuner may be too large",
+        "benchmarks/tune.py",
+        "tile for tile in tried if fits(tile, gpu)",
+        "tile for tile in tried",
+        ("tests/local/test_tiles.py",),
+    ),
+]

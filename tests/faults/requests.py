@@ -1,0 +1,311 @@
+"""Faults of requests, of verification, of what lives long, of adapters and of files."""
+
+from tests.faults.fault import Fault
+
+REQUESTS = [
+    Fault(
+        "an output token counts once in the history",
+        "tpsample/request/controls/token_state.py",
+        "self.history[slots, columns] += 2 * mine.to(torch.int32)",
+        "self.history[slots, columns] += mine.to(torch.int32)",
+        ("tests/request/test_controls.py::test_several_tokens_at_once_are_counted_in_order",),
+    ),
+    Fault(
+        "appended ids outside the vocabulary count",
+        "tpsample/request/controls/tables.py",
+        "there = (token_ids >= 0) & (token_ids < self.vocab_size)",
+        "there = token_ids >= 0",
+        ("tests/request/test_batch_state.py::test_an_appended_id_outside_the_vocabulary_is_none",),
+    ),
+    Fault(
+        "drafts are not penalised",
+        "tpsample/request/controls/apply.py",
+        "history = history + 2 * counted.T.to(torch.int32)",
+        "history = history + 0",
+        ("tests/request/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
+    ),
+    Fault(
+        "drafts are not of the length of the output",
+        "tpsample/request/controls/token_mask.py",
+        "length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)",
+        "length = tables.length[slots]",
+        ("tests/request/test_controls.py::test_drafts_count_cumulatively_and_leave_no_trace",),
+    ),
+    Fault(
+        "min_tokens empties a row",
+        "tpsample/request/controls/token_mask.py",
+        "held_back &= (others != 0).any(dim=1)",
+        "pass",
+        ("tests/request/test_batch_state.py::test_min_tokens_empties_no_row[torch-1]",),
+    ),
+    Fault(
+        "repetition divides negative logits",
+        "tpsample/request/controls/apply.py",
+        "scaled = torch.where(logits > 0, logits / repetition, logits * repetition)",
+        "scaled = logits / repetition",
+        ("tests/request/test_controls.py::test_the_definition_is_what_lists_say",),
+    ),
+    Fault(
+        "masks of rows that moved are taken",
+        "tpsample/request/batch_rows.py",
+        "self._stale = set(self._masks)",
+        "pass",
+        (
+            "tests/request/test_batch_state.py::"
+            "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew",
+        ),
+    ),
+    Fault(
+        "a mask that is assigned anew stays stale",
+        "tpsample/request/batch.py",
+        "self._stale.discard(name)",
+        "pass",
+        (
+            "tests/request/test_batch_state.py::"
+            "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew",
+        ),
+    ),
+    Fault(
+        "one request for all rows loses its prompt",
+        "tpsample/request/batch.py",
+        "prompt_token_ids=[single.prompt] * num_rows,",
+        "prompt_token_ids=None,",
+        (
+            "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
+        ),
+    ),
+    Fault(
+        "one request for all rows loses its temperature",
+        "tpsample/request/batch.py",
+        "repeated.temperature.copy_(self.temperature.expand(num_rows))",
+        "pass",
+        (
+            "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
+        ),
+    ),
+    Fault(
+        "one request for all rows loses its masks",
+        "tpsample/request/batch.py",
+        "setattr(repeated, name, mask)",
+        "pass",
+        (
+            "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
+        ),
+    ),
+    Fault(
+        "repeated rows are of the plan before",
+        "tpsample/request/batch.py",
+        "BatchView(self.temperature, self.seed, self.plan, self._controls())",
+        "BatchView(self.temperature, self.seed, "
+        'self.__dict__.setdefault("_first_plan", self.plan), self._controls())',
+        (
+            "tests/request/test_batch_state.py::"
+            "test_rows_updated_between_verifications_of_one_width_are_what_is_verified",
+        ),
+    ),
+]
+
+SPECULATIVE = [
+    Fault(
+        "a draft is accepted without its own law",
+        "tpsample/speculative/tokenwise.py",
+        "return leading((u * q < p) & (q > 0))",
+        "return leading((u < p) & (q > 0))",
+        ("tests/speculative/test_law.py::test_acceptance_is_exactly_as_published",),
+    ),
+    Fault(
+        "a position without a draft is accepted",
+        "tpsample/speculative/tokenwise.py",
+        "return leading((u * q < p) & (q > 0))",
+        "return leading(u * q <= p)",
+        ("tests/speculative/test_shards.py::test_special_rows[1]",),
+    ),
+    Fault(
+        "the bonus token is cut off",
+        "tpsample/speculative/output.py",
+        "return index <= num_accepted.unsqueeze(1)",
+        "return index < num_accepted.unsqueeze(1)",
+        (
+            "tests/speculative/test_coupled.py::test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens",
+        ),
+    ),
+    Fault(
+        "the bonus token is of the residual",
+        "tpsample/speculative/laws.py",
+        "possible = (logits > -torch.inf) & (self.drafts[:, :positions] >= 0).unsqueeze(2)",
+        "possible = logits > -torch.inf",
+        ("tests/speculative/test_shards.py::test_every_rank_count_emits_the_oracles_tokens[1]",),
+    ),
+    Fault(
+        "the coefficient of a block is not capped",
+        "tpsample/speculative/block.py",
+        "chain.append((chain[-1] * ratio).clamp(max=1))",
+        "chain.append(chain[-1] * ratio)",
+        ("tests/speculative/test_law.py::test_acceptance_is_exactly_as_published",),
+    ),
+    Fault(
+        "a block recovers as token by token",
+        "tpsample/speculative/block.py",
+        "return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)",
+        "return stop, torch.ones_like(coefficient[:, 0])",
+        (
+            "tests/speculative/test_shards.py::test_rows_that_stop_within_a_block_recover_at_its_coefficient",
+        ),
+    ),
+]
+
+LIFETIME = [
+    Fault(
+        "a draft equal to the token of failed rows is accepted",
+        "tpsample/speculative/coupled.py",
+        "(drafts >= 0) & drawn)",
+        "(drafts >= 0))",
+        (
+            "tests/sampler/test_on_failed.py::"
+            "test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_token",
+        ),
+    ),
+    Fault(
+        "a filtered row that failed keeps -1",
+        "tpsample/logits/finish.py",
+        "filters.row_index, out, on_failed)",
+        "filters.row_index, out)",
+        (
+            "tests/sampler/test_on_failed.py::"
+            "test_rows_that_fail_return_it_and_their_status_still_tells",
+        ),
+    ),
+    Fault(
+        "the weight keeps its gradient",
+        "tpsample/sampler.py",
+        "given.weight.detach()",
+        "given.weight",
+        ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
+    ),
+    Fault(
+        "the hidden states keep their gradient",
+        "tpsample/sampler.py",
+        "self.begin(hidden_states.detach(), call.view,",
+        "self.begin(hidden_states, call.view,",
+        ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
+    ),
+    Fault(
+        "a step buffer grows under inference mode",
+        "tpsample/core/step_buffer.py",
+        "with torch.inference_mode(False):  # the next step may be outside of it",
+        "with torch.no_grad():",
+        (
+            "tests/request/test_batch_state.py::"
+            "test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]",
+        ),
+    ),
+    Fault(
+        "the state of a shard is made under inference mode",
+        "tpsample/request/controls/token_state.py",
+        "    @torch.inference_mode(False)\n    def __init__(",
+        "    def __init__(",
+        (
+            "tests/request/test_batch_state.py::test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-grad-inference]",
+        ),
+    ),
+    Fault(
+        "tables are made under inference mode",
+        "tpsample/request/controls/tables.py",
+        "    @torch.inference_mode(False)\n    def __init__(",
+        "    def __init__(",
+        ("tests/request/test_batch_state.py::test_a_mask_may_be_assigned_under_inference_mode",),
+    ),
+]
+
+ENGINES = [
+    Fault(
+        "logits of the caller get the bias of the head",
+        "tpsample/local/triton_backend.py",
+        '"bias_ptr": None if given else self._bias,',
+        '"bias_ptr": self._bias,',
+        ("tests/sampler/test_from_logits.py::test_the_head_is_not_applied",),
+    ),
+    Fault(
+        "columns behind the shard are taken for its own",
+        "tpsample/local/torch_backend.py",
+        "rows.local_logits[:, start:stop].float()",
+        "rows.local_logits[:, -len(self._shard) :][:, start:stop].float()",
+        ("tests/sampler/test_from_logits.py::test_columns_behind_the_shard_are_never_read",),
+    ),
+    Fault(
+        "a DTensor's rows begin at 0 on every rank",
+        "tpsample/agreement/dtensor.py",
+        "start = min(offset[0], end)",
+        "start = 0",
+        ("tests/agreement/test_dtensor.py::test_shard_and_group_follow_from_the_rows_of_a_mesh",),
+    ),
+    Fault(
+        "a DTensor's group is the whole job",
+        "tpsample/agreement/dtensor.py",
+        "of_mesh = weight.device_mesh.get_group(axis)",
+        "of_mesh = dist.group.WORLD",
+        ("tests/agreement/test_dtensor.py::test_on_two_axes_the_sharded_one_is_the_group",),
+    ),
+    Fault(
+        "a rank alone waits for its job",
+        "tpsample/ranks/process.py",
+        "group == ALONE:",
+        "False:",
+        ("tests/ranks/test_alone.py::test_a_rank_of_two_samples_alone",),
+    ),
+    Fault(
+        "positions of generate count padding",
+        "tpsample/integrations/transformers.py",
+        "[len(row) for row in prompts.rows]",
+        "[prompts.length for _ in prompts.rows]",
+        (
+            "tests/integrations/test_transformers.py::"
+            "test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache",
+        ),
+    ),
+    Fault(
+        "min_p comes before top_k",
+        "tpsample/integrations/transformers_params.py",
+        'fields["filter_order"] = "min_p_last"',
+        'fields["filter_order"] = "sequential"',
+        ("tests/integrations/test_transformers_params.py::test_the_law_is_that_of_the_processors",),
+    ),
+    Fault(
+        "the LM head keeps no forward of its own",
+        "tpsample/integrations/transformers_head.py",
+        "if was is not None:",
+        "if False:",
+        (
+            "tests/integrations/test_transformers.py::"
+            "test_two_ranks_of_tensor_parallelism_write_the_text_of_one",
+        ),
+    ),
+]
+
+FILES = [
+    Fault(
+        "any token of a record is a near tie",
+        "tpsample/record/verify.py",
+        "near = apart < NEAR_TIE",
+        "near = apart < torch.inf",
+        (
+            "tests/test_record.py::test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not",
+        ),
+    ),
+    Fault(
+        "a filtered token of a record is a near tie",
+        "tpsample/record/verify.py",
+        "or expected < 0 or not kept[row, recorded]:",
+        "or expected < 0:",
+        (
+            "tests/test_record.py::test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not",
+        ),
+    ),
+    Fault(
+        "a trace is one step longer",
+        "tpsample/trace.py",
+        "inside = torch.arange(self.step) < until.unsqueeze(1)",
+        "inside = torch.arange(self.step) <= until.unsqueeze(1)",
+        ("tests/test_trace.py::test_what_lies_behind_the_end_of_a_row_is_blank",),
+    ),
+]
