@@ -2,7 +2,7 @@
 
     torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m benchmarks.screening
         [--vocab-size V] [--hidden-size D] [--batches 1,8,64] [--repeats N] [--random-only]
-        [--json FILE]
+        [--output DIR]
 
 Times are interleaved, the slowest rank counts, repeat by repeat, and ids are checked first. The
 definition is the same sampler without the screen. Real rows take the LM head and hidden states of
@@ -163,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batches", default="1,8,64")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--random-only", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--output", type=Path, help="folder of the page and its JSON")
     options = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []
     with join(timeout_s=600) as job:
@@ -174,10 +174,45 @@ def main(arguments: list[str] | None = None) -> int:
             found.append({**point, **measured(run, problem, shard)})
             if job.rank == 0:
                 print(line(found[-1]), flush=True)
-        record = {"machine": machine.describe(job.device, job.world_size), "load": os.getloadavg()}
-    if options.json and job.rank == 0:
-        options.json.write_text(json.dumps({**record, "rows": found}, indent=1) + "\n")
+        about = machine.describe(job.device, job.world_size)
+    record = {"machine": about, "load": os.getloadavg(), "rows": found}
+    if options.output and job.rank == 0:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "result.json").write_text(json.dumps(record, indent=1) + "\n")
+        (options.output / "README.md").write_text(page(record))
     return 0
+
+
+def page(record: dict[str, Any]) -> str:
+    """The README of a result folder."""
+    about, rows = record["machine"], record["rows"]
+    lines = [
+        "# screening",
+        "",
+        "A step on CPU ranks beside matmul + all-gather + multinomial: time ÷ the baseline,",
+        "medians of interleaved repeats, the slowest rank of each. The screen multiplies in",
+        "fp32 and computes only tokens that can win; without it every score is the definition's.",
+        "",
+        "| head | dtype | B | baseline, ms | tpsample ÷ it | without the screen ÷ it | "
+        "candidates per row | rows in full |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        ratio = row["over_baseline"]
+        lines.append(
+            f"| {row['head']} | {row['dtype']} | {row['batch']} | {row['ms'][BASELINE]:.1f} | "
+            f"{ratio[SCREENED]:.2f} | {ratio[DEFINITION]:.2f} | {row['candidates_mean']:.1f} | "
+            f"{100 * row['share_in_full']:.1f} % |"
+        )
+    slower = sum(row["over_baseline"][SCREENED] > 1 for row in rows)
+    load = ", ".join(f"{value:.1f}" for value in record["load"])
+    lines += ["", f"tpsample is slower than the baseline in {slower} of {len(rows)} points."]
+    lines += [
+        f"{about['hardware']}, {about['cpu']}, {about['cpu_cores']} cores, one thread a rank;"
+    ]
+    lines += [f"`{about['command']}`, commit {about['commit']}, torch {about['torch']},"]
+    lines += [f"{about['date']}; load average at the end {load} (the ranks themselves make 2)."]
+    return "\n".join(lines) + "\n"
 
 
 def line(row: dict[str, Any]) -> str:

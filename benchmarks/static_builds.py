@@ -232,12 +232,13 @@ def few(archs: Sequence[int]) -> list[Subject]:
     once."""
     short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
     fp32 = rule(64, 0, torch.float32, Gpu())
-    on_90 = ("", "push", "everything", "given logits", "screen", "list")
+    smallest = (SCREEN_TILES[16], list_tile(16, torch.bfloat16))
+    on_90 = ("", "push", "everything", "given logits")
     return [
         subject
         for subject in subjects(archs, [(short, torch.bfloat16), (fp32, torch.float32)])
         if (subject.variant == "plain" and subject.tile == short)
-        or (subject.variant == "screen" and subject.tile == SCREEN_TILES[16])
+        or (subject.variant in ("screen", "list") and subject.tile in smallest)
         or (subject.arch == 90 and subject.variant in on_90)
     ]
 

@@ -6,10 +6,9 @@ from benchmarks import screening
 
 
 def test_every_batch_has_times_candidates_and_ratios(tmp_path, capsys):
-    result = tmp_path / "result.json"
     sizes = ["--vocab-size", "1000", "--hidden-size", "32", "--batches", "1,5", "--repeats", "2"]
-    assert screening.main([*sizes, "--random-only", "--json", str(result)]) == 0
-    rows = json.loads(result.read_text())["rows"]
+    assert screening.main([*sizes, "--random-only", "--output", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
     assert [(row["dtype"], row["batch"]) for row in rows] == [
         ("float32", 1),
         ("float32", 5),
@@ -22,4 +21,6 @@ def test_every_batch_has_times_candidates_and_ratios(tmp_path, capsys):
         assert 1 <= row["candidates_alone_mean"] <= row["candidates_alone_p99"] < 30
         assert row["share_in_full"] == 0
         assert 0.03 < row["mb_read"] < 0.2
+    page = (tmp_path / "README.md").read_text()
+    assert page.count("| random | ") == len(rows) and "of 4 points" in page
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
