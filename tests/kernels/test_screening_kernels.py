@@ -13,7 +13,14 @@ from tests.support.cases import Case, uneven_shards
 from tests.support.screening import HEADS, assert_same_words, problem, requests
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, step, virtual
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import (
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+    verify,
+)
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.kernels.tile_ids import GROUP
 from tpsample.local.screen_launches import MAX_SLOTS, Screen
@@ -226,18 +233,30 @@ def test_ranks_need_not_agree_on_it():
     assert_all_equal(step(world, samplers, case), case.oracle())
 
 
-def test_a_weight_that_changed_is_noticed():
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_a_weight_that_changed_is_noticed(backend):
     case = Case.make(500, 4, 16)
     weight = case.weight.clone()
-    sampler = LMHeadSampler(weight, backend="triton", screening="int8")
+    sampler = LMHeadSampler(weight, backend=backend, screening="int8")
     sampler(case.hidden_states, case.batch, case.positions)
     weight *= -1
     changed = replace(case, weight=weight)
-    with pytest.raises(ValueError, match=r"changed in place .* call sampler.refresh\(\)"):
+    stale = pytest.raises(ValueError, match=r"changed in place .* call sampler.refresh\(\)")
+    drafts = torch.zeros(4, 1, dtype=torch.int64)
+    with stale:
         sampler(case.hidden_states, case.batch, case.positions)
-    memory = sampler.local.screen.copy.quantised.data_ptr()
+    with stale:
+        verify(sampler, case.hidden_states.repeat(2, 1, 1).transpose(0, 1), drafts, case.batch, 0)
+    # What reads no copy goes on, above all what ranks do together to recover.
+    logits = reference.logits(case.hidden_states, weight)
+    out = sampler.sample_logits(logits, case.batch, case.positions)
+    assert torch.equal(out.token_ids, changed.oracle().token_ids)
+    sampler.prompt_logprobs(case.hidden_states, torch.arange(4))
+    sampler.check()
+    sampler.reset()
+    memory = sampler.local.copy.quantised.data_ptr()
     sampler.refresh()
-    assert sampler.local.screen.copy.quantised.data_ptr() == memory
+    assert sampler.local.copy.quantised.data_ptr() == memory
     out = sampler(case.hidden_states, case.batch, case.positions)
     assert torch.equal(out.token_ids, changed.oracle().token_ids)
 
@@ -245,6 +264,8 @@ def test_a_weight_that_changed_is_noticed():
 def test_screening_is_checked():
     with pytest.raises(ValueError, match="screening: expected one of None, int8, got 'fp8'"):
         LMHeadSampler(torch.zeros(8, 4), screening="fp8")
+    with pytest.raises(ValueError, match='screening: "int8" copies a weight, and .* has no column'):
+        LMHeadSampler(torch.zeros(8, 0), screening="int8")
 
 
 def fuzz(seeds: range) -> int:

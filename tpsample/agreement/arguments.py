@@ -54,6 +54,11 @@ class SamplerArguments:
         _check_choice("exchange", self.exchange, EXCHANGES)
         _check_choice("backend", self.backend, BACKENDS)
         _check_choice("screening", self.screening, SCREENINGS)
+        if self.screening is not None and self.weight.shape[1] == 0:
+            raise ValueError(
+                f'screening: "{self.screening}" copies a weight, and lm_head_weight has no column; '
+                "leave it out"
+            )
         check_rounds(self.philox_rounds)
         check_int("desync_every", self.desync_every, 0, 2**31 - 1)
         check_int("on_failed", self.on_failed, NO_TOKEN, MAX_VOCAB_SIZE - 1)

@@ -52,6 +52,9 @@ class StepChecks:
         if self.closed:
             raise RuntimeError("sampler: closed; build a new LMHeadSampler")
         check_current(self.weight.device)
+
+    def copy_is_current(self) -> None:
+        """Raise if the weight has changed since the backend copied it; a step may read the copy."""
         if self.copied is not None and self.weight._version != self.copied:
             raise ValueError(
                 "lm_head_weight: changed in place after the sampler had made its 8-bit copy of it, "
@@ -68,6 +71,7 @@ class StepChecks:
     ) -> Call:
         """Return the step that the arguments of `LMHeadSampler.__call__` ask for."""
         check_hidden_states(hidden_states, self.weight)
+        self.copy_is_current()
         rows = hidden_states.shape[0]
         return self._step("step", "hidden_states", rows, batch, positions, num_samples, out)
 

@@ -50,6 +50,7 @@ def check_verify(
         )
     require_plain("hidden_states", hidden_states)
     check_fits_weight(hidden_states, sampler.weight)
+    sampler.checks.copy_is_current()
     if num_rows * (num_drafts + 1) > sampler.max_rows:
         raise ValueError(
             f"hidden_states: {num_rows} rows × {num_drafts + 1} positions exceed "
