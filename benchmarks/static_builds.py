@@ -13,8 +13,9 @@ import triton
 
 import tpsample.kernels
 from benchmarks.aot import Build, jitted
-from benchmarks.screen_builds import SCREEN, SCREEN_TYPES, small_screen_kernels
-from benchmarks.stored_builds import STORED, STORED_TYPES
+from benchmarks.argument_types import TYPES
+from benchmarks.screen_builds import SCREEN, small_screen_kernels
+from benchmarks.stored_builds import STORED
 from tpsample.core.overlap import OVERLAP_ARCH
 from tpsample.exchange.decode_triton import ROW_BLOCK
 from tpsample.local.screen_launches import SCREEN_TILES, screen_block_e
@@ -34,49 +35,6 @@ DTYPES = {
     torch.int8: "i8",
 }
 
-# Run-time arguments by name; weight, hidden and bias take the weight's dtype, the rest is i32.
-_TYPES = {
-    "stream_ptr": "*i32",
-    "scale_ptr": "*fp32",
-    "words_ptr": "*i64",
-    "seed_ptr": "*i64",
-    "position_ptr": "*i64",
-    "temperature_ptr": "*fp32",
-    "slot_ptr": "*i32",
-    "logits_ptr": "*fp32",
-    "value_ptr": "*fp32",
-    "index_ptr": "*i32",
-    "token_ptr": "*i64",
-    "out_seed_ptr": "*i64",
-    "status_ptr": "*i32",
-    "arrive_ptr": "*i32",
-    "done_ptr": "*i32",
-    "epoch_ptr": "*i64",
-    "inboxes_ptr": "*i64",
-    "lost_ptr": "*i64",
-    "state_slot_ptr": "*i64",
-    "wants_ptr": "*i32",
-    "penalty_ptr": "*fp32",
-    "touched_ptr": "*i32",
-    "history_ptr": "*i32",
-    "token_bias_ptr": "*fp32",
-    "mask_ptr": "*i32",
-    "draft_ptr": "*i32",
-    "num_drafts_ptr": "*i32",
-    "allowed_ptr": "*i32",
-    "grammar_ptr": "*i32",
-    "forced_ptr": "*i64",
-    "min_tokens_ptr": "*i32",
-    "length_ptr": "*i32",
-    "stop_ptr": "*i32",
-    "bad_word_ptr": "*i32",
-    "recent_ptr": "*i32",
-    "timeout": "i64",
-    "logit_scale": "fp32",
-    "logit_softcap": "fp32",
-    **STORED_TYPES,
-    **SCREEN_TYPES,
-}
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
 
 # Compile-time arguments as in the common case; what a variant changes is passed over them.
@@ -195,8 +153,8 @@ class Subject:
                 return "*bf16"
             return f"*{DTYPES[self.dtype]}"
         if argument.endswith("_ptr"):
-            return _TYPES[argument]
-        return _TYPES.get(argument, "i32")
+            return TYPES[argument]
+        return TYPES.get(argument, "i32")
 
 
 # Kernels that do not touch the weight: their constants and warps, as their launches have them.

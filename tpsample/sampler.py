@@ -15,23 +15,21 @@ from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
 from tpsample.core.overlap import kernels_overlap
 from tpsample.core.score import Head
-from tpsample.core.step_buffer import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Setup
 from tpsample.exchange.decode import decoder
-from tpsample.from_logits import FromLogits
 from tpsample.local import make_backend
-from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.logits.prompt import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
+from tpsample.steps import Steps
 
 
-class LMHeadSampler(FromLogits):
+class LMHeadSampler(Steps):
     """Samples next tokens from hidden states and this rank's rows of the LM head.
 
         logit = softcap · tanh(logit_scale · (hidden_states · weight^T) / softcap) + bias
@@ -196,66 +194,37 @@ class LMHeadSampler(FromLogits):
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
         )
 
-    def start(
+    def sample_logits(
         self,
-        hidden_states: Tensor,
+        local_logits: Tensor,
         batch: SamplingBatch | BatchView,
         positions: Tensor | int,
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
-    ) -> Step:
-        """Do the first half of a call: all but waiting for the other ranks.
+    ) -> SampleOutput:
+        """Sample one token per row from this rank's logits, which nobody gathers.
 
-        Every start is followed by its `finish`. The halves are apart for several ranks in one
-        process (`tpsample.ranks.virtual`).
+        Collective, with every other promise of a call with hidden states: for the same logits the
+        tokens are the same, bit for bit. Controls, filters, logprobs, noise and the exchange are
+        ours. The product is the caller's, and so are `logit_scale`, `logit_softcap` and `bias` of
+        the sampler, which are not applied here.
+
+        Args:
+            local_logits: fp32, bf16 or fp16 [B, V_local], the columns of this rank's shard, last
+                axis contiguous. They are converted to fp32, which is exact. There may be as many
+                columns as lm_head_weight has rows; those behind the shard are never read.
+            batch, positions, num_samples, out: as in a call with hidden states.
+
+        Returns:
+            Tokens and status, the same on every rank.
+
+        Raises:
+            As a call with hidden states; UnsupportedParameter inside torch.compile, too.
         """
-        with self.agreement.leaving_on_error():
-            call = self.agreement.settle(
-                lambda: self.checks.step(hidden_states, batch, positions, num_samples, out)
-            )
-            assert call.positions is not None
-            out = SampleOutput.empty(call.view.seed, num_samples) if out is None else out
-            return self.begin(hidden_states.detach(), call.view, call.positions, out)
-
-    def begin(
-        self,
-        hidden_states: Tensor,
-        batch: BatchView,
-        positions: Tensor,
-        out: SampleOutput,
-        local_logits: Tensor | None = None,
-    ) -> Step:
-        out.logprobs, out.kept = None, None
-        samples = out.num_samples
-        step = self.local.prepare(hidden_states, batch, positions, samples, out, local_logits)
-        if capturing(self.weight.device):
-            self._captured.append(step)
-        if batch.rows:
-            self.exchange.begin()
-            parts, push = self.exchange.parts, self.exchange.push
-            for part in range(parts):
-                words = self.exchange.own_words(part)[: step.num_words]
-                self.local.best_words(step, words, part, parts, push)
-                self.exchange.publish(part, step.num_words)
-        return step
-
-    def finish(self, step: Step) -> SampleOutput:
-        """Do the second half of a call: wait for every rank's words, and return the tokens."""
-        out, plan = step.out, step.batch.plan
-        assert out is not None
-        if step.batch.rows:
-            with self.agreement.leaving_on_error():
-                self.exchange.finish(out, step.batch.seed)
-                if plan.stored_index is not None:
-                    stored = shard_logits(step, self.shard, self.backend)
-                    finish_logits(stored, step, self.ranks, self.on_failed)
-                self._desync.add(step.noise.positions, out)
-        return out
-
-    def forget_step(self) -> None:
-        """Let go of the tensors of the last step; `compare` cannot look at it any more."""
-        self._desync.forget_step()
+        return self.finish(
+            self.start_logits(local_logits, batch, positions, num_samples=num_samples, out=out)
+        )
 
     def prompt_logprobs(
         self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0

@@ -184,7 +184,7 @@ LIFETIME = [
     ),
     Fault(
         "the hidden states keep their gradient",
-        "tpsample/sampler.py",
+        "tpsample/steps.py",
         "self.begin(hidden_states.detach(), call.view,",
         "self.begin(hidden_states, call.view,",
         ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),

@@ -264,7 +264,7 @@ def test_a_weight_that_changed_is_noticed(backend):
 def test_screening_is_checked():
     with pytest.raises(ValueError, match="screening: expected one of None, int8, got 'fp8'"):
         LMHeadSampler(torch.zeros(8, 4), screening="fp8")
-    with pytest.raises(ValueError, match='screening: "int8" copies a weight, and .* has no column'):
+    with pytest.raises(ValueError, match=r'"int8" copies a weight, and .* has no column'):
         LMHeadSampler(torch.zeros(8, 0), screening="int8")
 
 
