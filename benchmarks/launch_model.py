@@ -17,6 +17,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+from tpsample.local.tiles import Tile
+
 LATENCY_US = 0.82
 """Of a load from memory under load; published microbenchmarks of Hopper say 0.80 to 0.85."""
 PROLOGUE_US, SPREAD = 2.0, 0.25
@@ -96,6 +98,43 @@ def epilogue_us(chip: Chip, instructions: float, num_warps: int) -> float:
     """Return how long a program issues its instructions, given per warp of 32 threads."""
     # One warp per scheduler hides less latency than two.
     return instructions / 32 / (4 * (0.55 if num_warps <= 4 else 0.75) * chip.clock)
+
+
+def grid_of(
+    chip: Chip,
+    tile: Tile,
+    tiles: int,
+    resident: int,
+    hidden_size: int,
+    per_logit: float,
+    *,
+    itemsize: int = 2,
+    limbs: int = 1,
+    readers: int = 1,
+) -> Grid:
+    """Return the launch of a product with a tile.
+
+    Args:
+        tiles, resident, readers: as in `Grid`.
+        per_logit: instructions of the epilogue.
+        itemsize: bytes of a weight.
+        limbs: columns that stand for a row of hidden states, of `itemsize` bytes each. A matrix
+            unit does twice as many operations on 8 bits, as there are twice as many per byte.
+    """
+    columns = limbs * tile.block_b
+    weight_bytes = float(tile.block_v * hidden_size * itemsize)
+    return Grid(
+        tiles=tiles,
+        resident=resident,
+        weight_bytes=weight_bytes,
+        prefetched=min(1.0, tile.num_stages * tile.block_d / hidden_size) * weight_bytes,
+        readers=readers,
+        through_l2=1 + columns / tile.block_v,
+        # At the wait one stage is in use and one may be unfinished.
+        in_flight=(tile.num_stages - 1.5) * tile.block_v * tile.block_d * itemsize,
+        operations=columns,
+        epilogue_us=epilogue_us(chip, tile.block_v * tile.block_b * per_logit, tile.num_warps),
+    )
 
 
 def duration_us(chip: Chip, grid: Grid) -> float:

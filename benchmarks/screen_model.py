@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.launch_model import Chip, Grid, duration_us, epilogue_us
+from benchmarks.launch_model import Chip, duration_us, grid_of
 from benchmarks.shapes import Shape, shape_named
-from benchmarks.tile_model import SHAPES, WORLD_SIZES, in_flight, predict
+from benchmarks.tile_model import SHAPES, WORLD_SIZES, predict
 from tpsample import VocabShard
 from tpsample.local.screen_launches import GROUP, SCREEN_TILES
 from tpsample.local.tile_table import batch_tile, list_tile, rule
@@ -27,6 +27,8 @@ CANDIDATES = 5.0
 ‖w‖ ‖h‖ is larger."""
 INSTRUCTIONS_PER_LOGIT = 65
 """Of `screen_kernel`, counted in SASS for sm_90."""
+LISTED_PER_LOGIT = 38
+"""Of the LM head, as in `tile_model`."""
 PROGRAMS_PER_SM = {16: 2, 32: 2, 64: 1}
 """By block_b, from the static report for sm_90."""
 ROWS_US, LIST_US = 2.5, 1.5
@@ -36,35 +38,20 @@ ROWS_US, LIST_US = 2.5, 1.5
 def screened_us(chip: Chip, shape: Shape, world_size: int, batch: int) -> float:
     """Return the predicted time of a screened step of rank 0's shard."""
     vocab_rows = len(VocabShard.even(shape.vocab_size, 0, world_size))
-    tile = SCREEN_TILES[batch_tile(batch)]
-    row_bytes = tile.block_v * shape.hidden_size * 1.0
-    logits = tile.block_v * tile.block_b
-    screen = Grid(
-        tiles=-(-vocab_rows // tile.block_v),
-        resident=PROGRAMS_PER_SM[tile.block_b],
-        weight_bytes=row_bytes,
-        prefetched=min(1.0, tile.num_stages * tile.block_d / shape.hidden_size) * row_bytes,
-        readers=1,
-        through_l2=1 + 2 * tile.block_b / tile.block_v,
-        in_flight=in_flight(tile, 1),
-        # Per byte 2 · 2 B operations on 8 bits, of which a matrix unit does twice as many.
-        operations=2.0 * tile.block_b,
-        epilogue_us=epilogue_us(chip, logits * INSTRUCTIONS_PER_LOGIT, tile.num_warps),
+    tile, few = SCREEN_TILES[batch_tile(batch)], list_tile(batch, torch.bfloat16)
+    screen = grid_of(
+        chip,
+        tile,
+        -(-vocab_rows // tile.block_v),
+        PROGRAMS_PER_SM[tile.block_b],
+        shape.hidden_size,
+        INSTRUCTIONS_PER_LOGIT,
+        itemsize=1,
+        limbs=2,
     )
-    few = list_tile(batch, torch.bfloat16)
     ids = min(vocab_rows, int(batch * CANDIDATES * GROUP))
-    few_bytes = few.block_v * shape.hidden_size * 2.0
-    refined = Grid(
-        tiles=-(-ids // few.block_v),
-        resident=1,
-        weight_bytes=few_bytes,
-        prefetched=min(1.0, few.num_stages * few.block_d / shape.hidden_size) * few_bytes,
-        readers=1,
-        through_l2=1 + few.block_b / few.block_v,
-        in_flight=in_flight(few, 2),
-        operations=few.block_b,
-        epilogue_us=epilogue_us(chip, few.block_v * few.block_b * 38, few.num_warps),
-    )
+    listed_tiles = -(-ids // few.block_v)
+    refined = grid_of(chip, few, listed_tiles, 1, shape.hidden_size, LISTED_PER_LOGIT)
     kernels = ROWS_US + duration_us(chip, screen) + LIST_US + duration_us(chip, refined)
     return kernels + chip.graph_us + 4 * chip.second_kernel_us
 

@@ -29,9 +29,8 @@ import torch
 from benchmarks.launch_model import (
     MATRIX_EFFICIENCY,
     Chip,
-    Grid,
     duration_us,
-    epilogue_us,
+    grid_of,
 )
 from benchmarks.shapes import Shape, shape_named
 from tpsample import VocabShard
@@ -87,14 +86,6 @@ def programs_per_sm(tile: Tile) -> int:
     return max(1, min(SHARED_MEMORY // shared, by_registers))
 
 
-def in_flight(tile: Tile, itemsize: int) -> float:
-    """Return the bytes of weights that a program has under way.
-
-    At the wait one stage is in use and one may be unfinished.
-    """
-    return (tile.num_stages - 1.5) * tile.block_v * tile.block_d * itemsize
-
-
 def predict(
     chip: Chip,
     shape: Shape,
@@ -113,22 +104,8 @@ def predict(
     resident = programs_per_sm(tile)
     # All batch tiles of a vocabulary tile read its weights; the first brings them into L2.
     batch_tiles = -(-batch // tile.block_b)
-    weight_bytes = tile.block_v * shape.hidden_size * 2.0
-    through_l2 = 1 + tile.block_b / tile.block_v
-    logits = tile.block_v * tile.block_b
     per_logit = instructions_per_logit or INSTRUCTIONS_PER_LOGIT[max(16, min(256, tile.block_b))]
-    instructions = logits * per_logit
-    grid = Grid(
-        tiles=tiles,
-        resident=resident,
-        weight_bytes=weight_bytes,
-        prefetched=min(1.0, tile.num_stages * tile.block_d / shape.hidden_size) * weight_bytes,
-        readers=batch_tiles,
-        through_l2=through_l2,
-        in_flight=in_flight(tile, 2),
-        operations=tile.block_b,
-        epilogue_us=epilogue_us(chip, instructions, tile.num_warps),
-    )
+    grid = grid_of(chip, tile, tiles, resident, shape.hidden_size, per_logit, readers=batch_tiles)
     weights = vocab_rows * shape.hidden_size * 2.0
     return Prediction(
         limit_us=weights / chip.memory,
@@ -136,7 +113,7 @@ def predict(
         tiles=tiles,
         programs_per_sm=resident,
         waves=tiles / (chip.sms * resident),
-        l2_per_weight_byte=through_l2 * batch_tiles,
+        l2_per_weight_byte=grid.through_l2 * batch_tiles,
         in_flight=int(grid.in_flight * resident),
     )
 

@@ -49,7 +49,7 @@ def screening_rows_kernel(
     BLOCK: tl.constexpr,
     LEADS: tl.constexpr,  # whether the kernel behind this one may be launched early
 ):
-    """One row of limbs, norms, streams and scale; everything that the step adds to, cleared."""
+    """Write one row's limbs, norms, streams and scale, and clear what the step adds to."""
     if LEADS:
         let_next_launch_start()
     row = tl.program_id(0)
@@ -102,7 +102,7 @@ def limb_product(
     limb_ptr, stride_limb_half, stride_limb_b, copy_ptr, stride_copy_v, row_v, num_rows,
     PADDED_SIZE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """copy[row_v] · (256 · high + low)^T, fp32 [BLOCK_V, BLOCK_B], of exact integers each.
+    """Return copy[row_v] · (256 · high + low)^T, fp32 [BLOCK_V, BLOCK_B]; both sums are exact.
 
     The halves lie side by side on the batch axis, so that the copy is read once.
     """

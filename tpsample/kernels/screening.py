@@ -65,7 +65,7 @@ class Tops(NamedTuple):
 
 @triton.jit
 def product_interval(product, row_v, offs_b, is_row, state, copy):
-    """Both ends of the exact product of BLOCK_V ids and some rows, from their limbs' product."""
+    """Return both ends of the exact products of BLOCK_V ids and some rows, from those of limbs."""
     unit = tl.load(state.unit_ptr + offs_b, mask=is_row, other=1.0)
     norm = tl.load(state.norm_ptr + offs_b, mask=is_row, other=0.0)
     error = tl.load(state.error_ptr + offs_b, mask=is_row, other=0.0)
@@ -78,7 +78,7 @@ def product_interval(product, row_v, offs_b, is_row, state, copy):
 
 @triton.jit
 def head_interval(lower, upper, offs_v, shard, head):
-    """Both ends of the logit from those of the product."""
+    """Return both ends of the logits, from those of the products."""
     lower, upper = head_tile(lower, offs_v, shard, head), head_tile(upper, offs_v, shard, head)
     if head.scale is not None:
         falls = head.scale < 0.0
@@ -94,8 +94,10 @@ def store_intervals(
     product, ids, first_row, rows, shard, head, controls, state, copy, tops,
     ROUNDS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Limb products [BLOCK_V, BLOCK_B] to the groups' tops and the rows' bars, BLOCK_E rows at a
-    time, as in `tpsample.kernels.epilogue.store_candidates`."""
+    """Turn limb products [BLOCK_V, BLOCK_B] into the groups' tops and the rows' bars.
+
+    It takes BLOCK_E rows at a time, as `tpsample.kernels.epilogue.store_candidates` does.
+    """
     BLOCK_V: tl.constexpr = product.shape[0]
     BLOCK_B: tl.constexpr = product.shape[1]
     if BLOCK_B > BLOCK_E:
@@ -194,7 +196,7 @@ def screen_kernel(
     OVERLAP: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):
-    """The interval of every score of BLOCK_V ids; of each group its top, of each row its bar."""
+    """Bound every score of BLOCK_V ids from both sides; store the groups' tops, raise the bars."""
     rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     shard = Shard(vocab_start, vocab_stop)
     head = Head(logit_scale, logit_softcap, bias_ptr)

@@ -23,7 +23,7 @@ class TileIds(NamedTuple):
 
 @triton.jit
 def token_ids(ids, stop, COUNT: tl.constexpr):
-    """The ids of the tile's first COUNT rows, int32; places behind the list are `stop`."""
+    """Return the ids of the tile's first COUNT rows, int32; behind the list they are `stop`."""
     if ids.listed_ptr is None:
         return ids.first + tl.arange(0, COUNT)
     else:
@@ -35,7 +35,7 @@ def token_ids(ids, stop, COUNT: tl.constexpr):
 
 @triton.jit
 def quads(ids, stop, COUNT: tl.constexpr):
-    """The quads, id // 4, of the tile's first 4 · COUNT rows, int32."""
+    """Return the quads, id // 4, of the tile's first 4 · COUNT rows, int32."""
     if ids.listed_ptr is None:
         return ids.first // 4 + tl.arange(0, COUNT)
     else:
