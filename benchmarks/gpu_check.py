@@ -13,9 +13,9 @@ first, in as many processes as there are cores, so that a section that measures 
 Every section is a process of its own with its own time limit, so that whatever goes wrong in one
 leaves the others alone. What is known is written after each section, and everything that this run
 has written goes into one archive, `gpu_check.tar.gz`, because a borrowed machine may hand back few
-files. A run that is told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record. One that
-is killed outright keeps what was written, and its section ends with it. Needs torch, triton, numpy
-and the standard library; plots also matplotlib.
+files. A run that is told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record, with
+what that section had measured. One that is killed outright keeps what was written, and its section
+ends with it. Needs torch, triton, numpy and the standard library; plots also matplotlib.
 """
 
 from __future__ import annotations
@@ -42,6 +42,23 @@ ROOT = Path(__file__).resolve().parent.parent
 TOTAL_SECONDS = 510.0
 DRY_RUN_SECONDS = 480.0
 TILE_PROCESSES = 6
+POLL_SECONDS = 0.05
+
+
+class Ending:
+    """When a run has to end: as planned, or at once when it is told to stop."""
+
+    def __init__(self, seconds: float) -> None:
+        self.at = time.time() + seconds
+        self.signal = 0
+
+    def now(self, number: int, frame: object) -> None:
+        """End now, as a signal handler. It raises nothing: a section's process may just be made."""
+        self.at, self.signal = 0.0, number
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self.at - time.time()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,24 +92,24 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--sections: expected any of {', '.join(SECTIONS)}, got {unknown}")
     names = [name for name in SECTIONS if name in chosen | {"environment"}]
     total = options.seconds or (DRY_RUN_SECONDS if options.dry_run else TOTAL_SECONDS)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    return run_all(names, options.dry_run, output, total)
+    ending = Ending(total)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ending.now)
+    failed = run_all(names, options.dry_run, output, ending)
+    return 128 + ending.signal if ending.signal else failed
 
 
-def run_all(names: list[str], dry_run: bool, output: Path, total: float) -> int:
-    """Run every section in a process of its own, and bring the record up to date after each.
-
-    Args:
-        total: seconds for all sections together.
-    """
-    start = time.monotonic()
+def run_all(names: list[str], dry_run: bool, output: Path, ending: Ending) -> int:
+    """Run every section in a process of its own, and bring the record up to date after each."""
     folder = output / ("gpu_check-dry-run" if dry_run else "gpu_check")
     done: dict[str, Any] = {}
     commit = None
     for name in names:
-        seconds = min(SECTIONS[name], total - (time.monotonic() - start))
+        seconds = min(SECTIONS[name], ending.left())
+        if ending.signal:
+            break
         part = f"compile:{','.join(names)}" if name == "compile" else name
-        section = _section(part, dry_run, output, seconds)
+        section = _section(part, dry_run, output, seconds, ending)
         if name == "environment" and section["status"] == "passed":
             commit = section["facts"]["commit"]
             folder = folder if dry_run else output / _folder_name(section["facts"])
@@ -107,17 +124,21 @@ def run_all(names: list[str], dry_run: bool, output: Path, total: float) -> int:
     return int(any(section["status"] != "passed" for section in done.values()))
 
 
-def _section(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str, Any]:
+def _section(
+    name: str, dry_run: bool, output: Path, seconds: float, ending: Ending
+) -> dict[str, Any]:
     """Run one section; its status, duration, and what it found or why it failed."""
     if seconds < 5:
         return {"status": "skipped", "seconds": 0.0, "error": "no time left"}
     if name != "tiles":
-        return _in_a_process(name, dry_run, output, seconds)
+        return _in_a_process(name, dry_run, output, seconds, ending)
     # Every tile has to be compiled, and nothing is timed: several processes at once.
     count = 2 if dry_run else TILE_PROCESSES
     names = [f"tiles:{part}/{count}" for part in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        parts = list(pool.map(lambda each: _in_a_process(each, dry_run, output, seconds), names))
+        parts = list(
+            pool.map(lambda each: _in_a_process(each, dry_run, output, seconds, ending), names)
+        )
     section = {
         "status": "passed",
         "seconds": max(part["seconds"] for part in parts),
@@ -132,17 +153,21 @@ def _section(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str
     return section
 
 
-def _in_a_process(name: str, dry_run: bool, output: Path, seconds: float) -> dict[str, Any]:
+def _in_a_process(
+    name: str, dry_run: bool, output: Path, seconds: float, ending: Ending
+) -> dict[str, Any]:
     start = time.time()
     command = [sys.executable, "-u", "-m", "benchmarks.gpu_check", "--section", name]
     command += ["--output", str(output), "--until", str(start + seconds)]
     command += ["--dry-run"] if dry_run else []
-    code, stdout, stderr = wait_for(command, seconds)
+    code, stdout, stderr = wait_for(command, seconds, ending)
     section: dict[str, Any] = {"seconds": time.time() - start}
     if code == 0 and (facts := last_object(stdout)) is not None:
         return {"status": "passed", **section, "facts": facts}
     lines = stderr.strip().splitlines() or [f"exit code {code}"]
-    error = f"not done in {seconds:.0f} s" if code is None else lines[-1]
+    error = lines[-1]
+    if code is None:
+        error = "told to stop" if ending.signal else f"not done in {seconds:.0f} s"
     log = [*stdout.splitlines(), *lines][-40:]
     section |= {"status": "failed", "error": error, "log": log}
     if facts := left_behind(name, output, start, error):
@@ -159,20 +184,22 @@ def last_object(text: str) -> dict[str, Any] | None:
     return None
 
 
-def wait_for(command: list[str], seconds: float) -> tuple[int | None, str, str]:
-    """Exit code, None at the limit, stdout and stderr; nothing it started is left running."""
+def wait_for(command: list[str], seconds: float, ending: Ending) -> tuple[int | None, str, str]:
+    """Run a command until it ends, its seconds are over or the run has to end.
+
+    Returns:
+        Exit code, None if it had to be killed, stdout and stderr. Nothing it started lives on.
+    """
+    until = time.time() + seconds
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             with_parent(command), cwd=ROOT, stdout=out, stderr=err, start_new_session=True
         )
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        while (code := process.poll()) is None and time.time() < min(until, ending.at):
+            time.sleep(POLL_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         out.seek(0)
         err.seek(0)
         return code, out.read().decode(errors="replace"), err.read().decode(errors="replace")

@@ -376,8 +376,7 @@ class TestGpuCheck:
     def test_a_failing_section_leaves_the_others_alone(self, tmp_path, monkeypatch):
         monkeypatch.setitem(gpu_check.SECTIONS, "broken", 60)
         assert (
-            gpu_check.run_all(["broken", "environment"], True, tmp_path, gpu_check.DRY_RUN_SECONDS)
-            == 1
+            gpu_check.run_all(["broken", "environment"], True, tmp_path, gpu_check.Ending(480)) == 1
         )
         folder = tmp_path / "gpu_check-dry-run"
         sections = json.loads((folder / "check.json").read_text())["sections"]
@@ -390,8 +389,8 @@ class TestGpuCheck:
         facts = {"commit": "0123abc", "tiles": [{"tile": "128x16"}], "date": "2026-11-22"}
         monkeypatch.setattr(gpu_check, "wait_for", lambda *_: (0, json.dumps(facts), ""))
         folder = tmp_path / "gpu_check-dry-run"
-        assert gpu_check.run_all(["environment"], True, tmp_path, gpu_check.DRY_RUN_SECONDS) == 0
-        assert gpu_check.run_all(["tiles"], True, tmp_path, gpu_check.DRY_RUN_SECONDS) == 0
+        assert gpu_check.run_all(["environment"], True, tmp_path, gpu_check.Ending(480)) == 0
+        assert gpu_check.run_all(["tiles"], True, tmp_path, gpu_check.Ending(480)) == 0
         sections = json.loads((folder / "check.json").read_text())["sections"]
         assert list(sections) == ["environment", "tiles"]
         assert len(sections["tiles"]["facts"]["tiles"]) == 2
@@ -410,7 +409,7 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(child.pid, flush=True)
 child.wait()
 """
-        ended, out, _ = gpu_check.wait_for([sys.executable, "-c", code], 3.0)
+        ended, out, _ = gpu_check.wait_for([sys.executable, "-c", code], 3.0, gpu_check.Ending(60))
         assert ended is None
         for _ in range(100):  # whoever adopts it has to reap it
             state = Path(f"/proc/{int(out)}/stat")

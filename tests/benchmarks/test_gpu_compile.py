@@ -137,7 +137,7 @@ class TestSection:
             return {"status": "passed", "seconds": 1.0, "facts": {"commit": None}}
 
         monkeypatch.setattr(gpu_check, "_section", section)
-        assert gpu_check.run_all(["compile", "oracle"], True, tmp_path, 60.0) == 0
+        assert gpu_check.run_all(["compile", "oracle"], True, tmp_path, gpu_check.Ending(60)) == 0
         assert asked == ["compile:compile,oracle", "oracle"]
 
     def test_compiles_in_processes(self):

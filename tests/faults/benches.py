@@ -99,6 +99,15 @@ GPU_CHECK = [
         ),
     ),
     Fault(
+        "a run that is told to stop waits for its section",
+        "benchmarks/gpu_check.py",
+        "time.time() < min(until, ending.at)",
+        "time.time() < until",
+        (
+            "tests/benchmarks/test_gpu_check_ends.py::test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew",
+        ),
+    ),
+    Fault(
         "a read by tiles counts the last row again",
         "benchmarks/baseline_kernels.py",
         "total = tl.where((offs_v < num_rows)[:, None], total, 0)",
