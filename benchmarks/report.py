@@ -144,8 +144,8 @@ def _provenance(result: Result) -> list[str]:
         f"{checks['near_ties']} differed within a near tie{_gap(checks)}, none otherwise."
         if not result.aborted
         else "- The comparison with the oracle failed.",
-        "- Cells are median (first–third quartile) of "
-        f"{result.settings['repeats']} interleaved repeats.",
+        "- Cells are median (first–third quartile); the candidates took turns, "
+        f"{result.settings['repeats']} times each.",
         *(f"- {note}" for note in notes),
     ]
     facts = {**result.machine, **result.measured}

@@ -4,6 +4,7 @@ python -m benchmarks.run                          all that one GPU can answer
 python -m benchmarks.run single_gpu --batches 64,128
 torchrun --standalone --nproc-per-node 8 -m benchmarks.run exchange end_to_end
 python -m benchmarks.scaling                      starts its own ranks, for every world size
+python -m benchmarks.serving                      a serving loop with the bundled model
 python -m benchmarks.run --tiny                   15 s on two cores of a CPU
 """
 
@@ -25,14 +26,14 @@ from benchmarks.shapes import shape_named
 from tpsample.distributed import Job, join
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_SCALING = "`scaling`, a command of its own, starts ranks by itself; see its --help."
+_OTHERS = "`scaling` and `serving` are commands of their own; see their --help."
 RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 @app.command()
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help=f"Any of {', '.join(NAMES)}; default all. {_SCALING}")
+        list[str] | None, typer.Argument(help=f"Any of {', '.join(NAMES)}; default all. {_OTHERS}")
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Sizes for a CPU: 15 s on 2 cores.")] = False,
     shapes: Annotated[str, typer.Option(help="Such as 128256x8192,151936x4096.")] = "",
@@ -51,10 +52,7 @@ def bench(
     chosen = names or list(NAMES)
     for name in chosen:
         if name not in NAMES:
-            raise typer.BadParameter(
-                f"expected any of {', '.join(NAMES)}, got {name!r}; scaling is a command of its "
-                "own, python -m benchmarks.scaling"
-            )
+            raise typer.BadParameter(f"expected any of {', '.join(NAMES)}, got {name!r}; {_OTHERS}")
     settings: dict[str, object] = {}
     try:
         if shapes:

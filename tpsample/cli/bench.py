@@ -16,6 +16,10 @@ def bench(context: typer.Context) -> None:
             from benchmarks.scaling.command import app
 
             arguments, name = arguments[1:], f"{name} scaling"
+        elif arguments[:1] == ["serving"]:
+            from benchmarks.serving.command import app
+
+            arguments, name = arguments[1:], f"{name} serving"
         else:
             from benchmarks.run import app
     except ModuleNotFoundError as error:
