@@ -80,7 +80,7 @@ def rows(run: Run) -> Iterator[Row]:
         problem = _problem(run, shape)
         for batch in run.batches:
             yield from _times(run, shape, problem.take([r % problem.rows for r in range(batch)]))
-        counted = problem.take(range(min(problem.rows, 16 if run.tiny else 64)))
+        counted = problem.take(range(min(problem.rows, 4 if run.tiny else 64)))
         yield from _bytes(run, shape, counted)
         yield from _candidates(shape, problem)
 

@@ -44,7 +44,7 @@ def test_the_archive_has_the_folders_of_this_run_alone(tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize(("section", "processes"), [("noise", 1), ("tiles", 2)])
+@pytest.mark.parametrize(("section", "processes"), [("tiles", 2), *long(("noise", 1))])
 def test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew(
     section, processes, tmp_path
 ):

@@ -19,7 +19,7 @@ from tests.support.tiers import long
 
 CPU = torch.device("cpu")
 SECTIONS = [part[0] for part in rehearsal.parts(True)]
-DEAR = ("filters", "epilogue", "exchange", "shard", "screened")
+DEAR = ("filters", "features", "epilogue", "exchange", "shard", "screened")
 """Sections that go the way of others here, and take long."""
 
 

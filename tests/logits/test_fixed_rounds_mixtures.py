@@ -44,9 +44,8 @@ def _mixture_of_ways(num_rows: int) -> Rows:
     [
         ("torch", 1, None),
         ("torch", 3, 2),
-        ("triton", 1, None),
         ("triton", 2, None),
-        *long(("triton", 1, 2), ("triton", 3, 2)),
+        *long(("triton", 1, None), ("triton", 1, 2), ("triton", 3, 2)),
     ],
 )
 def test_decided_and_undecided_rows_of_one_step(monkeypatch, backend, world_size, num_samples):
@@ -81,7 +80,7 @@ def _noted_decisions(monkeypatch) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "steps"), [("torch", 60), *long(("torch", 4000), ("triton", 40))]
+    ("backend", "steps"), [("torch", 30), *long(("torch", 4000), ("triton", 40))]
 )
 def test_random_mixtures_are_the_eager_ones(monkeypatch, backend, steps):
     """Rows of any filters, flat and masked ones, decided beside undecided ones in many steps."""
@@ -124,11 +123,11 @@ def test_random_mixtures_are_the_eager_ones(monkeypatch, backend, steps):
 def test_rows_without_a_token_beside_undecided_ones(backend):
     """A row with a NaN, one of masked tokens, and one that its temperature made greedy."""
     params = [
-        SamplingParams(seed=i, top_p=0.01, temperature=50.0, top_k=500 * (i % 2)) for i in range(8)
+        SamplingParams(seed=i, top_p=0.01, temperature=50.0, top_k=500 * (i % 2)) for i in range(5)
     ]
     nan, empty = KINDS["normal"].clone(), torch.full((V,), -math.inf)
     nan[777] = math.nan
-    logits = torch.stack([nan, empty, *[KINDS["normal"]] * 6])
+    logits = torch.stack([nan, empty, *[KINDS["normal"]] * 3])
     batches = [
         SamplingBatch.from_params(params, vocab_size=V, fixed_rounds=fixed)
         for fixed in (False, True)
@@ -138,5 +137,5 @@ def test_rows_without_a_token_beside_undecided_ones(backend):
     eager, fixed = (on_virtual_ranks(logits, batch, backend, 1)[0] for batch in batches)
     assert torch.equal(fixed.token_ids, eager.token_ids)
     assert torch.equal(fixed.status, eager.status)
-    assert eager.status.tolist() == [Status.NAN, Status.EMPTY, *[Status.OK] * 6]
+    assert eager.status.tolist() == [Status.NAN, Status.EMPTY, *[Status.OK] * 3]
     assert eager.token_ids[3] == KINDS["normal"].argmax()

@@ -93,10 +93,9 @@ def test_first_words(twins, count):
 @pytest.mark.parametrize(
     ("shard", "num_samples"),
     [
-        (SHARDS[1], 1),
         (SHARDS[2], 2),
         (SHARDS[3], 1),
-        *long((SHARDS[0], 1), (SHARDS[2], 1), (SHARDS[1], 2)),
+        *long((SHARDS[0], 1), (SHARDS[1], 1), (SHARDS[2], 1), (SHARDS[1], 2)),
     ],
 )
 def test_rejection(shard, num_samples):
