@@ -43,25 +43,25 @@ class Head:
             raise UnsupportedParameter("model: it makes its logits before its LogitsProcessor")
         self._processor, self._forward = processor, processor.forward
         self._kept: Tensor | None = None
-        self._lm_head: Any = None
-        self._bias: Tensor | None = None
+        self._lm_head: Any
+        self._bias: Tensor | None
         self.fused = True
         processor.forward = self._keep
         hidden_size, device = runner.model_config.get_hidden_size(), runner.device
         with torch.inference_mode():
             probe = torch.zeros(1, hidden_size, dtype=runner.dtype, device=device)
             self.take(runner.model.compute_logits(probe))
-        rows = self._lm_head.shard_indices
-        self._weight = self._lm_head.weight
-        self.fused = _is_product(self._lm_head, processor)
+        lm_head = self._lm_head
+        rows = lm_head.shard_indices
+        self.fused = _is_product(lm_head, processor)
         if not self.fused and depth > 1:
             raise UnsupportedParameter(
                 "--speculative-config: not with an LM head that is quantised, of another dtype "
                 "than the model, or scaled behind its soft-cap"
             )
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
-        padded = self._lm_head.num_embeddings_per_partition
-        weight = self._weight.data if self.fused else torch.empty(padded, 0, device=device)
+        padded = lm_head.num_embeddings_per_partition
+        weight = lm_head.weight.data if self.fused else torch.empty(padded, 0, device=device)
         self.sampler = LMHeadSampler(
             weight,
             shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),

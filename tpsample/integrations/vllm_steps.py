@@ -1,4 +1,4 @@
-"""What both runners of vLLM do in a step: arrange the batch, sample, hand tokens and logprobs on."""
+"""What both runners of vLLM do in a step: they arrange a batch, sample it, hand tokens on."""
 
 from __future__ import annotations
 

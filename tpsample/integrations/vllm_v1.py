@@ -1,9 +1,9 @@
 """vLLM's model runner V1 by tpsample: attributes of one runner are replaced, no module of vLLM is.
 
-    LogitsProcessor.forward of its model    keeps the hidden states (`vllm_head`)
-    runner.sampler                          samples them
-    runner.rejection_sampler                verifies drafts, by `tpsample.verify`
-    runner.sample_tokens                    keeps the grammar's bits for the step
+LogitsProcessor.forward of its model    keeps the hidden states (`vllm_head`)
+runner.sampler                          samples them
+runner.rejection_sampler                verifies drafts, by `tpsample.verify`
+runner.sample_tokens                    keeps the grammar's bits for the step
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class V1Sampler(nn.Module):
 
 
 class V1Verifier(nn.Module):
-    """Stands where vLLM's `RejectionSampler` stands: tokens are those of decoding without drafts."""
+    """Stands where vLLM's `RejectionSampler` stands; tokens are those of plain decoding."""
 
     def __init__(self, sampler: V1Sampler) -> None:
         super().__init__()
