@@ -3,7 +3,8 @@
     python -m benchmarks.engines.client URL OUT.json PART…
 
 It runs in vLLM's environment. Parts: kinds, sixteen, more (stream, n, stop, prompt logprobs, a
-refused field), failing (one row has NaN), lost (a stream during which a worker is killed).
+refused field), failing (one row has NaN), lost (a stream during which a worker is killed), fields
+(of vLLM's requests, without asking).
 """
 
 from __future__ import annotations
@@ -123,11 +124,22 @@ async def lost(client: AsyncOpenAI) -> dict[str, Answer]:
     }
 
 
+async def fields(client: AsyncOpenAI) -> dict[str, Any]:
+    """Hold the fields of vLLM's requests against those that the adapter knows; nobody is asked."""
+    from vllm.sampling_params import SamplingParams
+
+    from tpsample.integrations.vllm_params import LEFT_TO_VLLM, REFUSED, SAMPLED
+
+    found, known = set(SamplingParams.__struct_fields__), {*SAMPLED, *LEFT_TO_VLLM, *REFUSED}
+    return {"count": len(found), "unknown": sorted(found ^ known)}
+
+
 PARTS = {
     "kinds": lambda client: together(client, KINDS),
     "sixteen": lambda client: together(client, SIXTEEN),
     "more": more,
     "failing": failing,
+    "fields": fields,
     "lost": lost,
 }
 

@@ -32,7 +32,7 @@ HF = "transformers"
 
 PARTS = {
     V1_TP2: ("kinds", "sixteen", "more", "failing"),
-    V1_TP1: ("kinds", "sixteen"),
+    V1_TP1: ("kinds", "sixteen", "fields"),
     PLAIN: ("kinds",),
     V2_TP2: ("kinds", "more", "failing"),
     V2_TP1: ("kinds",),
@@ -161,6 +161,7 @@ class Run:
             one = self.answers[V1_TP1.name]
             what = "16 at once: the same tokens on 1 and 2 ranks"
             found.append(verdicts.equal_tokens(what, main["sixteen"], one["sixteen"], SIXTEEN))
+            found.append(verdicts.known_fields(one["fields"]))
             what = "logprobs on 1 and 2 ranks"
             found.append(verdicts.equal_logprobs(what, kinds, one["kinds"]))
         what = f"{V1_TP2.name} and `generate` of transformers: the same tokens"

@@ -30,18 +30,18 @@ class Count:
 
 
 class Traffic:
-    """Counts from the moment it is made.
+    """Counts from the moment it is made, by wrapping vLLM's `GroupCoordinator` and a module.
 
     Attributes:
         counts: by name of the collective.
     """
 
-    def __init__(self, group_class: Any = None) -> None:
+    def __init__(self, group_class: Any, module: Any = dist) -> None:
         self.counts: dict[str, Count] = {}
         for name in COLLECTIVES:
-            if hasattr(dist, name):
-                setattr(dist, name, self._counting(name, getattr(dist, name)))
-        for name in GROUP_METHODS if group_class is not None else ():
+            if hasattr(module, name):
+                setattr(module, name, self._counting(name, getattr(module, name)))
+        for name in GROUP_METHODS:
             method = self._counting(f"vLLM {name}", getattr(group_class, name))
             setattr(group_class, name, method)
 

@@ -51,6 +51,15 @@ def equal_logprobs(what: str, first: Answers, second: Answers) -> Verdict:
     return Verdict(what, largest < 1e-3 and count > 0, f"{count} logprobs within {largest:.1e}")
 
 
+def known_fields(fields: dict[str, Any]) -> Verdict:
+    """Say whether the adapter knows every field of vLLM's requests."""
+    return Verdict(
+        "every field of vllm.SamplingParams is honoured, left to vLLM or refused",
+        not fields["unknown"],
+        f"{fields['count']} fields, unknown: {', '.join(fields['unknown']) or 'none'}",
+    )
+
+
 def ways_of_asking(more: Answers, kinds: Answers) -> list[Verdict]:
     """Look at what is not a kind of sampling: streams, n, stop strings, refusals."""
     whole, stream, stop = kinds["temperature"], more["stream"], more["stop"]
@@ -81,7 +90,7 @@ def ways_of_asking(more: Answers, kinds: Answers) -> list[Verdict]:
             f"{len(prompt)} positions",
         ),
         Verdict(
-            "a field that is not honoured ends its request, and the server goes on",
+            "a field that is not honoured is refused by name, and the server goes on",
             "thinking_token_budget" in refused and _tokens(more, "still there") == whole["tokens"],
             refused[:120],
         ),

@@ -144,6 +144,10 @@ def test_rows_in_the_middle_of_their_prompt_count_nothing_and_fail_silently(capl
     hidden[0] = torch.nan
     step_v1(runner, ["c", "a"], hidden, unfinished=["c"])
     assert not caplog.records
+    # Of this seed, c would draw another token with a token of its own before.
+    fakes.v1_batch(runner, ["c", "a"], ["c"])
+    handed = runner.model.compute_logits(rows_of("ca"))
+    runner.sampler(handed, runner.input_batch.sampling_metadata)
     out = step_v1(runner, ["c", "a"], rows_of(["c", "a"]))
     assert int(out.sampled_token_ids[0, 0]) == expected("c", [])
 
