@@ -17,28 +17,11 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from benchmarks.engines import page, verdicts
-from benchmarks.engines.asked import HUGGING_FACE, KINDS, SIXTEEN
-from benchmarks.engines.environment import ROOT, make_environment, make_model
+from benchmarks.engines import page
+from benchmarks.engines.comparison import HF, PARTS, PLAIN, SGLANG, V1_TP2, V2_TP2, compare, texts
+from benchmarks.engines.environment import ROOT, make_environment, make_model, make_sglang
 from benchmarks.engines.server import Kind, Server
 from benchmarks.engines.verdicts import Verdict
-
-V1_TP2 = Kind("V1, 2 ranks", 2)
-V1_TP1 = Kind("V1, 1 rank", 1)
-PLAIN = Kind("vLLM itself, 2 ranks", 2, watched=False)
-V2_TP2 = Kind("V2, 2 ranks", 2, runner=2)
-V2_TP1 = Kind("V2, 1 rank", 1, runner=2)
-HF = "transformers"
-
-PARTS = {
-    V1_TP2: ("kinds", "sixteen", "more", "failing"),
-    V1_TP1: ("kinds", "sixteen", "fields"),
-    PLAIN: ("kinds",),
-    V2_TP2: ("kinds", "more", "failing"),
-    V2_TP1: ("kinds",),
-}
-"""What each server is asked."""
-VOCAB_SIZE = 49152
 
 
 @dataclass
@@ -142,70 +125,30 @@ class Run:
         found = json.loads(out.read_text())["tokens"]
         self.answers[HF] = {"kinds": {name: {"tokens": ids} for name, ids in found.items()}}
 
-    def verdicts(self) -> list[Verdict]:
-        """Compare all that was answered."""
-        found = []
-        main = self.answers.get(V1_TP2.name)
-        if main is None:
-            return [Verdict("a server with tpsample on 2 ranks", None, "it did not answer")]
-        kinds = main["kinds"]
-        pairs = ((V1_TP1, KINDS), (V2_TP2, KINDS), (V2_TP1, KINDS), (PLAIN, ("greedy",)))
-        for kind, names in pairs:
-            what = f"{V1_TP2.name} and {kind.name}: the same tokens"
-            other = self.answers.get(kind.name)
-            if other is None:
-                found.append(Verdict(what, None, "it was not run"))
-                continue
-            found.append(verdicts.equal_tokens(what, kinds, other["kinds"], names))
-        if V1_TP1.name in self.answers:
-            one = self.answers[V1_TP1.name]
-            what = "16 at once: the same tokens on 1 and 2 ranks"
-            found.append(verdicts.equal_tokens(what, main["sixteen"], one["sixteen"], SIXTEEN))
-            found.append(verdicts.known_fields(one["fields"]))
-            what = "logprobs on 1 and 2 ranks"
-            found.append(verdicts.equal_logprobs(what, kinds, one["kinds"]))
-        what = f"{V1_TP2.name} and `generate` of transformers: the same tokens"
-        if HF in self.answers:
-            other = {
-                name: {"tokens": answer["tokens"][: len(kinds[name]["tokens"])]}
-                for name, answer in self.answers[HF]["kinds"].items()
-            }
-            found.append(verdicts.equal_tokens(what, kinds, other, HUGGING_FACE))
-        else:
-            found.append(Verdict(what, None, "it was not run"))
-        found += verdicts.kinds_as_asked(kinds, main["sixteen"])
-        found += verdicts.ways_of_asking(main["more"], kinds)
-        found += verdicts.one_row_fails(main["failing"], kinds)
-        if V2_TP2.name in self.answers:
-            second = self.answers[V2_TP2.name]
-            for verdict in [
-                *verdicts.ways_of_asking(second["more"], second["kinds"]),
-                *verdicts.one_row_fails(second["failing"], second["kinds"]),
-            ]:
-                found.append(Verdict(f"V2: {verdict.what}", verdict.held, verdict.found))
-        for kind in PARTS:
-            if kind.name in self.seen and kind.watched:
-                found.append(verdicts.oracle(kind.name, self.seen[kind.name]))
-            if kind.name in self.seen and kind.world_size > 1:
-                shard = VOCAB_SIZE // kind.world_size
-                seen = self.seen[kind.name]
-                found.append(verdicts.gathered(kind.name, seen, shard, expected=not kind.watched))
-        return found + self.ended
-
-    def texts(self) -> dict[str, dict[str, str]]:
-        """Return the text of some requests by engine, where they are of one seed."""
-        found: dict[str, dict[str, str]] = {}
-        for name in ("temperature", "top_p"):
-            for kind in PARTS:
-                if kind.watched and kind.name in self.answers:
-                    text = self.answers[kind.name]["kinds"][name].get("text", "an error")
-                    found.setdefault(name, {})[f"vLLM {kind.name}"] = text
-            tokens = self.answers.get(HF, {}).get("kinds", {}).get(name, {}).get("tokens")
-            own = self.answers.get(V1_TP2.name, {}).get("kinds", {}).get(name, {})
-            if tokens is not None and own:
-                same = tokens == own["tokens"]
-                found[name]["transformers"] = own["text"] if same else f"ids {tokens}"
-        return found
+    def sglang(self) -> None:
+        """Ask SGLang, on one rank, in an environment of its own."""
+        asked = self.cache / "runs" / "kinds.json"
+        asked.write_text(json.dumps(self.answers[V1_TP2.name]))
+        out = asked.with_name("sglang.json")
+        on_cpu = ROOT / "benchmarks" / "engines" / "sglang_on_cpu"
+        own = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": f"{on_cpu}{os.pathsep}{ROOT}"}
+        words = ["-m", "benchmarks.engines.sglang", str(self.model), str(asked), str(out)]
+        with (asked.parent / "sglang.log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(make_sglang(self.cache)), *words],
+                env={**client_variables(), **own},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(max(1.0, self.left_s()))
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if code:
+            raise RuntimeError(f"{SGLANG}: exit code {code}, see {asked.parent / 'sglang.log'}")
+        self.answers[SGLANG] = json.loads(out.read_text())
 
 
 def client_variables() -> dict[str, str]:
@@ -246,12 +189,13 @@ def main(arguments: list[str] | None = None) -> int:
             run.serve(kind, kill=kind in (V1_TP2, V2_TP2))
             if kind is PLAIN:
                 run.hugging_face()
+                run.sglang()
         except (RuntimeError, subprocess.SubprocessError) as error:
             say(str(error))
-    found = run.verdicts()
+    found = compare(run.answers, run.seen) + run.ended
     about |= {
         "servers": run.servers,
-        "texts": run.texts(),
+        "texts": texts(run.answers),
         "minutes": (time.monotonic() - start) / 60,
         "limit_minutes": options.minutes,
         "versions": versions(python),

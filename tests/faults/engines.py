@@ -69,6 +69,16 @@ SERVERS = [
         ),
     ),
     Fault(
+        "SGLang's head hands hidden states on to any sampler",
+        "tpsample/integrations/sglang.py",
+        "        if not self.armed:\n            found: Tensor",
+        "        if False:\n            found: Tensor",
+        (
+            "tests/integrations/test_sglang.py::"
+            "test_nothing_changes_in_a_server_with_another_backend",
+        ),
+    ),
+    Fault(
         "a page calls unequal tokens equal",
         "benchmarks/engines/verdicts.py",
         "return Verdict(what, not unequal, ",
