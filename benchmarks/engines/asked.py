@@ -70,6 +70,12 @@ KINDS: dict[str, Asked] = {
 }
 """One request of each kind; they are asked all at once."""
 
+GREEDY: dict[str, Asked] = {
+    name: _ask(each["prompt"], temperature=0) for name, each in KINDS.items()
+}
+"""What vLLM's own sampler is asked for comparison; on a CPU its server ends when a request with a
+seed is in the middle of its prompt."""
+
 SIXTEEN: dict[str, Asked] = {
     f"seed {seed}": _ask("Say something surprising.", temperature=1.0, seed=seed, max_tokens=16)
     for seed in range(100, 116)

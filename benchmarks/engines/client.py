@@ -2,9 +2,9 @@
 
     python -m benchmarks.engines.client URL OUT.json PART…
 
-It runs in vLLM's environment. Parts: kinds, sixteen, more (stream, n, stop, prompt logprobs, a
-refused field), failing (one row has NaN), lost (a stream during which a worker is killed), fields
-(of vLLM's requests, without asking).
+It runs in vLLM's environment. Parts: kinds, greedy, sixteen, more (stream, n, stop, logprobs of a
+prompt, a refused field), failing (one row has NaN), lost (a stream during which a worker is
+killed), fields (of vLLM's requests, without asking).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-from benchmarks.engines.asked import FAILING_SEED, KINDS, OPENAI, SIXTEEN, TOKENS, Asked
+from benchmarks.engines.asked import FAILING_SEED, GREEDY, KINDS, OPENAI, SIXTEEN, TOKENS, Asked
 from benchmarks.engines.server import NAME
 
 Answer = dict[str, Any]
@@ -136,6 +136,7 @@ async def fields(client: AsyncOpenAI) -> dict[str, Any]:
 
 PARTS = {
     "kinds": lambda client: together(client, KINDS),
+    "greedy": lambda client: together(client, GREEDY),
     "sixteen": lambda client: together(client, SIXTEEN),
     "more": more,
     "failing": failing,

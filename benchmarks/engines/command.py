@@ -178,6 +178,8 @@ def main(arguments: list[str] | None = None) -> int:
     about: dict[str, Any] = {"machine": machine.describe(torch.device("cpu"))}
     say("vLLM's environment: 3.5 GB and some minutes the first time")
     python = make_environment(cache)
+    # A run that is told to stop ends its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     start = time.monotonic()
     run = Run(python, make_model(cache), cache, start + 60 * options.minutes)
     (cache / "runs").mkdir(exist_ok=True)

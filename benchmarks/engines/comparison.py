@@ -17,9 +17,9 @@ V2_TP1 = Kind("V2, 1 rank", 1, runner=2)
 HF, SGLANG = "transformers", "SGLang"
 
 PARTS = {
-    V1_TP2: ("kinds", "sixteen", "more", "failing"),
+    V1_TP2: ("kinds", "greedy", "sixteen", "more", "failing"),
     V1_TP1: ("kinds", "sixteen", "fields"),
-    PLAIN: ("kinds",),
+    PLAIN: ("greedy",),
     V2_TP2: ("kinds", "more", "failing"),
     V2_TP1: ("kinds",),
 }
@@ -39,14 +39,15 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
     if main is None:
         return [Verdict("a server with tpsample on 2 ranks", None, "it did not answer")]
     kinds = main["kinds"]
-    pairs = ((V1_TP1, KINDS), (V2_TP2, KINDS), (V2_TP1, KINDS), (PLAIN, ("greedy",)))
-    for kind, names in pairs:
-        what = f"{V1_TP2.name} and {kind.name}: the same tokens"
+    for kind in (V1_TP1, V2_TP2, V2_TP1, PLAIN):
+        part = "kinds" if kind.watched else "greedy"
+        own = "" if kind.watched else ", greedy"
+        what = f"{V1_TP2.name} and {kind.name}{own}: the same tokens"
         other = answers.get(kind.name)
         if other is None:
             found.append(Verdict(what, None, "it was not run"))
             continue
-        found.append(verdicts.equal_tokens(what, kinds, other["kinds"], names))
+        found.append(verdicts.equal_tokens(what, main[part], other[part], KINDS))
     if V1_TP1.name in answers:
         one = answers[V1_TP1.name]
         what = "16 at once: the same tokens on 1 and 2 ranks"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.environment import ROOT
+from benchmarks.orphans import with_parent
 
 NAME = "smol"
 """The model's name in requests."""
@@ -65,11 +66,14 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
-        """Start it. Whatever it starts is in its session, which is killed at the end."""
+        """Start it. Whatever it starts is in its session, which is killed at the end.
+
+        It ends with this process, too, and vLLM's workers end with their server.
+        """
         log = (self.folder / "server.log").open("wb")
         self._process = subprocess.Popen(
-            self._command,
-            cwd=self.folder,
+            with_parent(self._command),
+            cwd=ROOT,
             env=self._environment,
             stdout=log,
             stderr=subprocess.STDOUT,
