@@ -39,7 +39,7 @@ SERVERS = [
         "tpsample/integrations/vllm_head.py",
         "kept, self._kept = self._kept, None",
         "kept = self._kept",
-        (f"{RUNNERS}test_what_was_handed_on_comes_back_once",),
+        ("tests/integrations/test_vllm_head.py::test_what_was_handed_on_comes_back_once",),
     ),
     Fault(
         "a slot of vLLM keeps the request it had",
