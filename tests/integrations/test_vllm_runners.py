@@ -15,7 +15,6 @@ from tests.support.ranks import run_ranks
 from tests.support.vllm_fakes import EOS, D, Request, V
 from tests.support.vllm_steps import (
     ORDERS,
-    PROMPTS,
     REQUESTS,
     STEPS,
     WEIGHT,
@@ -145,11 +144,11 @@ def test_a_slot_that_is_given_to_another_request_is_loaded_anew():
     runner = v2()
     step_v2(runner, ["a", "b"], rows_of("ab"))
     del runner.sampler.req_states.req_id_to_index["a"]
-    fakes.v2_request(runner, "c2", 1, REQUESTS["c"], PROMPTS["c"])
+    fakes.v2_request(runner, "new", 1, Request(allowed_token_ids=[21]), [3])
     out = runner.sampler(
-        runner.model.compute_logits(rows_of("cb")), fakes.v2_batch(runner, ["c2", "b"])
+        runner.model.compute_logits(rows_of("cb")), fakes.v2_batch(runner, ["new", "b"])
     )
-    assert out.sampled_token_ids[0, 0] == expected("c", [])
+    assert out.sampled_token_ids[0, 0] == 21
     assert runner.sampler.added == [1, 2, 3, 4, 1]  # vLLM's own states are kept
 
 
