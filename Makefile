@@ -1,4 +1,4 @@
-# make demo | test | mutants | soak | bench | scaling | gpu | lint | clean. Each makes the environment .venv on first use.
+# make demo | test | mutants | soak | bench | scaling | engines | gpu | lint | clean. Each makes the environment .venv on first use.
 #
 #   PYTHON  interpreter of the environment, 3.10 or later
 #   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,hf,mpi,bench,test,dev,cu12
@@ -6,6 +6,7 @@
 #   NPROC   ranks of the demo; default 2, or 1 where there is one GPU
 #   PROMPT  what to ask; default a batch of five prompts
 #   BENCH   arguments of `make bench`, such as --help; without a GPU: BENCH=--tiny
+#   ENGINES arguments of `make engines`, such as --help or --minutes 30
 #   SCALING arguments of `make scaling`, such as --help or --minutes 10
 #   MODEL   folder or Hugging Face id; default the bundled SmolLM2-135M-Instruct
 
@@ -17,7 +18,7 @@ export NPROC PROMPT MODEL
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
 
-.PHONY: demo test mutants soak bench scaling gpu lint clean
+.PHONY: demo test mutants soak bench scaling engines gpu lint clean
 
 demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
@@ -38,6 +39,10 @@ bench: $(INSTALLED)
 scaling: $(INSTALLED)
 	.venv/bin/python -m benchmarks.scaling $(SCALING)
 
+# A vLLM server in an environment of its own, .engines, which takes 3.5 GB.
+engines: $(INSTALLED)
+	.venv/bin/python -m benchmarks.engines $(ENGINES)
+
 gpu: $(INSTALLED)
 	.venv/bin/python -m benchmarks.gpu_check
 
@@ -48,7 +53,7 @@ lint: $(INSTALLED)
 	.venv/bin/lint-imports
 
 clean:
-	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .engines build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The weights' package declares a dependency that builds from source; only its data file is used.

@@ -1,6 +1,7 @@
 """The faults that `tests.mutants` plants, each with the nearest tests that must notice it."""
 
 from tests.faults.benches import BENCHMARKS, GPU_CHECK
+from tests.faults.engines import SERVERS
 from tests.faults.fault import Fault
 from tests.faults.filters import FILTERS, LOGPROBS
 from tests.faults.ranks import AGREEMENT, EXCHANGES, SEEDS, SHARDS
@@ -24,6 +25,7 @@ FAULTS = [
     *SPECULATIVE,
     *LIFETIME,
     *ENGINES,
+    *SERVERS,
     *FILES,
     *BENCHMARKS,
     *GPU_CHECK,

@@ -1,0 +1,5 @@
+import sys
+
+from benchmarks.engines.command import main
+
+sys.exit(main())

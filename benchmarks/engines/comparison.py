@@ -1,0 +1,118 @@
+"""Which servers are asked what, and which of their answers are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.engines import verdicts
+from benchmarks.engines.asked import HUGGING_FACE, KINDS, SIXTEEN
+from benchmarks.engines.server import Kind
+from benchmarks.engines.verdicts import Answers, Verdict
+
+V1_TP2 = Kind("V1, 2 ranks", 2)
+V1_TP1 = Kind("V1, 1 rank", 1)
+PLAIN = Kind("vLLM itself, 2 ranks", 2, watched=False)
+V2_TP2 = Kind("V2, 2 ranks", 2, runner=2)
+V2_TP1 = Kind("V2, 1 rank", 1, runner=2)
+HF, SGLANG = "transformers", "SGLang"
+
+PARTS = {
+    V1_TP2: ("kinds", "greedy", "sixteen", "more", "failing"),
+    V1_TP1: ("kinds", "sixteen", "fields"),
+    PLAIN: ("greedy",),
+    V2_TP2: ("kinds", "more", "failing"),
+    V2_TP1: ("kinds",),
+}
+"""What each server is asked."""
+VOCAB_SIZE = 49152
+
+
+def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verdict]:
+    """Compare all that was answered.
+
+    Args:
+        answers: by server and part; those of transformers and SGLang by their names.
+        seen: what the workers of each server saw.
+    """
+    found = []
+    main = answers.get(V1_TP2.name)
+    if main is None:
+        return [Verdict("a server with tpsample on 2 ranks", None, "it did not answer")]
+    kinds = main["kinds"]
+    for kind in (V1_TP1, V2_TP2, V2_TP1, PLAIN):
+        part = "kinds" if kind.watched else "greedy"
+        own = "" if kind.watched else ", greedy"
+        what = f"{V1_TP2.name} and {kind.name}{own}: the same tokens"
+        other = answers.get(kind.name)
+        if other is None:
+            found.append(Verdict(what, None, "it was not run"))
+            continue
+        found.append(verdicts.equal_tokens(what, main[part], other[part], KINDS))
+    if V1_TP1.name in answers:
+        one = answers[V1_TP1.name]
+        what = "16 at once: the same tokens on 1 and 2 ranks"
+        found.append(verdicts.equal_tokens(what, main["sixteen"], one["sixteen"], SIXTEEN))
+        found.append(verdicts.known_fields(one["fields"]))
+        what = "logprobs on 1 and 2 ranks"
+        found.append(verdicts.equal_logprobs(what, kinds, one["kinds"]))
+    what = f"{V1_TP2.name} and `generate` of transformers: the same tokens"
+    if HF in answers:
+        other = {
+            name: {"tokens": answer["tokens"][: len(kinds[name]["tokens"])]}
+            for name, answer in answers[HF]["kinds"].items()
+        }
+        found.append(verdicts.equal_tokens(what, kinds, other, HUGGING_FACE))
+    else:
+        found.append(Verdict(what, None, "it was not run"))
+    found += _of_sglang(answers, kinds)
+    found += verdicts.kinds_as_asked(kinds, main["sixteen"])
+    found += verdicts.ways_of_asking(main["more"], kinds)
+    found += verdicts.one_row_fails(main["failing"], kinds)
+    if V2_TP2.name in answers:
+        second = answers[V2_TP2.name]
+        for verdict in [
+            *verdicts.ways_of_asking(second["more"], second["kinds"]),
+            *verdicts.one_row_fails(second["failing"], second["kinds"]),
+        ]:
+            found.append(Verdict(f"V2: {verdict.what}", verdict.held, verdict.found))
+    for kind in PARTS:
+        if kind.name in seen and kind.watched:
+            found.append(verdicts.oracle(kind.name, seen[kind.name]))
+        if kind.name in seen and kind.world_size > 1:
+            shard = VOCAB_SIZE // kind.world_size
+            its = seen[kind.name]
+            found.append(verdicts.gathered(kind.name, its, shard, expected=not kind.watched))
+    return found
+
+
+def _of_sglang(answers: Answers, kinds: Answers) -> list[Verdict]:
+    """Compare what SGLang answered."""
+    what = f"{V1_TP2.name} and SGLang, 1 rank: the same tokens"
+    if SGLANG not in answers:
+        return [Verdict(what, None, "it was not run")]
+    answer = answers[SGLANG]
+    tokens = {name: {"tokens": ids} for name, ids in answer["tokens"].items()}
+    same = verdicts.equal_tokens(what, kinds, tokens, tokens)
+    what = "SGLang refuses a field that is not honoured at its door"
+    return [same, Verdict(what, "presence_penalty" in answer["refused"], answer["refused"])]
+
+
+def texts(answers: Answers) -> dict[str, dict[str, str]]:
+    """Return the text of some requests by engine, where they are of one seed."""
+    found: dict[str, dict[str, str]] = {}
+    for name in ("temperature", "top_p"):
+        for kind in PARTS:
+            if kind.watched and kind.name in answers:
+                text = answers[kind.name]["kinds"][name].get("text", "an error")
+                found.setdefault(name, {})[f"vLLM {kind.name}"] = text
+        own = answers.get(V1_TP2.name, {}).get("kinds", {}).get(name, {})
+        others = {
+            "transformers": answers.get(HF, {}).get("kinds", {}).get(name, {}),
+            "SGLang": {"tokens": answers.get(SGLANG, {}).get("tokens", {}).get(name)},
+        }
+        for engine, answer in others.items():
+            tokens = answer.get("tokens")
+            if tokens is not None and own:
+                same = tokens == own["tokens"]
+                found[name][engine] = own["text"] if same else f"ids {tokens}"
+    return found

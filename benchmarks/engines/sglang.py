@@ -1,0 +1,63 @@
+"""Asks SGLang, in its own process and on one rank, what a vLLM server was asked.
+
+    python -m benchmarks.engines.sglang MODEL ANSWERS.json OUT.json
+
+It runs in SGLang's environment (`environment.make_sglang`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines.asked import TOKENS
+
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 0.8, "sampling_seed": 1},
+    "top_p": {"temperature": 0.9, "top_p": 0.9, "sampling_seed": 2},
+}
+"""Those kinds that the adapter for SGLang honours, as its arguments."""
+
+
+def main(model: Path, answers: Path, out: Path) -> None:
+    """Write the tokens of each kind, for the prompts that the server made, and a refusal."""
+    import sglang
+
+    engine = sglang.Engine(
+        model_path=str(model),
+        device="cpu",
+        attention_backend="torch_native",
+        dtype="float32",
+        mem_fraction_static=0.2,
+        max_total_tokens=2048,
+        max_running_requests=8,
+        context_length=512,
+        disable_cuda_graph=True,
+        disable_overlap_schedule=True,
+        disable_radix_cache=True,
+        skip_server_warmup=True,
+        log_level="warning",
+    )
+    asked = json.loads(answers.read_text())["kinds"]
+    prompts = [asked[name]["prompt_token_ids"] for name in ASKED]
+    params = [{**each, "max_new_tokens": TOKENS} for each in ASKED.values()]
+    refused = ""
+    try:
+        engine.generate(input_ids=prompts[0], sampling_params={"presence_penalty": 1.0})
+    except ValueError as error:
+        refused = str(error)
+    found = engine.generate(input_ids=prompts, sampling_params=params)
+    record = {
+        "sglang": sglang.__version__,
+        "refused": refused,
+        "tokens": {n: f["output_ids"][:TOKENS] for n, f in zip(ASKED, found, strict=True)},
+    }
+    out.write_text(json.dumps(record))
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main(*(Path(word) for word in sys.argv[1:]))

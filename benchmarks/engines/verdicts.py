@@ -1,0 +1,188 @@
+"""What was compared, and whether it held.
+
+A comparison takes answers and returns a `Verdict`; nothing here talks to a server.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.engines.asked import KINDS, SIXTEEN, TOKENS
+
+Answers = dict[str, Any]
+
+
+@dataclass
+class Verdict:
+    """One line of the page.
+
+    Attributes:
+        held: None if it was not run.
+        found: what was seen, such as "10 of 10 requests equal".
+    """
+
+    what: str
+    held: bool | None
+    found: str
+
+
+def equal_tokens(what: str, first: Answers, second: Answers, names: Any) -> Verdict:
+    """Compare the tokens of requests that two servers answered."""
+    unequal = [name for name in names if _tokens(first, name) != _tokens(second, name)]
+    told = [f"{name} parts at {_parting(first, second, name)}" for name in unequal]
+    count = len(list(names))
+    found = f"{count - len(unequal)} of {count} requests equal"
+    return Verdict(what, not unequal, "; ".join([found, *told]))
+
+
+def equal_logprobs(what: str, first: Answers, second: Answers) -> Verdict:
+    """Compare the logprobs that two servers reported, up to the order of a sum in fp32."""
+    largest, count = 0.0, 0
+    for name in KINDS:
+        for one, other in zip(
+            first[name].get("logprobs") or [], second[name].get("logprobs") or [], strict=True
+        ):
+            for (token, value), (token_2, value_2) in zip(one, other, strict=True):
+                if token != token_2:
+                    return Verdict(what, False, f"{name}: {token!r} beside {token_2!r}")
+                largest, count = max(largest, abs(value - value_2)), count + 1
+    return Verdict(what, largest < 1e-3 and count > 0, f"{count} logprobs within {largest:.1e}")
+
+
+def known_fields(fields: dict[str, Any]) -> Verdict:
+    """Say whether the adapter knows every field of vLLM's requests."""
+    return Verdict(
+        "every field of vllm.SamplingParams is honoured, left to vLLM or refused",
+        not fields["unknown"],
+        f"{fields['count']} fields, unknown: {', '.join(fields['unknown']) or 'none'}",
+    )
+
+
+def ways_of_asking(more: Answers, kinds: Answers) -> list[Verdict]:
+    """Look at what is not a kind of sampling: streams, n, stop strings, refusals."""
+    whole, stream, stop = kinds["temperature"], more["stream"], more["stop"]
+    alone = [_tokens(more, f"alone, seed {seed}") for seed in (50, 51, 52)]
+    of_n = [choice["tokens"] for choice in more["three of n"].get("choices", [])]
+    prompt = [one for one in more["prompt logprobs"].get("prompt_logprobs") or [] if one]
+    refused = more["refused"].get("error", "")
+    before = stop["whole"].split(stop["stopped_by"])[0]
+    return [
+        Verdict(
+            "a stream has the tokens of the whole answer",
+            stream["tokens"] == whole["tokens"] and stream["pieces"] > TOKENS // 2,
+            f"{len(stream['tokens'])} tokens in {stream['pieces']} pieces",
+        ),
+        Verdict(
+            "n = 3 with a seed has the tokens of three seeds alone",
+            len(of_n) == 3 and of_n == alone,
+            f"{sum(a == b for a, b in zip(of_n, alone, strict=False))} of 3 equal",
+        ),
+        Verdict(
+            "a stop string ends the text before it",
+            stop["text"] == before and stop["finish"] == "stop",
+            f"{stop['text']!r}, {stop['finish']}",
+        ),
+        Verdict(
+            "logprobs of a prompt",
+            len(prompt) > 10 and all(len(one) in (1, 2) for one in prompt),
+            f"{len(prompt)} positions",
+        ),
+        Verdict(
+            "a field that is not honoured is refused by name, and the server goes on",
+            "thinking_token_budget" in refused and _tokens(more, "still there") == whole["tokens"],
+            refused[:120],
+        ),
+    ]
+
+
+def kinds_as_asked(kinds: Answers, sixteen: Answers) -> list[Verdict]:
+    """Look at what each kind of request promises by itself."""
+    try:
+        person = json.loads(kinds["json schema"]["text"])
+        valid = set(person) == {"name", "age"} and isinstance(person["age"], int)
+    except (TypeError, ValueError):
+        person, valid = kinds["json schema"]["text"], False
+    allowed = set(KINDS["allowed_token_ids"]["allowed_token_ids"])
+    outside = [i for i in _tokens(kinds, "allowed_token_ids") or [-1] if i not in allowed]
+    words = kinds["min_tokens, bad_words"]
+    listed = kinds["logit_bias, chosen logprobs"].get("logprobs") or [[]]
+    distinct = {tuple(_tokens(sixteen, name) or ()) for name in SIXTEEN}
+    return [
+        Verdict("the JSON is one of the schema", valid, repr(person)),
+        Verdict("only allowed ids are drawn", not outside, f"{len(outside)} others"),
+        Verdict(
+            "min_tokens and bad_words",
+            len(words["tokens"]) >= 20 and " gravity" not in words["text"],
+            f"{len(words['tokens'])} tokens",
+        ),
+        Verdict(
+            "chosen ids have their logprobs",
+            all(len(one) >= 4 for one in listed),
+            f"{len(listed[0])} per token, the drawn one's first",
+        ),
+        Verdict(
+            "16 at once, each with its own seed",
+            len(distinct) == 16,
+            f"{len(distinct)} different texts",
+        ),
+    ]
+
+
+def one_row_fails(failing: Answers, kinds: Answers) -> list[Verdict]:
+    """Look at a batch in which one row became NaN."""
+    others = ("greedy", "temperature", "top_p")
+    spoiled = failing["NaN"]
+    return [
+        equal_tokens("beside a row that is NaN the others are as ever", failing, kinds, others),
+        Verdict(
+            "the row that is NaN ends, and the server goes on",
+            spoiled.get("finish") == "stop"
+            and len(spoiled["tokens"]) < TOKENS
+            and _tokens(failing, "after") == _tokens(kinds, "temperature"),
+            f"{len(spoiled.get('tokens') or [])} tokens, {spoiled.get('finish')}",
+        ),
+    ]
+
+
+def oracle(name: str, seen: list[dict[str, Any]]) -> Verdict:
+    """Look at what rank 0 found when it held each step against the definition."""
+    first = seen[0]
+    return Verdict(
+        f"every token of {name} is the oracle's, from the hidden states of its step",
+        bool(first["oracle"] and first["rows"] and not first["unequal"]),
+        f"{first['rows'] - first['unequal']} of {first['rows']} rows in {first['steps']} steps",
+    )
+
+
+def gathered(name: str, seen: list[dict[str, Any]], shard: int, *, expected: bool) -> Verdict:
+    """Say whether a tensor with an axis as large as a shard of the vocabulary crossed ranks."""
+    axes = {
+        collective: count["largest_axis"]
+        for rank in seen
+        for collective, count in rank["traffic"].items()
+    }
+    large = {collective: axis for collective, axis in axes.items() if axis >= shard}
+    biggest = max(axes, key=lambda collective: axes[collective])
+    return Verdict(
+        f"{name}: {'the' if expected else 'no'} logits cross ranks (axes from {shard} on)",
+        bool(large) is expected,
+        ", ".join(f"{each}: {axis}" for each, axis in large.items())
+        or f"the largest axis is {axes[biggest]} ({biggest})",
+    )
+
+
+def _tokens(answers: Answers, name: str) -> list[int] | None:
+    found = answers.get(name, {}).get("tokens")
+    return None if found is None else list(found)
+
+
+def _parting(first: Answers, second: Answers, name: str) -> str:
+    one, other = _tokens(first, name), _tokens(second, name)
+    if one is None or other is None:
+        error = first.get(name, {}).get("error") or second.get(name, {}).get("error")
+        return f"an error: {str(error)[:120]}"
+    pairs = zip(one, other, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return f"token {at} of {len(one)} and {len(other)}"

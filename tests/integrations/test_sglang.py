@@ -1,0 +1,136 @@
+"""The adapter for SGLang, of which small fakes stand for what it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support import vllm_fakes as fakes
+from tests.support.vllm_fakes import EOS, D, V
+from tpsample import UnsupportedParameter, reference
+from tpsample.integrations import sglang, sglang_params
+from tpsample.integrations.sglang_params import (
+    LEFT_TO_SGLANG,
+    REFUSED,
+    REFUSED_OF_REQUEST,
+    SAMPLED,
+    check_request,
+    check_version,
+    seed_of,
+)
+
+README = Path(sglang_params.__file__).with_name("README.md")
+HIDDEN = torch.randn(2, D, generator=torch.Generator().manual_seed(4))
+
+
+def request(**params):
+    own = dict.fromkeys(REFUSED_OF_REQUEST)
+    return SimpleNamespace(**own, sampling_params=params)
+
+
+def test_every_field_of_sglangs_requests_is_honoured_left_to_it_or_refused():
+    theirs = pytest.importorskip("sglang.srt.sampling.sampling_params", reason="needs SGLang")
+    known = {*SAMPLED, *LEFT_TO_SGLANG, *REFUSED}
+    assert set(theirs.SamplingParams.__struct_fields__) == known
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *REFUSED_OF_REQUEST, "a_new_field"])
+def test_a_field_that_is_not_honoured_is_refused_at_the_door(name):
+    check_request(request(temperature=0.5, top_k=3, stop=["x"], **REFUSED))
+    asked = request(**({} if name in REFUSED_OF_REQUEST else {name: 0.5}))
+    if name in REFUSED_OF_REQUEST:
+        setattr(asked, name, True)
+    with pytest.raises(UnsupportedParameter, match=f"^{name}: not "):
+        check_request(asked)
+
+
+def test_the_readme_names_what_is_refused():
+    text = README.read_text()
+    for name in (*REFUSED, *REFUSED_OF_REQUEST):
+        assert f"`{name}`" in text
+
+
+def test_a_request_without_a_seed_has_that_of_its_name():
+    named = SimpleNamespace(rid="a", sampling_params=SimpleNamespace(sampling_seed=None))
+    other = SimpleNamespace(rid="b", sampling_params=SimpleNamespace(sampling_seed=None))
+    assert seed_of(named) == seed_of(named) != seed_of(other)
+    named.sampling_params.sampling_seed = 5
+    assert seed_of(named) == 5
+
+
+def test_nothing_changes_in_a_server_with_another_backend():
+    place = sglang.Place()
+    place.backends.add("tpsample")
+    original = lambda *args: ("original", *args)  # noqa: E731
+    assert place.hand_on(original, 1, 2, 3, 4, 5) == ("original", 1, 2, 3, 4, 5)
+    assert place.keep_off(original, 1, 2) == ("original", 1, 2)
+    info = SimpleNamespace(sampling_seed=None)
+    assert place.add_seeds(info).sampling_seed is None
+    manager = SimpleNamespace(server_args=SimpleNamespace(sampling_backend="flashinfer"))
+    refused = request(regex="a")
+    assert place.admit(original, manager, refused) == ("original", manager, refused)
+    manager.server_args.sampling_backend = "tpsample"
+    with pytest.raises(UnsupportedParameter, match="regex"):
+        place.admit(original, manager, refused)
+
+
+def test_tokens_are_the_oracles_and_a_row_of_nan_ends():
+    place = sglang.Place()
+    place.armed = True
+    head = fakes.runner().model.lm_head
+    head.org_vocab_size = V
+    processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=3.0)
+    hidden = torch.cat([HIDDEN, torch.full((1, D), torch.nan)])
+    handed = place.hand_on(None, processor, hidden, head, None)
+    assert handed.shape == (3, 0)
+    place.keep_off(None, SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={9, EOS})))
+
+    info = SimpleNamespace(
+        temperatures=torch.tensor([[0.8], [1.0], [1.0]]),
+        top_ks=torch.tensor([1 << 30, 1, 5]),
+        top_ps=torch.tensor([0.9, 1.0, 1.0]),
+        min_ps=torch.zeros(3),
+        device="cpu",
+    )
+    seeds = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=s)) for s in (1, 2, 3)]
+    place.add_seeds(info, object, SimpleNamespace(reqs=seeds))
+    batch = sglang.batch_of(info, V, torch.device("cpu"))
+    sampler = place.sampler("alone", 3)
+    found = sampler(hidden, batch, 5).token_ids.tolist()
+    logits = reference.logits(HIDDEN, fakes.whole_weight(), logit_softcap=3.0)
+    whole = torch.cat([logits, logits[:1]])
+    expected = reference.sample(whole, batch, 5).token_ids[:2].tolist()
+    assert found == [*expected, EOS]
+    assert expected[1] == int(logits[1].argmax())  # SGLang says greedy as top_k = 1
+
+
+def test_modes_that_were_not_tried_are_refused():
+    plain = {
+        "speculative_algorithm": None,
+        "enable_dp_attention": False,
+        "enable_lora": None,
+        "pp_size": 1,
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "device": "cuda",
+    }
+    sglang.check_modes(SimpleNamespace(**plain))
+    for name, value in {
+        "speculative_algorithm": "EAGLE",
+        "enable_dp_attention": True,
+        "enable_lora": True,
+        "pp_size": 2,
+        "disable_cuda_graph": False,
+        "disable_overlap_schedule": False,
+    }.items():
+        with pytest.raises(UnsupportedParameter, match="SGLang with tpsample does not run with"):
+            sglang.check_modes(SimpleNamespace(**{**plain, name: value}))
+
+
+def test_other_versions_are_refused():
+    check_version("0.5.23")
+    with pytest.raises(ImportError, match=r"0\.5\.23 is supported, 0\.5\.24 is installed"):
+        check_version("0.5.24")

@@ -1,0 +1,128 @@
+"""The LM head under vLLM: what is kept, what is handed on, and logprobs of prompts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.support import vllm_fakes as fakes
+from tests.support.vllm_fakes import D, Request, V
+from tests.support.vllm_steps import HIDDEN, WEIGHT, expected, rows_of, step_v1, v1, v2
+from tpsample import UnsupportedParameter, reference
+from tpsample.integrations.vllm_head import only_processor
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
+@pytest.mark.parametrize("method", [None, fakes.Int8Method()], ids=["fused", "logits"])
+def test_prompt_logprobs_of_both_runners_are_the_definitions(mode, method):
+    """More positions than rows fit into a step, and in V2 a prompt in two chunks."""
+    hidden = torch.randn(9, D, generator=torch.Generator().manual_seed(6))
+    prompt = [int(i) for i in torch.randint(V, (10,), generator=torch.Generator().manual_seed(7))]
+    logits = reference.logits(hidden, WEIGHT)
+    values = logits if mode.endswith("logits") else logits.log_softmax(dim=1)
+    ids = torch.tensor(prompt[1:])
+
+    def check(found) -> None:
+        assert torch.equal(found.logprob_token_ids[:, 0].long(), ids)
+        assert torch.equal(found.logprob_token_ids[:, 1:].long(), values.topk(2).indices)
+        at = found.logprob_token_ids.long()
+        assert torch.allclose(found.logprobs, values.gather(1, at).float(), atol=1e-4)
+        rank = (values >= values.gather(1, ids.unsqueeze(1))).sum(dim=1)
+        assert torch.equal(found.selected_token_ranks.long(), rank)
+
+    first = v1(logprobs_mode=mode, method=method)
+    handed = first.model.compute_logits(hidden)
+    scores = handed if mode.endswith("logits") else first.sampler.compute_logprobs(handed)
+    check(first.sampler.gather_logprobs(scores, 2, ids))
+
+    second = v2(logprobs_mode=mode, method=method)
+    fakes.v2_request(second, "p", 5, Request(prompt_logprobs=2), prompt)
+    for computed, count in ((0, 4), (4, 6)):
+        batch = SimpleNamespace(
+            req_ids=["a", "p"],
+            idx_mapping_np=np.array([1, 5]),
+            num_computed_prefill_tokens_np=np.array([2, computed]),
+            prefill_len_np=np.array([2, 10]),
+            query_start_loc_np=np.array([0, 1, 1 + count]),
+        )
+        states = second.sampler.req_states
+        part = torch.cat([HIDDEN[:1], hidden, HIDDEN[:1]])[
+            [0, *range(1 + computed, 1 + computed + count)]
+        ]
+        found = second.prompt_logprobs_worker.compute_prompt_logprobs(
+            second.model.compute_logits,
+            part,
+            batch,
+            states.all_token_ids.gpu,
+            None,
+            states.prompt_len.np,
+        )
+        assert set(found) == ({"p"} if computed else set())
+    check(found["p"])
+
+
+@pytest.mark.parametrize(
+    ("processor", "method"),
+    [
+        (fakes.Processor(), fakes.Int8Method()),
+        (fakes.Processor(scale=0.5, soft_cap=3.0), None),
+    ],
+    ids=["quantised", "scaled behind the soft-cap"],
+)
+def test_a_head_that_is_no_product_is_vllms_own_without_its_gather(processor, method):
+    runner = v1(processor=processor, method=method)
+    head = runner.sampler.steps.head
+    assert not head.fused
+    found = step_v1(runner, ["a", "b"], rows_of("ab")).sampled_token_ids[:, 0].tolist()
+    scaled = WEIGHT if processor.soft_cap is None else None
+    if scaled is not None:
+        assert found == [expected("a", []), expected("b", [])]
+    else:
+        logits = 0.5 * 3.0 * torch.tanh((rows_of("b") @ WEIGHT.T) / 3.0)
+        assert found[1] == int(logits.argmax())
+    with pytest.raises(UnsupportedParameter, match="--speculative-config: not with an LM head"):
+        v1(depth=2, method=fakes.Int8Method())
+
+
+def test_scale_and_soft_cap_alone_are_fused():
+    for processor, head in (
+        (fakes.Processor(scale=0.3), {"logit_scale": 0.3}),
+        (fakes.Processor(soft_cap=2.0), {"logit_softcap": 2.0}),
+    ):
+        runner = v1(processor=processor)
+        assert runner.sampler.steps.head.fused
+        found = step_v1(runner, ["a"], rows_of("a")).sampled_token_ids
+        assert int(found[0, 0]) == expected("a", [], **head)
+
+
+def test_what_was_handed_on_comes_back_once():
+    runner = v1()
+    head = runner.sampler.steps.head
+    handed = runner.model.compute_logits(HIDDEN[:2])
+    assert torch.equal(head.take(handed), HIDDEN[:2])
+    with pytest.raises(RuntimeError, match="with nothing kept"):
+        head.take(handed)
+    runner.model.compute_logits(HIDDEN[:2])
+    with pytest.raises(RuntimeError, match=r"got \[3, 0\] with 2 rows kept"):
+        head.take(torch.empty(3, 0))
+
+
+def test_a_weight_that_was_replaced_is_noticed():
+    runner = v1()
+    runner.model.lm_head.weight = nn.Parameter(runner.model.lm_head.weight.clone())
+    with pytest.raises(RuntimeError, match="lm_head: its weight was replaced"):
+        step_v1(runner, ["a"], rows_of("a"))
+
+
+def test_a_model_has_one_logits_processor():
+    runner = fakes.runner()
+    assert only_processor(runner.model, fakes.Processor) is runner.model.processor
+    with pytest.raises(UnsupportedParameter, match="expected one Processor, ModuleList has 2"):
+        only_processor(nn.ModuleList([fakes.Processor(), fakes.Processor()]), fakes.Processor)
+    runner.model.processor.logits_as_input = True
+    with pytest.raises(UnsupportedParameter, match="makes its logits before"):
+        fakes.head_of(runner)

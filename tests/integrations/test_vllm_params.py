@@ -1,0 +1,178 @@
+"""Every field of vLLM's requests, and every mode of its servers: honoured, or refused by name."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support import vllm_fakes as fakes
+from tests.support.vllm_fakes import EOS, Request, V
+from tpsample import SamplingParams, UnsupportedParameter
+from tpsample.integrations import vllm_modes, vllm_params
+from tpsample.integrations.vllm_params import LEFT_TO_VLLM, REFUSED, SAMPLED, admit, to_params
+from tpsample.integrations.vllm_version import check_version
+
+README = Path(vllm_params.__file__).with_name("README.md")
+MODE = "raw_logprobs"
+
+
+def test_every_field_of_vllms_requests_is_honoured_left_to_it_or_refused():
+    sampling_params = pytest.importorskip("vllm.sampling_params", reason="needs vLLM")
+    fields = set(sampling_params.SamplingParams.__struct_fields__)
+    known = [*SAMPLED, *LEFT_TO_VLLM, *REFUSED]
+    assert fields == set(known)
+    assert len(known) == len(set(known))
+
+
+def test_the_fields_become_ours():
+    request = Request(
+        temperature=0.7,
+        top_k=V + 5,
+        top_p=0.9,
+        min_p=0.1,
+        seed=-3,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        repetition_penalty=1.3,
+        logit_bias={3: 1.5},
+        allowed_token_ids=[2, 3, EOS],
+        bad_words_token_ids=[[2, 3], [5]],
+        min_tokens=4,
+        all_stop_token_ids={EOS, 9},
+        logprobs=2,
+    )
+    assert to_params(request, V, "processed_logits") == SamplingParams(
+        temperature=0.7,
+        top_p=0.9,
+        min_p=0.1,
+        seed=-3,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        repetition_penalty=1.3,
+        logit_bias={3: 1.5},
+        allowed_token_ids=[2, 3, EOS],
+        bad_words=[[2, 3], [5]],
+        min_tokens=4,
+        stop_token_ids=[EOS, 9],
+        logprobs=2,
+        logprobs_mode="processed_logits",
+    )
+
+
+def test_chosen_ids_are_told_without_the_most_likely():
+    params = to_params(Request(logprobs=2, logprob_token_ids=[5, 6]), V, MODE)
+    assert params.logprobs == 0 and params.logprob_token_ids == (5, 6)
+    assert to_params(Request(), V, MODE) == SamplingParams(stop_token_ids=[EOS])
+
+
+def test_min_tokens_without_ids_to_hold_back_is_nothing(recwarn):
+    assert to_params(Request(min_tokens=3, all_stop_token_ids=set()), V, MODE).min_tokens == 0
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_field_that_is_not_honoured_is_refused_by_name(name):
+    with pytest.raises(UnsupportedParameter, match=rf"^{name}: .*{REFUSED[name][:30]}"):
+        to_params(Request(**{name: [1]}), V, MODE)
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (Request(thinking_token_budget=5, logprobs=3), "thinking_token_budget: not supported"),
+        (Request(bad_words_token_ids=[[V]]), rf"bad_words: expected ids in \[0, {V}\)"),
+        (Request(allowed_token_ids=[3], bad_words_token_ids=[[3]]), "forbid every id in it"),
+    ],
+    ids=["field", "id", "contradiction"],
+)
+def test_what_the_front_end_lets_through_ends_one_request(request_, told, caplog):
+    with caplog.at_level(logging.ERROR):
+        params = admit("request 1", request_, V, MODE)
+    assert params.allowed_token_ids == (EOS,)
+    assert (params.logprobs is None) == (request_.logprobs is None)
+    (record,) = caplog.records
+    assert "request 1 is ended" in record.message and re.search(told, record.message)
+
+
+def test_the_token_that_ends_a_request_is_its_own():
+    assert vllm_params.end_of(Request()) == EOS
+    assert vllm_params.end_of(Request(eos_token_id=None, stop_token_ids=[11])) == 11
+    assert vllm_params.end_of(Request(eos_token_id=None, all_stop_token_ids=set())) == 0
+
+
+def refused_runners():
+    each = fakes.runner()
+    each.model_config.logits_processors = ["own.Processor"]
+    yield "--logits-processors", each
+    for name, field in (("--enable-lora", "lora_config"), ("--watermark-config", None)):
+        each = fakes.runner()
+        setattr(each.vllm_config, field or "watermark_config", object())
+        yield name, each
+    for name, field in (
+        ("--return-sampling-mask", "return_sampling_mask"),
+        ("--enable-trace-replay", "enable_trace_replay"),
+        ("--enable-prompt-embeds", "enable_prompt_embeds"),
+    ):
+        each = fakes.runner()
+        setattr(each.model_config, field, True)
+        yield name, each
+    each = fakes.runner()
+    each.vllm_config.parallel_config.enable_batch_sharded_sampling = True
+    yield "--enable-batch-sharded-sampling", each
+    each = fakes.runner()
+    each.vllm_config.parallel_config.prefill_context_parallel_size = 2
+    yield "--prefill-context-parallel-size", each
+    each = fakes.runner()
+    each.vllm_config.speculative_config = fakes.SimpleNamespace(method="eagle3")
+    yield "--speculative-config", each
+    each = fakes.runner()
+    each.vllm_config.speculative_config = fakes.SimpleNamespace(method="ngram")
+    each.vllm_config.use_v2_model_runner = True
+    yield "--speculative-config", each
+    each = fakes.runner()
+    each.vllm_config.scheduler_config.async_scheduling = True
+    yield "--async-scheduling", each
+    each = fakes.runner()
+    each.broadcast_pp_output = True
+    yield "--distributed-executor-backend external_launcher", each
+    each = fakes.runner()
+    each.is_pooling_model = True
+    yield "--runner pooling", each
+
+
+@pytest.mark.parametrize(("name", "runner"), list(refused_runners()), ids=lambda x: str(x)[:30])
+def test_a_mode_that_is_not_honoured_is_refused_by_name(name, runner):
+    with pytest.raises(UnsupportedParameter, match=rf"does not run so: {name}: [^;]*(; |$)"):
+        vllm_modes.check_modes(runner)
+
+
+def test_modes_of_the_surroundings_are_refused_too(monkeypatch):
+    vllm_modes.check_modes(fakes.runner())
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    monkeypatch.setattr(vllm_modes, "entry_points", lambda group: [group])
+    told = "entry points vllm.logits_processors: .*; VLLM_COMPUTE_NANS_IN_LOGITS: "
+    with pytest.raises(UnsupportedParameter, match=told):
+        vllm_modes.check_modes(fakes.runner())
+
+
+def test_every_refused_mode_has_a_case():
+    cases = {name for name, _ in refused_runners()}
+    surroundings = {"entry points vllm.logits_processors", "VLLM_COMPUTE_NANS_IN_LOGITS"}
+    assert cases | surroundings == {mode.name for mode in vllm_modes.REFUSED}
+
+
+def test_the_readme_says_what_is_refused_and_why():
+    text = README.read_text()
+    for name, reason in [*REFUSED.items(), *((m.name, m.reason) for m in vllm_modes.REFUSED)]:
+        assert f"| `{name}` | {reason} |" in text, name
+
+
+def test_other_versions_are_refused_with_the_way_out():
+    check_version("0.32.0")
+    check_version("0.32.1+cpu")
+    for found in ("0.31.0", "0.33.0", "1.0", "dev"):
+        with pytest.raises(ImportError, match=rf"0\.32 is supported, {re.escape(found)} is inst"):
+            check_version(found)

@@ -1,0 +1,224 @@
+"""The adapter on both runners of vLLM, of which small fakes stand for what it reads."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support import vllm_fakes as fakes
+from tests.support.ranks import run_ranks
+from tests.support.vllm_fakes import EOS, D, Request, V
+from tests.support.vllm_steps import (
+    ORDERS,
+    REQUESTS,
+    STEPS,
+    WEIGHT,
+    expected,
+    rows_of,
+    step_v1,
+    step_v2,
+    v1,
+    v2,
+)
+from tpsample import SamplingParams, VocabShard, reference
+from tpsample.integrations.vllm_params import to_params
+
+
+@pytest.mark.parametrize("runner", STEPS)
+def test_every_token_is_the_oracles_however_the_batch_moves(runner):
+    """Rows join, move, sit steps out and come back, with penalties that count what came out."""
+    make, step = STEPS[runner]
+    each, outputs = make(), {name: [] for name in REQUESTS}
+    for names in ORDERS:
+        out = step(each, names, rows_of(names))
+        assert out.sampled_token_ids.shape == (len(names), 1)
+        for row, name in enumerate(names):
+            token_id = int(out.sampled_token_ids[row, 0])
+            assert token_id == expected(name, outputs[name]), name
+            outputs[name].append(token_id)
+
+
+@pytest.mark.parametrize("runner", STEPS)
+def test_logprobs_stand_where_vllm_reads_them(runner):
+    make, step = STEPS[runner]
+    names = ["b", "d", "a"]
+    found = step(make(), names, rows_of(names)).logprobs_tensors
+    logprobs = reference.logits(rows_of(names), WEIGHT).log_softmax(dim=1)
+    assert found.logprob_token_ids.dtype == torch.int32 and found.logprobs.dtype == torch.float32
+    top = logprobs[0].topk(2).indices.tolist()
+    assert found.logprob_token_ids[0, :3].tolist() == [top[0], *top]
+    # Chosen ids come right behind the drawn token, whatever other rows ask for.
+    assert found.logprob_token_ids[1, 1:4].tolist() == [5, 9, 11]
+    ids = found.logprob_token_ids[1, :4].long()
+    assert torch.allclose(found.logprobs[1, :4], logprobs[1, ids].float(), atol=1e-5)
+    assert (found.logprob_token_ids >= 0).all() and not found.logprobs.isnan().any()
+
+
+@pytest.mark.parametrize("runner", STEPS)
+def test_a_row_of_nan_ends_its_request_and_no_other(runner, caplog):
+    make, step = STEPS[runner]
+    names = ["a", "b", "c"]
+    hidden = rows_of(names)
+    hidden[1] = torch.nan
+    with caplog.at_level(logging.ERROR):
+        out = step(make(), names, hidden)
+    tokens = out.sampled_token_ids[:, 0].tolist()
+    assert tokens == [expected("a", []), EOS, expected("c", [])]
+    assert out.logprobs_tensors.logprob_token_ids[1, 0] == EOS
+    assert out.logprobs_tensors.logprobs[1, 0] == -torch.inf
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1 and "no token could be drawn, status NAN" in told[0]
+
+
+def test_rows_in_the_middle_of_their_prompt_count_nothing_and_fail_silently(caplog):
+    runner = v1()
+    hidden = rows_of(["c", "a"])
+    hidden[0] = torch.nan
+    step_v1(runner, ["c", "a"], hidden, unfinished=["c"])
+    assert not caplog.records
+    # Of this seed, c would draw another token with a token of its own before.
+    fakes.v1_batch(runner, ["c", "a"], ["c"])
+    handed = runner.model.compute_logits(rows_of("ca"))
+    runner.sampler(handed, runner.input_batch.sampling_metadata)
+    out = step_v1(runner, ["c", "a"], rows_of(["c", "a"]))
+    assert int(out.sampled_token_ids[0, 0]) == expected("c", [])
+
+
+@pytest.mark.parametrize("runner", STEPS)
+def test_a_step_that_warms_up_draws_nothing_and_changes_nothing(runner):
+    make, step = STEPS[runner]
+    each = make()
+    step(each, ["a", "b"], rows_of(["a", "b"]))
+    handed = each.model.compute_logits(torch.zeros(3, D))
+    if runner == "V1":
+        out = each.sampler(logits=handed, sampling_metadata=object())
+    else:
+        out = each.sampler(handed, fakes.v2_batch(each, ["x", "y", "z"], [1, 1, 1]))
+    assert out.sampled_token_ids.tolist() == [[0]] * 3
+    first = expected("a", [])
+    assert int(step(each, ["a"], rows_of(["a"])).sampled_token_ids[0, 0]) == expected("a", [first])
+
+
+def allowing(*token_ids: int) -> np.ndarray:
+    bits = np.zeros(160, dtype=np.uint8)
+    bits[list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def test_grammars_reach_their_rows_once_in_runner_v1():
+    runner = v1()
+    fakes.v1_batch(runner, ["a", "b", "c"])
+    runner.execute_model_state = SimpleNamespace(
+        scheduler_output=SimpleNamespace(scheduled_spec_decode_tokens={})
+    )
+    grammar = SimpleNamespace(
+        structured_output_request_ids=["c", "gone", "a"],
+        grammar_bitmask=np.stack([allowing(17), allowing(18), allowing(19)]),
+    )
+    assert runner.sample_tokens(grammar) is None  # else vLLM would write on the logits
+    handed = runner.model.compute_logits(rows_of("abc"))
+    out = runner.sampler(logits=handed, sampling_metadata=runner.input_batch.sampling_metadata)
+    assert out.sampled_token_ids[:, 0].tolist() == [19, expected("b", []), 17]
+    out = step_v1(runner, ["a", "b", "c"], rows_of("abc"))
+    assert out.sampled_token_ids[0, 0] == expected("a", [])
+
+
+def test_grammars_reach_their_rows_once_in_runner_v2():
+    runner = v2()
+    batch = fakes.v2_batch(runner, ["a", "b", "c"])
+    handed = runner.model.compute_logits(rows_of("abc"))
+    bits = np.stack([allowing(17), allowing(19)])
+    runner.structured_outputs_worker.apply_grammar_bitmask(handed, batch, ["c", "a"], bits)
+    assert runner.sampler(handed, batch).sampled_token_ids[:, 0].tolist() == [
+        *(19, expected("b", []), 17)
+    ]
+    assert step_v2(runner, ["b"], rows_of("b")).sampled_token_ids[0, 0] == expected("b", [])
+
+
+def test_a_slot_that_is_given_to_another_request_is_loaded_anew():
+    runner = v2()
+    step_v2(runner, ["a", "b"], rows_of("ab"))
+    del runner.sampler.req_states.req_id_to_index["a"]
+    fakes.v2_request(runner, "new", 1, Request(allowed_token_ids=[21]), [3])
+    out = runner.sampler(
+        runner.model.compute_logits(rows_of("cb")), fakes.v2_batch(runner, ["new", "b"])
+    )
+    assert out.sampled_token_ids[0, 0] == 21
+    assert runner.sampler.added == [1, 2, 3, 4, 1]  # vLLM's own states are kept
+
+
+def test_what_a_client_may_ask_and_we_cannot_do_ends_its_request(caplog):
+    runner = v1()
+    runner.requests["a"].sampling_params = Request(thinking_token_budget=3, logprobs=1)
+    out = step_v1(runner, ["a", "b"], rows_of("ab"))
+    assert out.sampled_token_ids[:, 0].tolist() == [EOS, expected("b", [])]
+    assert "thinking_token_budget" in caplog.text
+
+
+def test_drafts_that_are_decoded_tokens_are_accepted_and_others_not():
+    """Rows with 2, 0 and 1 drafts; what comes out is what decoding without drafts draws."""
+    runner = v1(depth=3)
+    names, drafts = ["a", "b", "c"], {"a": 2, "b": 0, "c": 1}
+    fakes.v1_batch(runner, names)
+    first = {name: expected(name, []) for name in names}
+    second = expected("a", [first["a"]])
+    runner.seq_lens[:3] += torch.tensor([2, 0, 1], dtype=torch.int32)
+    metadata = SimpleNamespace(
+        num_draft_tokens=[2, 0, 1],
+        max_spec_len=2,
+        draft_token_ids=torch.tensor([first["a"], second + 1, first["c"]], dtype=torch.int32),
+    )
+    hidden = rows_of([name for name in names for _ in range(1 + drafts[name])])
+    out = runner.rejection_sampler(
+        metadata,
+        None,
+        runner.model.compute_logits(hidden),
+        runner.input_batch.sampling_metadata,
+    )
+    assert out.sampled_token_ids.tolist() == [
+        [first["a"], second, -1],
+        [first["b"], -1, -1],
+        [first["c"], expected("c", [first["c"]]), -1],
+    ]
+    assert out.logprobs_tensors.logprob_token_ids.shape[0] == 9
+
+
+def test_a_row_of_nan_behind_its_drafts_ends_there():
+    runner = v1(depth=2)
+    fakes.v1_batch(runner, ["a"])
+    runner.seq_lens[0] += 1
+    metadata = SimpleNamespace(
+        num_draft_tokens=[1], max_spec_len=1, draft_token_ids=torch.tensor([expected("a", [])])
+    )
+    hidden = torch.stack([rows_of("a")[0], torch.full((D,), torch.nan)])
+    handed = runner.model.compute_logits(hidden)
+    out = runner.rejection_sampler(metadata, None, handed, runner.input_batch.sampling_metadata)
+    assert out.sampled_token_ids.tolist() == [[expected("a", []), EOS]]
+
+
+def _tokens_of_two_ranks():
+    shard = VocabShard.even(V, dist.get_rank(), 2)
+    runner = v1(group=None, shard=shard)
+    found = []
+    for names in ORDERS:
+        found.append(step_v1(runner, names, rows_of(names)).sampled_token_ids.tolist())
+    return found
+
+
+def test_two_ranks_draw_the_tokens_of_one():
+    runner = v1()
+    alone = [step_v1(runner, n, rows_of(n)).sampled_token_ids.tolist() for n in ORDERS]
+    assert run_ranks(2, _tokens_of_two_ranks) == [alone, alone]
+
+
+def test_a_row_that_asks_for_no_seed_gets_one():
+    runner = v1()
+    runner.requests["a"].sampling_params = Request()
+    step_v1(runner, ["a"], rows_of("a"))
+    assert runner.sampler.steps.rows.batch.unseeded == []
+    assert to_params(Request(), V, "raw_logprobs") == SamplingParams(stop_token_ids=[EOS])

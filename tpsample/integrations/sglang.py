@@ -1,0 +1,207 @@
+"""SGLang with tpsample, by its official plug-ins: a sampling backend, and hooks around the LM head.
+
+    python -m sglang.launch_server --sampling-backend tpsample --disable-cuda-graph …
+
+SGLang calls `register` in each of its processes, because it is an entry point of the group
+`sglang.srt.plugins`. Nothing changes in a server with another sampling backend: the hooks do
+something only in a process in which the sampler of this file was built.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.errors import UnsupportedParameter
+from tpsample.integrations.sglang_params import check_request, check_version, seed_of
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
+from tpsample.sampler import LMHeadSampler
+
+_SRT = "sglang.srt."
+_PLAIN = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
+
+
+class Place:
+    """What the hooks of one process share.
+
+    Attributes:
+        backends: the names under which the sampler is registered.
+        armed: whether the sampler was built, which alone understands what the head hands on.
+        kept: hidden states of the last forward pass, with its LM head, processor and bias.
+        eos: the token that ends a request, for a row that has none.
+    """
+
+    def __init__(self) -> None:
+        self.backends: set[str] = set()
+        self.armed = False
+        self.kept: tuple[Tensor, Any, Any, Tensor | None] | None = None
+        self.eos = 0
+
+    def hand_on(
+        self,
+        original: Any,
+        processor: Any,
+        hidden_states: Tensor,
+        lm_head: Any,
+        metadata: Any,
+        embedding_bias: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Around `LogitsProcessor._get_logits`: keep its input, and return [rows, 0]."""
+        if not self.armed:
+            found: Tensor = original(
+                processor, hidden_states, lm_head, metadata, embedding_bias, *args, **kwargs
+            )
+            return found
+        self.kept = hidden_states, lm_head, processor, embedding_bias
+        return hidden_states.new_empty(len(hidden_states), 0)
+
+    def keep_off(self, original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around `ModelRunner._preprocess_logits`, which adds [rows, V] to logits.
+
+        Whatever it would add was refused at the door.
+        """
+        if not self.armed:
+            return original(runner, *args, **kwargs)
+        self.eos = min(runner.model_config.hf_eos_token_id or [0])
+        return None
+
+    def admit(self, original: Any, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around `TokenizerManager._validate_one_request`: refuse what is not honoured."""
+        if manager.server_args.sampling_backend in self.backends:
+            check_request(request)
+        return original(manager, request, *args, **kwargs)
+
+    def add_seeds(self, info: Any, *args: Any, **kwargs: Any) -> Any:
+        """After `SamplingBatchInfo.from_schedule_batch`: seeds reach its sampler always."""
+        if self.armed:
+            batch = next(each for each in (*args, *kwargs.values()) if hasattr(each, "reqs"))
+            seeds = [seed_of(request) for request in batch.reqs]
+            info.sampling_seed = torch.tensor(seeds, dtype=torch.int64).to(info.device)
+        return info
+
+    def sampler(self, group: Any, max_rows: int) -> LMHeadSampler:
+        """Return a sampler over the LM head that was kept. Collective."""
+        assert self.kept is not None
+        _, lm_head, processor, bias = self.kept
+        if type(lm_head.quant_method).__name__ not in _PLAIN:
+            raise UnsupportedParameter("model: a quantised LM head is not supported with SGLang")
+        rows = lm_head.shard_indices
+        return LMHeadSampler(
+            lm_head.weight.data,
+            shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
+            vocab_size=lm_head.org_vocab_size,
+            group=group,
+            bias=bias,
+            logit_scale=processor.logit_scale or 1.0,
+            logit_softcap=processor.final_logit_softcapping or None,
+            max_rows=max_rows,
+            backend="torch" if lm_head.weight.device.type == "cpu" else "auto",
+            on_failed=self.eos,
+        )
+
+
+def batch_of(info: Any, vocab_size: int, device: torch.device) -> SamplingBatch:
+    """Return the requests of SGLang's tensors, which are read from the device."""
+    rows = zip(
+        info.temperatures.flatten().tolist(),
+        info.top_ks.tolist(),
+        info.top_ps.tolist(),
+        info.min_ps.tolist(),
+        info.sampling_seed.tolist(),
+        strict=True,
+    )
+    params = [
+        SamplingParams(
+            temperature=0.0 if top_k == 1 else temperature,  # how SGLang says greedy
+            top_k=top_k if 1 < top_k < vocab_size else 0,
+            top_p=min(top_p, 1.0),
+            min_p=min_p,
+            seed=seed,
+            # Three masks of one law, but with min_p it applies one after the other.
+            filter_order="min_p_last" if min_p else "joint",
+        )
+        for temperature, top_k, top_p, min_p, seed in rows
+    ]
+    return SamplingBatch.from_params(params, vocab_size=vocab_size, device=device)
+
+
+def check_modes(arguments: Any) -> None:
+    """Raise an UnsupportedParameter for arguments of a server with which it would be wrong."""
+    graphs = not arguments.disable_cuda_graph and arguments.device != "cpu"
+    asked = {
+        "--speculative-algorithm": arguments.speculative_algorithm is not None,
+        "--enable-dp-attention": bool(arguments.enable_dp_attention),
+        "--enable-lora": bool(arguments.enable_lora),
+        "--pp-size": arguments.pp_size > 1,
+        "CUDA graphs (pass --disable-cuda-graph)": graphs,
+        "overlapped scheduling (pass --disable-overlap-schedule)": (
+            not arguments.disable_overlap_schedule
+        ),
+    }
+    found = [name for name, wrong in asked.items() if wrong]
+    if found:
+        raise UnsupportedParameter(f"SGLang with tpsample does not run with {', '.join(found)}")
+
+
+def register(backend: str = "tpsample") -> None:
+    """Register the sampling backend and the hooks; SGLang calls this in each of its processes."""
+    import sglang
+
+    check_version(sglang.__version__)
+    from sglang.srt.layers.sampler import Sampler, register_sampler_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.runtime_context import get_server_args
+
+    first = not _PLACE.backends
+    _PLACE.backends.add(backend)
+
+    class TpSampler(Sampler):  # type: ignore[misc]
+        """Stands where SGLang's `Sampler` stands."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            check_modes(get_server_args())
+            self._rows = get_server_args().max_running_requests or 256
+            self._sampler: LMHeadSampler | None = None
+            _PLACE.armed = True
+
+        def forward(
+            self, logits_output: Any, sampling_info: Any, return_logprob: bool, *args: Any, **_: Any
+        ) -> Tensor:
+            positions: Tensor = args[2]
+            assert _PLACE.kept is not None and logits_output.next_token_logits.shape[1] == 0
+            if self._sampler is None:
+                self._sampler = _PLACE.sampler(self.tp_sync_group, self._rows)
+            hidden_states, _PLACE.kept = _PLACE.kept[0], None
+            sampler = self._sampler
+            batch = batch_of(sampling_info, sampler.vocab_size, sampler.weight.device)
+            out = sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
+            return out.token_ids
+
+    register_sampler_backend(backend, TpSampler)
+    if first:
+        around, after = HookType.AROUND, HookType.AFTER
+        for target, hook, kind in (
+            ("layers.logits_processor.LogitsProcessor._get_logits", _PLACE.hand_on, around),
+            ("model_executor.model_runner.ModelRunner._preprocess_logits", _PLACE.keep_off, around),
+            (
+                "managers.tokenizer_manager.TokenizerManager._validate_one_request",
+                _PLACE.admit,
+                around,
+            ),
+            (
+                "sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+                _PLACE.add_seeds,
+                after,
+            ),
+        ):
+            HookRegistry.register(_SRT + target, hook, kind)
+
+
+_PLACE = Place()

@@ -1,0 +1,89 @@
+"""vLLM with tpsample: every token is sampled where its logits would be, and none are gathered.
+
+    vllm serve MODEL --tensor-parallel-size 2 --worker-cls tpsample.integrations.vllm.Worker
+
+`--worker-cls` is an official option. The worker loads the model as ever, then replaces attributes
+of its own model runner, V1 or V2, and of the model's `LogitsProcessor`. Modes in which that would
+be wrong are refused here, when the server starts; see README.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm
+
+from tpsample.errors import UnsupportedParameter
+from tpsample.integrations.vllm_version import check_version
+
+check_version(vllm.__version__)
+
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group  # noqa: E402
+from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.v1.outputs import LogprobsTensors  # noqa: E402
+
+from tpsample.integrations import vllm_v1, vllm_v2  # noqa: E402
+from tpsample.integrations.vllm_head import Head, only_processor  # noqa: E402
+from tpsample.integrations.vllm_modes import check_modes  # noqa: E402
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as BaseWorker
+
+
+class Worker(BaseWorker):
+    """A worker of vLLM whose model runner samples with tpsample."""
+
+    def load_model(self, **kwargs: Any) -> None:
+        """Load the model, then let its runner sample with tpsample."""
+        check_modes(self.model_runner)
+        super().load_model(**kwargs)
+        if get_pp_group().is_last_rank:
+            attach(self.model_runner)
+
+
+def attach(runner: Any) -> None:
+    """Let a model runner, V1 or V2, sample with tpsample. Collective over tensor parallelism.
+
+    Raises:
+        UnsupportedParameter: (a ValueError) the model or a mode is not supported, by name.
+    """
+    check_modes(runner)
+    drafts = runner.vllm_config.speculative_config
+    head = Head(
+        only_processor(runner.model, LogitsProcessor),
+        runner,
+        group=get_tp_group().device_group,
+        depth=1 if drafts is None else 1 + drafts.num_speculative_tokens,
+    )
+    if runner.vllm_config.use_v2_model_runner:
+        _attach_v2(runner, head)
+    else:
+        _attach_v1(runner, head)
+
+
+def _attach_v1(runner: Any, head: Head) -> None:
+    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.sample.sampler import Sampler
+
+    _check_own(runner.sampler, Sampler)
+    vllm_v1.attach(runner, head, vllm_v1.Kinds(SamplerOutput, LogprobsTensors))
+
+
+def _attach_v2(runner: Any, head: Head) -> None:
+    from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+    from vllm.v1.worker.gpu.sample.output import SamplerOutput
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+    _check_own(runner.sampler, Sampler)
+    kinds = vllm_v2.Kinds(SamplerOutput, LogprobsTensors, get_num_sampled_and_rejected)
+    vllm_v2.attach(runner, head, kinds)
+
+
+def _check_own(sampler: Any, kind: type) -> None:
+    if type(sampler) is not kind:
+        raise UnsupportedParameter(
+            f"model: it brings its own sampler, {type(sampler).__name__}, which would be left out"
+        )

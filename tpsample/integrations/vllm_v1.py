@@ -1,0 +1,183 @@
+"""vLLM's model runner V1 by tpsample: attributes of one runner are replaced, no module of vLLM is.
+
+LogitsProcessor.forward of its model    keeps the hidden states (`vllm_head`)
+runner.sampler                          samples them
+runner.rejection_sampler                verifies drafts, by `tpsample.verify`
+runner.sample_tokens                    keeps the grammar's bits for the step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tpsample.integrations.vllm_head import Head
+from tpsample.integrations.vllm_steps import EngineSteps, Tables
+from tpsample.speculative.verify import verify
+
+
+class Kinds(NamedTuple):
+    """The classes of vLLM that a runner hands on."""
+
+    output: Callable[..., Any]
+    logprobs: Callable[..., Any]
+
+
+def attach(runner: Any, head: Head, kinds: Kinds) -> None:
+    """Let a runner sample with tpsample."""
+    sampler = V1Sampler(runner, head, kinds)
+    runner.sampler = sampler
+    if hasattr(runner, "rejection_sampler"):
+        runner.rejection_sampler = V1Verifier(sampler)
+    runner.sample_tokens = _keeping_grammar(runner, sampler.steps, runner.sample_tokens)
+
+
+class V1Sampler(nn.Module):
+    """Stands where vLLM's `Sampler` stands."""
+
+    def __init__(self, runner: Any, head: Head, kinds: Kinds) -> None:
+        super().__init__()
+        self.runner, self.kinds = runner, kinds
+        self.logprobs_mode = runner.model_config.logprobs_mode
+        self.steps = EngineSteps(head, runner.max_num_reqs, self.logprobs_mode)
+        self._prompt: Tensor | None = None
+
+    def forward(self, logits: Tensor, sampling_metadata: Any, **_: Any) -> Any:
+        """Sample the runner's batch. The logits are the [rows, 0] of the head."""
+        if self.is_dummy(sampling_metadata):
+            ids = torch.zeros(len(logits), 1, dtype=torch.int32, device=logits.device)
+            return self.kinds.output(sampled_token_ids=ids, logprobs_tensors=None)
+        kept = self.steps.head.take(logits)
+        batch = self.batch()
+        positions = self.runner.seq_lens[: batch.rows]
+        sampled = self.steps.sample(kept, positions, self.unfinished(batch.rows))
+        return self.kinds.output(
+            sampled_token_ids=sampled.token_ids.to(torch.int32).unsqueeze(1),
+            logprobs_tensors=self.logprobs(sampled.logprobs),
+        )
+
+    def is_dummy(self, sampling_metadata: Any) -> bool:
+        """Whether this is no step of the runner's batch, but one that warms up."""
+        return sampling_metadata is not self.runner.input_batch.sampling_metadata
+
+    def batch(self) -> Any:
+        """Return our batch with the rows of the runner's."""
+        # vLLM rewinds them for rows in the middle of a prompt, which those of a CPU cannot.
+        self.runner.input_batch.generators.clear()
+        return self.steps.batch(self.runner.input_batch.req_ids, self._load)
+
+    def unfinished(self, rows: int) -> Tensor:
+        """Return bool [B], the rows that are in the middle of their prompt."""
+        mask: Tensor = self.runner.discard_request_mask.gpu[:rows]
+        return mask.bool()
+
+    def logprobs(self, tables: Tables | None) -> Any:
+        """Return logprobs in vLLM's class."""
+        return None if tables is None else self.kinds.logprobs(*tables)
+
+    def compute_logprobs(self, logits: Tensor) -> Tensor:
+        """Return the [rows, 0] of the head; `gather_logprobs` is called with it next."""
+        return logits
+
+    def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
+        """Return the logprobs of a prompt's tokens. Collective."""
+        kept = self.steps.head.take(logprobs)
+        return self.logprobs(self.steps.prompt_tables(kept, token_ids, num_logprobs))
+
+    def _load(
+        self, name: Hashable
+    ) -> tuple[Any, Callable[[], tuple[Sequence[int], Sequence[int]]]]:
+        request = self.runner.requests[name]
+        return request.sampling_params, lambda: (
+            request.prompt_token_ids or [],
+            request.output_token_ids,
+        )
+
+
+class V1Verifier(nn.Module):
+    """Stands where vLLM's `RejectionSampler` stands; tokens are those of plain decoding."""
+
+    def __init__(self, sampler: V1Sampler) -> None:
+        super().__init__()
+        self.sampler = sampler
+
+    def forward(
+        self, metadata: Any, draft_probs: Any, logits: Tensor, sampling_metadata: Any
+    ) -> Any:
+        """Verify ragged drafts: row r has metadata.num_draft_tokens[r], and one position more."""
+        sampler, steps = self.sampler, self.sampler.steps
+        counts = torch.tensor(metadata.num_draft_tokens, device=logits.device)
+        width = metadata.max_spec_len + 1
+        if sampler.is_dummy(sampling_metadata):
+            ids = torch.zeros(len(counts), width, dtype=torch.int32, device=logits.device)
+            return sampler.kinds.output(sampled_token_ids=ids, logprobs_tensors=None)
+        flat = steps.head.take(logits)
+        steps.head.check_weight()
+        place = torch.arange(width, device=logits.device)
+        there = place <= counts.unsqueeze(1)
+        hidden = flat.new_zeros(len(counts), width, flat.shape[1])
+        hidden[there] = flat
+        drafts = torch.full((len(counts), width - 1), -1, device=logits.device)
+        drafts[place[:-1] < counts.unsqueeze(1)] = metadata.draft_token_ids.to(torch.int64)
+        if steps.grammar is not None:
+            grammar = steps.grammar.new_full((*there.shape, steps.grammar.shape[1]), -1)
+            grammar[there] = steps.grammar
+            steps.grammar = grammar.flatten(0, 1)
+
+        batch = sampler.batch()
+        positions = sampler.runner.seq_lens[: batch.rows].to(torch.int64) - counts
+        out = verify(steps.head.sampler, hidden, drafts, batch, positions)
+        unfinished = sampler.unfinished(batch.rows)
+        batch.append(out.token_ids.masked_fill(unfinished.unsqueeze(1), -1))
+
+        # A row without a token behind its drafts ends there.
+        last = out.num_accepted.unsqueeze(1)
+        behind = steps.ended(out.token_ids.gather(1, last).squeeze(1), out.status, unfinished)
+        token_ids = out.token_ids.scatter(1, last, behind.unsqueeze(1))
+        return sampler.kinds.output(
+            sampled_token_ids=token_ids.to(torch.int32),
+            logprobs_tensors=sampler.logprobs(steps.tables(out.logprobs, token_ids.flatten())),
+        )
+
+
+def _keeping_grammar(runner: Any, steps: EngineSteps, sample_tokens: Any) -> Any:
+    """Return `sample_tokens` that keeps the grammar's bits from vLLM, who would write on logits."""
+
+    def keeping(grammar_output: Any) -> Any:
+        state = runner.execute_model_state
+        steps.grammar = None
+        if state is not None and grammar_output is not None:
+            drafts = state.scheduler_output.scheduled_spec_decode_tokens
+            steps.grammar = steps.fitting(
+                in_batch_order(runner.input_batch.req_ids, drafts, grammar_output)
+            )
+            grammar_output = None
+        return sample_tokens(grammar_output)
+
+    return keeping
+
+
+def in_batch_order(names: Sequence[str], drafts: Any, grammar_output: Any) -> Tensor:
+    """Return int32 [rows, words]: a row of bits for every position of every request.
+
+    Args:
+        names: of the batch's rows, in order.
+        drafts: the drafts of each request that has some; it has a position more than drafts.
+        grammar_output: bits of the requests with a grammar, one behind the other.
+    """
+    packed = torch.from_numpy(grammar_output.grammar_bitmask)
+    first, at = {}, 0
+    for name in names:
+        first[name] = at
+        at += 1 + len(drafts.get(name, ()))
+    bitmask = torch.full((at, packed.shape[1]), -1, dtype=torch.int32)
+    at = 0
+    for name in grammar_output.structured_output_request_ids:
+        count = 1 + len(drafts.get(name, ()))
+        if name in first:
+            bitmask[first[name] : first[name] + count] = packed[at : at + count]
+        at += count
+    return bitmask
