@@ -42,7 +42,7 @@ class SamplingBatch(BatchRows):
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
         seed: int64 [B], 64 bits.
-        plan: what follows from the rows' requests; replaced whole when they change.
+        plan: what follows from the rows' requests; replaced whole after they change.
         unseeded: the rows that still wait for their seed.
         vocab_size: V; token ids of requests are below it.
         max_rows: how many rows the batch has room for.
@@ -100,8 +100,8 @@ class SamplingBatch(BatchRows):
             torch.zeros(slots, dtype=torch.int64, device=device),
             vocab_size=vocab_size,
         )
-        batch.plan = BatchPlan.of(
-            [], vocab_size, batch.device, kept_cap=kept_cap, fixed_rounds=fixed_rounds
+        batch._set_plan(
+            BatchPlan.of([], vocab_size, batch.device, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
         )
         batch._replace([], ())
         batch._join(checked)

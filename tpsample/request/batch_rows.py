@@ -30,6 +30,9 @@ class BatchRows:
 
     What follows from the rows' requests is replaced whole by `_replace` when a row changes. Masks,
     which are the caller's tensors, are then stale: they are of rows that the batch no longer has.
+
+    Attributes:
+        requests: of the rows.
     """
 
     @torch.inference_mode(False)
@@ -43,8 +46,21 @@ class BatchRows:
         self._single: CheckedRequest | None = None
         self._repeated: dict[int, Any] = {}  # batches of the single request, by number of rows
         self.unseeded: list[int] = []
-        self.plan = BatchPlan.of([], vocab_size, seed.device)
+        self.requests: list[SamplingParams] = []
+        self._plan: BatchPlan | None
+        self._last_plan: BatchPlan
+        self._set_plan(BatchPlan.of([], vocab_size, seed.device))
         self._replace([SamplingParams()] * self.max_rows, ())
+
+    @property
+    def plan(self) -> BatchPlan:
+        """What follows from the rows' requests. It is made when it is read, so that several changes
+        between two steps make one."""
+        if self._plan is None:
+            with torch.inference_mode(False):
+                self._plan = self._last_plan.of_requests(self.requests)
+            self._last_plan = self._plan
+        return self._plan
 
     @property
     def rows(self) -> int:
@@ -143,8 +159,8 @@ class BatchRows:
             )
         tokens = [prompt_token_ids or ()], [output_token_ids or ()]
         (checked,) = check_requests(row, [params], *tokens, self.vocab_size)
-        self._load(row, checked)
-        requests, unseeded = list(self.plan.requests), set(self.unseeded) - {row}
+        self._load([row], [checked])
+        requests, unseeded = list(self.requests), set(self.unseeded) - {row}
         requests[row] = params
         self._replace(requests, unseeded | ({row} if params.seed is None else set()))
 
@@ -175,18 +191,18 @@ class BatchRows:
         self._arrange(list(range(self.rows + len(checked))), checked)
 
     @torch.inference_mode(False)
-    def _load(self, row: int, request: CheckedRequest) -> None:
-        """Start the tensors of a row anew."""
-        params = request.params
-        self._temperature[row] = params.temperature
-        self._seed[row] = signed64(params.seed or 0)
-        self._load_controls(row, request)
-
-    def _load_controls(self, row: int, request: CheckedRequest) -> None:
-        if needs_controls(request.params):
+    def _load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
+        """Start the tensors of some rows anew."""
+        params = [each.params for each in requests]
+        (index,) = integers(rows, device=self.device)
+        temperatures = torch.tensor([each.temperature for each in params], dtype=torch.float32)
+        seeds = torch.tensor([signed64(each.seed or 0) for each in params])
+        self._temperature[index] = temperatures.to(self.device)
+        self._seed[index] = seeds.to(self.device)
+        if any(map(needs_controls, params)):
             self._make_tables()
         if self._tables is not None:
-            self._tables.load(row, request)
+            self._tables.load(rows, requests)
 
     @torch.inference_mode(False)
     def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
@@ -197,7 +213,7 @@ class BatchRows:
                 f"params: {size} rows exceed max_rows={self.max_rows}; drop rows, or build the "
                 "batch with a larger max_rows"
             )
-        requests = [*self.plan.requests, *(request.params for request in checked)]
+        requests = [*self.requests, *(request.params for request in checked)]
         arranged = [requests[row] for row in order]
         joined = {place: checked[row - rows] for place, row in enumerate(order) if row >= rows}
         if order[:rows] != list(range(rows)):
@@ -209,26 +225,25 @@ class BatchRows:
                 new = self.max_rows
                 self._tables.reorder([row if row < rows else new for row in order])
         if joined:
-            (places,) = integers(joined, device=self.device)
-            its = [request.params for request in joined.values()]
-            temperatures = torch.tensor([each.temperature for each in its], dtype=torch.float32)
-            seeds = torch.tensor([signed64(each.seed or 0) for each in its])
-            self._temperature[places] = temperatures.to(self.device)
-            self._seed[places] = seeds.to(self.device)
-        for place, request in joined.items():
-            self._load_controls(place, request)
+            self._load(list(joined), list(joined.values()))
         waiting = set(self.unseeded)
         waiting.update(row for row in range(rows, len(requests)) if requests[row].seed is None)
-        self._replace(arranged, [place for place, row in enumerate(order) if row in waiting])
+        unseeded = [place for place, row in enumerate(order) if row in waiting] if waiting else []
+        self._replace(arranged, unseeded)
 
     @torch.inference_mode(False)
     def _replace(self, requests: Sequence[SamplingParams], unseeded: Iterable[int]) -> None:
         """Replace everything that follows from the rows' requests."""
+        self.requests = list(requests)
         self.temperature = self._temperature[: len(requests)]
         self.seed = self._seed[: len(requests)]
         self.unseeded = sorted(unseeded)
-        self.plan = self.plan.of_requests(requests)
+        self._plan = None
         self._stale = set(self._masks)
+
+    def _set_plan(self, plan: BatchPlan) -> None:
+        """Take the options of a plan for all plans to come."""
+        self._plan, self._last_plan = plan, plan
 
     def _make_tables(self) -> None:
         if self._tables is None:

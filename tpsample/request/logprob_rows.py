@@ -41,11 +41,7 @@ class LogprobRows:
         requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
     ) -> LogprobRows | None:
         """Return what a batch asks for, None if no row asks. Chosen ids are below V already."""
-        rows = [
-            row
-            for row, request in enumerate(requests)
-            if request.logprobs is not None or request.logprob_token_ids
-        ]
+        rows = [row for row, request in enumerate(requests) if request.asks_logprobs]
         if not rows:
             return None
         asking = [requests[row] for row in rows]
@@ -117,14 +113,19 @@ def stored_order(
     Returns three things: the kept rows as a list, filtered rows first; the same list as a tensor;
     and for each row of the batch its index in that list, or -1. Without any: [], None, None.
     """
-    rows = list(range(num_rows)) if stores_all else []
-    rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
-    stored_list = list(dict.fromkeys(rows))
+    stored_index = None
+    if filters is not None and logprobs is None and not stores_all:
+        stored_list, stored_index = filters.row_list, filters.row_index
+    else:
+        rows = list(range(num_rows)) if stores_all else []
+        rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
+        stored_list = list(dict.fromkeys(rows))
     if not stored_list:
         return stored_list, None, None
     places = [-1] * num_rows
     for place, row in enumerate(stored_list):
         places[row] = place
-    (stored_index,) = integers(stored_list, device=device)
+    if stored_index is None:
+        (stored_index,) = integers(stored_list, device=device)
     (stored_place,) = integers(places, device=device, dtype=torch.int32)
     return stored_list, stored_index, stored_place
