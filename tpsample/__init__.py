@@ -8,6 +8,7 @@ Words of this package, one per idea:
     batch           the requests of the rows of a step, `SamplingBatch`
     plan            what follows from the requests alone, `BatchPlan`; replaced whole
     view            what one step reads of a batch, `BatchView`
+    slot            where a request stays, `SamplingBatch.put`; a selection names those of a step
     step            one call of the sampler on one rank, `Step`
     rank            one of the processes that own a part of the vocabulary, `Ranks`
     shard           the half-open range of token ids that a rank owns, `VocabShard`

@@ -284,8 +284,8 @@ SEEDS = [
     Fault(
         "a plan outlives its rows",
         "tpsample/request/batch_rows.py",
-        "self._plan = None\n        self._stale",
-        "self._plan = getattr(self, '_plan', None)\n        self._stale",
+        "self._plan = None\n        if",
+        "if",
         ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
     ),
     Fault(

@@ -217,6 +217,61 @@ LIFETIME = [
     ),
 ]
 
+SLOTS = [
+    Fault(
+        "a slot that two rows name is appended to twice",
+        "tpsample/request/selection.py",
+        "drawn = live[index] & (first[index] == row)",
+        "drawn = live[index]",
+        (
+            "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
+        ),
+    ),
+    Fault(
+        "a slot without a request is drawn",
+        "tpsample/request/selection.py",
+        "drawn = live[index] & (first[index] == row)",
+        "drawn = (index < none) & (first[index] == row)",
+        (
+            "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
+        ),
+    ),
+    Fault(
+        "tokens of rows that were not drawn are counted",
+        "tpsample/request/selection.py",
+        "return index.where(drawn, none), verdict",
+        "return index, verdict",
+        (
+            "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
+        ),
+    ),
+    Fault(
+        "a row without filters takes the way of those with top_k alone",
+        "tpsample/request/slot_tables.py",
+        "kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]",
+        "kinds = [*set(self._filters.values())]",
+        ("tests/request/test_slots.py::test_rows_of_a_batch_are_slots_until_they_move",),
+    ),
+    Fault(
+        "a request that comes to a slot has the filters of the one before",
+        "tpsample/request/slot_tables.py",
+        "self.columns[:, index] = columns_of(packed, COLUMNS, device=device)",
+        "self.columns = self.columns",
+        (
+            "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
+        ),
+    ),
+    Fault(
+        "the plan of a selection sends to the device",
+        "tpsample/request/plan.py",
+        "index = torch.arange(num_rows, device=device)",
+        "index = torch.tensor(list(range(num_rows)), device=device)",
+        (
+            "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
+        ),
+    ),
+]
+
 ENGINES = [
     Fault(
         "logits of the caller get the bias of the head",

@@ -17,16 +17,16 @@ from tpsample.request.batch_checks import (
     request_list,
     token_lists,
 )
-from tpsample.request.batch_rows import BatchRows
+from tpsample.request.batch_slots import BatchSlots
 from tpsample.request.controls.bits import num_words
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.selection import MASKS
+from tpsample.request.slot_tables import IDLE
 
-MASKS = ("grammar_bitmask", "forced_token_ids")
 
-
-class SamplingBatch(BatchRows):
+class SamplingBatch(BatchSlots):
     """The sampling parameters of B rows on the device, where the kernels read them at run time.
 
     Rows may join, leave, move and change between steps, and temperatures and seeds may be written
@@ -38,6 +38,8 @@ class SamplingBatch(BatchRows):
     With penalties, bad_words or min_tokens, report each step's tokens: ``append(out.token_ids)``.
 
     A batch may be built and used under inference mode, no_grad or autograd, in any combination.
+
+    Where requests keep their slots and a step takes some of them, see `select`.
 
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
@@ -107,6 +109,19 @@ class SamplingBatch(BatchRows):
         batch._join(checked)
         if isinstance(params, SamplingParams):
             batch._single = checked[0]
+        return batch
+
+    @staticmethod
+    def of_slots(
+        slots: int, *, vocab_size: int, device: torch.device | str | None = None
+    ) -> SamplingBatch:
+        """Build a batch of so many slots without a request; see `BatchSlots` for their life.
+
+        Raises:
+            ValueError: a size out of range.
+        """
+        batch = SamplingBatch.from_params([IDLE] * slots, vocab_size=vocab_size, device=device)
+        batch._make_slots()
         return batch
 
     def for_rows(self, num_rows: int) -> SamplingBatch:
@@ -194,7 +209,7 @@ class SamplingBatch(BatchRows):
         if tables is not None:
             columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
             for column in columns.unbind(dim=1):
-                tables.append(column)
+                tables.append(tables.slot_of[:num_rows], column)
 
     @property
     def grammar_bitmask(self) -> Tensor | None:

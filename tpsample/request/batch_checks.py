@@ -143,6 +143,14 @@ def check_arranged(order: Any, count: int, joining: int) -> list[int]:
     return checked
 
 
+def check_slots(slots: Any, device: torch.device) -> None:
+    """Check the tensor that names the rows of a selection; it is not read."""
+    if not any(fits(slots, dtype, "B", device) for dtype in (torch.int32, torch.int64)):
+        raise ValueError(
+            f"slots: expected an int32 or int64 tensor [B] on {device}, got {describe(slots)}"
+        )
+
+
 def check_appended(token_ids: Any, seed: Tensor) -> int:
     """Return the number of rows of the tokens of a step."""
     if not any(fits(token_ids, torch.int64, shape, seed.device) for shape in ("B", "Bn")):

@@ -23,9 +23,11 @@ from tpsample.request.controls.tables import ControlTables, needs_controls
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
 from tpsample.request.seeds import SeedSource
+from tpsample.request.slot_tables import SlotTables
+from tpsample.request.step_batch import StepBatch
 
 
-class BatchRows:
+class BatchRows(StepBatch):
     """The part of `SamplingBatch` that knows its rows.
 
     What follows from the rows' requests is replaced whole by `_replace` when a row changes. Masks,
@@ -41,6 +43,7 @@ class BatchRows:
         self._temperature, self._seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self._tables: ControlTables | None = None
+        self._slots: SlotTables | None = None
         self._masks: dict[str, Tensor] = {}
         self._stale: set[str] = set()
         self._single: CheckedRequest | None = None
@@ -54,8 +57,8 @@ class BatchRows:
 
     @property
     def plan(self) -> BatchPlan:
-        """What follows from the rows' requests. It is made when it is read, so that several changes
-        between two steps make one."""
+        """What follows from the rows' requests. Of rows as slots it is made when it is read,
+        because a selection has a plan of its own."""
         if self._plan is None:
             with torch.inference_mode(False):
                 self._plan = self._last_plan.of_requests(self.requests)
@@ -65,12 +68,22 @@ class BatchRows:
     @property
     def rows(self) -> int:
         """B."""
-        return self.seed.shape[0]
+        return len(self.requests)
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self._seed.device
+
+    @property
+    def temperature(self) -> Tensor:
+        """fp32 [B]; below 1e-5 the row is greedy. It may be written in place."""
+        return self._temperature[: self.rows]
+
+    @property
+    def seed(self) -> Tensor:
+        """int64 [B], 64 bits. It may be written in place."""
+        return self._seed[: self.rows]
 
     def add(
         self,
@@ -159,10 +172,7 @@ class BatchRows:
             )
         tokens = [prompt_token_ids or ()], [output_token_ids or ()]
         (checked,) = check_requests(row, [params], *tokens, self.vocab_size)
-        self._load([row], [checked])
-        requests, unseeded = list(self.requests), set(self.unseeded) - {row}
-        requests[row] = params
-        self._replace(requests, unseeded | ({row} if params.seed is None else set()))
+        self._load_rows([row], [checked])
 
     def prepare(self, shard: VocabShard) -> None:
         """Make the state of a shard, for a sampler that comes after tokens have been appended.
@@ -190,6 +200,15 @@ class BatchRows:
         """Add rows behind the last."""
         self._arrange(list(range(self.rows + len(checked))), checked)
 
+    def _load_rows(self, rows: Sequence[int], checked: Sequence[CheckedRequest]) -> None:
+        """Replace the requests of some rows, and nothing of the others."""
+        self._load(rows, checked)
+        requests, unseeded = list(self.requests), set(self.unseeded).difference(rows)
+        for row, request in zip(rows, checked, strict=True):
+            requests[row] = request.params
+        unseeded.update(row for row in rows if requests[row].seed is None)
+        self._replace(requests, unseeded)
+
     @torch.inference_mode(False)
     def _load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
         """Start the tensors of some rows anew."""
@@ -203,6 +222,8 @@ class BatchRows:
             self._make_tables()
         if self._tables is not None:
             self._tables.load(rows, requests)
+        if self._slots is not None:
+            self._slots.load(rows, params)
 
     @torch.inference_mode(False)
     def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
@@ -221,6 +242,7 @@ class BatchRows:
             index = integers(order, device=self.device)[0].clamp_(max=rows - 1)
             for tensor in (self._temperature, self._seed):
                 tensor[:size] = tensor[index]
+            self._slots = None
             if self._tables is not None:
                 new = self.max_rows
                 self._tables.reorder([row if row < rows else new for row in order])
@@ -235,19 +257,20 @@ class BatchRows:
     def _replace(self, requests: Sequence[SamplingParams], unseeded: Iterable[int]) -> None:
         """Replace everything that follows from the rows' requests."""
         self.requests = list(requests)
-        self.temperature = self._temperature[: len(requests)]
-        self.seed = self._seed[: len(requests)]
         self.unseeded = sorted(unseeded)
-        self._plan = None
         self._stale = set(self._masks)
+        self._plan = None
+        if self._slots is None:
+            _ = self.plan  # now, because a step that is captured can send nothing to the device
 
     def _set_plan(self, plan: BatchPlan) -> None:
         """Take the options of a plan for all plans to come."""
         self._plan, self._last_plan = plan, plan
 
-    def _make_tables(self) -> None:
+    def _make_tables(self) -> ControlTables:
         if self._tables is None:
             self._tables = ControlTables(self.max_rows, self.vocab_size, self.device)
+        return self._tables
 
     def _require_list(self, method: str) -> None:
         """Raise a ValueError if the rows share one request, so that none can change alone."""

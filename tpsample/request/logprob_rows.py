@@ -25,6 +25,8 @@ class LogprobRows:
         chosen: int64 [R, C], the ids asked for, -1 where a row has fewer.
         processed_list, processed: a list and bool [R], whether a row's mode is a processed one.
         as_logits: bool [R], whether its mode is of logits.
+        asks: bool [R], whether a row asks at all; None if every one does. Where the host does not
+            know the rows, all are listed that may ask.
     """
 
     row_list: list[int]
@@ -35,6 +37,7 @@ class LogprobRows:
     processed_list: list[bool]
     processed: Tensor
     as_logits: Tensor
+    asks: Tensor | None = None
 
     @staticmethod
     def of(
@@ -74,13 +77,13 @@ class AskingRows:
     Attributes:
         places: int64 [R], or a slice if they are all of the stored rows, in order.
         filters: of the rows that have filters and ask for a processed mode.
-        filtered: int64, the positions of those rows among the asking rows. Both are None if there
-            are none.
+        filtered: int64, the positions of those rows among the asking rows, or a slice if they are
+            all of them. Both are None if there are none.
     """
 
     places: Tensor | slice
     filters: RowFilters | None
-    filtered: Tensor | None
+    filtered: Tensor | slice | None
 
     @staticmethod
     def of(asked: LogprobRows, filters: RowFilters | None, stored: list[int]) -> AskingRows:
@@ -93,10 +96,14 @@ class AskingRows:
         asking = enumerate(zip(asked.row_list, asked.processed_list, strict=True))
         filtered = [i for i, (row, processed) in asking if processed and row in of_row]
         own = [of_row[asked.row_list[i]] for i in filtered]
+        index: Tensor | slice | None = None
+        if filtered:
+            every = lists_all(filtered, len(asked.row_list))
+            index = slice(None) if every else integers(filtered, device=device)[0]
         return AskingRows(
             places=slice(0, len(places)) if all_rows else integers(places, device=device)[0],
             filters=filters.select(own) if filters and own else None,
-            filtered=integers(filtered, device=device)[0] if filtered else None,
+            filtered=index,
         )
 
 

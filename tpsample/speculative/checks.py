@@ -10,7 +10,7 @@ from torch import Tensor
 from tpsample.agreement.logits_checks import check_has_weight
 from tpsample.agreement.step_checks import check_batch, check_fits_weight
 from tpsample.core.checks import describe, fits, require_plain
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 
 
@@ -18,7 +18,7 @@ def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
     """Check the arguments that a draft and its verification share."""
     if method not in ("coupled", "rejection", "block"):
         raise ValueError(f"method: expected one of coupled, rejection, block, got {method!r}")
-    if not isinstance(batch, SamplingBatch):
+    if not isinstance(batch, StepBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
     check_batch(batch, sampler.vocab_size, sampler.weight.device)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import positions_tensor
 from tpsample.core import word
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.checks import check_verify
 from tpsample.speculative.coupled import verify_coupled
@@ -21,7 +21,7 @@ def verify(
     sampler: LMHeadSampler,
     hidden_states: Tensor,
     draft_token_ids: Tensor,
-    batch: SamplingBatch,
+    batch: StepBatch,
     positions: Tensor | int,
     *,
     method: str = "coupled",
@@ -80,10 +80,12 @@ def verify(
     with sampler.agreement.leaving_on_error():
         call = sampler.agreement.settle(check)
         settled, at = call.batch, call.positions
-        assert isinstance(settled, SamplingBatch) and at is not None
+        assert isinstance(settled, StepBatch) and at is not None
 
         known = (draft_token_ids >= 0) & (draft_token_ids < sampler.vocab_size)
         known = known.cumprod(dim=1).bool()
+        if settled.verdict is not None:
+            known &= (settled.verdict < 0).unsqueeze(1)
         drafts = F.pad(draft_token_ids.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
         expanded = settled.with_drafts(drafts[:, :-1])
         hidden_states = hidden_states.detach()
@@ -91,13 +93,17 @@ def verify(
             none = torch.zeros_like(at)
             return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
         if method == "coupled":
-            return verify_coupled(sampler, hidden_states, drafts, expanded, at)
-        return verify_by_ratio(
-            sampler,
-            hidden_states,
-            drafts,
-            expanded,
-            at,
-            block=method == "block",
-            draft=None if draft is None else draft.detach(),
-        )
+            verified = verify_coupled(sampler, hidden_states, drafts, expanded, at)
+        else:
+            verified = verify_by_ratio(
+                sampler,
+                hidden_states,
+                drafts,
+                expanded,
+                at,
+                block=method == "block",
+                draft=None if draft is None else draft.detach(),
+            )
+        if settled.verdict is not None:
+            verified.name_undrawn(settled.verdict, sampler.on_failed)
+        return verified

@@ -168,10 +168,12 @@ class ControlTables:
         self.slot_of[:-1] = integers(self._slot_list, device=None)[0]
 
     @torch.inference_mode(False)
-    def append(self, token_ids: Tensor) -> None:
-        """Count one new token per row, int64 [B]; an id outside [0, V), such as -1, is none."""
+    def append(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Count one new token per slot, int64 [B] each; an id outside [0, V), such as -1, is none.
+
+        Of all slots, only the idle one may be named twice.
+        """
         self._appends += 1
-        slots = self.slot_of[: len(token_ids)]
         there = (token_ids >= 0) & (token_ids < self.vocab_size)
         self.length[slots] += there.to(torch.int32)
         recent = self.recent[slots]
