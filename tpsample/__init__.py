@@ -38,6 +38,7 @@ from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.request.tensor_batch import Needs
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import VerifyOutput, sample_draft, verify
 from tpsample.trace import TopKTrace
@@ -47,6 +48,7 @@ __all__ = [
     "KeptSets",
     "LMHeadSampler",
     "Logprobs",
+    "Needs",
     "PeerLost",
     "RankMismatch",
     "SampleOutput",

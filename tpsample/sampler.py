@@ -192,7 +192,8 @@ class LMHeadSampler(Steps):
         if torch.compiler.is_compiling():
             if not isinstance(batch, SamplingBatch):
                 raise UnsupportedParameter(
-                    "batch: a selection of slots, not inside torch.compile; call outside of it"
+                    "batch: expected a SamplingBatch inside torch.compile, got "
+                    f"{type(batch).__name__}; call the sampler outside the compiled function"
                 )
             return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
         return self.finish(

@@ -237,20 +237,21 @@ SLOTS = [
         ),
     ),
     Fault(
-        "tokens of rows that were not drawn are counted",
+        "a row that is not drawn writes to the slot that it names",
         "tpsample/request/selection.py",
         "return index.where(drawn, none), verdict",
         "return index, verdict",
-        (
-            "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
-        ),
+        ("tests/request/test_slots.py::test_a_slot_that_is_named_twice_counts_its_first_row",),
     ),
     Fault(
         "a row without filters takes the way of those with top_k alone",
         "tpsample/request/slot_tables.py",
         "kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]",
         "kinds = [*set(self._filters.values())]",
-        ("tests/request/test_slots.py::test_rows_of_a_batch_are_slots_until_they_move",),
+        (
+            "tests/request/test_slots.py::"
+            "test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens",
+        ),
     ),
     Fault(
         "a request that comes to a slot has the filters of the one before",
@@ -268,6 +269,23 @@ SLOTS = [
         "index = torch.tensor(list(range(num_rows)), device=device)",
         (
             "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
+        ),
+    ),
+    Fault(
+        "a top_p of 0 keeps nothing",
+        "tpsample/request/tensor_batch.py",
+        "top_p = p.clamp(min=LEAST_TOP_P).where(there & (p < 1), 1.0)",
+        "top_p = p.where(there & (p < 1), 1.0)",
+        ("tests/request/test_tensor_batch.py::test_values_out_of_range_have_a_meaning",),
+    ),
+    Fault(
+        "what an engine writes to its tensors is not seen",
+        "tpsample/request/tensor_batch.py",
+        "self.temperature, self.seed, self.filters = temperature, seed, filters",
+        "self.temperature, self.seed, self.filters = temperature.clone(), seed, filters",
+        (
+            "tests/request/test_tensor_batch.py::"
+            "test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]",
         ),
     ),
 ]

@@ -13,7 +13,7 @@ from tests.support import host_reads
 from tests.support.controls import Conversation, bitmask_of
 from tests.support.ranks import run_ranks
 from tests.support.replays import Replays
-from tests.support.virtual import SMALL_TILE
+from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import (
     LMHeadSampler,
     RankMismatch,
@@ -26,16 +26,7 @@ from tpsample import (
     verify,
 )
 
-V, D, SLOTS = 67, 8, 9
-WEIGHT = 2 * torch.randn(V, D, generator=torch.Generator().manual_seed(5))
-
-
-def sampler_of(backend: str = "torch", **options) -> LMHeadSampler:
-    sampler = LMHeadSampler(WEIGHT, backend=backend, max_rows=64, **options)
-    if backend == "triton":
-        local: Any = sampler.local
-        local.tile = SMALL_TILE
-    return sampler
+SLOTS = 9
 
 
 def batch_of(rows: list[Conversation]) -> SamplingBatch:
@@ -314,6 +305,35 @@ def test_rows_of_a_batch_are_slots_until_they_move():
     assert (
         drawn([0, 1, 1])[:2] == fresh([SamplingParams(seed=8, top_p=0.5), params[3], params[0]])[:2]
     )
+
+
+def test_a_slot_that_is_named_twice_counts_its_first_row():
+    """A stop id is held back until the output has a token."""
+    batch, sampler = SamplingBatch.of_slots(2, vocab_size=V), sampler_of()
+    params = SamplingParams(temperature=0.0, seed=0, min_tokens=1, stop_token_ids=[7])
+    batch.put(0, params)
+    logits = torch.zeros(3, V)
+    logits[:, 7], logits[:, 8] = 2.0, 1.0
+    for expected in ([8, -1, -1], [7, -1, -1]):
+        picked = batch.select(torch.tensor([0, 0, -1]))
+        out = sampler.sample_logits(logits, picked, 1)
+        assert out.token_ids.tolist() == expected
+        picked.append(out.token_ids)
+
+
+def test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens():
+    """Also by its way: requests with top_k alone would take one exchange."""
+    batch = SamplingBatch.of_slots(3, vocab_size=V)
+    batch.put([0, 2], [SamplingParams(seed=5, top_k=2), SamplingParams(seed=6)])
+    logits = torch.zeros(16, V)  # equal, so that few tokens are among the first two
+    sampler, position = sampler_of(), torch.arange(2)
+    for _ in range(8):
+        position = position + 2
+        out = sampler.sample_logits(logits[:2], batch.select(torch.tensor([2, 0])), position)
+        params = [SamplingParams(seed=6), SamplingParams(seed=5, top_k=2)]
+        fresh = SamplingBatch.from_params(params, vocab_size=V)
+        expected = reference.sample(logits[:2], fresh, position)
+        assert out.token_ids.tolist() == expected.token_ids.tolist()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import MASKS
 from tpsample.request.slot_tables import IDLE
+from tpsample.request.tensor_batch import Needs, TensorBatch, batch_over
 
 
 class SamplingBatch(BatchSlots):
@@ -123,6 +124,43 @@ class SamplingBatch(BatchSlots):
         batch = SamplingBatch.from_params([IDLE] * slots, vocab_size=vocab_size, device=device)
         batch._make_slots()
         return batch
+
+    @staticmethod
+    def over(
+        *,
+        vocab_size: int,
+        temperature: Tensor,
+        seed: Tensor,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        min_p: Tensor | None = None,
+        needs: Needs | None = None,
+        filter_order: str = "sequential",
+    ) -> TensorBatch:
+        """Make a batch over the caller's own tensors, which every step reads in place.
+
+        Args:
+            vocab_size: V; must match across ranks.
+            temperature, seed: fp32 and int64 [S].
+            top_k: int32 or int64 [S].
+            top_p, min_p: fp32 or float64 [S].
+            needs: which of these filters may occur. Default: those that are given. What a value out
+                of range means is written in `tpsample.request.tensor_batch`.
+            filter_order: of all rows, as in `SamplingParams`.
+
+        Raises:
+            TypeError, ValueError: a tensor of another shape, dtype or device, or one that is needed
+                and missing.
+        """
+        check_sizes(vocab_size, None, 0)
+        return batch_over(
+            vocab_size=vocab_size,
+            temperature=temperature,
+            seed=seed,
+            filters={"top_k": top_k, "top_p": top_p, "min_p": min_p},
+            needs=needs,
+            filter_order=filter_order,
+        )
 
     def for_rows(self, num_rows: int) -> SamplingBatch:
         """Return this batch, or its one request repeated for so many rows.

@@ -151,6 +151,17 @@ def check_slots(slots: Any, device: torch.device) -> None:
         )
 
 
+def check_parameter(name: str, value: Any, seed: Tensor | None, *dtypes: torch.dtype) -> None:
+    """Check one of the tensors that a batch reads in place: as many rows, on the same device."""
+    like = value if seed is None else seed
+    device = like.device if isinstance(like, Tensor) else torch.device("cpu")
+    shape: Sequence[int | str] = "B" if seed is None else (len(seed),)
+    if not any(fits(value, dtype, shape, device) for dtype in dtypes):
+        expected = " or ".join(str(dtype) for dtype in dtypes)
+        where = "" if seed is None else f" [{len(seed)}] on {seed.device}, as seed has"
+        raise ValueError(f"{name}: expected a tensor {expected}{where}, got {describe(value)}")
+
+
 def check_appended(token_ids: Any, seed: Tensor) -> int:
     """Return the number of rows of the tokens of a step."""
     if not any(fits(token_ids, torch.int64, shape, seed.device) for shape in ("B", "Bn")):

@@ -188,10 +188,6 @@ class BatchView:
             )
         return self
 
-    def with_controls(self, controls: ControlRows) -> BatchView:
-        """Return the same rows with other controls."""
-        return replace(self, controls=controls)
-
     def after_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """Return B · (K + 1) rows: row b · (K + 1) + i is row b after i of its K drafts.
 

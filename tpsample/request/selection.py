@@ -20,6 +20,7 @@ Its token is the sampler's `on_failed`. No such number is used as an address.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -128,7 +129,7 @@ class Selection(StepBatch):
         view = self._view(index, verdict)
         if view.controls is None or times == 1:
             return view
-        return view.with_controls(view.controls.with_drafts(drafts))
+        return replace(view, controls=view.controls.with_drafts(drafts))
 
     def append(self, token_ids: Tensor) -> None:
         """Count the tokens of a step as output of their slots, on the device.
@@ -196,11 +197,8 @@ class Selection(StepBatch):
         return found | {name: digest_bits(mask) for name, mask in self._masks.items()}
 
     def _view(self, index: Tensor, verdict: Tensor) -> BatchView:
-        rows = self._parameters.read(index)
-        plan = BatchPlan.of_all(
-            len(index), self.vocab_size, self.device, rows.filters, rows.logprobs
-        )
-        return BatchView(rows.temperature, rows.seed, plan, self._controls(index), verdict)
+        view = view_of_slots(self._parameters, index, self.vocab_size)
+        return replace(view, controls=self._controls(index), verdict=verdict)
 
     def _controls(self, index: Tensor) -> ControlRows | None:
         if self._tables is None:
@@ -221,6 +219,13 @@ class Selection(StepBatch):
         if self._tables is None:
             raise ValueError(f"{name}: this batch has no controls; see SamplingBatch.from_params")
         self._masks[name] = mask
+
+
+def view_of_slots(parameters: SlotParameters, index: Tensor, vocab_size: int) -> BatchView:
+    """Return what a step of these slots reads, int64 [B], but for controls."""
+    rows = parameters.read(index)
+    plan = BatchPlan.of_all(len(index), vocab_size, index.device, rows.filters, rows.logprobs)
+    return BatchView(rows.temperature, rows.seed, plan)
 
 
 def resolve(slots: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
