@@ -40,7 +40,7 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.request.tensor_batch import Needs
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative import VerifyOutput, sample_draft, verify
+from tpsample.speculative import VerifyOutput, sample_draft, verify, verify_logits
 from tpsample.trace import TopKTrace
 
 __all__ = [
@@ -65,4 +65,5 @@ __all__ = [
     "sample",
     "sample_draft",
     "verify",
+    "verify_logits",
 ]

@@ -4,7 +4,7 @@ from tests.faults.benches import BENCHMARKS, GPU_CHECK
 from tests.faults.fault import Fault
 from tests.faults.filters import FILTERS, LOGPROBS
 from tests.faults.ranks import AGREEMENT, EXCHANGES, SEEDS, SHARDS
-from tests.faults.requests import ENGINES, FILES, LIFETIME, REQUESTS, SLOTS, SPECULATIVE
+from tests.faults.requests import ENGINES, FILES, LIFETIME, REQUESTS, SLOTS, SPECULATIVE, VERIFY
 from tests.faults.scores import SCORES, SCREEN_KERNELS, SCREENING, TIES
 
 __all__ = ["FAULTS", "Fault"]
@@ -23,6 +23,7 @@ FAULTS = [
     *REQUESTS,
     *SLOTS,
     *SPECULATIVE,
+    *VERIFY,
     *LIFETIME,
     *ENGINES,
     *FILES,

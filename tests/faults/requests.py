@@ -154,6 +154,23 @@ SPECULATIVE = [
     ),
 ]
 
+VERIFY = [
+    Fault(
+        "a row has one draft more than its length says",
+        "tpsample/speculative/verify.py",
+        "place < self.lengths.unsqueeze(1)",
+        "place <= self.lengths.unsqueeze(1)",
+        ("tests/speculative/test_ragged.py::test_lengths_end_the_drafts_of_each_row[coupled]",),
+    ),
+    Fault(
+        "positions of given logits are in the order of positions",
+        "tpsample/speculative/verify.py",
+        "local_logits.detach().flatten(0, 1)",
+        "local_logits.detach().transpose(0, 1).flatten(0, 1)",
+        ("tests/speculative/test_ragged.py::test_given_logits_are_verified_alike[1]",),
+    ),
+]
+
 LIFETIME = [
     Fault(
         "a draft equal to the token of failed rows is accepted",
