@@ -85,7 +85,7 @@ def _check_drafts(
             f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
             f"got {describe(draft_token_ids)}"
         )
-    num_rows, num_drafts = draft_token_ids.shape
+    num_rows = draft_token_ids.shape[0]
     of_rows = [fits(lengths, each, (num_rows,), device) for each in (torch.int32, torch.int64)]
     if lengths is not None and not any(of_rows):
         raise ValueError(
