@@ -8,6 +8,7 @@ Words of this package, one per idea:
     batch           the requests of the rows of a step, `SamplingBatch`
     plan            what follows from the requests alone, `BatchPlan`; replaced whole
     view            what one step reads of a batch, `BatchView`
+    slot            where a request stays, `SamplingBatch.put`; a selection names those of a step
     step            one call of the sampler on one rank, `Step`
     rank            one of the processes that own a part of the vocabulary, `Ranks`
     shard           the half-open range of token ids that a rank owns, `VocabShard`
@@ -37,8 +38,9 @@ from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.request.tensor_batch import Needs
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative import VerifyOutput, sample_draft, verify
+from tpsample.speculative import VerifyOutput, sample_draft, verify, verify_logits
 from tpsample.trace import TopKTrace
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "KeptSets",
     "LMHeadSampler",
     "Logprobs",
+    "Needs",
     "PeerLost",
     "RankMismatch",
     "SampleOutput",
@@ -62,4 +65,5 @@ __all__ = [
     "sample",
     "sample_draft",
     "verify",
+    "verify_logits",
 ]

@@ -94,6 +94,17 @@ class SampleOutput:
         """Draws per row."""
         return 1 if self.token_ids.ndim == 1 else self.token_ids.shape[1]
 
+    def name_undrawn(self, verdict: Tensor, token_id: int) -> None:
+        """Write a token and a status where a row was not drawn.
+
+        Args:
+            verdict: int32 [B], the status of such a row, -1 for one that was drawn.
+            token_id: its token.
+        """
+        undrawn = verdict >= 0
+        self.status.copy_(torch.where(undrawn, verdict, self.status))
+        self.token_ids.masked_fill_(undrawn.view(-1, *[1] * (self.token_ids.ndim - 1)), token_id)
+
     @staticmethod
     @torch.inference_mode(False)
     def empty(seeds: Tensor, num_samples: int | None) -> SampleOutput:

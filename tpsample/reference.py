@@ -16,11 +16,11 @@ from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.noise import check_rounds
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.filters import RowFilters
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
+from tpsample.request.step_batch import StepBatch
 
 
 def logits(
@@ -41,7 +41,7 @@ def logits(
     return logits_tile(hidden_states.double(), lm_head_weight, bias, head)
 
 
-def processed_logits(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
+def processed_logits(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
     """Apply constraints, biases and penalties in the order of `tpsample.request.controls.tables`.
 
     Args:
@@ -62,7 +62,7 @@ def _processed(logits: Tensor, batch: BatchView) -> Tensor:
 
 def scores(
     logits: Tensor,
-    batch: SamplingBatch | BatchView,
+    batch: StepBatch | BatchView,
     positions: Tensor | int,
     *,
     sample: int = 0,
@@ -80,7 +80,7 @@ def scores(
     return score_tile(processed_logits(logits, batch), 0, row_noise, sample)
 
 
-def kept_mask(logits: Tensor, batch: SamplingBatch | BatchView) -> Tensor:
+def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
     """Return which tokens the filters leave to be drawn, bool [B, V].
 
     The rules are in `tpsample.core.order`. A row without filters, and a greedy row, keeps every
@@ -140,7 +140,7 @@ def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tenso
 
 def sample(
     logits: Tensor,
-    batch: SamplingBatch | BatchView,
+    batch: StepBatch | BatchView,
     positions: Tensor | int,
     *,
     num_samples: int | None = None,
@@ -161,9 +161,10 @@ def sample(
     Raises:
         ValueError: shapes that do not match, or a vocabulary over 2^20.
     """
-    if isinstance(batch, SamplingBatch):
+    if isinstance(batch, StepBatch):
         batch = batch.for_rows(logits.shape[0])
         batch.draw_seeds(SeedSource())
+    batch = _checked(logits, batch)
     row_noise = _row_noise(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
     vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
     processed = processed_logits(logits, batch)
@@ -183,10 +184,12 @@ def sample(
     )
     if batch.plan.logprobs is not None:
         out.logprobs = logprobs(logits, batch, out.token_ids)
+    if batch.verdict is not None:
+        out.name_undrawn(batch.verdict, word.NO_TOKEN)
     return out
 
 
-def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor) -> Logprobs:
+def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) -> Logprobs:
     """Return the logprobs of the rows of `batch` that ask for them, by float64 log-softmax.
 
     The top N are the first N of the total order; those outside the kept set have -inf in the
@@ -211,6 +214,8 @@ def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor
     entropies = -(log_softmax.exp() * log_softmax).nan_to_num(0.0).sum(dim=1)
 
     drawn = token_ids[asked.row_list].view(len(asked.row_list), -1)
+    if asked.asks is not None:
+        drawn = drawn.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
     listed = order_words(logits).argsort(dim=1, descending=True)[:, : asked.top]
     wanted = torch.arange(asked.top, device=logits.device) < asked.top_of.unsqueeze(1)
     listed = listed.where(wanted, word.NO_TOKEN)
@@ -230,7 +235,7 @@ def logprobs(logits: Tensor, batch: SamplingBatch | BatchView, token_ids: Tensor
 
 def _row_noise(
     logits: Tensor,
-    batch: SamplingBatch | BatchView,
+    batch: StepBatch | BatchView,
     positions: Tensor | int,
     num_samples: int,
     philox_rounds: int,
@@ -242,7 +247,7 @@ def _row_noise(
     )
 
 
-def _checked(logits: Tensor, batch: SamplingBatch | BatchView) -> BatchView:
+def _checked(logits: Tensor, batch: StepBatch | BatchView) -> BatchView:
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ValueError(
             f"logits: expected a floating-point tensor [B, V], got {logits.dtype} "

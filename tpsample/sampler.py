@@ -16,6 +16,7 @@ from tpsample.agreement.step_checks import StepChecks
 from tpsample.core.overlap import kernels_overlap
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.errors import UnsupportedParameter
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Setup
 from tpsample.exchange.decode import decoder
@@ -26,6 +27,7 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
+from tpsample.request.step_batch import StepBatch
 from tpsample.steps import Steps
 
 
@@ -156,7 +158,7 @@ class LMHeadSampler(Steps):
     def __call__(
         self,
         hidden_states: Tensor,
-        batch: SamplingBatch | BatchView,
+        batch: StepBatch | BatchView,
         positions: Tensor | int,
         *,
         num_samples: int | None = None,
@@ -169,7 +171,7 @@ class LMHeadSampler(Steps):
 
         Args:
             hidden_states: [B, D], dtype and device of lm_head_weight.
-            batch: B rows, or one request for all rows.
+            batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
             positions: int64 [B], or one int: absolute position of the token being generated. With
                 the seed it names the row's noise, so it must differ from step to step.
             num_samples: draws per row; draw 0 is the one made without it.
@@ -188,7 +190,11 @@ class LMHeadSampler(Steps):
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """
         if torch.compiler.is_compiling():
-            assert isinstance(batch, SamplingBatch)
+            if not isinstance(batch, SamplingBatch):
+                raise UnsupportedParameter(
+                    "batch: expected a SamplingBatch inside torch.compile, got "
+                    f"{type(batch).__name__}; call the sampler outside the compiled function"
+                )
             return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
         return self.finish(
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
@@ -197,7 +203,7 @@ class LMHeadSampler(Steps):
     def sample_logits(
         self,
         local_logits: Tensor,
-        batch: SamplingBatch | BatchView,
+        batch: StepBatch | BatchView,
         positions: Tensor | int,
         *,
         num_samples: int | None = None,

@@ -22,9 +22,9 @@ from tpsample.local.backend import Backend
 from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
+from tpsample.request.step_batch import StepBatch
 
 
 class Steps:
@@ -52,7 +52,7 @@ class Steps:
     def start(
         self,
         hidden_states: Tensor,
-        batch: SamplingBatch | BatchView,
+        batch: StepBatch | BatchView,
         positions: Tensor | int,
         *,
         num_samples: int | None = None,
@@ -73,7 +73,7 @@ class Steps:
     def start_logits(
         self,
         local_logits: Tensor,
-        batch: SamplingBatch | BatchView,
+        batch: StepBatch | BatchView,
         positions: Tensor | int,
         *,
         num_samples: int | None = None,
@@ -142,8 +142,19 @@ class Steps:
                 if plan.stored_index is not None:
                     stored = shard_logits(step, self.shard, self.backend)
                     finish_logits(stored, step, self.ranks, self.on_failed)
+                if step.batch.verdict is not None:
+                    out.name_undrawn(step.batch.verdict, self.on_failed)
                 self._desync.add(step.noise.positions, out)
         return out
+
+    def draw_seeds(self, batch: StepBatch) -> None:
+        """Give the rows of a batch that wait for a seed theirs, as the next step would.
+
+        Every rank calls at the same point, because all derive them in order from one random number.
+        Nothing is sent. A replay of a captured graph draws none.
+        """
+        self.checks.ready()
+        batch.draw_seeds(self.checks.seeds)
 
     def forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""

@@ -5,7 +5,7 @@ from tests.faults.engines import SERVERS
 from tests.faults.fault import Fault
 from tests.faults.filters import FILTERS, LOGPROBS
 from tests.faults.ranks import AGREEMENT, EXCHANGES, SEEDS, SHARDS
-from tests.faults.requests import ENGINES, FILES, LIFETIME, REQUESTS, SPECULATIVE
+from tests.faults.requests import ENGINES, FILES, LIFETIME, REQUESTS, SLOTS, SPECULATIVE, VERIFY
 from tests.faults.scores import SCORES, SCREEN_KERNELS, SCREENING, TIES
 
 __all__ = ["FAULTS", "Fault"]
@@ -22,7 +22,9 @@ FAULTS = [
     *AGREEMENT,
     *SEEDS,
     *REQUESTS,
+    *SLOTS,
     *SPECULATIVE,
+    *VERIFY,
     *LIFETIME,
     *ENGINES,
     *SERVERS,

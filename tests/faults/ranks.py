@@ -282,6 +282,20 @@ AGREEMENT = [
 
 SEEDS = [
     Fault(
+        "a plan outlives its rows",
+        "tpsample/request/batch_rows.py",
+        "self._plan = None\n        if",
+        "if",
+        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
+    ),
+    Fault(
+        "biases of joining rows go to the first of them",
+        "tpsample/request/controls/token_state.py",
+        "of_slot.repeat_interleave(lengths)[mine]",
+        "of_slot[:1].repeat_interleave(lengths.sum())[mine]",
+        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
+    ),
+    Fault(
         "a joining row takes the request of another",
         "tpsample/request/batch_rows.py",
         "checked[row - rows] for place",

@@ -154,6 +154,23 @@ SPECULATIVE = [
     ),
 ]
 
+VERIFY = [
+    Fault(
+        "a row has one draft more than its length says",
+        "tpsample/speculative/verify.py",
+        "place < self.lengths.unsqueeze(1)",
+        "place <= self.lengths.unsqueeze(1)",
+        ("tests/speculative/test_ragged.py::test_lengths_end_the_drafts_of_each_row[coupled]",),
+    ),
+    Fault(
+        "positions of given logits are in the order of positions",
+        "tpsample/speculative/verify.py",
+        "local_logits.detach().flatten(0, 1)",
+        "local_logits.detach().transpose(0, 1).flatten(0, 1)",
+        ("tests/speculative/test_ragged.py::test_given_logits_are_verified_alike[1]",),
+    ),
+]
+
 LIFETIME = [
     Fault(
         "a draft equal to the token of failed rows is accepted",
@@ -214,6 +231,79 @@ LIFETIME = [
         "    @torch.inference_mode(False)\n    def __init__(",
         "    def __init__(",
         ("tests/request/test_batch_state.py::test_a_mask_may_be_assigned_under_inference_mode",),
+    ),
+]
+
+SLOTS = [
+    Fault(
+        "a slot that two rows name is appended to twice",
+        "tpsample/request/selection.py",
+        "drawn = live[index] & (first[index] == row)",
+        "drawn = live[index]",
+        (
+            "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
+        ),
+    ),
+    Fault(
+        "a slot without a request is drawn",
+        "tpsample/request/selection.py",
+        "drawn = live[index] & (first[index] == row)",
+        "drawn = (index < none) & (first[index] == row)",
+        (
+            "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
+        ),
+    ),
+    Fault(
+        "a row that is not drawn writes to the slot that it names",
+        "tpsample/request/selection.py",
+        "return index.where(drawn, none), verdict",
+        "return index, verdict",
+        ("tests/request/test_slots.py::test_a_slot_that_is_named_twice_counts_its_first_row",),
+    ),
+    Fault(
+        "a row without filters takes the way of those with top_k alone",
+        "tpsample/request/slot_tables.py",
+        "kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]",
+        "kinds = [*set(self._filters.values())]",
+        (
+            "tests/request/test_slots.py::"
+            "test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens",
+        ),
+    ),
+    Fault(
+        "a request that comes to a slot has the filters of the one before",
+        "tpsample/request/slot_tables.py",
+        "self.columns[:, index] = columns_of(packed, COLUMNS, device=device)",
+        "self.columns = self.columns",
+        (
+            "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
+        ),
+    ),
+    Fault(
+        "the plan of a selection sends to the device",
+        "tpsample/request/plan.py",
+        "index = torch.arange(num_rows, device=device)",
+        "index = torch.tensor(list(range(num_rows)), device=device)",
+        (
+            "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
+        ),
+    ),
+    Fault(
+        "a top_p of 0 keeps nothing",
+        "tpsample/request/tensor_batch.py",
+        "top_p = p.clamp(min=LEAST_TOP_P).where(there & (p < 1), 1.0)",
+        "top_p = p.where(there & (p < 1), 1.0)",
+        ("tests/request/test_tensor_batch.py::test_values_out_of_range_have_a_meaning",),
+    ),
+    Fault(
+        "what an engine writes to its tensors is not seen",
+        "tpsample/request/tensor_batch.py",
+        "self.temperature, self.seed, self.filters = temperature, seed, filters",
+        "self.temperature, self.seed, self.filters = temperature.clone(), seed, filters",
+        (
+            "tests/request/test_tensor_batch.py::"
+            "test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]",
+        ),
     ),
 ]
 

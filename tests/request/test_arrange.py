@@ -29,6 +29,7 @@ def _same(batch: SamplingBatch, rows: list[Conversation], generator: torch.Gener
     """The batch is one that was built of these rows."""
     fresh = _fresh(rows)
     assert batch.rows == len(rows) and batch.plan.text == fresh.plan.text
+    assert batch.plan.requests == tuple(row.params for row in rows)
     logits = 3 * torch.randn(len(rows), V, generator=generator)
     outputs = [reference.sample(logits, each, 5) for each in (batch, fresh)]
     for name in ("token_ids", "status", "seeds"):

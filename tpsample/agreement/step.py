@@ -26,9 +26,9 @@ from torch import Tensor
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.ranks.ranks import Ranks, gather_or_raise
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
+from tpsample.request.step_batch import StepBatch
 
 _SAME = "must be the same on every rank"
 _FIELDS = (
@@ -38,6 +38,7 @@ _FIELDS = (
     "num_samples",
     "batch",
     "rows without a seed",
+    "slots",
     "seeds",
     "temperatures",
     "positions",
@@ -45,6 +46,7 @@ _FIELDS = (
     "grammar_bitmask",
     "forced_token_ids",
     "tokens so far",
+    "parameters",
 )
 """What ranks compare of a call, in the order in which a difference is told."""
 
@@ -65,7 +67,7 @@ class Call:
 
     name: str
     rows: int = 0
-    batch: SamplingBatch | BatchView | None = None
+    batch: StepBatch | BatchView | None = None
     positions: Tensor | None = None
     num_samples: int = 1
     token_ids: Tensor | None = None
@@ -96,7 +98,7 @@ class Call:
             found["batch"] = self.batch.plan.digest
             found["seeds"] = _digest(self.batch.seed)
             found["temperatures"] = _digest(self.batch.temperature)
-        if isinstance(self.batch, SamplingBatch):
+        if isinstance(self.batch, StepBatch):
             waiting = self.batch.unseeded
             found["rows without a seed"] = digest_text(f"{waiting}, {self.seeds_drawn}")
             found |= self.batch.state_digests()
@@ -107,7 +109,7 @@ class Call:
         found: dict[str, Any] = {"call": self.name}
         if self.batch is not None:
             found["batch"] = self.batch.plan.text.split("\n")
-        if isinstance(self.batch, SamplingBatch):
+        if isinstance(self.batch, StepBatch):
             found["rows without a seed"] = (
                 f"{self.batch.unseeded} after {self.seeds_drawn} drawn seeds"
             )
@@ -171,7 +173,7 @@ class StepAgreement:
                 raise RankMismatch(text) from error
             raise error
         assert call is not None
-        if isinstance(call.batch, SamplingBatch):
+        if isinstance(call.batch, StepBatch):
             call.batch.draw_seeds(self._seeds)
         return call
 

@@ -17,9 +17,9 @@ from tpsample.core.checks import check_current, check_int, describe, require_pla
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
+from tpsample.request.step_batch import StepBatch
 
 
 @dataclass
@@ -64,7 +64,7 @@ class StepChecks:
     def step(
         self,
         hidden_states: Tensor,
-        batch: SamplingBatch | BatchView,
+        batch: StepBatch | BatchView,
         positions: Tensor | int,
         num_samples: int | None,
         out: SampleOutput | None,
@@ -78,7 +78,7 @@ class StepChecks:
     def logits_step(
         self,
         local_logits: Tensor,
-        batch: SamplingBatch | BatchView,
+        batch: StepBatch | BatchView,
         positions: Tensor | int,
         num_samples: int | None,
         out: SampleOutput | None,
@@ -95,7 +95,7 @@ class StepChecks:
         name: str,
         argument: str,
         rows: int,
-        batch: SamplingBatch | BatchView,
+        batch: StepBatch | BatchView,
         positions: Tensor | int,
         num_samples: int | None,
         out: SampleOutput | None,
@@ -116,7 +116,7 @@ class StepChecks:
     def rows(
         self,
         name: str,
-        batch: SamplingBatch | BatchView,
+        batch: StepBatch | BatchView,
         rows: int,
         positions: Tensor,
         *,
@@ -133,13 +133,13 @@ class StepChecks:
             ValueError: the batch does not fit.
         """
         self.ready()
-        if isinstance(batch, SamplingBatch):
+        if isinstance(batch, StepBatch):
             batch = batch.for_rows(rows)
             batch.check_masks(rows if masked_rows is None else masked_rows)
             batch.prepare(self.shard)
         else:
             batch = batch.view(rows)
-        if batch.plan.stored_index is not None:
+        if batch.stores_logits:
             self.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids, self.seeds.drawn)
 
@@ -160,7 +160,7 @@ class StepChecks:
 
 def check_batch(batch: object, vocab_size: int, device: torch.device) -> None:
     """Check that a batch fits a sampler."""
-    if not isinstance(batch, (SamplingBatch, BatchView)):
+    if not isinstance(batch, (StepBatch, BatchView)):
         raise TypeError(
             f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
             "see SamplingBatch.from_params"

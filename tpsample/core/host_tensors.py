@@ -21,6 +21,15 @@ def reals(*lists: Iterable[float], device: torch.device | str | None) -> list[Te
     return _tensors("d", torch.float64, lists, device, torch.float64)
 
 
+def columns_of(rows: bytes, count: int, *, device: torch.device | str | None) -> Tensor:
+    """Return the numbers of 8 bytes of some rows, one row after the other, by column: int64
+    [count, rows]. It is one copy, however many columns there are."""
+    if not rows:  # which torch.frombuffer refuses
+        return torch.empty(count, 0, dtype=torch.int64, device=device)
+    by_row = torch.frombuffer(bytearray(rows), dtype=torch.int64).view(-1, count)
+    return by_row.T.contiguous().to(device)
+
+
 def _tensors(
     kind: str,
     host_dtype: torch.dtype,

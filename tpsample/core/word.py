@@ -45,6 +45,9 @@ class Status(IntEnum):
     """Every token of the row is masked (logit -inf); token -1."""
     PEER_LOST = 3
     """A rank did not answer in time; token -1."""
+    BAD_SLOT = 4
+    """The row of a selection names a slot that is not there, has no request, or was named before;
+    token -1."""
 
 
 def key(score: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
     asked, asking = batch.plan.logprobs, batch.plan.asking
     assert asked is not None and asking is not None
     sampled = token_ids[asked.row_index].view(len(asked.row_list), -1)
+    if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
+        sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
     shown = rows.select(asking.places).shown(asked.processed)
     found = find_logprobs(shown, asked, asking.filters, asking.filtered, sampled, ranks)
     return found.of_rows(asked.row_index, batch.rows)

@@ -37,7 +37,7 @@ def sample_in_fixed_rounds(rows: ShardLogits, filters: RowFilters, ranks: Ranks)
     ]
     if not few:
         return _by_rejection_then_threshold(rows, filters, ranks)
-    if len(few) == len(filters):
+    if len(few) == len(filters.kinds):
         return by_top_words(rows, filters, max(few), ranks)
     is_few = filters.by_top_words
     words = by_top_words(rows.without(~is_few), filters, max(few), ranks)

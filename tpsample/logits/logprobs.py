@@ -35,7 +35,7 @@ def find_logprobs(
     rows: ShardLogits,
     asked: LogprobRows,
     filters: RowFilters | None,
-    filtered: Tensor | None,
+    filtered: Tensor | slice | None,
     sampled: Tensor,
     ranks: Ranks,
 ) -> Logprobs:
@@ -45,7 +45,7 @@ def find_logprobs(
         rows: the R asking rows.
         asked: what they ask for.
         filters: of those asking rows that have filters and ask for a processed mode, or None.
-        filtered: int64, the positions of those rows among the asking rows, or None.
+        filtered: int64 or a slice, the positions of those rows among the asking rows, or None.
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
     """
@@ -58,6 +58,7 @@ def find_logprobs(
     cut = torch.zeros_like(first[:, 0])
     if filters is not None and filtered is not None:
         cut[filtered] = find_cut(rows.select(filtered), filters, top[filtered], ranks)
+        cut = torch.where(asked.processed, cut, 0)  # where only some rows may be processed
 
     temperature = torch.where(asked.processed, rows.temperature, 1.0)
     sums = ranks.sum_integers(replace(rows, temperature=temperature).mass_from(cut, top)).double()

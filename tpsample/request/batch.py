@@ -17,16 +17,17 @@ from tpsample.request.batch_checks import (
     request_list,
     token_lists,
 )
-from tpsample.request.batch_rows import BatchRows
+from tpsample.request.batch_slots import BatchSlots
 from tpsample.request.controls.bits import num_words
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.selection import MASKS
+from tpsample.request.slot_tables import IDLE
+from tpsample.request.tensor_batch import Needs, TensorBatch, batch_over
 
-MASKS = ("grammar_bitmask", "forced_token_ids")
 
-
-class SamplingBatch(BatchRows):
+class SamplingBatch(BatchSlots):
     """The sampling parameters of B rows on the device, where the kernels read them at run time.
 
     Rows may join, leave, move and change between steps, and temperatures and seeds may be written
@@ -39,10 +40,12 @@ class SamplingBatch(BatchRows):
 
     A batch may be built and used under inference mode, no_grad or autograd, in any combination.
 
+    Where requests keep their slots and a step takes some of them, see `select`.
+
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
         seed: int64 [B], 64 bits.
-        plan: what follows from the rows' requests; replaced whole when they change.
+        plan: what follows from the rows' requests; replaced whole after they change.
         unseeded: the rows that still wait for their seed.
         vocab_size: V; token ids of requests are below it.
         max_rows: how many rows the batch has room for.
@@ -100,14 +103,64 @@ class SamplingBatch(BatchRows):
             torch.zeros(slots, dtype=torch.int64, device=device),
             vocab_size=vocab_size,
         )
-        batch.plan = BatchPlan.of(
-            [], vocab_size, batch.device, kept_cap=kept_cap, fixed_rounds=fixed_rounds
+        batch._set_plan(
+            BatchPlan.of([], vocab_size, batch.device, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
         )
         batch._replace([], ())
         batch._join(checked)
         if isinstance(params, SamplingParams):
             batch._single = checked[0]
         return batch
+
+    @staticmethod
+    def of_slots(
+        slots: int, *, vocab_size: int, device: torch.device | str | None = None
+    ) -> SamplingBatch:
+        """Build a batch of so many slots without a request; see `BatchSlots` for their life.
+
+        Raises:
+            ValueError: a size out of range.
+        """
+        batch = SamplingBatch.from_params([IDLE] * slots, vocab_size=vocab_size, device=device)
+        batch._make_slots()
+        return batch
+
+    @staticmethod
+    def over(
+        *,
+        vocab_size: int,
+        temperature: Tensor,
+        seed: Tensor,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        min_p: Tensor | None = None,
+        needs: Needs | None = None,
+        filter_order: str = "sequential",
+    ) -> TensorBatch:
+        """Make a batch over the caller's own tensors, which every step reads in place.
+
+        Args:
+            vocab_size: V; must match across ranks.
+            temperature, seed: fp32 and int64 [S].
+            top_k: int32 or int64 [S].
+            top_p, min_p: fp32 or float64 [S].
+            needs: which of these filters may occur. Default: those that are given. What a value out
+                of range means is written in `tpsample.request.tensor_batch`.
+            filter_order: of all rows, as in `SamplingParams`.
+
+        Raises:
+            TypeError, ValueError: a tensor of another shape, dtype or device, or one that is needed
+                and missing.
+        """
+        check_sizes(vocab_size, None, 0)
+        return batch_over(
+            vocab_size=vocab_size,
+            temperature=temperature,
+            seed=seed,
+            filters={"top_k": top_k, "top_p": top_p, "min_p": min_p},
+            needs=needs,
+            filter_order=filter_order,
+        )
 
     def for_rows(self, num_rows: int) -> SamplingBatch:
         """Return this batch, or its one request repeated for so many rows.
@@ -194,7 +247,7 @@ class SamplingBatch(BatchRows):
         if tables is not None:
             columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
             for column in columns.unbind(dim=1):
-                tables.append(column)
+                tables.append(tables.slot_of[:num_rows], column)
 
     @property
     def grammar_bitmask(self) -> Tensor | None:

@@ -50,12 +50,12 @@ def check_requests(
         params.check_vocab(vocab_size)
         prompt = _ids(f"prompt_token_ids[{row}]", prompt)
         output = _ids(f"output_token_ids[{row}]", output)
-        for token_id in output:
-            if not 0 <= token_id < vocab_size:
-                raise ValueError(
-                    f"output_token_ids[{row}]: expected ids in [0, {vocab_size}), got {token_id}"
-                )
-        inside = tuple(token_id for token_id in prompt if 0 <= token_id < vocab_size)
+        outside = [token_id for token_id in output if not 0 <= token_id < vocab_size]
+        if outside:
+            raise ValueError(
+                f"output_token_ids[{row}]: expected ids in [0, {vocab_size}), got {outside[0]}"
+            )
+        inside = tuple([token_id for token_id in prompt if 0 <= token_id < vocab_size])
         checked.append(CheckedRequest(params, inside, output))
     return checked
 
@@ -66,6 +66,8 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
     if not is_listing(ids):
         raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
     ids = tuple(ids)
+    if set(map(type, ids)) <= {int}:
+        return ids
     for token_id in ids:
         if not is_integer(token_id):
             raise TypeError(f"{name}: expected token ids, got {token_id!r}")
@@ -114,10 +116,11 @@ def check_rows(name: str, rows: Any, count: int) -> list[int]:
     """Return one index of a row, or several, as a list."""
     listed = rows.tolist() if isinstance(rows, Tensor) else rows
     listed = list(listed) if is_listing(listed) else [listed]
-    plain = set(map(type, listed)) <= {int} or all(map(is_integer, listed))
-    if not plain or (listed and not 0 <= min(listed) <= max(listed) < count):
+    plain = set(map(type, listed)) <= {int}
+    inside = not listed or 0 <= min(listed) <= max(listed) < count
+    if not (plain or all(map(is_integer, listed))) or not inside:
         raise ValueError(f"{name}: expected rows in [0, {count}), got {rows!r}")
-    return list(map(int, listed))
+    return listed if plain else list(map(int, listed))
 
 
 def check_order(order: Any, count: int) -> list[int]:
@@ -131,13 +134,32 @@ def check_order(order: Any, count: int) -> list[int]:
 def check_arranged(order: Any, count: int, joining: int) -> list[int]:
     """Return the rows that `arrange` leaves: those below `count` stay, the others join."""
     checked = check_rows("order", order, count + joining)
-    missing = set(range(count, count + joining)).difference(checked)
-    if missing or len(set(checked)) < len(checked):
+    named = set(checked)
+    if len(named) < len(checked) or not named.issuperset(range(count, count + joining)):
         raise ValueError(
             f"order: expected each row at most once, and each joining one, from {count} on, got "
             f"{order!r}"
         )
     return checked
+
+
+def check_slots(slots: Any, device: torch.device) -> None:
+    """Check the tensor that names the rows of a selection; it is not read."""
+    if not any(fits(slots, dtype, "B", device) for dtype in (torch.int32, torch.int64)):
+        raise ValueError(
+            f"slots: expected an int32 or int64 tensor [B] on {device}, got {describe(slots)}"
+        )
+
+
+def check_parameter(name: str, value: Any, seed: Tensor | None, *dtypes: torch.dtype) -> None:
+    """Check one of the tensors that a batch reads in place: as many rows, on the same device."""
+    like = value if seed is None else seed
+    device = like.device if isinstance(like, Tensor) else torch.device("cpu")
+    shape: Sequence[int | str] = "B" if seed is None else (len(seed),)
+    if not any(fits(value, dtype, shape, device) for dtype in dtypes):
+        expected = " or ".join(str(dtype) for dtype in dtypes)
+        where = "" if seed is None else f" [{len(seed)}] on {seed.device}, as seed has"
+        raise ValueError(f"{name}: expected a tensor {expected}{where}, got {describe(value)}")
 
 
 def check_appended(token_ids: Any, seed: Tensor) -> int:

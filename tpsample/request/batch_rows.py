@@ -23,13 +23,18 @@ from tpsample.request.controls.tables import ControlTables, needs_controls
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
 from tpsample.request.seeds import SeedSource
+from tpsample.request.slot_tables import SlotTables
+from tpsample.request.step_batch import StepBatch
 
 
-class BatchRows:
+class BatchRows(StepBatch):
     """The part of `SamplingBatch` that knows its rows.
 
     What follows from the rows' requests is replaced whole by `_replace` when a row changes. Masks,
     which are the caller's tensors, are then stale: they are of rows that the batch no longer has.
+
+    Attributes:
+        requests: of the rows.
     """
 
     @torch.inference_mode(False)
@@ -38,23 +43,47 @@ class BatchRows:
         self._temperature, self._seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self._tables: ControlTables | None = None
+        self._slots: SlotTables | None = None
         self._masks: dict[str, Tensor] = {}
         self._stale: set[str] = set()
         self._single: CheckedRequest | None = None
         self._repeated: dict[int, Any] = {}  # batches of the single request, by number of rows
         self.unseeded: list[int] = []
-        self.plan = BatchPlan.of([], vocab_size, seed.device)
+        self.requests: list[SamplingParams] = []
+        self._plan: BatchPlan | None
+        self._last_plan: BatchPlan
+        self._set_plan(BatchPlan.of([], vocab_size, seed.device))
         self._replace([SamplingParams()] * self.max_rows, ())
+
+    @property
+    def plan(self) -> BatchPlan:
+        """What follows from the rows' requests. Of rows as slots it is made when it is read,
+        because a selection has a plan of its own."""
+        if self._plan is None:
+            with torch.inference_mode(False):
+                self._plan = self._last_plan.of_requests(self.requests)
+            self._last_plan = self._plan
+        return self._plan
 
     @property
     def rows(self) -> int:
         """B."""
-        return self.seed.shape[0]
+        return len(self.requests)
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self._seed.device
+
+    @property
+    def temperature(self) -> Tensor:
+        """fp32 [B]; below 1e-5 the row is greedy. It may be written in place."""
+        return self._temperature[: self.rows]
+
+    @property
+    def seed(self) -> Tensor:
+        """int64 [B], 64 bits. It may be written in place."""
+        return self._seed[: self.rows]
 
     def add(
         self,
@@ -143,10 +172,7 @@ class BatchRows:
             )
         tokens = [prompt_token_ids or ()], [output_token_ids or ()]
         (checked,) = check_requests(row, [params], *tokens, self.vocab_size)
-        self._load(row, checked)
-        requests, unseeded = list(self.plan.requests), set(self.unseeded) - {row}
-        requests[row] = params
-        self._replace(requests, unseeded | ({row} if params.seed is None else set()))
+        self._load_rows([row], [checked])
 
     def prepare(self, shard: VocabShard) -> None:
         """Make the state of a shard, for a sampler that comes after tokens have been appended.
@@ -174,19 +200,30 @@ class BatchRows:
         """Add rows behind the last."""
         self._arrange(list(range(self.rows + len(checked))), checked)
 
-    @torch.inference_mode(False)
-    def _load(self, row: int, request: CheckedRequest) -> None:
-        """Start the tensors of a row anew."""
-        params = request.params
-        self._temperature[row] = params.temperature
-        self._seed[row] = signed64(params.seed or 0)
-        self._load_controls(row, request)
+    def _load_rows(self, rows: Sequence[int], checked: Sequence[CheckedRequest]) -> None:
+        """Replace the requests of some rows, and nothing of the others."""
+        self._load(rows, checked)
+        requests, unseeded = list(self.requests), set(self.unseeded).difference(rows)
+        for row, request in zip(rows, checked, strict=True):
+            requests[row] = request.params
+        unseeded.update(row for row in rows if requests[row].seed is None)
+        self._replace(requests, unseeded)
 
-    def _load_controls(self, row: int, request: CheckedRequest) -> None:
-        if needs_controls(request.params):
+    @torch.inference_mode(False)
+    def _load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
+        """Start the tensors of some rows anew."""
+        params = [each.params for each in requests]
+        (index,) = integers(rows, device=self.device)
+        temperatures = torch.tensor([each.temperature for each in params], dtype=torch.float32)
+        seeds = torch.tensor([signed64(each.seed or 0) for each in params])
+        self._temperature[index] = temperatures.to(self.device)
+        self._seed[index] = seeds.to(self.device)
+        if any(map(needs_controls, params)):
             self._make_tables()
         if self._tables is not None:
-            self._tables.load(row, request)
+            self._tables.load(rows, requests)
+        if self._slots is not None:
+            self._slots.load(rows, params)
 
     @torch.inference_mode(False)
     def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
@@ -197,7 +234,7 @@ class BatchRows:
                 f"params: {size} rows exceed max_rows={self.max_rows}; drop rows, or build the "
                 "batch with a larger max_rows"
             )
-        requests = [*self.plan.requests, *(request.params for request in checked)]
+        requests = [*self.requests, *(request.params for request in checked)]
         arranged = [requests[row] for row in order]
         joined = {place: checked[row - rows] for place, row in enumerate(order) if row >= rows}
         if order[:rows] != list(range(rows)):
@@ -205,34 +242,35 @@ class BatchRows:
             index = integers(order, device=self.device)[0].clamp_(max=rows - 1)
             for tensor in (self._temperature, self._seed):
                 tensor[:size] = tensor[index]
+            self._slots = None
             if self._tables is not None:
                 new = self.max_rows
                 self._tables.reorder([row if row < rows else new for row in order])
         if joined:
-            (places,) = integers(joined, device=self.device)
-            its = [request.params for request in joined.values()]
-            temperatures = torch.tensor([each.temperature for each in its], dtype=torch.float32)
-            seeds = torch.tensor([signed64(each.seed or 0) for each in its])
-            self._temperature[places] = temperatures.to(self.device)
-            self._seed[places] = seeds.to(self.device)
-        for place, request in joined.items():
-            self._load_controls(place, request)
+            self._load(list(joined), list(joined.values()))
         waiting = set(self.unseeded)
         waiting.update(row for row in range(rows, len(requests)) if requests[row].seed is None)
-        self._replace(arranged, [place for place, row in enumerate(order) if row in waiting])
+        unseeded = [place for place, row in enumerate(order) if row in waiting] if waiting else []
+        self._replace(arranged, unseeded)
 
     @torch.inference_mode(False)
     def _replace(self, requests: Sequence[SamplingParams], unseeded: Iterable[int]) -> None:
         """Replace everything that follows from the rows' requests."""
-        self.temperature = self._temperature[: len(requests)]
-        self.seed = self._seed[: len(requests)]
+        self.requests = list(requests)
         self.unseeded = sorted(unseeded)
-        self.plan = self.plan.of_requests(requests)
         self._stale = set(self._masks)
+        self._plan = None
+        if self._slots is None:
+            _ = self.plan  # now, because a step that is captured can send nothing to the device
 
-    def _make_tables(self) -> None:
+    def _set_plan(self, plan: BatchPlan) -> None:
+        """Take the options of a plan for all plans to come."""
+        self._plan, self._last_plan = plan, plan
+
+    def _make_tables(self) -> ControlTables:
         if self._tables is None:
             self._tables = ControlTables(self.max_rows, self.vocab_size, self.device)
+        return self._tables
 
     def _require_list(self, method: str) -> None:
         """Raise a ValueError if the rows share one request, so that none can change alone."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tpsample.core.host_tensors import integers, reals
+from tpsample.core.host_tensors import columns_of, integers
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS = 256
@@ -36,67 +38,58 @@ class RowFilter(NamedTuple):
     total_log_min_p: float
     keep_ties: bool
     joint: bool
-    first_way: Way
-    second_way: Way
+    first_way: Way = Way.REJECTION
+    second_way: Way = Way.REJECTION
+    packed: bytes = b""
+    """What a device reads of it: `COLUMNS` numbers of 8 bytes."""
 
     @staticmethod
     def of(request: SamplingParams, vocab_size: int) -> RowFilter:
         """Return the filters of a request, worked out once."""
-        found = NO_FILTER
-        if is_filtered(request, vocab_size):
-            top_k = limit_k(request.top_k, vocab_size)
-            log_min_p = math.log(request.min_p) if request.min_p > 0 else -math.inf
-            last = request.filter_order == "min_p_last"
-            found = RowFilter(
-                top_k,
-                request.top_p,
-                log_min_p,
-                -math.inf if last else log_min_p,
-                request.ties == "keep",
-                request.filter_order == "joint",
-                *_ways(request, top_k, vocab_size),
-            )
-        request.memo[vocab_size] = found
+        found: RowFilter | None = request.memo.get(vocab_size)
+        if found is None:
+            found = request.memo[vocab_size] = _filter_of(request, vocab_size)
         return found
 
+    def with_packed(self) -> RowFilter:
+        """Return the same with its bytes."""
+        bits = (
+            self.keep_ties,
+            self.joint,
+            self.second_way is Way.TOP_WORDS,
+            self.first_way is Way.REJECTION_IN_TOP_K,
+        )
+        return self._replace(packed=struct.pack("=qdddqqqq", *self[:4], *bits))
 
-NO_FILTER = RowFilter(0, 1.0, -math.inf, -math.inf, False, False, Way.REJECTION, Way.REJECTION)
+
+NO_FILTER = RowFilter(0, 1.0, -math.inf, -math.inf, False, False)
+
+COLUMNS = 8
+"""Numbers per row in the tensor of `RowFilters`."""
+
+
+def keeps_all(vocab_size: int) -> RowFilter:
+    """Return filters that take no token away, for a row that has none among rows that may."""
+    return NO_FILTER._replace(top_k=vocab_size).with_packed()
 
 
 @dataclass(frozen=True)
 class RowFilters:
-    """The filters of the F rows of a batch that have any: tensors, and lists for the host's plan.
+    """The filters of the F rows of a batch that have any, on the device and on the host.
+
+    All of a row's numbers lie in one tensor, so that rows are sent, and picked, in one operation.
 
     Attributes:
         row_index, row_list: int64 [F] and a list, the rows' indices in the batch.
-        top_k, top_k_list: int64 [F] and a list; V where top_k is off.
-        top_p, top_p_list: float64 [F] and a list; 1 where top_p is off. They are not fp32, because
-            0.1 of ten equal tokens must be one token.
-        log_min_p: float64 [F], ln(min_p), -inf where min_p is off. The host takes the logarithm, so
-            that it does not depend on the device.
-        total_log_min_p: float64 [F]; what min_p takes off the total of which top_p is a share,
-            hence -inf also where min_p comes last.
-        keep_ties, joint: bool [F].
-        first_way, second_way: the way a row takes, and the one after a rejection that does not
-            decide it.
-        by_top_words, in_top_k: bool [F]; whether the second way is top words, and whether the first
-            rejects in top_k.
+        columns: int64 [8, F], the bits of what the properties return.
+        kinds: the filters that may occur: of each row in order, or, where the host does not know
+            the rows, those that any of them may have. They say which searches a step needs.
     """
 
     row_index: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    log_min_p: Tensor
-    total_log_min_p: Tensor
-    keep_ties: Tensor
-    joint: Tensor
     row_list: list[int]
-    top_k_list: list[int]
-    top_p_list: list[float]
-    first_way: list[Way]
-    second_way: list[Way]
-    by_top_words: Tensor
-    in_top_k: Tensor
+    columns: Tensor
+    kinds: list[RowFilter]
 
     @staticmethod
     def of(
@@ -108,60 +101,101 @@ class RowFilters:
         """
         # Batches change between steps, and most rows stay: theirs is found, not worked out.
         found = [r.memo.get(vocab_size) or RowFilter.of(r, vocab_size) for r in requests]
-        rows = [row for row, its in enumerate(found) if its.top_k]
+        rows = [row for row, its in enumerate(found) if its[0]]
         if not rows:
             return None
-        columns = zip(*(found[row] for row in rows), strict=True)
-        top_k, top_p, log_min_p, total_log_min_p, keep_ties, joint, first, second = columns
-        ids, limits = integers(rows, top_k, device=device)
-        by_top_words = [way is Way.TOP_WORDS for way in second]
-        in_top_k = [way is Way.REJECTION_IN_TOP_K for way in first]
-        bits = integers(keep_ties, joint, by_top_words, in_top_k, device=device, dtype=torch.bool)
-        numbers = reals(top_p, log_min_p, total_log_min_p, device=device)
-        return RowFilters(
-            row_index=ids,
-            top_k=limits,
-            top_p=numbers[0],
-            log_min_p=numbers[1],
-            total_log_min_p=numbers[2],
-            keep_ties=bits[0],
-            joint=bits[1],
-            row_list=rows,
-            top_k_list=list(top_k),
-            top_p_list=list(top_p),
-            first_way=list(first),
-            second_way=list(second),
-            by_top_words=bits[2],
-            in_top_k=bits[3],
-        )
+        kinds = [found[row] for row in rows]
+        packed = b"".join([its.packed for its in kinds])
+        (row_index,) = integers(rows, device=device)
+        return RowFilters(row_index, rows, columns_of(packed, COLUMNS, device=device), kinds)
 
     def __len__(self) -> int:
         return len(self.row_list)
+
+    @property
+    def top_k(self) -> Tensor:
+        """int64 [F]; V where top_k is off."""
+        return self.columns[0]
+
+    @property
+    def top_p(self) -> Tensor:
+        """float64 [F]; 1 where top_p is off. Not fp32, because 0.1 of ten equal tokens is one."""
+        return self.columns[1].view(torch.float64)
+
+    @property
+    def log_min_p(self) -> Tensor:
+        """float64 [F], ln(min_p), -inf where it is off; a host's logarithm, as on any device."""
+        return self.columns[2].view(torch.float64)
+
+    @property
+    def total_log_min_p(self) -> Tensor:
+        """float64 [F]; what min_p takes off the total of which top_p is a share, hence -inf also
+        where min_p comes last."""
+        return self.columns[3].view(torch.float64)
+
+    @cached_property
+    def _bits(self) -> Tensor:
+        return self.columns[4:] != 0
+
+    @property
+    def keep_ties(self) -> Tensor:
+        """bool [F]."""
+        return self._bits[0]
+
+    @property
+    def joint(self) -> Tensor:
+        """bool [F]."""
+        return self._bits[1]
+
+    @property
+    def by_top_words(self) -> Tensor:
+        """bool [F], whether a row's second way is top words."""
+        return self._bits[2]
+
+    @property
+    def in_top_k(self) -> Tensor:
+        """bool [F], whether a row's first way rejects in top_k."""
+        return self._bits[3]
+
+    @cached_property
+    def top_k_list(self) -> list[int]:
+        """top_k of each kind."""
+        return [kind.top_k for kind in self.kinds]
+
+    @cached_property
+    def top_p_list(self) -> list[float]:
+        """top_p of each kind."""
+        return [kind.top_p for kind in self.kinds]
+
+    @cached_property
+    def first_way(self) -> list[Way]:
+        """The way that each kind takes."""
+        return [kind.first_way for kind in self.kinds]
+
+    @cached_property
+    def second_way(self) -> list[Way]:
+        """The way that each kind takes after a rejection that does not decide it."""
+        return [kind.second_way for kind in self.kinds]
 
     def select(self, index: list[int]) -> RowFilters:
         """Return some of the filtered rows, without a copy if all are listed in order."""
         if lists_all(index, len(self)):
             return self
-        some: dict[str, Any] = {}
-        for name, values in vars(self).items():
-            some[name] = (
-                values[index] if isinstance(values, Tensor) else [values[row] for row in index]
-            )
-        return RowFilters(**some)
+        return RowFilters(
+            self.row_index[index],
+            [self.row_list[row] for row in index],
+            self.columns[:, index],
+            [self.kinds[row] for row in index],
+        )
 
     def beyond_top_words(self, vocab_size: int) -> RowFilters:
-        """Return the filters with lists in which rows by top words ask for nothing.
+        """Return the filters with kinds of which those by top words ask for nothing.
 
-        The lists say which searches a step needs at all; the tensors stay as they are.
+        The kinds say which searches a step needs at all; the tensors stay as they are.
         """
-        few = [way is Way.TOP_WORDS for way in self.second_way]
-        return replace(
-            self,
-            top_k_list=[
-                vocab_size if its else k for k, its in zip(self.top_k_list, few, strict=True)
-            ],
-            top_p_list=[1.0 if its else p for p, its in zip(self.top_p_list, few, strict=True)],
-        )
+        nothing = keeps_all(vocab_size)
+        kinds = [nothing if kind.second_way is Way.TOP_WORDS else kind for kind in self.kinds]
+        return replace(self, kinds=kinds)
 
     def by_way(self, ways: list[Way]) -> dict[Way, list[int]]:
         """Return the filtered rows of each way."""
@@ -174,6 +208,23 @@ def lists_all(index: list[int], count: int) -> bool:
     All rows in another order are not: a second round lists the rows as they come to it.
     """
     return index == list(range(count))
+
+
+def _filter_of(request: SamplingParams, vocab_size: int) -> RowFilter:
+    if not is_filtered(request, vocab_size):
+        return NO_FILTER
+    top_k = limit_k(request.top_k, vocab_size)
+    log_min_p = math.log(request.min_p) if request.min_p > 0 else -math.inf
+    last = request.filter_order == "min_p_last"
+    return RowFilter(
+        top_k,
+        request.top_p,
+        log_min_p,
+        -math.inf if last else log_min_p,
+        request.ties == "keep",
+        request.filter_order == "joint",
+        *_ways(request, top_k, vocab_size),
+    ).with_packed()
 
 
 def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Way]:

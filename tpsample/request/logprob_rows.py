@@ -25,6 +25,8 @@ class LogprobRows:
         chosen: int64 [R, C], the ids asked for, -1 where a row has fewer.
         processed_list, processed: a list and bool [R], whether a row's mode is a processed one.
         as_logits: bool [R], whether its mode is of logits.
+        asks: bool [R], whether a row asks at all; None if every one does. Where the host does not
+            know the rows, all are listed that may ask.
     """
 
     row_list: list[int]
@@ -35,17 +37,14 @@ class LogprobRows:
     processed_list: list[bool]
     processed: Tensor
     as_logits: Tensor
+    asks: Tensor | None = None
 
     @staticmethod
     def of(
         requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
     ) -> LogprobRows | None:
         """Return what a batch asks for, None if no row asks. Chosen ids are below V already."""
-        rows = [
-            row
-            for row, request in enumerate(requests)
-            if request.logprobs is not None or request.logprob_token_ids
-        ]
+        rows = [row for row, request in enumerate(requests) if request.asks_logprobs]
         if not rows:
             return None
         asking = [requests[row] for row in rows]
@@ -78,13 +77,13 @@ class AskingRows:
     Attributes:
         places: int64 [R], or a slice if they are all of the stored rows, in order.
         filters: of the rows that have filters and ask for a processed mode.
-        filtered: int64, the positions of those rows among the asking rows. Both are None if there
-            are none.
+        filtered: int64, the positions of those rows among the asking rows, or a slice if they are
+            all of them. Both are None if there are none.
     """
 
     places: Tensor | slice
     filters: RowFilters | None
-    filtered: Tensor | None
+    filtered: Tensor | slice | None
 
     @staticmethod
     def of(asked: LogprobRows, filters: RowFilters | None, stored: list[int]) -> AskingRows:
@@ -97,10 +96,14 @@ class AskingRows:
         asking = enumerate(zip(asked.row_list, asked.processed_list, strict=True))
         filtered = [i for i, (row, processed) in asking if processed and row in of_row]
         own = [of_row[asked.row_list[i]] for i in filtered]
+        index: Tensor | slice | None = None
+        if filtered:
+            every = lists_all(filtered, len(asked.row_list))
+            index = slice(None) if every else integers(filtered, device=device)[0]
         return AskingRows(
             places=slice(0, len(places)) if all_rows else integers(places, device=device)[0],
             filters=filters.select(own) if filters and own else None,
-            filtered=integers(filtered, device=device)[0] if filtered else None,
+            filtered=index,
         )
 
 
@@ -117,14 +120,19 @@ def stored_order(
     Returns three things: the kept rows as a list, filtered rows first; the same list as a tensor;
     and for each row of the batch its index in that list, or -1. Without any: [], None, None.
     """
-    rows = list(range(num_rows)) if stores_all else []
-    rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
-    stored_list = list(dict.fromkeys(rows))
+    stored_index = None
+    if filters is not None and logprobs is None and not stores_all:
+        stored_list, stored_index = filters.row_list, filters.row_index
+    else:
+        rows = list(range(num_rows)) if stores_all else []
+        rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
+        stored_list = list(dict.fromkeys(rows))
     if not stored_list:
         return stored_list, None, None
     places = [-1] * num_rows
     for place, row in enumerate(stored_list):
         places[row] = place
-    (stored_index,) = integers(stored_list, device=device)
+    if stored_index is None:
+        (stored_index,) = integers(stored_list, device=device)
     (stored_place,) = integers(places, device=device, dtype=torch.int32)
     return stored_list, stored_index, stored_place

@@ -132,6 +132,11 @@ class SamplingParams:
         return self.penalised or bool(self.bad_words) or self.min_tokens > 0
 
     @cached_property
+    def asks_logprobs(self) -> bool:
+        """Whether logprobs are to be reported."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @cached_property
     def memo(self) -> dict[Any, Any]:
         """What others have worked out of this request, by keys of their own."""
         return {}
@@ -144,12 +149,17 @@ class SamplingParams:
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise a ValueError if a token id is not below V."""
+        for name, largest in self._largest_ids.items():
+            if largest >= vocab_size:
+                raise ValueError(f"{name}: expected ids in [0, {vocab_size}), got {largest}")
+
+    @cached_property
+    def _largest_ids(self) -> dict[str, int]:
+        """The largest id of each field that has ids."""
         names = ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids")
         lists = {name: getattr(self, name) for name in names}
         lists["bad_words"] = [i for sequence in self.bad_words or () for i in sequence]
-        for name, ids in lists.items():
-            if ids and max(ids) >= vocab_size:
-                raise ValueError(f"{name}: expected ids in [0, {vocab_size}), got {max(ids)}")
+        return {name: max(ids) for name, ids in lists.items() if ids}
 
     def _consistent(self) -> None:
         stop = set(self.stop_token_ids or ())

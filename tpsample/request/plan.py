@@ -7,7 +7,7 @@ can be of other rows. A `BatchView` is made for one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ class BatchPlan:
     """How a step treats its rows, as far as the host knows it from their requests.
 
     Attributes:
-        requests: of every row.
+        requests: of every row; none where the host does not know the rows.
         vocab_size: V.
         device: of the batch.
         kept_cap: most tokens of a kept set that a step reports; None reports none.
@@ -49,6 +49,7 @@ class BatchPlan:
     stored_index: Tensor | None
     stored_place: Tensor | None
     asking: AskingRows | None
+    num_rows: int
     _repeated: dict[int, BatchPlan] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -72,7 +73,30 @@ class BatchPlan:
         stored = stored_order(filters, logprobs, len(requests), device, stores_all=stores_all)
         asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored[0])
         options = (vocab_size, device, kept_cap, fixed_rounds)
-        return BatchPlan(tuple(requests), *options, filters, logprobs, *stored, asking)
+        rows = len(requests)
+        return BatchPlan(tuple(requests), *options, filters, logprobs, *stored, asking, rows)
+
+    @staticmethod
+    def of_all(
+        num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        filters: RowFilters | None,
+        logprobs: LogprobRows | None,
+    ) -> BatchPlan:
+        """Make the plan of rows that the host does not know. It sends nothing to the device.
+
+        Args:
+            filters, logprobs: of all rows, if any may have some.
+        """
+        stored: tuple[list[int], Tensor | None, Tensor | None] = [], None, None
+        asking, known = None, (vocab_size, device, None, True)
+        if filters is not None or logprobs is not None:
+            index = torch.arange(num_rows, device=device)
+            stored = list(range(num_rows)), index, index.to(torch.int32)
+        if logprobs is not None:
+            asking = AskingRows.of(logprobs, filters, stored[0])
+        return BatchPlan((), *known, filters, logprobs, *stored, asking, num_rows)
 
     def of_requests(self, requests: Sequence[SamplingParams], **changes: Any) -> BatchPlan:
         """Make the plan of other rows with the same options, but for these changes."""
@@ -89,7 +113,16 @@ class BatchPlan:
     @cached_property
     def storing_every_row(self) -> BatchPlan:
         """The plan that keeps the logits of all of these rows on their ranks, in order."""
-        return self.of_requests(self.requests, stores_all=True)
+        stored = stored_order(
+            self.filters, self.logprobs, self.num_rows, self.device, stores_all=True
+        )
+        asking = None
+        if self.logprobs is not None:
+            asking = AskingRows.of(self.logprobs, self.filters, stored[0])
+        listed, index, place = stored
+        return replace(
+            self, stored_list=listed, stored_index=index, stored_place=place, asking=asking
+        )
 
     @cached_property
     def text(self) -> str:
@@ -113,17 +146,25 @@ class BatchView:
         seed: int64 [B], 64 bits.
         plan: of these rows.
         controls: penalties and constraints of the rows; None if there are none.
+        verdict: int32 [B], the status of rows that are not drawn, -1 for those that are; None if
+            all are.
     """
 
     temperature: Tensor
     seed: Tensor
     plan: BatchPlan
     controls: ControlRows | None = None
+    verdict: Tensor | None = None
 
     @property
     def rows(self) -> int:
         """B."""
         return self.seed.shape[0]
+
+    @property
+    def stores_logits(self) -> bool:
+        """Whether a step keeps logits of some of these rows on their ranks."""
+        return self.plan.stored_index is not None
 
     @property
     def vocab_size(self) -> int:

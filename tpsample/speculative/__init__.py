@@ -3,6 +3,6 @@
 from tpsample.speculative import reference
 from tpsample.speculative.drafting import sample_draft
 from tpsample.speculative.output import VerifyOutput
-from tpsample.speculative.verify import verify
+from tpsample.speculative.verify import verify, verify_logits
 
-__all__ = ["VerifyOutput", "reference", "sample_draft", "verify"]
+__all__ = ["VerifyOutput", "reference", "sample_draft", "verify", "verify_logits"]

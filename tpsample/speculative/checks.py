@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.agreement.logits_checks import check_has_weight
+from tpsample.agreement.logits_checks import check_has_weight, check_local_logits
 from tpsample.agreement.step_checks import check_batch, check_fits_weight
 from tpsample.core.checks import describe, fits, require_plain
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 
 
@@ -18,7 +18,7 @@ def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
     """Check the arguments that a draft and its verification share."""
     if method not in ("coupled", "rejection", "block"):
         raise ValueError(f"method: expected one of coupled, rejection, block, got {method!r}")
-    if not isinstance(batch, SamplingBatch):
+    if not isinstance(batch, StepBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
     check_batch(batch, sampler.vocab_size, sampler.weight.device)
 
@@ -30,15 +30,10 @@ def check_verify(
     batch: object,
     method: str,
     draft: Tensor | None,
+    lengths: Tensor | None,
 ) -> None:
     """Check what `verify` is given; a TypeError or ValueError names the argument."""
-    check_request(sampler, method, batch)
-    device = sampler.weight.device
-    if not fits(draft_token_ids, torch.int64, "BK", device):
-        raise ValueError(
-            f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
-            f"got {describe(draft_token_ids)}"
-        )
+    _check_drafts(sampler, draft_token_ids, batch, method, lengths)
     check_has_weight(sampler.weight)
     num_rows, num_drafts = draft_token_ids.shape
     shape = (num_rows, num_drafts + 1, sampler.weight.shape[1])
@@ -51,9 +46,70 @@ def check_verify(
     require_plain("hidden_states", hidden_states)
     check_fits_weight(hidden_states, sampler.weight)
     sampler.checks.copy_is_current()
+    _check_sizes("hidden_states", (num_rows, num_drafts), sampler, method, draft)
+
+
+def check_verify_logits(
+    sampler: LMHeadSampler,
+    local_logits: Tensor,
+    draft_token_ids: Tensor,
+    batch: object,
+    method: str,
+    draft: Tensor | None,
+    lengths: Tensor | None,
+) -> None:
+    """Check what `verify_logits` is given; a TypeError or ValueError names the argument."""
+    _check_drafts(sampler, draft_token_ids, batch, method, lengths)
+    num_rows, num_drafts = draft_token_ids.shape
+    leading = (num_rows, num_drafts + 1)
+    if not isinstance(local_logits, Tensor) or local_logits.shape[:-1] != leading:
+        raise ValueError(
+            f"local_logits: expected [{num_rows}, {num_drafts + 1}, {len(sampler.shard)}], those "
+            f"of the token before the drafts and of each draft, got {describe(local_logits)}"
+        )
+    check_local_logits(local_logits.flatten(0, 1), sampler.weight, sampler.shard)
+    _check_sizes("local_logits", (num_rows, num_drafts), sampler, method, draft)
+
+
+def _check_drafts(
+    sampler: LMHeadSampler,
+    draft_token_ids: Tensor,
+    batch: object,
+    method: str,
+    lengths: Tensor | None,
+) -> None:
+    check_request(sampler, method, batch)
+    device = sampler.weight.device
+    if not fits(draft_token_ids, torch.int64, "BK", device):
+        raise ValueError(
+            f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
+            f"got {describe(draft_token_ids)}"
+        )
+    num_rows = draft_token_ids.shape[0]
+    of_rows = [fits(lengths, each, (num_rows,), device) for each in (torch.int32, torch.int64)]
+    if lengths is not None and not any(of_rows):
+        raise ValueError(
+            f"lengths: expected an int32 or int64 tensor [{num_rows}] on {device}, got "
+            f"{describe(lengths)}"
+        )
+
+
+def _check_sizes(
+    name: str,
+    drafts: tuple[int, int],
+    sampler: LMHeadSampler,
+    method: str,
+    draft: Tensor | None,
+) -> None:
+    """Check that the rows of the argument called `name` fit, and the drafter's logits.
+
+    Args:
+        drafts: B and K.
+    """
+    num_rows, num_drafts = drafts
     if num_rows * (num_drafts + 1) > sampler.max_rows:
         raise ValueError(
-            f"hidden_states: {num_rows} rows × {num_drafts + 1} positions exceed "
+            f"{name}: {num_rows} rows × {num_drafts + 1} positions exceed "
             f"max_rows={sampler.max_rows}; build the sampler with a larger max_rows"
         )
     if draft is not None and method == "coupled":

@@ -28,18 +28,20 @@ def verify_coupled(
     drafts: Tensor,
     batch: BatchView,
     positions: Tensor,
+    local_logits: Tensor | None = None,
 ) -> VerifyOutput:
     """Sample all B · (K + 1) rows in one step of whatever backend. Collective.
 
     Args:
-        hidden_states: [B, K + 1, D].
+        hidden_states: [B · (K + 1), D].
         drafts: int64 [B, K + 1], -1 where there is none.
         batch: the rows after each of their drafts.
         positions: int64 [B].
+        local_logits: [B · (K + 1), V_local], logits of the caller in place of the product.
     """
     num_rows, width = drafts.shape
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    sampler.finish(sampler.begin(hidden_states.flatten(0, 1), batch, at, out))
+    sampler.finish(sampler.begin(hidden_states, batch, at, out, local_logits))
     token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
     # The token of a failed row may be any, so equality alone does not tell.
     drawn = status == word.Status.OK

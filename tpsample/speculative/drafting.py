@@ -13,7 +13,7 @@ from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score
 from tpsample.noise import DOMAIN_TOKEN, tile_noise
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.checks import check_draft_logits, check_request
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
@@ -22,7 +22,7 @@ from tpsample.speculative.streams import DOMAIN_DRAFT, stream
 def sample_draft(
     sampler: LMHeadSampler,
     draft_logits: Tensor,
-    batch: SamplingBatch,
+    batch: StepBatch,
     positions: Tensor | int,
     index: int,
     *,
@@ -46,7 +46,8 @@ def sample_draft(
         method: the one that `verify` will be called with.
 
     Returns:
-        int64 [B], the same on every rank; -1 where the logits are NaN or all -inf.
+        int64 [B], the same on every rank; -1 where the logits are NaN or all -inf, and in rows of
+        a selection that are not drawn.
 
     Raises:
         TypeError, ValueError: a wrong argument, before anything is sent. With several ranks every
@@ -83,4 +84,5 @@ def sample_draft(
             scores = score(draft_logits.detach().float(), noise, row_noise)
             best = order_words(scores, first_id).amax(dim=1)
         token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))
-        return token_ids
+        verdict = settled.verdict
+        return token_ids if verdict is None else token_ids.where(verdict < 0, word.NO_TOKEN)

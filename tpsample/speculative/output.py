@@ -43,6 +43,17 @@ class VerifyOutput:
         emitted = token_ids.where(reached(num_accepted, token_ids.shape[1]), word.NO_TOKEN)
         return VerifyOutput(num_accepted, emitted, row_status, seeds)
 
+    def name_undrawn(self, verdict: Tensor, token_id: int) -> None:
+        """Write a token and a status where a row was not drawn; it has no drafts.
+
+        Args:
+            verdict: int32 [B], as in `SampleOutput.name_undrawn`.
+            token_id: its token.
+        """
+        undrawn = verdict >= 0
+        self.status = torch.where(undrawn, verdict, self.status)
+        self.token_ids[:, 0] = self.token_ids[:, 0].masked_fill(undrawn, token_id)
+
     def name_failed(self, token_id: int) -> None:
         """Write a token where a row failed."""
         place = self.num_accepted.unsqueeze(1)

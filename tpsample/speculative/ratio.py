@@ -37,6 +37,7 @@ def verify_by_ratio(
     drafts: Tensor,
     batch: BatchView,
     positions: Tensor,
+    local_logits: Tensor | None = None,
     *,
     block: bool,
     draft: Tensor | None,
@@ -51,7 +52,7 @@ def verify_by_ratio(
     batch = replace(batch, plan=batch.plan.storing_every_row)
     # A draw of every row, because it tells the row's status.
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    step = sampler.begin(hidden_states.flatten(0, 1), batch, at, out)
+    step = sampler.begin(hidden_states, batch, at, out, local_logits)
     sampler.exchange.finish(out, batch.seed)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     laws = Laws.of(stored, batch, drafts, draft, out.status.view(num_rows, width), ranks)

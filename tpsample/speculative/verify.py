@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,9 +12,9 @@ from torch import Tensor
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import positions_tensor
 from tpsample.core import word
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.checks import check_verify
+from tpsample.speculative.checks import check_verify, check_verify_logits
 from tpsample.speculative.coupled import verify_coupled
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.ratio import verify_by_ratio
@@ -21,11 +24,12 @@ def verify(
     sampler: LMHeadSampler,
     hidden_states: Tensor,
     draft_token_ids: Tensor,
-    batch: SamplingBatch,
+    batch: StepBatch,
     positions: Tensor | int,
     *,
     method: str = "coupled",
     draft: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> VerifyOutput:
     """Accept a prefix of each row's drafts, and emit it with one token more. Collective.
 
@@ -45,13 +49,15 @@ def verify(
             `draft`.
         hidden_states: [B, K + 1, D]: of the token before the drafts, then of each draft.
         draft_token_ids: int64 [B, K]. The first id outside the vocabulary, such as -1, ends the
-            drafts of its row; hidden states behind it may be anything.
-        batch: B rows, or one request for all rows.
+            drafts of its row; hidden states behind it may be anything. K may be 0.
+        batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
         positions: int64 [B], or one int: absolute position of the first token to be emitted.
         method: "coupled", "rejection" or "block".
         draft: [B, K, V_local], the drafter's logits for this rank's shard, before temperature. The
             drafts must be draws from softmax(draft / T) (T = 1 in greedy rows) in streams of their
             own, as `sample_draft` makes them. None: the drafts were certain. Not with "coupled".
+        lengths: int32 or int64 [B], how many of its drafts a row has, in place of an id outside the
+            vocabulary behind them. Numbers below 0 are 0, those above K are K. Default: K.
 
     Returns:
         The tokens, how many drafts were accepted, and the status.
@@ -62,42 +68,118 @@ def verify(
             ranks without a process group.
     """
 
+    def check() -> None:
+        check_verify(sampler, hidden_states, draft_token_ids, batch, method, draft, lengths)
+
+    inputs = _Inputs(draft_token_ids, lengths, draft)
+    return _verify(sampler, check, inputs, batch, positions, method, hidden_states=hidden_states)
+
+
+def verify_logits(
+    sampler: LMHeadSampler,
+    local_logits: Tensor,
+    draft_token_ids: Tensor,
+    batch: StepBatch,
+    positions: Tensor | int,
+    *,
+    method: str = "coupled",
+    draft: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> VerifyOutput:
+    """Verify drafts as `verify` does, from logits that the caller computed. Collective.
+
+    It is to `verify` what `LMHeadSampler.sample_logits` is to a step: for heads that are quantised,
+    adapted or otherwise not a plain weight. Nothing is gathered, and `logit_scale`, `logit_softcap`
+    and `bias` of the sampler are not applied.
+
+    Args:
+        local_logits: fp32, bf16 or fp16 [B, K + 1, V_local], the columns of this rank's shard: of
+            the token before the drafts, then of each draft.
+
+    The other arguments, what is returned and what is raised are those of `verify`.
+    """
+
+    def check() -> None:
+        given = (local_logits, draft_token_ids, batch, method, draft, lengths)
+        check_verify_logits(sampler, *given)
+
+    inputs = _Inputs(draft_token_ids, lengths, draft)
+    return _verify(sampler, check, inputs, batch, positions, method, local_logits=local_logits)
+
+
+class _Inputs(NamedTuple):
+    """The drafts of a verification, and their lengths and laws."""
+
+    draft_token_ids: Tensor
+    lengths: Tensor | None
+    draft: Tensor | None
+
+    def known(self) -> Tensor:
+        """Return int64 [B, K], the drafts, -1 behind each row's last as its length has it."""
+        ids = self.draft_token_ids
+        if self.lengths is None:
+            return ids
+        place = torch.arange(ids.shape[1], device=ids.device)
+        return ids.where(place < self.lengths.unsqueeze(1), word.NO_TOKEN)
+
+
+def _verify(
+    sampler: LMHeadSampler,
+    check_arguments: Callable[[], None],
+    inputs: _Inputs,
+    batch: StepBatch,
+    positions: Tensor | int,
+    method: str,
+    *,
+    hidden_states: Tensor | None = None,
+    local_logits: Tensor | None = None,
+) -> VerifyOutput:
+    """Settle a verification from either of two inputs with the other ranks, and make it."""
+
     def check() -> Call:
-        check_verify(sampler, hidden_states, draft_token_ids, batch, method, draft)
-        num_rows, num_drafts = draft_token_ids.shape
+        check_arguments()
+        num_rows, num_drafts = inputs.draft_token_ids.shape
         if method != "coupled":
             sampler.ranks.require_group(f'method="{method}"')
+        law = "certain" if inputs.draft is None else "by logits"
         return sampler.checks.rows(
-            f"verify {method} {'certain' if draft is None else 'by logits'}",
+            f"verify {method} {law}{'' if local_logits is None else ' from logits'}",
             batch,
             num_rows,
-            positions_tensor(positions, num_rows, hidden_states.device),
+            positions_tensor(positions, num_rows, inputs.draft_token_ids.device),
             masked_rows=num_rows * (num_drafts + 1),
             num_samples=num_drafts,
-            token_ids=draft_token_ids,
+            token_ids=inputs.known(),
         )
 
     with sampler.agreement.leaving_on_error():
         call = sampler.agreement.settle(check)
-        settled, at = call.batch, call.positions
-        assert isinstance(settled, SamplingBatch) and at is not None
+        settled, at, drafts = call.batch, call.positions, call.token_ids
+        assert isinstance(settled, StepBatch) and at is not None and drafts is not None
 
-        known = (draft_token_ids >= 0) & (draft_token_ids < sampler.vocab_size)
+        known = (drafts >= 0) & (drafts < sampler.vocab_size)
         known = known.cumprod(dim=1).bool()
-        drafts = F.pad(draft_token_ids.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
+        if settled.verdict is not None:
+            known &= (settled.verdict < 0).unsqueeze(1)
+        drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
         expanded = settled.with_drafts(drafts[:, :-1])
-        hidden_states = hidden_states.detach()
         if call.rows == 0:
             none = torch.zeros_like(at)
             return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
+        given = None if local_logits is None else local_logits.detach().flatten(0, 1)
+        if hidden_states is not None:
+            rows = hidden_states.detach().flatten(0, 1)
+        else:
+            assert given is not None
+            rows = given[:, :0]
         if method == "coupled":
-            return verify_coupled(sampler, hidden_states, drafts, expanded, at)
-        return verify_by_ratio(
-            sampler,
-            hidden_states,
-            drafts,
-            expanded,
-            at,
-            block=method == "block",
-            draft=None if draft is None else draft.detach(),
-        )
+            verified = verify_coupled(sampler, rows, drafts, expanded, at, given)
+        else:
+            law = None if inputs.draft is None else inputs.draft.detach()
+            block = method == "block"
+            verified = verify_by_ratio(
+                sampler, rows, drafts, expanded, at, given, block=block, draft=law
+            )
+        if settled.verdict is not None:
+            verified.name_undrawn(settled.verdict, sampler.on_failed)
+        return verified

@@ -17,6 +17,9 @@ whole vocabulary. Rows find their state by slot, so moving a row moves one numbe
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,7 +47,8 @@ class ControlTables:
 
     Attributes:
         vocab_size: V.
-        slot_of: int64 [slots], the slot of each row of the batch, then the free slots.
+        slot_of: int64 [slots], the slot of each row of the batch, then the free slots. The last
+            slot is idle for ever: it has no request, and what is written there is never read.
         wants: int32 [slots], bits PENALISED and BIASED.
         penalties: fp32 [slots, 3]: repetition, frequency, presence.
         min_tokens, length: int32 [slots], how many output tokens are wanted and there.
@@ -61,16 +65,16 @@ class ControlTables:
     """
 
     @torch.inference_mode(False)
-    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self.device, self.vocab_size = device, vocab_size
-        self._slot_list = list(range(slots))
+        self._slot_list, slots = list(range(rows)), rows + 1
         self.slot_of = torch.arange(slots, device=device)
         self.has_penalties = self.has_bias = self.has_masks = False
-        self.wants = torch.zeros(slots, dtype=torch.int32, device=device)
+        # In one piece, because the three change together when a request comes.
+        self._numbers = torch.zeros(3, slots, dtype=torch.int32, device=device)
+        self.wants, self.min_tokens, self.length = self._numbers.unbind()
         self.penalties = torch.zeros(slots, 3, dtype=torch.float32, device=device)
         self.penalties[:, 0] = 1.0
-        self.min_tokens = torch.zeros_like(self.wants)
-        self.length = torch.zeros_like(self.wants)
         self.stop_ids = self._ids(slots, 1)
         self.bad_words = self._ids(slots, 1, 1)
         self.recent = self._ids(slots, 1).fill_(ABSENT)
@@ -86,44 +90,67 @@ class ControlTables:
         return self.wants.shape[0]
 
     @torch.inference_mode(False)
-    def load(self, row: int, request: CheckedRequest) -> None:
-        """Start the state of a row anew."""
-        slot, params = self._slot_list[row], request.params
-        self._requests[slot] = (request, self._appends)
-        self.has_penalties |= params.penalised
-        self.has_bias |= bool(params.logit_bias)
-        self.has_masks |= params.masked
-        self.wants[slot] = PENALISED * params.penalised + BIASED * bool(params.logit_bias)
-        self.penalties[slot] = torch.tensor(
-            [params.repetition_penalty, params.frequency_penalty, params.presence_penalty],
-            dtype=torch.float32,
-        )
-        self.min_tokens[slot] = params.min_tokens if params.stop_token_ids else 0
-        self.length[slot] = len(request.output)
-        so_far = f"{request.prompt}{request.output}"
-        self.token_digest[slot] = digest_text(so_far) | 1 if params.reads_output else 0
-        self._load_words(slot, params, request.output)
-        if params.allowed_token_ids is not None and self.allowed is None:
-            self.allowed = self.whole.repeat(self.slots, 1)
-        if self.allowed is not None:
-            self.allowed[slot] = pack_ids(params.allowed_token_ids, self.vocab_size)
+    def load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
+        """Start the state of some rows anew, with one write per table for all of them."""
+        slots, params = [self._slot_list[row] for row in rows], [each.params for each in requests]
+        for slot, request in zip(slots, requests, strict=True):
+            self._requests[slot] = (request, self._appends)
+        self.has_penalties |= any(each.penalised for each in params)
+        self.has_bias |= any(each.logit_bias for each in params)
+        self.has_masks |= any(each.masked for each in params)
+        index, digests = integers(slots, map(_digest, requests), device=self.device)
+        wants = [PENALISED * each.penalised + BIASED * bool(each.logit_bias) for each in params]
+        least = [each.min_tokens if each.stop_token_ids else 0 for each in params]
+        lengths = [len(each.output) for each in requests]
+        numbers = torch.tensor([wants, least, lengths], dtype=torch.int32)
+        penalties = [
+            (each.repetition_penalty, each.frequency_penalty, each.presence_penalty)
+            for each in params
+        ]
+        self._numbers[:, index], self.token_digest[index] = numbers.to(self.device), digests
+        self.penalties[index] = torch.tensor(penalties, dtype=torch.float32).to(self.device)
+        if self.has_masks:
+            self._load_words(index, requests)
+            self._load_allowed(slots, params)
         for state in self._states.values():
             state.reserve(history=self.has_penalties, bias=self.has_bias)
-            state.load(slot, request)
+            state.load(slots, requests)
 
-    def _load_words(self, slot: int, params: SamplingParams, output: tuple[int, ...]) -> None:
-        stop_ids = sorted(set(params.stop_token_ids or ())) if params.min_tokens else []
-        words = [list(reversed(sequence)) for sequence in params.bad_words or ()]
-        longest = max(map(len, words), default=1)
-        self.stop_ids = _widened(self.stop_ids, NO_TOKEN, len(stop_ids))
-        self.bad_words = _widened(self.bad_words, NO_TOKEN, len(words), longest)
+    def _load_words(self, index: Tensor, requests: Sequence[CheckedRequest]) -> None:
+        """Write stop ids, bad words and the last output tokens of slots, int64 [n]."""
+        params = [each.params for each in requests]
+        stops = [sorted(set(p.stop_token_ids or ())) if p.min_tokens else [] for p in params]
+        words = [[sequence[::-1] for sequence in p.bad_words or ()] for p in params]
+        longest = max((len(sequence) for each in words for sequence in each), default=1)
+        self.stop_ids = _widened(self.stop_ids, NO_TOKEN, max(map(len, stops)))
+        self.bad_words = _widened(self.bad_words, NO_TOKEN, max(map(len, words)), longest)
         self.recent = _widened(self.recent, ABSENT, longest - 1)
-        self.stop_ids[slot] = _padded(stop_ids, NO_TOKEN, self.stop_ids.shape[1])
-        self.bad_words[slot] = NO_TOKEN
-        for i, sequence in enumerate(words):
-            self.bad_words[slot, i] = _padded(sequence, NO_TOKEN, self.bad_words.shape[2])
+        _, most, longest = self.bad_words.shape
         width = self.recent.shape[1]
-        self.recent[slot] = _padded(list(reversed(output))[:width], ABSENT, width)
+        latest = [each.output[::-1][:width] for each in requests]
+        padded = [
+            _padded(sequence, NO_TOKEN, longest)
+            for each in words
+            for sequence in (*each, *[()] * (most - len(each)))
+        ]
+        its_stops = [_padded(ids, NO_TOKEN, self.stop_ids.shape[1]) for ids in stops]
+        its_latest = [_padded(ids, ABSENT, width) for ids in latest]
+        for table, values in (
+            (self.stop_ids, its_stops),
+            (self.bad_words, padded),
+            (self.recent, its_latest),
+        ):
+            (flat,) = integers(itertools.chain(*values), device=self.device, dtype=torch.int32)
+            table[index] = flat.view(len(requests), *table.shape[1:])
+
+    def _load_allowed(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> None:
+        if self.allowed is None and any(each.allowed_token_ids is not None for each in params):
+            self.allowed = self.whole.repeat(self.slots, 1)
+        if self.allowed is not None:
+            for slot, each in zip(slots, params, strict=True):
+                self.allowed[slot] = self.whole[0]
+                if each.allowed_token_ids is not None:
+                    self.allowed[slot] = pack_ids(each.allowed_token_ids, self.vocab_size)
 
     @torch.inference_mode(False)
     def reorder(self, order: list[int]) -> None:
@@ -131,20 +158,22 @@ class ControlTables:
 
         A row behind the slots is new, and takes a free one: `load` starts its state.
         """
-        old, slots = self._slot_list, self.slots
+        old, slots = self._slot_list, len(self._slot_list)
         free = sorted(set(old).difference([old[row] for row in order if row < slots]))
         for slot in free:
             self._requests.pop(slot, None)
         unused = iter(free)
         arranged = [old[row] if row < slots else next(unused) for row in order]
         self._slot_list = [*arranged, *unused]
-        self.slot_of.copy_(integers(self._slot_list, device=None)[0])
+        self.slot_of[:-1] = integers(self._slot_list, device=None)[0]
 
     @torch.inference_mode(False)
-    def append(self, token_ids: Tensor) -> None:
-        """Count one new token per row, int64 [B]; an id outside [0, V), such as -1, is none."""
+    def append(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Count one new token per slot, int64 [B] each; an id outside [0, V), such as -1, is none.
+
+        Of all slots, only the idle one may be named twice.
+        """
         self._appends += 1
-        slots = self.slot_of[: len(token_ids)]
         there = (token_ids >= 0) & (token_ids < self.vocab_size)
         self.length[slots] += there.to(torch.int32)
         recent = self.recent[slots]
@@ -176,8 +205,8 @@ class ControlTables:
                     )
             state = TokenState(shard, self.slots, self.device)
             state.reserve(history=self.has_penalties, bias=self.has_bias)
-            for slot, (request, _) in self._requests.items():
-                state.load(slot, request)
+            if self._requests:
+                state.load(list(self._requests), [each for each, _ in self._requests.values()])
             self._states[shard] = state
         return state
 
@@ -200,5 +229,12 @@ def _widened(table: Tensor, value: int, *widths: int) -> Tensor:
     return wider
 
 
-def _padded(ids: list[int], value: int, width: int) -> Tensor:
-    return torch.tensor(ids + [value] * (width - len(ids)), dtype=torch.int32)
+def _padded(ids: Sequence[int], value: int, width: int) -> list[int]:
+    return [*ids, *[value] * (width - len(ids))]
+
+
+def _digest(request: CheckedRequest) -> int:
+    """Return a digest of the tokens so far, 0 if nothing looks at them."""
+    if not request.params.reads_output:
+        return 0
+    return digest_text(f"{request.prompt}{request.output}") | 1

@@ -6,11 +6,13 @@ Each rank holds them for its own shard only, [slots, V/W]. Column c is id `first
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from tpsample.core.host_tensors import integers
 from tpsample.core.step_buffer import StepBuffer
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import CheckedRequest
@@ -59,23 +61,33 @@ class TokenState:
             self.bias = self.bias.new_zeros(self._slots, self.width)
 
     @torch.inference_mode(False)
-    def load(self, slot: int, request: CheckedRequest) -> None:
-        """Start a slot anew from host values; ids of other shards are passed over."""
-        self.touched[slot] = 0
+    def load(self, slots: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
+        """Start some slots anew from host values; ids of other shards are passed over."""
+        (index,) = integers(slots, device=self.touched.device)
+        self.touched[index] = 0
         if self.history.shape[1] > 1:
-            row = self.history[slot].zero_()
-            if request.params.repetition_scope == "all":  # no other penalty looks at the prompt
-                row[self._columns(request.prompt)] = 1
-            counted = torch.tensor(2, dtype=torch.int32, device=row.device)
-            row.index_put_((self._columns(request.output),), counted, accumulate=True)
-            self._touch(slot, row != 0, HAS_HISTORY)
+            self.history[index] = 0
+            # Nothing looks at the tokens of a row without penalties, and only one at its prompt.
+            penalised = [each.params.penalised for each in requests]
+            at_prompt = [each.params.repetition_scope == "all" for each in requests]
+            its = zip(requests, penalised, at_prompt, strict=True)
+            prompts = [each.prompt if counts and all_ else () for each, counts, all_ in its]
+            its_output = zip(requests, penalised, strict=True)
+            outputs = [each.output if counts else () for each, counts in its_output]
+            if (places := self._places(slots, prompts, HAS_HISTORY)) is not None:
+                self.history[places] = 1
+            if (places := self._places(slots, outputs, HAS_HISTORY)) is not None:
+                counted = torch.tensor(2, dtype=torch.int32, device=index.device)
+                self.history.index_put_(places, counted, accumulate=True)
         if self.bias.shape[1] > 1:
-            row, biases = self.bias[slot].zero_(), request.params.logit_bias or {}
-            own = [i for i in biases if self.shard.start <= i < self.shard.stop]
-            values = torch.tensor([biases[i] for i in own], dtype=torch.float32)
-            values.clamp_(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-            row[self._columns(own)] = values.to(row.device)
-            self._touch(slot, row != 0, HAS_BIAS)
+            self.bias[index] = 0
+            start, stop = self.shard.start, self.shard.stop
+            biases = [each.params.logit_bias or {} for each in requests]
+            own = [[i for i in each if start <= i < stop] for each in biases]
+            if (places := self._places(slots, own, HAS_BIAS)) is not None:
+                values = [each[i] for each, ids in zip(biases, own, strict=True) for i in ids]
+                clamped = torch.tensor(values, dtype=torch.float32)
+                self.bias[places] = clamped.clamp_(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS).to(index.device)
 
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count one output token per row, int64 [B], on the device; -1 is none."""
@@ -90,10 +102,18 @@ class TokenState:
         """Return uninitialised int32 [num_rows, width / 32], which the next step uses again."""
         return self._mask.take(num_rows)
 
-    def _columns(self, ids: Sequence[int]) -> Tensor:
-        columns = torch.tensor(ids, dtype=torch.int64)
-        mine = (columns >= self.shard.start) & (columns < self.shard.stop)
-        return (columns[mine] - self.first_id).to(self.touched.device)
-
-    def _touch(self, slot: int, there: Tensor, bit: int) -> None:
-        self.touched[slot] |= bit * there.view(-1, TOUCHED_BLOCK).any(dim=1).to(torch.int32)
+    def _places(
+        self, slots: Sequence[int], ids: Sequence[Sequence[int]], bit: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return slot and column, int64 [n] each, of each slot's ids that are of this shard, and
+        note in `touched` that something is known of them. None without any."""
+        if not any(ids):
+            return None
+        (listed,) = integers(itertools.chain(*ids), device=None)
+        of_slot, lengths = integers(slots, map(len, ids), device=None)
+        mine = (listed >= self.shard.start) & (listed < self.shard.stop)
+        columns = (listed[mine] - self.first_id).to(self.touched.device)
+        slot = of_slot.repeat_interleave(lengths)[mine].to(self.touched.device)
+        # A block may be named more than once, always with the same result.
+        self.touched[slot, columns // TOUCHED_BLOCK] |= bit
+        return slot, columns

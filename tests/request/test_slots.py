@@ -1,0 +1,365 @@
+"""Requests keep their slots for life: a step names its rows by a tensor, each row its own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support import host_reads
+from tests.support.controls import Conversation, bitmask_of
+from tests.support.ranks import run_ranks
+from tests.support.replays import Replays
+from tests.support.slots import WEIGHT, D, V, sampler_of
+from tpsample import (
+    LMHeadSampler,
+    RankMismatch,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    UnsupportedParameter,
+    VocabShard,
+    reference,
+    verify,
+)
+
+SLOTS = 9
+
+
+def batch_of(rows: list[Conversation]) -> SamplingBatch:
+    return SamplingBatch.from_params(
+        [row.params for row in rows],
+        vocab_size=V,
+        prompt_token_ids=[row.prompt for row in rows],
+        output_token_ids=[row.output for row in rows],
+    )
+
+
+class Slots:
+    """A batch of slots, and beside it a dictionary of what is in them."""
+
+    def __init__(self, seed: int) -> None:
+        self.pick, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.batch = SamplingBatch.of_slots(SLOTS, vocab_size=V)
+        self.there: dict[int, Conversation] = {}
+
+    def change(self) -> None:
+        """Some requests leave, and others come, to slots that are free and to some that are not."""
+        gone = self.pick.sample(sorted(self.there), self.pick.randint(0, min(3, len(self.there))))
+        for slot in gone:
+            del self.there[slot]
+        self.batch.free(gone)
+        new = self.pick.sample(range(SLOTS), self.pick.randint(0, 3))
+        rows = [self.row() for _ in new]
+        self.there |= dict(zip(new, rows, strict=True))
+        self.batch.put(
+            new,
+            [row.params for row in rows],
+            prompt_token_ids=[row.prompt for row in rows],
+            output_token_ids=[row.output for row in rows],
+        )
+
+    def row(self) -> Conversation:
+        row, logprobs = Conversation.random(self.pick, V), {}
+        if self.pick.random() < 0.3:
+            mode = self.pick.choice(["raw_logprobs", "processed_logprobs", "processed_logits"])
+            ids = self.pick.choice([None, [3], [1, 4]])
+            logprobs = {"logprobs": self.pick.choice([0, 2, -1]), "logprobs_mode": mode}
+            logprobs["logprob_token_ids"] = ids
+        fields = {**vars(row.params), **logprobs}
+        names = SamplingParams.__dataclass_fields__
+        row.params = SamplingParams(**{name: fields[name] for name in names})
+        return row
+
+    def slots(self) -> list[int]:
+        """Those of a step: any of the requests, in any order, with padding and errors between."""
+        chosen = self.pick.sample(sorted(self.there), self.pick.randint(0, len(self.there)))
+        other = [-1, -1, SLOTS, 2**31 - 1, -(2**31), *set(range(SLOTS)).difference(self.there)]
+        chosen += self.pick.choices(other + chosen[:1], k=self.pick.randint(1, 4))
+        return self.pick.sample(chosen, len(chosen))
+
+    def drawn(self, slots: list[int]) -> list[int]:
+        """The places of the rows that are drawn."""
+        return [i for i, s in enumerate(slots) if s in self.there and s not in slots[:i]]
+
+
+def assert_rows(out, expected, slots: list[int], drawn: list[int], failed: int = -1) -> None:
+    """The drawn rows are those of `expected`, and the others are as they must be."""
+    for name in ("token_ids", "status", "seeds"):
+        assert getattr(out, name)[drawn].tolist() == getattr(expected, name).tolist(), name
+    others = [i for i in range(len(slots)) if i not in drawn]
+    assert (out.token_ids[others] == failed).all()
+    padding = [Status.OK if slots[i] == -1 else Status.BAD_SLOT for i in others]
+    assert out.status[others].tolist() == padding
+    if expected.logprobs is not None:
+        ids, values = out.logprobs.token_ids[drawn], out.logprobs.values[drawn]
+        for row in range(len(drawn)):
+            asked = expected.logprobs.token_ids[row] >= 0
+            found = ids[row] >= 0
+            assert ids[row][found].tolist() == expected.logprobs.token_ids[row][asked].tolist()
+            assert values[row][found].tolist() == expected.logprobs.values[row][asked].tolist()
+    if out.logprobs is not None:
+        assert (out.logprobs.token_ids[others] == -1).all()
+
+
+@pytest.mark.parametrize(("backend", "seed"), [("torch", 0), ("torch", 1), ("triton", 2)])
+def test_any_trace_of_slots_is_a_dictionary_of_requests(backend, seed):
+    sampler, failed = sampler_of(backend, on_failed=1), 1
+    fresh_sampler, story = sampler_of(backend, on_failed=1), Slots(seed)
+    for step in range(14 if backend == "torch" else 5):
+        story.change()
+        slots = story.slots()
+        drawn = story.drawn(slots)
+        rows = [story.there[slots[place]] for place in drawn]
+        hidden_states = torch.randn(len(slots), D, generator=story.generator)
+        dtype = torch.int32 if step % 2 else torch.int64
+        picked = story.batch.select(torch.tensor(slots, dtype=dtype))
+        fresh = batch_of(rows)
+        if step % 3 == 1 and drawn:
+            allowed = [{v for v in range(V) if v % 3 != i % 3} for i in range(len(slots))]
+            picked.grammar_bitmask = bitmask_of(allowed, V)
+            fresh.grammar_bitmask = bitmask_of([allowed[place] for place in drawn], V)
+        out = sampler(hidden_states, picked, 40 + step)
+        expected = fresh_sampler(hidden_states[drawn], fresh, 40 + step)
+        assert_rows(out, expected, slots, drawn, failed)
+        picked.append(out.token_ids)
+        for row, token_id in zip(rows, out.token_ids[drawn].tolist(), strict=True):
+            row.output.append(token_id)
+
+
+GRAPH_KINDS: list[dict[str, Any]] = [
+    {"top_p": 0.7, "repetition_penalty": 1.6},
+    {"top_k": 4, "logit_bias": {3: 4.0}, "logprobs": 2},
+    {"temperature": 0.0, "frequency_penalty": 1.5},
+    {"top_k": 4, "top_p": 0.6, "bad_words": [[5], [3, 4]]},
+    {"min_p": 0.1, "allowed_token_ids": list(range(2, 40))},
+    {"logprobs": 1, "top_p": 0.5, "logprobs_mode": "processed_logprobs"},
+    {},
+]
+
+
+def graph_rows(seed: int) -> list[Conversation]:
+    """A request of each kind, with tokens so far."""
+    pick = random.Random(seed)
+    tokens = [[pick.randrange(9) for _ in range(6)] for _ in GRAPH_KINDS]
+    params = [SamplingParams(seed=seed + i, **kind) for i, kind in enumerate(GRAPH_KINDS)]
+    return [
+        Conversation(params, its[:3], its[3:]) for params, its in zip(params, tokens, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("methods", [False, True], ids=["sample", "verify"])
+def test_a_captured_step_serves_other_slots_and_other_requests(methods):
+    """Between two replays only what is on the device changes."""
+    sampler, batch = sampler_of(), SamplingBatch.of_slots(SLOTS, vocab_size=V)
+    host_reads.screen_nothing(sampler)
+    there = dict(enumerate(graph_rows(100)))
+    for slot, row in there.items():
+        batch.put(slot, row.params, prompt_token_ids=[row.prompt], output_token_ids=[row.output])
+    batch.prepare(VocabShard(0, V))
+    slots, positions = torch.zeros(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
+    hidden_states, drafts = torch.zeros(5, 3, D), torch.zeros(5, 2, dtype=torch.int64)
+
+    def step():
+        rows = batch.select(slots)
+        if methods:
+            out = verify(sampler, hidden_states, drafts, rows, positions)
+        else:
+            out = sampler(hidden_states[:, 0].contiguous(), rows, positions)
+        rows.append(out.token_ids)
+        return out
+
+    slots.fill_(-1)  # padding alone, so that the capture moves no state
+    with Replays() as graph:
+        out = step()
+    generator = torch.Generator().manual_seed(8)
+    for chosen in ([3, -1, 0, 6, 4], [6, 5, 1, -1, 99], [1, 2, 3, 2, 7], [0, 4, 5, 6, 3]):
+        new = graph_rows(200 + sum(chosen))
+        for slot in chosen[:2]:  # requests come where others were
+            if slot in there:
+                row = there[slot] = new[slot]
+                tokens = {"prompt_token_ids": [row.prompt], "output_token_ids": [row.output]}
+                batch.put([slot], [row.params], **tokens)
+        slots.copy_(torch.tensor(chosen))
+        positions.copy_(torch.arange(5) + sum(chosen))
+        hidden_states.copy_(torch.randn(5, 3, D, generator=generator))
+        drawn = [i for i, s in enumerate(chosen) if s in there and s not in chosen[:i]]
+        rows, fresh_sampler = [there[chosen[place]] for place in drawn], sampler_of()
+        fresh = batch_of(rows)
+        plain = fresh_sampler(hidden_states[drawn, 0], fresh, positions[drawn])
+        drafts.zero_()[drawn, 0] = plain.token_ids
+        graph.replay()
+        if methods:
+            arguments = hidden_states[drawn], drafts[drawn], fresh, positions[drawn]
+            expected = verify(fresh_sampler, *arguments)
+            assert out.num_accepted[drawn].tolist() == expected.num_accepted.tolist()
+            assert expected.num_accepted.sum() >= len(drawn)
+            assert out.token_ids[drawn].tolist() == expected.token_ids.tolist()
+            others = [i for i in range(5) if i not in drawn]
+            assert (out.token_ids[others] == -1).all() and (out.num_accepted[others] == 0).all()
+        else:
+            expected = plain
+            assert_rows(out, expected, chosen, drawn)
+        for row, tokens in zip(rows, expected.token_ids.view(len(rows), -1).tolist(), strict=True):
+            row.output += [token_id for token_id in tokens if token_id >= 0]
+
+
+def _on_ranks(rows: list[Conversation], slots: list[int]) -> tuple[Any, ...]:
+    shard = VocabShard.even(V, dist.get_rank(), dist.get_world_size())
+    options = {"shard": shard, "backend": "torch", "max_rows": 64}
+    sampler = LMHeadSampler(WEIGHT[shard.start : shard.stop], **options)
+    batch = SamplingBatch.of_slots(SLOTS, vocab_size=V)
+    tokens = {"prompt_token_ids": [row.prompt for row in rows]}
+    tokens["output_token_ids"] = [row.output for row in rows]
+    batch.put(list(range(len(rows))), [row.params for row in rows], **tokens)
+    batch.put(8, SamplingParams())  # without a seed
+    generator = torch.Generator().manual_seed(4)
+    found = []
+    for step in range(2):
+        picked = batch.select(torch.tensor(slots))
+        hidden_states = torch.randn(len(slots), 3, D, generator=generator)
+        out = sampler(hidden_states[:, 0].contiguous(), picked, 30 + 4 * step)
+        found.append((out.token_ids.tolist(), out.status.tolist(), out.seeds.tolist()))
+        drafts = torch.stack([out.token_ids, out.token_ids], dim=1)
+        for method in ("coupled", "rejection", "block"):
+            verified = verify(sampler, hidden_states, drafts, picked, 30 + 4 * step, method=method)
+            found.append((verified.token_ids.tolist(), verified.status.tolist()))
+        picked.append(verified.token_ids)
+    other = [*slots[1:], slots[0]] if dist.get_rank() else slots
+    try:
+        sampler(hidden_states[:, 0].contiguous(), batch.select(torch.tensor(other)), 50)
+    except RankMismatch as error:
+        found.append(str(error).split(",")[0])
+    return found, batch.seed[8].item()
+
+
+def test_ranks_draw_the_same_tokens_and_notice_other_slots():
+    rows, slots = graph_rows(3), [8, 2, -1, 5, 0, 77, 3, 2, 1, 7]
+    one = run_ranks(1, _on_ranks, rows, slots)[0]
+    three = run_ranks(3, _on_ranks, rows, slots)
+    assert three[0] == three[1] == three[2]
+    for found, expected in zip(three[0][0], one[0], strict=False):
+        for of_ranks, of_one in zip(found, expected, strict=True):
+            assert of_ranks[1:] == of_one[1:]  # row 0 draws a seed of its own
+    assert three[0][0][-1].startswith("slots: must be the same on every rank")
+    tokens, status, seeds = three[0][0][0]
+    assert [tokens[place] for place in (2, 5, 7, 9)] == [-1] * 4
+    assert status == [0, 0, 0, 0, 0, Status.BAD_SLOT, 0, Status.BAD_SLOT, 0, Status.BAD_SLOT]
+    assert seeds[0] == three[0][1] != 0
+    for tokens, status in three[0][0][1:4]:  # of a verification
+        assert tokens[2] == tokens[5] == [-1] * 3 and status[5] == Status.BAD_SLOT
+
+
+def test_masks_by_slot_follow_the_slots():
+    batch = SamplingBatch.of_slots(4, vocab_size=V)
+    batch.put([0, 1, 3], [SamplingParams(seed=i) for i in range(3)])
+    batch.forced_token_ids = torch.tensor([10, -1, 12, 13])
+    sampler, hidden_states = sampler_of(), torch.randn(4, D)
+    out = sampler(hidden_states, batch.select(torch.tensor([3, -1, 0, 1])), 5)
+    assert out.token_ids.tolist()[:3] == [13, -1, 10]
+    picked = batch.select(torch.tensor([3, 0]))
+    picked.forced_token_ids = torch.tensor([7, -1])
+    tokens = sampler(hidden_states[:2], picked, 5).token_ids.tolist()
+    assert tokens[0] == 7 and tokens[1] != 10
+    rows = hidden_states.view(2, 2, D)
+    drafts = torch.zeros(2, 1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="has a row per slot, but a verification needs one per"):
+        verify(sampler, rows, drafts, batch.select(torch.tensor([3, 0])), 5)
+    with pytest.raises(ValueError, match="expected a row for each of the 4 rows of the step"):
+        verify(sampler, rows, drafts, picked, 5)
+    batch.put(1, SamplingParams(seed=9))
+    with pytest.raises(ValueError, match="assign it anew"):
+        sampler(hidden_states[:1], batch.select(torch.tensor([3])), 5)
+
+
+def test_seeds_are_drawn_before_a_replay():
+    sampler, batch = sampler_of(), SamplingBatch.of_slots(3, vocab_size=V)
+    batch.put([0, 2], [SamplingParams(), SamplingParams(seed=4)])
+    assert batch.unseeded == [0]
+    sampler.draw_seeds(batch)
+    assert batch.unseeded == [] and batch.seed.tolist()[1:] == [0, 4] and batch.seed[0] > 0
+
+
+def test_rows_of_a_batch_are_slots_until_they_move():
+    params = [SamplingParams(seed=i, top_k=5 + i) for i in range(4)]
+    batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=6)
+    logits = 3 * torch.randn(3, V)
+
+    def drawn(slots: list[int]) -> list[int]:
+        return reference.sample(logits, batch.select(torch.tensor(slots)), 9).token_ids.tolist()
+
+    def fresh(params: list[SamplingParams]) -> list[int]:
+        its = SamplingBatch.from_params(params, vocab_size=V)
+        return reference.sample(logits, its, 9).token_ids.tolist()
+
+    assert drawn([3, 0, 2]) == fresh([params[3], params[0], params[2]])
+    batch.add(SamplingParams(seed=8, top_p=0.5))
+    assert drawn([4, 0, 5]) == [
+        *fresh([SamplingParams(seed=8, top_p=0.5), params[0], params[0]])[:2],
+        -1,
+    ]
+    batch.arrange([4, 3])
+    assert (
+        drawn([0, 1, 1])[:2] == fresh([SamplingParams(seed=8, top_p=0.5), params[3], params[0]])[:2]
+    )
+
+
+def test_a_slot_that_is_named_twice_counts_its_first_row():
+    """A stop id is held back until the output has a token."""
+    batch, sampler = SamplingBatch.of_slots(2, vocab_size=V), sampler_of()
+    params = SamplingParams(temperature=0.0, seed=0, min_tokens=1, stop_token_ids=[7])
+    batch.put(0, params)
+    logits = torch.zeros(3, V)
+    logits[:, 7], logits[:, 8] = 2.0, 1.0
+    for expected in ([8, -1, -1], [7, -1, -1]):
+        picked = batch.select(torch.tensor([0, 0, -1]))
+        out = sampler.sample_logits(logits, picked, 1)
+        assert out.token_ids.tolist() == expected
+        picked.append(out.token_ids)
+
+
+def test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens():
+    """Also by its way: requests with top_k alone would take one exchange."""
+    batch = SamplingBatch.of_slots(3, vocab_size=V)
+    batch.put([0, 2], [SamplingParams(seed=5, top_k=2), SamplingParams(seed=6)])
+    logits = torch.zeros(16, V)  # equal, so that few tokens are among the first two
+    sampler, position = sampler_of(), torch.arange(2)
+    for _ in range(8):
+        position = position + 2
+        out = sampler.sample_logits(logits[:2], batch.select(torch.tensor([2, 0])), position)
+        params = [SamplingParams(seed=6), SamplingParams(seed=5, top_k=2)]
+        fresh = SamplingBatch.from_params(params, vocab_size=V)
+        expected = reference.sample(logits[:2], fresh, position)
+        assert out.token_ids.tolist() == expected.token_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda b: b.select([0]), r"slots: expected an int32 or int64 tensor \[B\] on cpu"),
+        (lambda b: b.select(torch.zeros(1)), "slots: expected an int32 or int64 tensor"),
+        (lambda b: b.select(torch.zeros(1, 1, dtype=torch.int64)), "slots: expected"),
+        (lambda b: b.put(3, SamplingParams()), r"put: expected rows in \[0, 3\)"),
+        (lambda b: b.put([0, 0], [SamplingParams()] * 2), "each slot once, got 2 requests"),
+        (lambda b: b.put([0, 1], SamplingParams()), "as many requests as slots"),
+        (lambda b: b.put(0, SamplingParams(logit_bias={99: 1.0})), "expected ids in"),
+        (lambda b: b.free(-1), r"free: expected rows in \[0, 3\)"),
+        (lambda b: b.select(torch.tensor([0])).append(torch.tensor([1, 2])), "a selection of 1"),
+        (lambda b: sampler_of()(torch.zeros(2, D), b.select(torch.tensor([0])), 1), "expected 2"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_names_the_argument(call, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        call(SamplingBatch.of_slots(3, vocab_size=V))
+
+
+def test_what_the_host_would_have_to_count_is_refused():
+    kept = SamplingBatch.from_params([SamplingParams()], vocab_size=V, kept_cap=4)
+    with pytest.raises(UnsupportedParameter, match="kept_cap: not with select"):
+        kept.select(torch.tensor([0]))
+    single = SamplingBatch.from_params(SamplingParams(), vocab_size=V)
+    with pytest.raises(ValueError, match="select: this batch was built from one request"):
+        single.select(torch.tensor([0]))

@@ -1,0 +1,153 @@
+"""Parameters that stay in an engine's own tensors: the tokens of requests with these numbers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from tests.support import host_reads
+from tests.support.replays import Replays
+from tests.support.slots import WEIGHT, D, V, sampler_of
+from tpsample import Needs, SamplingBatch, SamplingParams, Status, reference, verify
+
+ROWS = 8
+ORDERS = ("sequential", "joint", "min_p_last")
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    """Numbers as an engine has them, most of them on and some off."""
+    pick = random.Random(seed)
+
+    def of(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([pick.choice(values) for _ in range(ROWS)], dtype=dtype)
+
+    return {
+        "temperature": of([0.0, 0.5, 1.0, 1.7], torch.float32),
+        "seed": torch.tensor([pick.getrandbits(62) for _ in range(ROWS)]),
+        "top_k": of([0, -1, 1, 3, 20, V], torch.int32),
+        "top_p": of([1.0, 0.3, 0.8], torch.float32),
+        "min_p": of([0.0, 0.05, 0.4], torch.float32),
+    }
+
+
+def requests(its: dict[str, torch.Tensor], order: str = "sequential") -> list[SamplingParams]:
+    """The same as requests."""
+    rows = zip(*(its[name].tolist() for name in its), strict=True)
+    return [SamplingParams(**dict(zip(its, row, strict=True)), filter_order=order) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("backend", "order"), [*(("torch", order) for order in ORDERS), ("triton", "sequential")]
+)
+def test_tokens_are_those_of_requests_with_these_numbers(backend, order):
+    sampler, its = sampler_of(backend), tensors(1)
+    batch = SamplingBatch.over(vocab_size=V, **its, filter_order=order)
+    generator = torch.Generator().manual_seed(2)
+    for step in range(6 if backend == "torch" else 1):
+        hidden_states = torch.randn(ROWS, D, generator=generator)
+        out = sampler(hidden_states, batch, step)
+        logits = reference.logits(hidden_states, WEIGHT)
+        listed = SamplingBatch.from_params(requests(its, order), vocab_size=V)
+        expected = reference.sample(logits, listed, step)
+        assert out.token_ids.tolist() == expected.token_ids.tolist()
+        assert out.status.tolist() == expected.status.tolist() == [0] * ROWS
+        assert out.seeds.tolist() == its["seed"].tolist()
+        for name, new in tensors(10 + step).items():  # in place, as an engine does
+            its[name].copy_(new)
+
+
+def test_slots_and_replays_read_what_is_there_now():
+    sampler, its = sampler_of(), tensors(3)
+    host_reads.screen_nothing(sampler)
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    slots, positions = torch.full((4,), -1), torch.zeros(4, dtype=torch.int64)
+    hidden_states, drafts = torch.zeros(4, 2, D), torch.zeros(4, 1, dtype=torch.int64)
+    with Replays() as graph:
+        out = verify(sampler, hidden_states, drafts, batch.select(slots), positions)
+    for step, chosen in enumerate(([5, -1, 0, 7], [1, 2, 8, 1])):
+        for name, new in tensors(20 + step).items():
+            its[name].copy_(new)
+        slots.copy_(torch.tensor(chosen))
+        hidden_states.copy_(torch.randn(4, 2, D))
+        graph.replay()
+        drawn = [i for i, s in enumerate(chosen) if 0 <= s < ROWS and s not in chosen[:i]]
+        params = requests(its)
+        fresh = SamplingBatch.from_params([params[chosen[i]] for i in drawn], vocab_size=V)
+        expected = verify(sampler_of(), hidden_states[drawn], drafts[drawn], fresh, 0)
+        assert out.token_ids[drawn].tolist() == expected.token_ids.tolist()
+        others = [i for i in range(4) if i not in drawn]
+        status = [Status.OK if chosen[i] == -1 else Status.BAD_SLOT for i in others]
+        assert out.status[others].tolist() == status and (out.token_ids[others] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "means"),
+    [
+        ("temperature", [math.nan, -1.0, -math.inf, 1e-6], 0.0),
+        ("temperature", [math.inf, 3e38], 2.0**100),
+        ("top_k", [-7, 0, V, V + 5, 2**31 - 1, -(2**31)], 0),
+        ("top_p", [math.nan, 1.0, 7.0, math.inf], 1.0),
+        ("top_p", [0.0, -0.5, -math.inf, 1e-30], 1e-30),
+        ("min_p", [math.nan, 0.0, -3.0, -math.inf], 0.0),
+        ("min_p", [1.5, math.inf], 1.0),
+    ],
+)
+def test_values_out_of_range_have_a_meaning(name, values, means):
+    rows = len(values)
+    its = {
+        "temperature": torch.full((rows,), 0.9),
+        "seed": torch.arange(rows),
+        "top_k": torch.full((rows,), 30, dtype=torch.int32),
+        "top_p": torch.full((rows,), 0.9, dtype=torch.float64),
+        "min_p": torch.full((rows,), 0.01, dtype=torch.float64),
+    }
+    meant = {key: each.clone() for key, each in its.items()}
+    its[name] = torch.tensor(values, dtype=its[name].dtype)
+    meant[name].fill_(means)
+    logits = 4 * torch.randn(rows, V, generator=torch.Generator().manual_seed(rows))
+    logits[:, 5] = -math.inf
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    expected = reference.sample(
+        logits, SamplingBatch.from_params(requests(meant), vocab_size=V), 3
+    ).token_ids.tolist()
+    sampler = sampler_of()
+    assert sampler.sample_logits(logits, batch, 3).token_ids.tolist() == expected
+    assert 5 not in expected
+    if name == "top_p" and means < 1e-9:
+        assert expected == logits.argmax(dim=1).tolist()
+
+
+def test_a_filter_that_cannot_occur_is_not_read():
+    its, sampler = tensors(4), sampler_of()
+    its["top_k"].fill_(1)
+    hidden_states = torch.randn(ROWS, D)
+    batch = SamplingBatch.over(vocab_size=V, **its, needs=Needs())
+    assert not batch.stores_logits
+    plain = {name: its[name] for name in ("temperature", "seed")}
+    listed = SamplingBatch.from_params(requests(plain), vocab_size=V)
+    expected = sampler(hidden_states, listed, 1).token_ids.tolist()
+    assert sampler(hidden_states, batch, 1).token_ids.tolist() == expected
+    batch.needs = Needs(top_k=True)
+    argmax = reference.logits(hidden_states, WEIGHT).argmax(dim=1).tolist()
+    assert sampler(hidden_states, batch, 1).token_ids.tolist() == argmax
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"temperature": torch.ones(ROWS, dtype=torch.float64)}, "temperature: expected a tensor"),
+        ({"top_k": torch.ones(ROWS)}, "top_k: expected a tensor torch.int32 or torch.int64"),
+        ({"top_p": torch.ones(ROWS + 1)}, rf"top_p: expected .* \[{ROWS}\] on cpu, as seed has"),
+        ({"seed": [1]}, "seed: expected a tensor"),
+        ({"min_p": None, "needs": Needs(min_p=True)}, "needs: min_p may occur"),
+        ({"needs": {"top_k": True}}, "needs: expected Needs"),
+        ({"filter_order": "any"}, "filter_order: expected"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_names_the_argument(change, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        SamplingBatch.over(vocab_size=V, **tensors(5) | change)

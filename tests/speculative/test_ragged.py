@@ -1,0 +1,149 @@
+"""Drafts of different lengths, none at all, and verification from logits of the caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import run_ranks
+from tests.support.slots import WEIGHT, D, V, sampler_of
+from tpsample import (
+    LMHeadSampler,
+    RankMismatch,
+    SamplingBatch,
+    SamplingParams,
+    VerifyOutput,
+    VocabShard,
+    reference,
+    verify,
+    verify_logits,
+)
+
+METHODS = ("coupled", "rejection", "block")
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.0},
+    {"top_p": 0.7, "logprobs": 2},
+    {"bad_words": [[3], [1, 2], [4, 5, 6]], "min_tokens": 4, "stop_token_ids": [9]},
+    {"repetition_penalty": 1.4, "top_k": 6},
+)
+ROWS, K = 5, 3
+GENERATOR = torch.Generator().manual_seed(12)
+HIDDEN = torch.randn(ROWS, K + 1, D, generator=GENERATOR)
+LOGITS = reference.logits(HIDDEN.flatten(0, 1), WEIGHT).view(ROWS, K + 1, V)
+
+
+def batch() -> SamplingBatch:
+    params = [SamplingParams(seed=70 + i, **kind) for i, kind in enumerate(KINDS)]
+    tokens = [[1, 4, 5]] * ROWS
+    return SamplingBatch.from_params(
+        params, vocab_size=V, prompt_token_ids=tokens, output_token_ids=tokens
+    )
+
+
+def drafts() -> torch.Tensor:
+    """Those that plain steps from the same hidden states would draw, where no row counts them."""
+    plain = [reference.sample(LOGITS[:, i], batch(), 20 + i).token_ids for i in range(K)]
+    return torch.stack(plain, dim=1)
+
+
+def assert_same(found: VerifyOutput, expected: VerifyOutput) -> None:
+    for name in ("num_accepted", "token_ids", "status", "seeds"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+    assert (found.logprobs is None) == (expected.logprobs is None)
+    if found.logprobs is not None:
+        assert torch.equal(found.logprobs.token_ids, expected.logprobs.token_ids)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_lengths_end_the_drafts_of_each_row(method):
+    sampler, its, lengths = sampler_of(), drafts(), torch.tensor([2, 0, -5, 3, 99])
+    cut = torch.tensor([2, 0, 0, 3, 3]).unsqueeze(1)
+    marked = its.where(torch.arange(K) < cut, -1)
+    for of_dtype in (lengths, lengths.int()):
+        out = verify(sampler, HIDDEN, its, batch(), 20, method=method, lengths=of_dtype)
+        assert_same(out, verify(sampler, HIDDEN, marked, batch(), 20, method=method))
+    assert out.num_accepted.tolist() <= cut.flatten().tolist()
+    assert out.num_accepted[0] == 2 or method != "coupled"
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_without_a_draft_every_row_takes_its_plain_step(backend):
+    sampler, none = sampler_of(backend), torch.zeros(ROWS, 0, dtype=torch.int64)
+    expected = reference.sample(LOGITS[:, 0], batch(), 20)
+    for method in METHODS if backend == "torch" else ("coupled",):
+        for lengths in (None, torch.ones(ROWS, dtype=torch.int32)):
+            given = {"method": method, "lengths": lengths}
+            out = verify(sampler, HIDDEN[:, :1], none, batch(), 20, **given)
+            assert out.num_accepted.tolist() == [0] * ROWS and out.status.tolist() == [0] * ROWS
+            if method == "coupled":
+                assert out.token_ids.tolist() == expected.token_ids.unsqueeze(1).tolist()
+    slots = SamplingBatch.of_slots(2, vocab_size=V)
+    slots.put(1, SamplingParams(seed=3, bad_words=[[3, 4]]), output_token_ids=[[3]])
+    chosen = slots.select(torch.tensor([-1, 1]))
+    out = verify(sampler, HIDDEN[:2, :1], none[:2], chosen, 20)
+    assert out.token_ids[0].tolist() == [-1] and 0 <= out.token_ids[1] != 4
+
+
+def _given(its: torch.Tensor, weightless: bool) -> list[VerifyOutput]:
+    shard = VocabShard.even(V, dist.get_rank(), dist.get_world_size())
+    rows = slice(shard.start, shard.stop)
+    weight = torch.empty(len(shard), 0) if weightless else WEIGHT[rows]
+    sampler = LMHeadSampler(weight, shard=shard, max_rows=64, backend="torch", chunks=2)
+    found = []
+    for method in METHODS:
+        law = None if method == "coupled" else LOGITS[:, :K, rows] * 0.9
+        given = {"method": method, "draft": law, "lengths": torch.tensor([3, 1, 2, 3, 3])}
+        if weightless:
+            found.append(verify_logits(sampler, LOGITS[..., rows], its, batch(), 20, **given))
+        else:
+            found.append(verify(sampler, HIDDEN, its, batch(), 20, **given))
+    if weightless and dist.get_world_size() > 1:
+        with pytest.raises(RankMismatch, match="token_ids: must be the same"):
+            lengths = torch.full((ROWS,), dist.get_rank())
+            verify_logits(sampler, LOGITS[..., rows], its, batch(), 20, lengths=lengths)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_given_logits_are_verified_alike(world_size):
+    its = drafts()
+    expected = run_ranks(1, _given, its, False)[0]
+    for found in run_ranks(world_size, _given, its, True):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    assert expected[0].num_accepted.sum() > 4
+
+
+def test_the_kernel_takes_given_logits():
+    sampler, its = sampler_of("triton"), drafts()[:3, :1]
+    params = [SamplingParams(seed=70 + i, **kind) for i, kind in enumerate(KINDS[:2])]
+    two = SamplingBatch.from_params(params, vocab_size=V)
+    out = verify_logits(sampler, LOGITS[:2, :2].half(), its[:2], two, 20)
+    rounded = LOGITS[:2, :2].half().float()
+    assert_same(out, verify_logits(sampler_of(), rounded, its[:2], two, 20))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"lengths": [1] * ROWS}, r"lengths: expected an int32 or int64 tensor \[5\]"),
+        ({"lengths": torch.ones(ROWS)}, "lengths: expected an int32"),
+        ({"lengths": torch.ones(ROWS - 1, dtype=torch.int32)}, r"lengths: expected .* \[5\]"),
+        ({"local_logits": LOGITS[:, :2]}, r"local_logits: expected \[5, 4, 67\]"),
+        ({"local_logits": LOGITS[..., :9]}, r"local_logits: expected fp32, bf16 or fp16"),
+        ({"local_logits": LOGITS.flatten(0, 1)}, r"local_logits: expected \[5, 4, 67\]"),
+        ({"draft": LOGITS[:, :K]}, 'draft: method="coupled" looks at no draft'),
+    ],
+)
+def test_what_is_refused_names_the_argument(change, told):
+    given = {"local_logits": LOGITS} | change
+    logits = given.pop("local_logits")
+    with pytest.raises(ValueError, match=told):
+        verify_logits(sampler_of(), logits, drafts(), batch(), 20, **given)
+    small = LMHeadSampler(WEIGHT, max_rows=19, backend="torch")
+    with pytest.raises(ValueError, match="local_logits: 5 rows × 4 positions exceed max_rows=19"):
+        verify_logits(small, LOGITS, drafts(), batch(), 20)

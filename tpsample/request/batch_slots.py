@@ -1,0 +1,112 @@
+"""The part of a batch in which a request keeps its slot for life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tpsample.errors import UnsupportedParameter
+from tpsample.request.batch_checks import (
+    CheckedRequest,
+    check_requests,
+    check_rows,
+    request_list,
+    token_lists,
+)
+from tpsample.request.batch_rows import BatchRows
+from tpsample.request.controls.tables import ControlTables
+from tpsample.request.params import SamplingParams
+from tpsample.request.selection import Selection
+from tpsample.request.slot_tables import IDLE, SlotTables
+
+
+class BatchSlots(BatchRows):
+    """Rows as slots: `put` and `free` change some and move none, `select` names those of a step.
+
+        batch = SamplingBatch.of_slots(256, vocab_size=V, device="cuda")
+        batch.put(7, params, prompt_token_ids=[prompt])     # when a request arrives
+        rows = batch.select(slots)                          # in every step
+        batch.free(7)                                       # when it has ended
+
+    The slot of a row is its index, until `drop`, `permute` or `arrange` moves rows.
+    """
+
+    def put(
+        self,
+        slots: int | Sequence[int],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        prompt_token_ids: Sequence[Sequence[int]] | None = None,
+        output_token_ids: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Let requests take slots, whatever was in them. No other slot changes.
+
+        Masks that are assigned to the batch, a row per slot, have to be assigned anew.
+
+        Args:
+            slots: one or several, each once.
+            params: one request per slot.
+            prompt_token_ids, output_token_ids: the tokens so far of each, as in `from_params`.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
+        """
+        self._require_list("put")
+        rows, requests = check_rows("put", slots, self.rows), request_list(params)
+        if len(rows) != len(requests) or len(set(rows)) < len(rows):
+            raise ValueError(
+                f"put: expected as many requests as slots, each slot once, got {len(requests)} "
+                f"requests for {slots!r}"
+            )
+        prompts = token_lists("prompt_token_ids", prompt_token_ids, len(rows))
+        outputs = token_lists("output_token_ids", output_token_ids, len(rows))
+        checked = check_requests(0, requests, prompts, outputs, self.vocab_size)
+        if rows:
+            self._load_rows(rows, checked)
+
+    def free(self, slots: int | Sequence[int]) -> None:
+        """Let requests leave their slots. A row that names such a slot has the status BAD_SLOT.
+
+        Raises:
+            ValueError: a slot that is not there.
+        """
+        self._require_list("free")
+        rows = list(dict.fromkeys(check_rows("free", slots, self.rows)))
+        if rows:
+            self._load_rows(rows, [CheckedRequest(IDLE, (), ())] * len(rows))
+
+    def select(self, slots: Tensor) -> Selection:
+        """Return the rows of a step, by slot: pass it to the sampler, `verify` and `sample_draft`
+        in place of the batch, and its `append` the tokens.
+
+        The host does not read the slots, so a step takes the way that any slot of the batch may
+        need: with filters in one of them, the logits of all rows are stored. Kept sets are not
+        reported. A CUDA graph may be captured from here to `append`. Capture again once a request
+        has come with a kind of parameter that none had (a filter, a penalty, a mask, a bias,
+        logprobs, or more of them than before), or rows have moved; draw the seeds of requests
+        without one before a replay (`LMHeadSampler.draw_seeds`).
+
+        Args:
+            slots: int32 or int64 [B] on the device of the batch, in any order; -1 is padding.
+                See `tpsample.request.selection` for rows that are not drawn.
+
+        Raises:
+            ValueError: another shape, dtype or device.
+            UnsupportedParameter: (a ValueError) the batch has kept_cap, which the host counts.
+        """
+        self._require_list("select")
+        if self._last_plan.kept_cap is not None:
+            raise UnsupportedParameter("kept_cap: not with select; build the batch without it")
+        parameters, tables = self._make_slots()
+        return Selection(self, parameters, tables, slots, self._masks)
+
+    @torch.inference_mode(False)
+    def _make_slots(self) -> tuple[SlotTables, ControlTables]:
+        """Return the tables by slot, which are made when they are first needed."""
+        if self._slots is None:
+            self._slots = SlotTables(self._temperature, self._seed, self.vocab_size)
+            if self.requests:
+                self._slots.load(range(self.rows), self.requests)
+        return self._slots, self._make_tables()

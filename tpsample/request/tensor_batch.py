@@ -1,0 +1,244 @@
+"""A batch over parameters that an engine keeps on the device itself, read in place at every step.
+
+The host sees no value, so it cannot refuse one. Whatever a tensor holds, a row means
+
+    temperature    below 1e-5, negative or NaN: greedy; above 2^100: 2^100
+    top_k          below 1 or from V on: off
+    top_p          from 1 on or NaN: off; 0 or less: the most likely token alone
+    min_p          0 or less or NaN: off; above 1: 1
+    seed           any 64 bits
+
+so no value raises, hangs or reads other memory. A top_p or min_p of fp32 is the number that fp32
+holds: a little over 0.1 of ten equal tokens, for 0.1, keeps two. The logarithm of min_p is that of
+the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample.core.digest import digest_bits, digest_text
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.request.batch_checks import check_parameter
+from tpsample.request.controls.tables import ControlTables
+from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all
+from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.seeds import SeedSource
+from tpsample.request.selection import Selection, view_of_slots
+from tpsample.request.slot_tables import SlotParameters, SlotRows, filters_of_all
+from tpsample.request.step_batch import StepBatch
+
+HOTTEST = 2.0**100
+"""Temperatures above it are read as it is, because log2 e / T must not vanish."""
+
+LEAST_TOP_P = 2.0**-60
+"""Shares below it are read as it is; it leaves one token of any total."""
+
+NO_NUMBERS = (-torch.inf, -torch.inf)
+"""The min_p of a kind, which no search asks about."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which filters may occur in the rows of a step; the others are not read and count as off.
+
+    The fewer there are the less a step does. Without any it stores no logits.
+    """
+
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+
+
+class TensorParameters(SlotParameters):
+    """The tensors by slot.
+
+    Attributes:
+        needs: which of the filters are read.
+    """
+
+    def __init__(
+        self,
+        temperature: Tensor,
+        seed: Tensor,
+        filters: dict[str, Tensor],
+        needs: Needs,
+        vocab_size: int,
+        filter_order: str,
+    ) -> None:
+        self.temperature, self.seed, self.filters = temperature, seed, filters
+        self.needs, self._vocab_size, self._order = needs, vocab_size, filter_order
+        self.live = torch.ones(len(seed) + 1, dtype=torch.bool, device=seed.device)
+        self.live[-1] = False
+
+    @property
+    def stores_logits(self) -> bool:
+        return self.needs != Needs()
+
+    def read(self, index: Tensor) -> SlotRows:
+        there = index < self.seed.shape[0]
+        inside = index.where(there, 0)
+        temperature = self.temperature[inside].where(there, 0.0).clamp(max=HOTTEST)
+        filters = self._filters(inside, there) if self.stores_logits else None
+        return SlotRows(temperature, self.seed[inside].where(there, 0), filters, None)
+
+    def _filters(self, inside: Tensor, there: Tensor) -> RowFilters:
+        """Return the filters of slots, int64 [B]; rows that are not `there` keep all tokens."""
+        vocab_size, needs, joint = self._vocab_size, self.needs, self._order == "joint"
+        top_k = torch.full_like(inside, vocab_size)
+        top_p = torch.ones_like(inside, dtype=torch.float64)
+        log_min_p = torch.full_like(top_p, -torch.inf)
+        if needs.top_k:
+            k = self.filters["top_k"][inside].to(torch.int64)
+            top_k = k.where(there & (k >= 1) & (k < vocab_size), vocab_size)
+        if needs.top_p:
+            p = self.filters["top_p"][inside].double()
+            top_p = p.clamp(min=LEAST_TOP_P).where(there & (p < 1), 1.0)
+        if needs.min_p:
+            p = self.filters["min_p"][inside].double()
+            log_min_p = p.clamp(max=1.0).log().where(there & (p > 0), -torch.inf)
+        of_total = torch.full_like(log_min_p, -torch.inf)
+        if self._order != "min_p_last":
+            of_total = log_min_p
+        no = torch.zeros_like(top_k)
+        both = (top_k < vocab_size) & (top_p < 1)
+        bits = [no, no + joint, no, no if joint else both.to(torch.int64)]
+        numbers = (each.view(torch.int64) for each in (top_p, log_min_p, of_total))
+        kind = RowFilter(
+            1 if needs.top_k else vocab_size,
+            0.5 if needs.top_p else 1.0,
+            *NO_NUMBERS,
+            False,
+            joint,
+            Way.REJECTION_IN_TOP_K if needs.top_k and needs.top_p and not joint else Way.REJECTION,
+            Way.THRESHOLD,
+        )
+        kinds = [keeps_all(vocab_size), kind]
+        return filters_of_all(torch.stack([top_k, *numbers, *bits]), kinds)
+
+
+class TensorBatch(StepBatch):
+    """S rows over the caller's tensors; `SamplingBatch.over` makes it.
+
+    Either all of them are the rows of a step, or `select` names some as slots. Masks go to a
+    selection. Penalties, biases and logprobs need requests: see `SamplingBatch.of_slots`.
+
+    Attributes:
+        needs: which filters may occur; assign another between two steps. Every rank has the same.
+    """
+
+    def __init__(self, parameters: TensorParameters, vocab_size: int) -> None:
+        self.vocab_size, self.unseeded, self._parameters = vocab_size, [], parameters
+        seed = parameters.seed
+        self._plan = BatchPlan.of((), vocab_size, seed.device, fixed_rounds=True)
+        self._index = torch.arange(len(seed), device=seed.device)
+        self._tables = ControlTables(len(seed), vocab_size, seed.device)
+
+    @property
+    def needs(self) -> Needs:
+        return self._parameters.needs
+
+    @needs.setter
+    def needs(self, needs: Needs) -> None:
+        check_needs(needs, self._parameters.filters)
+        self._parameters.needs = needs
+
+    @property
+    def rows(self) -> int:
+        return len(self._index)
+
+    @property
+    def device(self) -> torch.device:
+        return self._index.device
+
+    @property
+    def temperature(self) -> Tensor:
+        return self._parameters.temperature
+
+    @property
+    def seed(self) -> Tensor:
+        return self._parameters.seed
+
+    @property
+    def plan(self) -> BatchPlan:
+        return self._plan
+
+    @property
+    def stores_logits(self) -> bool:
+        return self._parameters.stores_logits
+
+    def select(self, slots: Tensor) -> Selection:
+        """Return the rows of a step, by slot; see `SamplingBatch.select`."""
+        return Selection(self, self._parameters, self._tables, slots)
+
+    def for_rows(self, num_rows: int) -> TensorBatch:
+        if num_rows != self.rows:
+            raise ValueError(
+                f"batch: expected {num_rows} rows, as hidden_states or logits have, got tensors "
+                f"of {self.rows}; name the rows of the step by select"
+            )
+        return self
+
+    def view(self, num_rows: int) -> BatchView:
+        self.for_rows(num_rows)
+        return view_of_slots(self._parameters, self._index, self.vocab_size)
+
+    def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
+        index = self._index.repeat_interleave(draft_token_ids.shape[1] + 1)
+        return view_of_slots(self._parameters, index, self.vocab_size)
+
+    def append(self, token_ids: Tensor) -> None:
+        """Do nothing, because no parameter looks at the output."""
+
+    def check_masks(self, num_rows: int) -> None:
+        pass
+
+    def prepare(self, shard: VocabShard) -> None:
+        pass
+
+    def draw_seeds(self, source: SeedSource) -> None:
+        pass
+
+    def state_digests(self) -> dict[str, int]:
+        filters = self._parameters.filters
+        read = {name: digest_bits(each) for name, each in filters.items() if vars(self.needs)[name]}
+        return {"parameters": digest_text(f"{self.needs}{read}")}
+
+
+def check_needs(needs: object, filters: dict[str, Tensor]) -> Needs:
+    """Check that what may occur is there to be read."""
+    if not isinstance(needs, Needs):
+        raise TypeError(f"needs: expected Needs, got {needs!r}")
+    missing = [name for name, needed in vars(needs).items() if needed and name not in filters]
+    if missing:
+        raise ValueError(f"needs: {missing[0]} may occur, but no tensor of that name was given")
+    return needs
+
+
+def batch_over(
+    *,
+    vocab_size: int,
+    temperature: Tensor,
+    seed: Tensor,
+    filters: dict[str, Tensor | None],
+    needs: Needs | None,
+    filter_order: str,
+) -> TensorBatch:
+    """Check the tensors of `SamplingBatch.over`, and make its batch."""
+    given = {name: each for name, each in filters.items() if each is not None}
+    check_parameter("seed", seed, None, torch.int64)
+    check_parameter("temperature", temperature, seed, torch.float32)
+    for name, each in given.items():
+        integral = name == "top_k"
+        dtypes = (torch.int32, torch.int64) if integral else (torch.float32, torch.float64)
+        check_parameter(name, each, seed, *dtypes)
+    if filter_order not in ("sequential", "joint", "min_p_last"):
+        raise ValueError(
+            f"filter_order: expected sequential, joint or min_p_last, got {filter_order!r}"
+        )
+    its = Needs(**dict.fromkeys(given, True)) if needs is None else check_needs(needs, given)
+    parameters = TensorParameters(temperature, seed, given, its, vocab_size, filter_order)
+    return TensorBatch(parameters, vocab_size)
