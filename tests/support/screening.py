@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.cases import TEMPERATURES
-from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample import SamplingBatch, SamplingParams, Screened, VocabShard
 from tpsample.core.score import Head
 from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
@@ -156,15 +156,17 @@ def words(
     positions: Tensor,
     num_samples: int = 1,
     parts: int = 1,
-) -> tuple[list[Tensor], Tensor | None]:
-    """The words of every part, and the logits that were stored."""
+) -> tuple[list[Tensor], Tensor | None, Screened]:
+    """The words of every part, the logits that were stored, and what the screen did."""
+    local.counts = True
     rows = hidden_states.shape[0]
     step = local.prepare(hidden_states, batch.view(rows), positions, num_samples)
     found = []
     for part in range(parts):
         found.append(torch.zeros(num_samples * rows, dtype=torch.int64))
         local.best_words(step, found[-1], part, parts)
-    return found, None if step.logits is None else step.logits.clone()
+    assert step.counts is not None
+    return found, None if step.logits is None else step.logits.clone(), step.counts
 
 
 def assert_same_words(first: list[Tensor], second: list[Tensor], what: str) -> None:

@@ -12,7 +12,6 @@ way is taken where the screen cannot help:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -22,6 +21,7 @@ from tpsample.core import word
 from tpsample.core.score import Head, head_logits
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.torch_backend import TorchBackend
+from tpsample.output import Screened
 from tpsample.request.step import Push, Step, StepRows
 from tpsample.screening import bound
 from tpsample.screening.candidates import UpperScores, limit
@@ -33,7 +33,14 @@ from tpsample.screening.pairs import HeadTile, pair_words
 
 
 class FirstPass(Protocol):
-    """What makes the approximate products."""
+    """What makes the approximate products.
+
+    Attributes:
+        row_bytes: bytes that it reads of one id.
+    """
+
+    @property
+    def row_bytes(self) -> int: ...
 
     def available(self) -> bool:
         """Return whether the bounds hold now."""
@@ -42,28 +49,11 @@ class FirstPass(Protocol):
         """Return approximate products of the weight rows from `start` to `stop`."""
 
 
-@dataclass
-class Tally:
-    """What the screen has done since the sampler was built, or since somebody set it to zero.
-
-    Attributes:
-        screened, full: tiles of rows that it looked at, and that the definition computed whole.
-        candidates: tokens that were computed one by one, over all rows and samples.
-    """
-
-    screened: int = 0
-    full: int = 0
-    candidates: int = 0
-
-
 class ScreenedBackend(TorchBackend):
     """`TorchBackend` behind a first pass.
 
     Args:
         copy: the 8-bit copy of the weight that the first pass reads; default the weight itself.
-
-    Attributes:
-        tally: counts of tiles and candidates.
     """
 
     def __init__(
@@ -79,7 +69,6 @@ class ScreenedBackend(TorchBackend):
         super().__init__(weight, shard, bias, head, rounds=rounds)
         self.copy = copy
         self._first_pass: FirstPass = Fp32Pass(weight) if copy is None else Int8Pass(copy)
-        self.tally = Tally()
 
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
@@ -96,7 +85,7 @@ class ScreenedBackend(TorchBackend):
         tiles = self.tiles(len(rows), part, parts)
         if stored is None:
             for start, stop in tiles:
-                self._screened_tile(rows, start, stop, best)
+                self._screened_tile(rows, start, stop, best, step.counts)
             return
         is_stored = torch.zeros(len(rows), dtype=torch.bool, device=words.device)
         is_stored[stored] = True
@@ -104,14 +93,25 @@ class ScreenedBackend(TorchBackend):
         stored_rows, other_rows = rows.select(stored), rows.select(other)
         stored_best, other_best = best[:, stored], best[:, other]
         every = torch.arange(num_stored, device=words.device)
+        counts = None
+        if step.counts is not None:
+            counts = Screened.none(len(other_rows), step.counts.num_ids, words.device)
         for start, stop in tiles:
             self.full_tile(stored_rows, start, stop, stored_best, step.logits, every)
-            self._screened_tile(other_rows, start, stop, other_best)
+            self._screened_tile(other_rows, start, stop, other_best, counts)
+            if step.counts is not None:
+                step.counts.whole[stored] += stop - start
+                step.counts.num_bytes += (stop - start) * self.row_bytes
+        if counts is not None and step.counts is not None:
+            step.counts.add(other, counts)
         best[:, stored], best[:, other] = stored_best, other_best
 
-    def _screened_tile(self, rows: StepRows, start: int, stop: int, best: Tensor) -> None:
+    def _screened_tile(
+        self, rows: StepRows, start: int, stop: int, best: Tensor, counts: Screened | None
+    ) -> None:
         """Raise `best`, int64 [num_samples, B], to the best words of a tile."""
-        self.tally.screened += len(rows)
+        if counts is not None:
+            counts.num_bytes += (stop - start) * self._first_pass.row_bytes
         bias = None if self._bias is None else self._bias[start:stop]
         tile = HeadTile(self._shard.start + start, self._weight[start:stop], bias, self._head)
         approximation = self._first_pass.tile(rows, start, stop)
@@ -124,10 +124,12 @@ class ScreenedBackend(TorchBackend):
         for sample, best_of in enumerate(best):
             noise = TileNoise(rows.noise, sample, tile.first_id, stop - start) if draws else None
             upper = UpperScores(logits, slack, noise, rows.noise)
-            undecided |= self._raise(best_of, upper, rows, noise, tile)
+            undecided |= self._raise(best_of, upper, rows, noise, tile, counts)
         if undecided.any():
             index = undecided.nonzero().squeeze(1)
-            self.tally.full += len(index)
+            if counts is not None:
+                counts.whole[index] += stop - start
+                counts.num_bytes += (stop - start) * self.row_bytes
             full_best = best[:, index]
             self.full_tile(rows.select(index), start, stop, full_best)
             best[:, index] = full_best
@@ -139,6 +141,7 @@ class ScreenedBackend(TorchBackend):
         rows: StepRows,
         noise: TileNoise | None,
         tile: HeadTile,
+        counts: Screened | None,
     ) -> Tensor:
         """Raise `best`, int64 [B], by a tile's candidates; return the rows with too many, bool [B].
 
@@ -146,7 +149,9 @@ class ScreenedBackend(TorchBackend):
         """
 
         def compute(pairs: Pairs) -> None:
-            self.tally.candidates += len(pairs.rows)
+            if counts is not None:
+                counts.candidates += torch.bincount(pairs.rows, minlength=len(rows))
+                counts.num_bytes += len(pairs.rows) * self.row_bytes
             values = torch.zeros_like(pairs.rows) if noise is None else noise.exact(pairs)
             words = pair_words(pairs, values, rows, tile)
             best.scatter_reduce_(0, pairs.rows, words, "amax")

@@ -32,6 +32,7 @@ class TorchBackend(Backend):
         memory = None if stored is None else step.logits
         for start, stop in self.tiles(len(rows), part, parts):
             self.full_tile(rows, start, stop, best, memory, stored)
+            self.count_whole(step, stop - start)
 
     def tiles(self, batch_rows: int, part: int, parts: int) -> list[tuple[int, int]]:
         """Return where the tiles of a part begin and end, as rows of the weight."""
