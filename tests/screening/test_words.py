@@ -14,6 +14,7 @@ from tests.support.screening import (
     PASSES,
     assert_same_words,
     backends,
+    controlled,
     problem,
     requests,
     words,
@@ -101,26 +102,6 @@ def test_tiles_and_parts(block_v):
 # -- requests ----------------------------------------------------------------------------------
 
 
-def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
-    """Requests of which many have penalties, biases and masks."""
-    some = lambda n: [pick.randrange(v) for _ in range(n)]  # noqa: E731
-    made = []
-    for row in range(rows):
-        wanted = {"temperature": pick.choice([0.0, 0.3, 1.0, 2.0]), "seed": row}
-        if pick.random() < 0.6:
-            wanted |= {
-                "repetition_penalty": pick.choice([0.2, 1.3, 5.0]),
-                "frequency_penalty": pick.choice([-2.0, 0.5]),
-                "presence_penalty": pick.choice([-1.0, 0.0, 2.0]),
-            }
-        if pick.random() < 0.4:
-            wanted["logit_bias"] = {i: pick.choice([-100.0, 3.5, 100.0]) for i in set(some(5))}
-        if pick.random() < 0.3:
-            wanted["allowed_token_ids"] = sorted(set(some(pick.choice([1, 4, v]))))
-        made.append(SamplingParams(**wanted))
-    return made
-
-
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("seed", range(6))
 def test_controls(seed, which):
@@ -153,7 +134,7 @@ def test_drafts_count_as_output():
 def test_rows_that_store_their_logits(which):
     case = problem("normal", 500, 7, 32)
     params = requests(7)
-    params[2] = replace(params[2], temperature=1.0, top_k=5)
+    params[2] = replace(params[2], temperature=1.0, top_p=0.5)
     params[5] = replace(params[5], logprobs=3, repetition_penalty=1.5)
     batch = SamplingBatch.from_params(params, vocab_size=503, output_token_ids=[[1, 2, 3]] * 7)
     counts = compare(case, batch, which=which, parts=2, num_samples=2)

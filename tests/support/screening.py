@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +138,26 @@ def requests(rows: int, **changes: Any) -> list[SamplingParams]:
         SamplingParams(temperature=temperatures[row % len(temperatures)], seed=row, **changes)
         for row in range(rows)
     ]
+
+
+def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
+    """Requests of which many have penalties, biases and masks."""
+    some = lambda n: [pick.randrange(v) for _ in range(n)]  # noqa: E731
+    made = []
+    for row in range(rows):
+        wanted = {"temperature": pick.choice([0.0, 0.3, 1.0, 2.0]), "seed": row}
+        if pick.random() < 0.6:
+            wanted |= {
+                "repetition_penalty": pick.choice([0.2, 1.3, 5.0]),
+                "frequency_penalty": pick.choice([-2.0, 0.5]),
+                "presence_penalty": pick.choice([-1.0, 0.0, 2.0]),
+            }
+        if pick.random() < 0.4:
+            wanted["logit_bias"] = {i: pick.choice([-100.0, 3.5, 100.0]) for i in set(some(5))}
+        if pick.random() < 0.3:
+            wanted["allowed_token_ids"] = sorted(set(some(pick.choice([1, 4, v]))))
+        made.append(SamplingParams(**wanted))
+    return made
 
 
 def backends(
