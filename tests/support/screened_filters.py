@@ -21,7 +21,6 @@ from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.process import ranks_of
 from tpsample.reference import kept_rows
 
-
 WAYS = (sample_filtered, sample_in_fixed_rounds)
 
 
