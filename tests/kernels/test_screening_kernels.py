@@ -201,7 +201,7 @@ def test_a_step_that_needs_every_logit_is_not_screened():
     asked = []
     takes = local.screen.takes
     local.screen.takes = lambda begun: asked.append(takes(begun)) or asked[-1]
-    for params in ({"top_k": 5}, {"logprobs": 2}, {}):
+    for params in ({"top_p": 0.5}, {"logprobs": 2}, {}):
         rows = [replace(each, **params) for each in case.params]
         changed = replace(case, params=rows)
         out = sampler(case.hidden_states, changed.batch, case.positions)
