@@ -27,10 +27,10 @@ from torch import Tensor
 from benchmarks import machine, ranks
 from benchmarks.harness import Run
 from benchmarks.problem import Problem, make_weight
-from tpsample import LMHeadSampler, VocabShard
+from tpsample import LMHeadSampler, Screened, VocabShard
 from tpsample.core.score import Head
 from tpsample.distributed import Job, join
-from tpsample.local.screened_backend import ScreenedBackend, Tally
+from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
 
 SCREENED, DEFINITION = "tpsample", "tpsample without the screen"
@@ -91,38 +91,42 @@ def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
         sampler.close()
     baseline_us = times[BASELINE].median_us
     counts = looked_at(local, problem)
-    row_bytes = part.shape[1] * part.element_size()
     return {
         "ms": {name: timing.median_us / 1e3 for name, timing in times.items()},
         "over_baseline": {name: timing.median_us / baseline_us for name, timing in times.items()},
         **counts,
-        "mb_read": row_bytes * (len(part) + counts["candidates_mean"] * problem.rows) / 1e6,
     }
 
 
 def looked_at(local: ScreenedBackend, problem: Problem) -> dict[str, float]:
-    """Candidates per row on this rank, in the batch and of every row alone, and tiles in full."""
-    local.tally = Tally()
-    count_step(local, problem, 0)
-    batch, alone = local.tally, []
-    for number in range(COUNTED_STEPS):
-        for row in range(problem.rows):
-            local.tally = Tally()
-            count_step(local, problem.take([row]), 1000 * (number + 1))
-            alone.append(local.tally.candidates)
+    """Candidates per row on this rank, in the batch and of every row alone, and rows in full."""
+    local.counts = True
+    batch = count_step(local, problem, 0)
+    alone = torch.cat(
+        [
+            count_step(local, problem.take([row]), 1000 * (number + 1)).candidates
+            for number in range(COUNTED_STEPS)
+            for row in range(problem.rows)
+        ]
+    ).double()
+    of_rows = batch.candidates.double()
     return {
-        "candidates_mean": batch.candidates / problem.rows,
-        "candidates_alone_mean": sum(alone) / len(alone),
-        "candidates_alone_p99": torch.tensor(alone).double().quantile(0.99).item(),
-        "share_in_full": batch.full / max(1, batch.screened),
+        "candidates_mean": of_rows.mean().item(),
+        "candidates_p99": of_rows.quantile(0.99).item(),
+        "candidates_alone_mean": alone.mean().item(),
+        "candidates_alone_p99": alone.quantile(0.99).item(),
+        "share_in_full": (batch.whole / batch.num_ids).mean().item(),
+        "mb_read": batch.num_bytes.item() / 1e6,
     }
 
 
-def count_step(local: ScreenedBackend, problem: Problem, later: int) -> None:
-    """Run this rank's part of a step at later positions."""
+def count_step(local: ScreenedBackend, problem: Problem, later: int) -> Screened:
+    """Return what screening does in this rank's part of a step at later positions."""
     view = problem.batch.view(problem.rows)
     step = local.prepare(problem.hidden_states, view, problem.positions + later, 1)
     local.best_words(step, torch.zeros(problem.rows, dtype=torch.int64))
+    assert step.counts is not None
+    return step.counts
 
 
 def real_rows(job: Job) -> tuple[Tensor, Tensor] | None:
@@ -194,14 +198,15 @@ def page(record: dict[str, Any]) -> str:
         "fp32 and computes only tokens that can win; without it every score is the definition's.",
         "",
         "| head | dtype | B | baseline, ms | tpsample ÷ it | without the screen ÷ it | "
-        "candidates per row | rows in full |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "candidates per row: mean, p99 | MB read | rows in full |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         ratio = row["over_baseline"]
         lines.append(
             f"| {row['head']} | {row['dtype']} | {row['batch']} | {row['ms'][BASELINE]:.1f} | "
-            f"{ratio[SCREENED]:.2f} | {ratio[DEFINITION]:.2f} | {row['candidates_mean']:.1f} | "
+            f"{ratio[SCREENED]:.2f} | {ratio[DEFINITION]:.2f} | {row['candidates_mean']:.1f}, "
+            f"{row['candidates_p99']:.0f} | {row['mb_read']:.0f} | "
             f"{100 * row['share_in_full']:.1f} % |"
         )
     slower = sum(row["over_baseline"][SCREENED] > 1 for row in rows)

@@ -71,11 +71,15 @@ class LMHeadSampler(Steps):
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
             PyTorch, tile by tile; on a CPU only for tokens that can win) or "auto"; must match.
-        screening: None, or "int8": steps of up to 64 rows × samples, none of which has filters or
-            logprobs, first read an 8-bit copy of the weights, then the weights of the few tokens
-            that a bound cannot rule out: the same tokens for about half the bytes
-            (`tpsample.screening`). The copy takes D + 48 bytes per row of the shard. It does not
-            follow weights that change: see `refresh`. It may differ between ranks.
+        screening: None, or "int8": steps of up to 64 rows × samples first read an 8-bit copy of the
+            weights, then the weights of the few tokens that a bound cannot rule out: the same
+            tokens for about half the bytes. Rows with top_k up to 256 or min_p are bounded too; one
+            row that needs all logits takes the whole step along (`tpsample.request.bounded_rows`)
+            (`tpsample.screening`). The copy takes D + 44 bytes per row of the shard; on a GPU D is
+            rounded up to 128, and 33 bytes more are working memory. It does not follow weights that
+            change: see `refresh`. It may differ between ranks.
+        count_screened: whether every step counts what screening did on this rank, in `screened` of
+            its output, for some small operators more. It may differ between ranks.
         desync_every: steps after which the sampler calls `compare`; 0 is never; must match.
         on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
             for engines in which -1 means something else. Must match. Default: -1, no token.
@@ -103,6 +107,7 @@ class LMHeadSampler(Steps):
         philox_rounds: int = 10,
         backend: str = "auto",
         screening: str | None = None,
+        count_screened: bool = False,
         desync_every: int = 0,
         on_failed: int = -1,
     ) -> None:
@@ -145,6 +150,7 @@ class LMHeadSampler(Steps):
             max_rows,
             screening,
         )
+        self.local.counts = count_screened
         self.checks = StepChecks(
             self.weight, self.shard, self.vocab_size, max_rows, self.ranks, agreed.seeds
         )

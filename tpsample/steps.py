@@ -121,6 +121,7 @@ class Steps:
         out.logprobs, out.kept = None, None
         samples = out.num_samples
         step = self.local.prepare(hidden_states, batch, positions, samples, out, local_logits)
+        out.screened = step.counts
         if capturing(self.weight.device):
             self._captured.append(step)
         if batch.rows:

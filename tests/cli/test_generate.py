@@ -39,6 +39,8 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     assert alone.exit_code == 0, alone.output
     assert "same tokens: 1 rank = oracle (30 tokens compared, 0 differ" in alone.stdout
     assert re.search(r"bytes per step and rank +nothing: one rank", alone.stdout)
+    assert re.search(r"screening, rank 0 +\d.* candidates per row \(p99 \d", alone.stdout)
+    assert "0.0 % of the scores" in " ".join(alone.stdout.split())
     assert len(set(texts(alone.stdout).split("w5 w7 w9"))) == 6  # five different continuations
 
     both = run_command(*TORCHRUN, 2, *GENERATE, *options, "--exchange", "p2p", "--chunks", 3)
@@ -65,7 +67,7 @@ def test_filters_change_the_texts_and_pass_the_check(tiny: Path) -> None:
 def test_kernel_in_the_interpreter_writes_the_same_texts(tiny: Path) -> None:
     command = ("generate", "--model", tiny, "--max-new-tokens", 3, "--seed", 11)
     plain = invoke(*command, "--backend", "torch")
-    kernel = invoke(*command, "--backend", "triton")
+    kernel = invoke(*command, "--backend", "triton", "--screening", "int8")
     assert kernel.exit_code == 0, kernel.output
     assert re.search(r"backend +triton", kernel.stdout)
     assert texts(kernel.stdout) == texts(plain.stdout)

@@ -139,6 +139,12 @@ def test_norms_are_rounded_up(dtype):
             assert residual <= true * (1 + 1e-6) + 1e-37
 
 
+def test_the_memory_of_a_copy_is_what_it_says():
+    copy = Int8Copy(torch.randn(50, 21))
+    tensors = (copy.quantised, copy.scale, copy.residual, copy.norm, copy.residual_norm)
+    assert copy.num_bytes == sum(each.nbytes for each in tensors) == 50 * (21 + 44)
+
+
 def test_norms_rounded_down_are_caught(monkeypatch):
     monkeypatch.setattr(
         "tpsample.screening.int8_copy.round_up", lambda x: (x * (1 - 2.0**-24)).float()

@@ -14,6 +14,7 @@ from tests.support.screening import (
     PASSES,
     assert_same_words,
     backends,
+    controlled,
     problem,
     requests,
     words,
@@ -37,12 +38,12 @@ def compare(case, batch=None, *, start=0, which="fp32", num_samples=1, parts=1, 
     screened.block_v = block_v
     positions = 40 + torch.arange(b)
     arguments = (case.hidden_states, batch, positions, num_samples, parts)
-    expected, stored = words(definition, *arguments)
-    found, also_stored = words(screened, *arguments)
+    expected, stored, _ = words(definition, *arguments)
+    found, also_stored, counts = words(screened, *arguments)
     assert_same_words(found, expected, f"{which}, shard from {start}")
     if stored is not None:
         assert torch.equal(also_stored.nan_to_num(7.0), stored.nan_to_num(7.0))
-    return screened.tally
+    return counts
 
 
 @pytest.mark.parametrize("which", PASSES)
@@ -50,16 +51,17 @@ def compare(case, batch=None, *, start=0, which="fp32", num_samples=1, parts=1, 
 @pytest.mark.parametrize("name", HEADS)
 def test_heads(name, dtype, which):
     for v, b, d in ((1531, 10, 128), (257, 3, 33), (64, 1, 7)):
-        tally = compare(problem(name, v, b, d).to(dtype), which=which, start=5)
-        assert tally.candidates >= b
+        counts = compare(problem(name, v, b, d).to(dtype), which=which, start=5)
+        assert (counts.candidates > 0).all()
     if name in ("normal", "zipf"):
-        assert tally.full == 0
+        assert not counts.whole.any()
 
 
 def test_most_ids_are_never_computed():
-    tally = compare(problem("normal", 5000, 32, 64))
-    assert (tally.screened, tally.full) == (32, 0)
-    assert tally.candidates < 3 * 32
+    counts = compare(problem("normal", 5000, 32, 64))
+    assert (counts.num_ids, counts.whole.max()) == (5000, 0)
+    assert 32 <= counts.candidates.sum() < 3 * 32
+    assert counts.num_bytes == 4 * 64 * (5000 + counts.candidates.sum())
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
@@ -72,8 +74,8 @@ def test_odd_shards(size, start):
 def test_an_empty_shard_has_no_words():
     found = problem("normal", 8, 3, 16)
     case = replace(found, weight=found.weight[:0])
-    tally = compare(case)
-    assert tally.screened == 0
+    counts = compare(case)
+    assert counts.candidates.tolist() == counts.whole.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("which", PASSES)
@@ -98,26 +100,6 @@ def test_tiles_and_parts(block_v):
 
 
 # -- requests ----------------------------------------------------------------------------------
-
-
-def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
-    """Requests of which many have penalties, biases and masks."""
-    some = lambda n: [pick.randrange(v) for _ in range(n)]  # noqa: E731
-    made = []
-    for row in range(rows):
-        wanted = {"temperature": pick.choice([0.0, 0.3, 1.0, 2.0]), "seed": row}
-        if pick.random() < 0.6:
-            wanted |= {
-                "repetition_penalty": pick.choice([0.2, 1.3, 5.0]),
-                "frequency_penalty": pick.choice([-2.0, 0.5]),
-                "presence_penalty": pick.choice([-1.0, 0.0, 2.0]),
-            }
-        if pick.random() < 0.4:
-            wanted["logit_bias"] = {i: pick.choice([-100.0, 3.5, 100.0]) for i in set(some(5))}
-        if pick.random() < 0.3:
-            wanted["allowed_token_ids"] = sorted(set(some(pick.choice([1, 4, v]))))
-        made.append(SamplingParams(**wanted))
-    return made
 
 
 @pytest.mark.parametrize("which", PASSES)
@@ -152,13 +134,16 @@ def test_drafts_count_as_output():
 def test_rows_that_store_their_logits(which):
     case = problem("normal", 500, 7, 32)
     params = requests(7)
-    params[2] = replace(params[2], temperature=1.0, top_k=5)
+    params[2] = replace(params[2], temperature=1.0, top_p=0.5)
     params[5] = replace(params[5], logprobs=3, repetition_penalty=1.5)
     batch = SamplingBatch.from_params(params, vocab_size=503, output_token_ids=[[1, 2, 3]] * 7)
-    tally = compare(case, batch, which=which, parts=2, num_samples=2)
-    assert tally.screened == 2 * 5
+    counts = compare(case, batch, which=which, parts=2, num_samples=2)
+    assert counts.whole.tolist() == [0, 0, 500, 0, 0, 500, 0]
+    assert ((counts.candidates > 0) == (counts.whole == 0)).all()
     every = SamplingBatch.from_params([replace(p, logprobs=1) for p in params], vocab_size=503)
-    assert compare(case, every, which=which).screened == 0
+    counts = compare(case, every, which=which)
+    assert counts.whole.tolist() == [500] * 7 and not counts.candidates.any()
+    assert counts.num_bytes == 4 * 32 * 500
 
 
 # -- what cannot be screened -------------------------------------------------------------------
@@ -172,18 +157,19 @@ def test_numbers_that_are_not_finite_or_nearly_so(place, value, which):
     case = replace(case, bias=torch.zeros(300))
     target = getattr(case, place)
     target[(4, 3) if target.ndim == 2 else 4] = value
-    tally = compare(case, which=which, block_v=100)
+    counts = compare(case, which=which, block_v=100)
     if value != -float("inf") or place != "bias":
         # A tile is full in all rows, or a row in all tiles.
-        assert tally.full == (3 if place == "hidden_states" else 6)
+        rows = [0, 0, 0, 0, 300, 0] if place == "hidden_states" else [100] * 6
+        assert counts.whole.tolist() == rows
 
 
 def test_an_empty_row_keeps_its_status():
     """All ids are forbidden: the word is that of the lowest id."""
     case = replace(problem("normal", 300, 3, 24), bias=torch.full((300,), -torch.inf))
-    tally = compare(case, block_v=100)
-    assert tally.full == 0
-    assert tally.candidates == 3 * 3
+    counts = compare(case, block_v=100)
+    assert not counts.whole.any()
+    assert counts.candidates.tolist() == [3, 3, 3]
 
 
 def test_more_candidates_than_the_limit_are_not_dropped(monkeypatch):
@@ -193,10 +179,9 @@ def test_more_candidates_than_the_limit_are_not_dropped(monkeypatch):
     weight[639, 0] += 2e-7
     case = replace(problem("normal", 640, 2, 16), weight=weight, hidden_states=hidden)
     batch = SamplingBatch.from_params([SamplingParams(temperature=0.0)] * 2, vocab_size=640)
-    tally = compare(case, batch)
-    assert tally.full == 2
+    assert compare(case, batch).whole.tolist() == [640, 640]
     monkeypatch.setattr("tpsample.local.screened_backend.limit", lambda n: n)
-    assert compare(case, batch).full == 0
+    assert not compare(case, batch).whole.any()
 
 
 def test_exactly_the_limit_is_computed_one_by_one():
@@ -209,7 +194,7 @@ def test_exactly_the_limit_is_computed_one_by_one():
             problem("normal", 640, 1, 16), weight=weight, hidden_states=torch.ones(1, 16)
         )
         batch = SamplingBatch.from_params([SamplingParams(temperature=0.0)], vocab_size=640)
-        assert compare(case, batch).full == full, ties
+        assert compare(case, batch).whole.tolist() == [640 * full], ties
 
 
 @pytest.mark.parametrize("setting", ["bf16", "tf32"])
@@ -219,10 +204,10 @@ def test_reduced_precision_takes_the_definitions_way(setting):
     kept = matmul.fp32_precision
     try:
         matmul.fp32_precision = setting
-        assert compare(case).screened == 0
+        assert compare(case).whole.tolist() == [300] * 4
     finally:
         matmul.fp32_precision = kept
-    assert compare(case).screened == 4
+    assert not compare(case).whole.any()
 
 
 def test_autocast_changes_nothing():
@@ -251,7 +236,7 @@ def test_another_default_dtype(dtype):
         batch = SamplingBatch.from_params(greedy, vocab_size=303)
         torch.set_default_dtype(dtype)
         for which in PASSES:
-            assert compare(case, which=which).screened == 4
+            assert compare(case, which=which).candidates.min() > 0
             compare(case, batch, which=which)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -316,7 +301,7 @@ def test_a_bound_of_nothing_is_caught(monkeypatch):
 def test_dropped_candidates_are_caught(monkeypatch):
     """A screen that forgets the rows with too many candidates."""
     monkeypatch.setattr("tpsample.local.screened_backend.limit", lambda num_columns: 0)
-    assert compare(problem("near_ties", 1531, 8, 128)).full > 0
+    assert compare(problem("near_ties", 1531, 8, 128)).whole.any()
     monkeypatch.setattr(ScreenedBackend, "full_tile", lambda *arguments: None)
     with pytest.raises(AssertionError, match="differ"):
         for seed in range(20):

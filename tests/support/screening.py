@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.cases import TEMPERATURES
-from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample import SamplingBatch, SamplingParams, Screened, VocabShard
 from tpsample.core.score import Head
 from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
@@ -139,6 +140,26 @@ def requests(rows: int, **changes: Any) -> list[SamplingParams]:
     ]
 
 
+def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
+    """Requests of which many have penalties, biases and masks."""
+    some = lambda n: [pick.randrange(v) for _ in range(n)]  # noqa: E731
+    made = []
+    for row in range(rows):
+        wanted = {"temperature": pick.choice([0.0, 0.3, 1.0, 2.0]), "seed": row}
+        if pick.random() < 0.6:
+            wanted |= {
+                "repetition_penalty": pick.choice([0.2, 1.3, 5.0]),
+                "frequency_penalty": pick.choice([-2.0, 0.5]),
+                "presence_penalty": pick.choice([-1.0, 0.0, 2.0]),
+            }
+        if pick.random() < 0.4:
+            wanted["logit_bias"] = {i: pick.choice([-100.0, 3.5, 100.0]) for i in set(some(5))}
+        if pick.random() < 0.3:
+            wanted["allowed_token_ids"] = sorted(set(some(pick.choice([1, 4, v]))))
+        made.append(SamplingParams(**wanted))
+    return made
+
+
 def backends(
     case: Problem, shard: VocabShard, which: str = "fp32", rounds: int = 10
 ) -> tuple[TorchBackend, ScreenedBackend]:
@@ -156,15 +177,17 @@ def words(
     positions: Tensor,
     num_samples: int = 1,
     parts: int = 1,
-) -> tuple[list[Tensor], Tensor | None]:
-    """The words of every part, and the logits that were stored."""
+) -> tuple[list[Tensor], Tensor | None, Screened]:
+    """The words of every part, the logits that were stored, and what the screen did."""
+    local.counts = True
     rows = hidden_states.shape[0]
     step = local.prepare(hidden_states, batch.view(rows), positions, num_samples)
     found = []
     for part in range(parts):
         found.append(torch.zeros(num_samples * rows, dtype=torch.int64))
         local.best_words(step, found[-1], part, parts)
-    return found, None if step.logits is None else step.logits.clone()
+    assert step.counts is not None
+    return found, None if step.logits is None else step.logits.clone(), step.counts
 
 
 def assert_same_words(first: list[Tensor], second: list[Tensor], what: str) -> None:

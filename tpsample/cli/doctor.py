@@ -24,7 +24,10 @@ from tpsample.ranks.process import ranks_of
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
+from tpsample.screening.int8_copy import NUMBERS
 
+_HEADS = ((128256, 8192), (151936, 4096))
+"""Vocabulary and hidden size of heads whose 8-bit copies are weighed."""
 _VOCAB_SIZE, _HIDDEN_SIZE, _ROWS = 1003, 32, 4
 PACKAGES = {
     "typer": "cli",
@@ -69,6 +72,7 @@ def _examine(job: Job, seconds: float) -> bool:
             *_versions(records),
             ("backend", f"{backend} on {job.device.type}"),
             ("exchange auto", f"{chosen}: {explain_auto(ranks, reaches)}"),
+            ("8-bit copy", _copies(job.world_size)),
         ]
     )
     ok = True
@@ -138,6 +142,16 @@ def _versions(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
         same = len(set(all_of)) == 1
         lines.append((name, version if same else f"DIFFERS BETWEEN RANKS: {all_of}"))
     return lines
+
+
+def _copies(world_size: int) -> str:
+    """Say what memory the copies of some heads would take on each rank."""
+    of_heads = []
+    for vocab_size, hidden_size in _HEADS:
+        copied = report.size(vocab_size * (hidden_size + NUMBERS) / world_size)
+        head = report.size(vocab_size * hidden_size * 2 / world_size)
+        of_heads.append(f"{copied} beside {head} of bf16 weights for {vocab_size} x {hidden_size}")
+    return f"with screening=int8 takes, per rank, {', '.join(of_heads)}"
 
 
 def _self_check(job: Job, exchange: str, backend: str, seconds: float) -> tuple[str, bool]:

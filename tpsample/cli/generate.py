@@ -17,6 +17,7 @@ from tpsample.cli.decode import NoToken, Sampler, decode
 from tpsample.cli.drafters import Drafting
 from tpsample.cli.model import Model, load
 from tpsample.cli.requests import Request
+from tpsample.cli.screening import ScreenedSteps
 from tpsample.cli.speculate import Speculated, decode_with_drafts
 from tpsample.cli.summary import summary
 from tpsample.core.vocab_shard import VocabShard
@@ -83,6 +84,10 @@ def generate(
         int, typer.Option(min=1, help="Parts of the vocabulary, sent while the next computes.")
     ] = 1,
     backend: Annotated[Literal["auto", "torch", "triton"], typer.Option()] = "auto",
+    screening: Annotated[
+        Literal["none", "int8"],
+        typer.Option(help="int8: read an 8-bit copy of the LM head first; the same tokens."),
+    ] = "none",
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(help="auto: bfloat16 on a GPU, float32 on a CPU."),
@@ -129,7 +134,13 @@ def generate(
                 trace_path=trace,
                 trace_top=trace_top,
                 drafting=Drafting(draft, num_drafts, draft_layers) if draft else None,
-                options={"exchange": exchange, "chunks": chunks, "backend": backend},
+                options={
+                    "exchange": exchange,
+                    "chunks": chunks,
+                    "backend": backend,
+                    "screening": None if screening == "none" else screening,
+                    "count_screened": True,
+                },
             )
     except ModuleNotFoundError as missing:
         report.error(f"{missing}: pip install 'tpsample[cli,hf]'")
@@ -195,7 +206,7 @@ def run(
         sampler = shard_sampler(lm, job, rows=rows, options=options)
         params = [each.complete(lm.tokenizer, lm.eos_token_ids) for each in asked]
         prompts = [lm.prompt_token_ids(each.prompt) for each in asked]
-        traced, trace = params, None
+        traced, trace, screened = params, None, ScreenedSteps()
         if trace_path is not None:
             k = min(trace_top, sampler.vocab_size)
             trace = TopKTrace(len(prompts), max_new_tokens, k, device=job.device)
@@ -204,7 +215,7 @@ def run(
         plain = decoded = decode(
             lm,
             prompts,
-            _step(sampler, _batch(traced, prompts, sampler), trace),
+            _step(sampler, _batch(traced, prompts, sampler), trace, screened),
             max_new_tokens=max_new_tokens,
             on_step=phase("generating tokens", max_new_tokens),
         )
@@ -233,7 +244,7 @@ def run(
 
     for each, request, row in zip(asked, params, decoded.rows, strict=True):
         shown.text(each.prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
-    lines = summary(lm, sampler, plain, job)
+    lines = [*summary(lm, sampler, plain, job), ("screening, rank 0", screened.line())]
     if trace is not None and trace_path is not None and job.rank == 0:
         texts = [each.prompt for each in asked]
         lines.append(("trace", trace_file.write(trace, trace_path, lm, texts, plain)))
@@ -257,12 +268,15 @@ def _batch(
     )
 
 
-def _step(sampler: LMHeadSampler, batch: SamplingBatch, trace: TopKTrace | None) -> Sampler:
+def _step(
+    sampler: LMHeadSampler, batch: SamplingBatch, trace: TopKTrace | None, screened: ScreenedSteps
+) -> Sampler:
     """Sample, let the batch count what was drawn, and record it if there is a trace."""
 
     def step(hidden_states: Tensor, positions: Tensor) -> SampleOutput:
         out = sampler(hidden_states, batch, positions)
         batch.append(out.token_ids)
+        screened.add(out)
         if trace is not None:
             trace.record(out.logprobs)
         return out

@@ -56,7 +56,7 @@ class RowNoise:
 
     def make_streams_on_host(self) -> None:
         """Make `streams` without tensors if there are few rows, all of them on the host."""
-        if "streams" not in vars(self) and len(self.seed) <= FEW_ROWS:
+        if "streams" not in vars(self) and 0 < len(self.seed) <= FEW_ROWS:
             samples = range(self.num_samples)
             made = [row_streams_on_host(self.seed, self.positions, sample) for sample in samples]
             vars(self)["streams"] = made

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text
+from tpsample.request.bounded_rows import bounded_places
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.filters import RowFilters
 from tpsample.request.logprob_rows import AskingRows, LogprobRows, stored_order
@@ -31,6 +32,7 @@ class BatchPlan:
         device: of the batch.
         kept_cap: most tokens of a kept set that a step reports; None reports none.
         fixed_rounds: a step with filters never waits for the device.
+        stores_all: a step keeps every row's logits, whether the request needs them or not.
         filters: the rows with top_k, top_p or min_p; None if there are none.
         logprobs: the rows that ask for logprobs; None if there are none.
         stored_list, stored_index, stored_place: the rows whose logits a step keeps on their ranks,
@@ -43,6 +45,7 @@ class BatchPlan:
     device: torch.device
     kept_cap: int | None
     fixed_rounds: bool
+    stores_all: bool
     filters: RowFilters | None
     logprobs: LogprobRows | None
     stored_list: list[int]
@@ -50,7 +53,7 @@ class BatchPlan:
     stored_place: Tensor | None
     asking: AskingRows | None
     num_rows: int
-    _repeated: dict[int, BatchPlan] = field(default_factory=dict, repr=False)
+    _repeated: dict[int, BatchPlan] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
     @torch.inference_mode(False)
@@ -63,16 +66,12 @@ class BatchPlan:
         fixed_rounds: bool = False,
         stores_all: bool = False,
     ) -> BatchPlan:
-        """Make the plan of rows with these requests, and send its tensors to the device.
-
-        Args:
-            stores_all: keep every row's logits, whether the request needs them or not.
-        """
+        """Make the plan of rows with these requests, and send its tensors to the device."""
         filters = RowFilters.of(requests, vocab_size, device)
         logprobs = LogprobRows.of(requests, vocab_size, device)
         stored = stored_order(filters, logprobs, len(requests), device, stores_all=stores_all)
         asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored[0])
-        options = (vocab_size, device, kept_cap, fixed_rounds)
+        options = (vocab_size, device, kept_cap, fixed_rounds, stores_all)
         rows = len(requests)
         return BatchPlan(tuple(requests), *options, filters, logprobs, *stored, asking, rows)
 
@@ -90,13 +89,14 @@ class BatchPlan:
             filters, logprobs: of all rows, if any may have some.
         """
         stored: tuple[list[int], Tensor | None, Tensor | None] = [], None, None
-        asking, known = None, (vocab_size, device, None, True)
-        if filters is not None or logprobs is not None:
+        asking, stores_all = None, filters is not None or logprobs is not None
+        if stores_all:
             index = torch.arange(num_rows, device=device)
             stored = list(range(num_rows)), index, index.to(torch.int32)
         if logprobs is not None:
             asking = AskingRows.of(logprobs, filters, stored[0])
-        return BatchPlan((), *known, filters, logprobs, *stored, asking, num_rows)
+        options = (vocab_size, device, None, True, stores_all)
+        return BatchPlan((), *options, filters, logprobs, *stored, asking, num_rows)
 
     def of_requests(self, requests: Sequence[SamplingParams], **changes: Any) -> BatchPlan:
         """Make the plan of other rows with the same options, but for these changes."""
@@ -121,8 +121,25 @@ class BatchPlan:
             asking = AskingRows.of(self.logprobs, self.filters, stored[0])
         listed, index, place = stored
         return replace(
-            self, stored_list=listed, stored_index=index, stored_place=place, asking=asking
+            self,
+            stores_all=True,
+            stored_list=listed,
+            stored_index=index,
+            stored_place=place,
+            asking=asking,
         )
+
+    @cached_property
+    def bounded(self) -> list[int]:
+        """The places, among the stored rows, of those that need few of their logits.
+
+        There are none where something else than a filter looks at the logits.
+        """
+        if self.filters is None or self.kept_cap is not None or self.stores_all:
+            return []
+        asking = () if self.logprobs is None else self.logprobs.row_list
+        # The stored rows begin with the filtered ones, in the same order.
+        return bounded_places(self.filters.row_list, set(asking), self.requests, self.vocab_size)
 
     @cached_property
     def text(self) -> str:

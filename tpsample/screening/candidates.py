@@ -60,10 +60,21 @@ class UpperScores:
 
         A masked column is left out, even where the score is -inf.
         """
-        bar = scores.clamp(min=LOWEST).unsqueeze(1)
-        rows, block = (self._block_max >= bar).nonzero(as_tuple=True)
-        found, place = (self._blocks[rows, block] >= bar[rows]).nonzero(as_tuple=True)
-        return Pairs(rows[found], block[found] * BLOCK + place)
+        return at_least(self._blocks, self._block_max, scores)
+
+
+def at_least(blocks: Tensor, block_max: Tensor, bars: Tensor) -> Pairs:
+    """Return every column of fp32 [B, n / BLOCK, BLOCK] that reaches its row's bar, fp32 [B].
+
+    None of a row whose bar is a NaN, and no -inf.
+
+    Args:
+        block_max: the largest of every block.
+    """
+    bar = bars.clamp(min=LOWEST).unsqueeze(1)
+    rows, block = (block_max >= bar).nonzero(as_tuple=True)
+    found, place = (blocks[rows, block] >= bar[rows]).nonzero(as_tuple=True)
+    return Pairs(rows[found], block[found] * BLOCK + place)
 
 
 def limit(num_columns: int) -> int:

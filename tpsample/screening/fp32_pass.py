@@ -47,6 +47,11 @@ class Fp32Pass:
             _multiplies_in_fp32(rows, num_ids, weight) for rows in (1, 16)
         )
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one id's weights."""
+        return self._weight.shape[1] * self._weight.itemsize
+
     def available(self) -> bool:
         """Return whether fp32 products are made in fp32.
 

@@ -24,6 +24,8 @@ from torch import Tensor
 from tpsample.screening.bound import TINY, round_up
 
 BLOCKS = 8
+NUMBERS = 4 * (1 + BLOCKS + 1 + 1)
+"""Bytes of a row beside its integers: the scale, and the norms of blocks, residual and row."""
 CHUNK_ELEMENTS = 2**18
 """Weights converted at a time: 2 MB of float64."""
 
@@ -58,6 +60,11 @@ class Int8Copy:
         self.version: int | None = None
         self._weight = weight
         self.refresh()
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the copy."""
+        return self.quantised.nbytes + NUMBERS * len(self.norm)
 
     def refresh(self) -> None:
         """Make the copy of the weight as it is now, in the same memory."""

@@ -1,4 +1,4 @@
-"""The words of single pairs of a row and a token, exactly as the definition computes them."""
+"""Logits and words of single pairs of a row and a token, exactly as the definition has them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def pair_words(pairs: Pairs, noise: Tensor, rows: StepRows, tile: HeadTile) -> T
     Args:
         noise: fp32 [P], L of the pairs.
     """
+    logits = pair_logits(pairs, rows, tile)[1]
+    scale, random = rows.noise.scale[pairs.rows, 0], rows.noise.random[pairs.rows, 0]
+    return word.pack(score_values(logits, noise, scale, random), pairs.columns + tile.first_id)
+
+
+def pair_logits(pairs: Pairs, rows: StepRows, tile: HeadTile) -> tuple[Tensor, Tensor]:
+    """Return the logits of pairs, fp32 [P], before the request controls and behind them."""
     step = max(1, CHUNK_ELEMENTS // max(1, tile.weight.shape[1]))
     products = [
         (rows.hidden_double[row] * tile.weight[column].double()).sum(dim=1)
@@ -45,8 +52,7 @@ def pair_words(pairs: Pairs, noise: Tensor, rows: StepRows, tile: HeadTile) -> T
     ]
     bias = None if tile.bias is None else tile.bias[pairs.columns]
     logits = head_logits(torch.cat(products).float(), bias, tile.head)
+    if rows.controls is None:
+        return logits, logits
     token_ids = pairs.columns + tile.first_id
-    if rows.controls is not None:
-        logits = rows.controls.apply_to_pairs(logits, pairs.rows, token_ids)
-    scale, random = rows.noise.scale[pairs.rows, 0], rows.noise.random[pairs.rows, 0]
-    return word.pack(score_values(logits, noise, scale, random), token_ids)
+    return logits, rows.controls.apply_to_pairs(logits, pairs.rows, token_ids)

@@ -1,0 +1,276 @@
+"""Rows with top_k and min_p draw the same from the logits that a screen leaves as from all."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+import torch
+
+from tests.support.ranks import run_ranks
+from tests.support.screened_filters import (
+    WAYS,
+    Stored,
+    assert_same_draws,
+    filtered,
+    part_of,
+    shards_of,
+    stored,
+)
+from tests.support.screening import HEADS, PASSES, controlled, problem
+from tests.support.tiers import long
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
+from tpsample.core.score import Head
+from tpsample.local.screened_backend import ScreenedBackend
+from tpsample.local.torch_backend import TorchBackend
+from tpsample.screening.int8_copy import Int8Copy
+
+
+def compare(
+    case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, block_v=None, ways=WAYS
+):
+    """Compare the draws of a step over some shards; return what the screens did."""
+    shards = shards or [VocabShard(0, len(case.weight))]
+    exact, screened = [], []
+    for shard in shards:
+        arguments = (*part_of(case, shard), case.head)
+        exact.append(TorchBackend(*arguments, rounds=10))
+        copy = Int8Copy(arguments[0]) if which == "int8" else None
+        screened.append(ScreenedBackend(*arguments, rounds=10, copy=copy))
+        screened[-1].block_v = block_v
+    step = (case.hidden_states, batch, num_samples, parts)
+    found = stored(screened, *step)
+    assert_same_draws(found, stored(exact, *step), batch, num_samples, ways)
+    return found
+
+
+def of(params, vocab_size: int, **others) -> SamplingBatch:
+    return SamplingBatch.from_params(params, vocab_size=vocab_size, **others)
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("name", HEADS)
+def test_heads(name, which):
+    pick = random.Random(name)
+    case = problem(name, 3000, 12, 64)
+    params = [filtered(pick) for _ in range(12)]
+    found = compare(case, of(params, 3000), which=which, shards=shards_of(3000, pick))
+    assert found.logits.isinf().any() or name in ("near_ties", "zeros", "cancelling", "subnormal")
+
+
+@pytest.mark.parametrize(
+    ("changes", "bounded"),
+    [
+        ({"top_k": 20}, True),
+        ({"top_k": 256}, True),
+        ({"top_k": 257}, False),
+        ({"min_p": 0.1}, True),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 20, "top_p": 0.9}, True),
+        ({"min_p": 0.1, "top_p": 0.9}, True),
+        ({"top_k": 20, "top_p": 0.9, "filter_order": "joint"}, False),
+        ({"min_p": 0.1, "top_k": 20, "top_p": 0.9, "filter_order": "joint"}, True),
+        ({"min_p": 0.1, "top_p": 0.9, "filter_order": "min_p_last"}, False),
+        ({"min_p": 0.1, "top_k": 20, "top_p": 0.9, "filter_order": "min_p_last"}, True),
+        ({"min_p": 0.1, "filter_order": "min_p_last"}, True),
+        ({"top_k": 20, "logprobs": 0}, False),
+    ],
+    ids=str,
+)
+def test_which_rows_need_few_logits(changes, bounded):
+    """Few of them are then computed: little more than the filter keeps."""
+    case = problem("normal", 20000, 3, 48)
+    batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000)
+    found = compare(case, batch)
+    (counts,) = found.counts
+    assert bool(batch.plan.bounded) is bounded
+    assert counts.whole.tolist() == [0 if bounded else 20000] * 3
+    if bounded:
+        there = (found.logits > -torch.inf).sum(dim=1)
+        assert there.tolist() == counts.candidates.tolist()
+        assert (there >= (changes.get("top_k", 1) if not changes.get("min_p") else 1)).all()
+        assert there.max() < 1.2 * max(200, changes.get("top_k", 0))
+
+
+def test_a_kept_set_that_is_reported_takes_the_whole_way():
+    batch = of([SamplingParams(top_k=5, seed=1)] * 3, 500, kept_cap=8)
+    (counts,) = compare(problem("normal", 500, 3, 16), batch).counts
+    assert counts.whole.tolist() == [500] * 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_controls_bias_and_head(seed):
+    """With masks of -inf, soft-cap and penalties; and some rows of every other kind beside."""
+    pick = random.Random(seed)
+    v, rows = 1500, 9
+    params = [replace(p, seed=7) for p in controlled(rows, v, pick)]
+    for row in range(0, rows, 2):
+        params[row] = replace(params[row], temperature=0.8, top_k=4, min_p=pick.choice([0, 0.3]))
+    params[1] = replace(params[1], temperature=1.0, top_p=0.5)
+    tokens = [[pick.randrange(v) for _ in range(20)] for _ in range(rows)]
+    bias = torch.randn(v, generator=torch.Generator().manual_seed(seed)) * 3
+    bias[::5] = -torch.inf
+    case = replace(problem("twins", v, rows, 32, seed), head=Head(2.0, 20.0), bias=bias)
+    batch = of(params, v, output_token_ids=tokens)
+    for which in PASSES:
+        found = compare(case, batch, which=which, num_samples=2, parts=3, block_v=200)
+        (counts,) = found.counts
+        assert counts.candidates.sum() > 0 and counts.whole[1] == v
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize("place", ["weight", "hidden_states", "bias"])
+def test_numbers_that_are_not_finite_or_nearly_so(place, value, which):
+    case = problem("normal", 1000, 6, 24)
+    case = replace(case, bias=torch.zeros(1000))
+    target = getattr(case, place)
+    target[(4, 3) if target.ndim == 2 else 4] = value
+    params = [SamplingParams(top_k=3, min_p=0.1 * (row % 2), seed=row) for row in range(6)]
+    compare(case, of(params, 1000), which=which, block_v=300)
+
+
+def test_filters_that_keep_all_that_is_listed():
+    """Logits so far apart, one in a group, that no more than k of them reach the bar of top_k."""
+    weight = torch.zeros(3000, 16)
+    weight[::100] = torch.arange(30.0).unsqueeze(1)
+    case = replace(problem("normal", 3000, 2, 16), weight=weight, hidden_states=torch.ones(2, 16))
+    params = [SamplingParams(top_k=5, seed=1), SamplingParams(top_k=1, top_p=0.9, seed=2)]
+    found = compare(case, of(params, 3000))
+    assert (found.logits > -torch.inf).sum(dim=1).tolist() == [5, 1]
+
+
+def test_ties_of_the_last_kept_are_listed():
+    """All of 40 equal logits are the k-th; with ties="keep" every one of them is kept."""
+    weight = torch.zeros(4000, 16)
+    weight[100:4000:100] = 1.0
+    case = replace(problem("normal", 4000, 2, 16), weight=weight, hidden_states=torch.ones(2, 16))
+    params = [SamplingParams(top_k=3, ties=ties, seed=4) for ties in ("keep", "exact")]
+    found = compare(case, of(params, 4000), shards=[VocabShard(0, 1501), VocabShard(1501, 4000)])
+    assert (found.logits == 16.0).sum(dim=1).tolist() == [39, 39]
+
+
+def test_a_row_made_greedy_by_its_temperature():
+    case = problem("normal", 2000, 4, 32)
+    batch = of([SamplingParams(top_k=3, min_p=0.5, seed=1)] * 4, 2000)
+    batch.temperature[:2] = 0.0
+    (counts,) = compare(case, batch).counts
+    assert not counts.whole.any()
+
+
+def test_drafts_are_screened_too():
+    """`verify` by coupling repeats the rows; by ratio it needs every logit."""
+    case = problem("normal", 2000, 3, 32)
+    batch = of([SamplingParams(top_k=5, seed=row) for row in range(3)], 2000)
+    hidden = case.hidden_states.unsqueeze(1).repeat(1, 3, 1)
+    drafts = torch.randint(0, 2000, (3, 2), generator=torch.Generator().manual_seed(0))
+    sampler = LMHeadSampler(case.weight, backend="torch")
+    plain = LMHeadSampler(case.weight, backend="torch")
+    plain.local = TorchBackend(case.weight, sampler.shard, None, Head(), rounds=10)
+    found, expected = (verify(each, hidden, drafts, batch, 5) for each in (sampler, plain))
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert batch.plan.repeated(3).bounded and not batch.plan.storing_every_row.bounded
+
+
+def _on_ranks(rank_rows: int) -> list[list[int]]:
+    """The tokens of mixed rows on these ranks, with the screen and without."""
+    pick = random.Random(5)
+    case = problem("normal", 3001, rank_rows, 32)
+    params = [filtered(pick) for _ in range(rank_rows - 1)] + [SamplingParams(seed=1)]
+    sampler = LMHeadSampler(*_own(case), vocab_size=3001, backend="torch", chunks=2)
+    batch = of(params, 3001)
+    found = [sampler(case.hidden_states, batch, step).token_ids.tolist() for step in range(3)]
+    sampler.local = TorchBackend(sampler.weight, sampler.shard, None, Head(), rounds=10)
+    wanted = [sampler(case.hidden_states, batch, step).token_ids.tolist() for step in range(3)]
+    sampler.close()
+    return [list(chain.from_iterable(each)) for each in (found, wanted)]
+
+
+def _own(case):
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    shard = VocabShard.even(3001, rank, world)
+    return (case.weight[shard.start : shard.stop],)
+
+
+def test_ranks():
+    results = run_ranks(2, _on_ranks, 10)
+    assert all(result == results[0] for result in results)
+    assert results[0][0] == results[0][1]
+
+
+# -- many rows ---------------------------------------------------------------------------------
+
+
+STABLE = sorted(set(HEADS) - {"cancelling"})
+"""Where products cancel by nine digits, a float64 sum in another order rounds to another fp32."""
+
+
+def many_rows(num_rows: int, first_seed: int) -> tuple[int, int]:
+    """Compare random batches; return how many filtered rows there were, and how many ids of few."""
+    done, seed, screened = 0, first_seed, 0
+    while done < num_rows:
+        pick = random.Random(seed)
+        v, b = pick.choice([65, 300, 1531, 1531, 4000]), pick.choice([2, 16, 64, 64])
+        case = problem(pick.choice(STABLE), v, b, pick.choice([16, 65, 128]), seed)
+        case = case.to(pick.choice([torch.float32, torch.bfloat16]))
+        if pick.random() < 0.3:  # whole numbers, so that logits tie
+            case = replace(
+                case, weight=case.weight.round(), hidden_states=case.hidden_states.round()
+            )
+        bias = torch.randn(v, generator=torch.Generator().manual_seed(seed)) * 5
+        bias[torch.arange(v) % 3 == 0] = pick.choice([0.0, -torch.inf])
+        case = replace(
+            case,
+            head=pick.choice([Head(), Head(0.3), Head(-2.0), Head(1.0, 5.0)]),
+            bias=pick.choice([None, bias]),
+        )
+        if pick.random() < 0.05:
+            case.hidden_states[pick.randrange(b), 0] = pick.choice([torch.nan, torch.inf])
+        params = [filtered(pick) for _ in range(b)]
+        if pick.random() < 0.3:
+            others = controlled(b, v, pick)
+            params = [pick.choice(pair) for pair in zip(params, others, strict=True)]
+            params[0] = filtered(pick, repetition_penalty=1.3)
+        batch = of(params, v, output_token_ids=[[pick.randrange(v)] * 3 for _ in range(b)])
+        found = compare(
+            case,
+            batch,
+            shards=shards_of(v, pick),
+            which=pick.choice(PASSES),
+            num_samples=pick.choice([1, 1, 2]),
+            parts=pick.choice([1, 1, 3]),
+            ways=WAYS[: pick.choice([1, 1, 2])],
+        )
+        done, seed = done + len(batch.plan.filters), seed + 1
+        screened += int(sum(counts.candidates.sum() for counts in found.counts))
+    return done, screened
+
+
+@pytest.mark.parametrize(("num_rows", "first_seed"), [(400, 0), *long((100_000, 20_000))])
+def test_many_rows(num_rows, first_seed):
+    done, screened = many_rows(num_rows, first_seed)
+    print(done, "filtered rows, all equal;", screened, "logits computed one by one")
+    assert screened > done
+
+
+# -- planted faults ----------------------------------------------------------------------------
+
+
+def at_random(seeds: range) -> Stored | None:
+    found = None
+    for seed in seeds:
+        pick = random.Random(seed)
+        case = problem(pick.choice(["normal", "zipf", "a_near_tie"]), 3000, 16, 64, seed)
+        params = [replace(filtered(pick), filter_order="sequential") for _ in range(16)]
+        found = compare(case, of(params, 3000), which="int8")
+    return found
+
+
+def test_a_bound_of_nothing_is_caught(monkeypatch):
+    monkeypatch.setattr(
+        "tpsample.screening.bound.ScoreSlack.of", lambda self, error: (0 * error).float()
+    )
+    with pytest.raises(AssertionError, match="differ"):
+        at_random(range(20))
