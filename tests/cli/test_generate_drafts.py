@@ -121,7 +121,7 @@ def test_prompt_lookup_continues_the_longest_suffix() -> None:
 def _options(tiny: Path) -> tuple[object, ...]:
     return (
         *("--model", tiny, "--max-new-tokens", 8, "--prompt", "w5 w7 w9 w5 w7"),
-        *("--draft", "early-exit", "--draft-layers", 2),
+        *("--draft", "early-exit", "--draft-layers", 2, "--num-samples", 5),
     )
 
 

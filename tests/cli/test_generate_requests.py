@@ -15,7 +15,7 @@ from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, text
 from tests.support.tiers import long
 from tpsample import SamplingParams
 from tpsample.cli.app import app
-from tpsample.cli.requests import Request, bias_of, read_params
+from tpsample.cli.requests import Request, asked, bias_of, read_params
 from tpsample.request.as_json import from_json, to_json
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 8, "--temperature", 1.2)
@@ -66,7 +66,11 @@ def test_a_file_gives_each_prompt_its_own_request(tiny: Path, tmp_path: Path) ->
         ('{"top_k": 1, "top_k": 2}', "'top_k' is given twice"),
         ('[{"top_q": 1}]', "params[0]: top_q: not a field"),
         ('[{"two\\nlines\\u001b[2J": 1}]', "params[0]: two lines [2J: not a field"),
-        ('[{"max_tokens": 1}]', "params[0]: max_tokens: not a field"),
+        ('[{"max_token": 1}]', "params[0]: max_token: not a field"),
+        ('[{"max_tokens": 0}]', "params[0]: max_tokens: expected an int >= 1, got 0"),
+        ('[{"max_tokens": 1, "max_completion_tokens": 1}]', "params[0]: max_tokens and max_"),
+        ('[{"n": true}]', "params[0]: n: expected an int >= 1, got True"),
+        ('[{"stop": [""]}]', "params[0]: stop: expected a text or a list of texts, got ['']"),
         ('[{"top_p": 2}]', "params[0]: top_p: expected"),
         ('[{"top_k": "x"}]', "params[0]: top_k: expected"),
         ('[{"bad_words": [[]]}]', "params[0]: bad_words: expected"),
@@ -94,13 +98,14 @@ def test_wrong_files_are_refused_before_a_model_is_loaded(content, match, tmp_pa
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_one_prompt_and_one_object_say_why_there_are_five_rows(tmp_path: Path) -> None:
+def test_one_prompt_at_two_temperatures_says_why_there_are_two_rows(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text("[{}]")
+    two = ("--temperature", "0", "--temperature", "1")
     done = CliRunner().invoke(
-        app, ["generate", "--prompt", "w5", "--params", str(tmp_path / "one.json")]
+        app, ["generate", "--prompt", "w5", "--params", str(tmp_path / "one.json"), *two]
     )
     assert done.exit_code == 1
-    assert "expected 5 objects, one per --temperature, since one prompt alone" in done.stderr
+    assert "expected 2 objects, one per --temperature, since one prompt alone" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -122,6 +127,22 @@ def test_requests_as_clients_of_openai_send_them(
     (tmp_path / "sent.json").write_text(json.dumps(sent))
     found = read_params(tmp_path / "sent.json", 2)
     assert found == [{"logit_bias": taken} if 17 in taken else taken] * 2
+
+
+def test_one_prompt_has_one_answer_and_others_by_request(tmp_path: Path) -> None:
+    (one,) = asked(["p"], (0.7,), 3, {})
+    assert (one.params.temperature, one.params.seed) == (0.7, 3)
+    rows = asked(["p", "q"], (0.0, 1.0), 5, {"top_k": 2}, num_samples=2)
+    assert [(each.prompt, each.params.temperature, each.params.seed) for each in rows] == [
+        ("p", 0, 5), ("p", 0, 6), ("q", 1, 7), ("q", 1, 8)
+    ]  # fmt: skip
+    (tmp_path / "sent.json").write_text(
+        '[{"n": 3, "seed": 40, "max_completion_tokens": 9, "stop": "end"}, {"stop": ["a", "b"]}]'
+    )
+    rows = asked(["p", "q"], (1.0,), 0, {}, params_file=tmp_path / "sent.json", num_samples=1)
+    assert [each.params.seed for each in rows] == [40, 41, 42, 3]
+    assert [each.max_tokens for each in rows] == [9, 9, 9, None]
+    assert [each.stop for each in rows] == [("end",)] * 3 + [("a", "b")]
 
 
 @pytest.mark.parametrize(

@@ -374,6 +374,26 @@ ENGINES = [
 
 FILES = [
     Fault(
+        "a stop text stays in the answer",
+        "tpsample/cli/answers.py",
+        "return text[: min(places)] if places else text",
+        "return text",
+        (
+            "tests/cli/test_generate_answers.py::test_answers_end_where_their_requests_say",
+            "tests/cli/test_generate_answers.py::test_a_letter_is_streamed_once_it_is_whole",
+        ),
+    ),
+    Fault(
+        "a record forgets the tokens so far",
+        "tpsample/cli/answers.py",
+        "output_token_ids=[decoded.rows[row][:t] for t, row in kept],",
+        "output_token_ids=[[] for t, row in kept],",
+        (
+            "tests/cli/test_generate_answers.py::"
+            "test_a_record_of_a_text_is_confirmed_token_by_token",
+        ),
+    ),
+    Fault(
         "any token of a record is a near tie",
         "tpsample/record/verify.py",
         "near = apart < NEAR_TIE",

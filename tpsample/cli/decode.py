@@ -16,6 +16,14 @@ from tpsample.output import SampleOutput
 Sampler = Callable[[Tensor, Tensor], SampleOutput]
 """hidden states [B, D] and positions [B] to the next tokens."""
 
+Ends = Callable[[int, list[int]], bool]
+"""A row and its tokens so far to whether it has ended, beside the model's end of sequence."""
+
+
+def never(row: int, token_ids: list[int]) -> bool:
+    """Say that no tokens end a row."""
+    return False
+
 
 class NoToken(RuntimeError):
     """A row could not be given a token."""
@@ -38,11 +46,16 @@ class Step:
 
 @dataclass
 class Decoded:
-    """Generated token ids per row, up to its end of sequence, and every step behind them."""
+    """Generated token ids per row, up to its end, and every step behind them.
+
+    Attributes:
+        seeds: int64 [B], that the rows drew with; None before the first step.
+    """
 
     rows: list[list[int]]
     steps: list[Step] = field(default_factory=list)
     seconds: float = 0.0
+    seeds: Tensor | None = None
 
 
 @torch.inference_mode()
@@ -53,11 +66,16 @@ def decode(
     *,
     max_new_tokens: int,
     on_step: Callable[[], None],
+    ends: Ends = never,
+    on_rows: Callable[[list[list[int]]], None] | None = None,
 ) -> Decoded:
     """Continue all prompts together until each row ended or has `max_new_tokens`.
 
     Prompts are padded on the left. A row that ended stays in the batch, uncollected, so that the
     batch keeps its shape.
+
+    Args:
+        on_rows: is shown the rows' tokens after each step.
 
     Raises:
         NoToken: the logits of a row are NaN, or all masked.
@@ -84,8 +102,11 @@ def decode(
 
         sampled = sampler(hidden_states, positions)
         decoded.steps.append(Step(hidden_states, positions, sampled.token_ids))
-        _collect(decoded.rows, ended, sampled, model.eos_token_ids)
+        decoded.seeds = sampled.seeds
+        _collect(decoded.rows, ended, sampled, model.eos_token_ids, ends)
         on_step()
+        if on_rows is not None:
+            on_rows(decoded.rows)
         if all(ended):
             break
         token_ids = sampled.token_ids.unsqueeze(1)
@@ -103,7 +124,11 @@ def pad_left(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor
 
 
 def _collect(
-    rows: list[list[int]], ended: list[bool], sampled: SampleOutput, eos: frozenset[int]
+    rows: list[list[int]],
+    ended: list[bool],
+    sampled: SampleOutput,
+    eos: frozenset[int],
+    ends: Ends,
 ) -> None:
     pairs = zip(sampled.token_ids.tolist(), sampled.status.tolist(), strict=True)
     for row, (token_id, status) in enumerate(pairs):
@@ -112,3 +137,4 @@ def _collect(
         ended[row] |= token_id in eos
         if not ended[row]:
             rows[row].append(token_id)
+            ended[row] = ends(row, rows[row])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import typer
 from torch import Tensor
 
-from tpsample.cli import report, requests
+from tpsample.cli import answers, report, requests
 from tpsample.cli import trace as trace_file
 from tpsample.cli.check import check
 from tpsample.cli.decode import NoToken, Sampler, decode
@@ -41,9 +41,10 @@ TEMPERATURES = (0.0, 0.5, 0.7, 0.8, 1.0)
 
 def generate(
     prompt: Annotated[
-        list[str] | None,
-        typer.Option(help="What to ask; repeat for a batch. One alone is asked per temperature."),
+        list[str] | None, typer.Option(help="What to ask; repeat for a batch.")
     ] = None,
+    raw: answers.Raw = False,
+    num_samples: answers.NumSamples = 1,
     model: Annotated[
         str | None,
         typer.Option(help="Folder or Hugging Face id. Default: the bundled SmolLM2-135M-Instruct."),
@@ -51,7 +52,10 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Per prompt.")] = 64,
     temperature: Annotated[
         list[float] | None,
-        typer.Option(help="0 is greedy; repeat to go through them row by row.  [0 0.5 0.7 0.8 1]"),
+        typer.Option(
+            help="0 is greedy; repeat to go through them prompt by prompt, or to ask one prompt at "
+            "each.  [0.7; without --prompt 0 0.5 0.7 0.8 1]"
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Row i draws with seed + i.")] = 0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
@@ -65,6 +69,9 @@ def generate(
     bad_word: requests.BadWord = None,
     min_tokens: requests.MinTokens = 0,
     params_file: requests.ParamsFile = None,
+    stream: answers.Stream = False,
+    no_check: answers.NoCheck = False,
+    record: answers.RecordFile = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write each step's top logprobs and entropy to FILE.safetensors; plot."),
@@ -106,9 +113,11 @@ def generate(
     try:
         if trace is not None:
             trace_file.check_path(trace)
-        asked = _requests(
-            prompt or list(PROMPTS),
-            temperature or list(TEMPERATURES),
+        if record is not None:
+            answers.check_record_path(record)
+        asked = requests.asked(
+            prompt or PROMPTS,
+            temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),
             seed,
             {
                 "top_k": top_k,
@@ -122,8 +131,11 @@ def generate(
                 "bad_words": bad_word or (),
                 "min_tokens": min_tokens,
             },
-            params_file,
+            params_file=params_file,
+            num_samples=num_samples,
         )
+        if stream and (len(asked) > 1 or draft):
+            raise ValueError("stream: expected one answer, decoded without drafts")
         with join(timeout_s=timeout) as job:
             ok = run(
                 job,
@@ -131,6 +143,10 @@ def generate(
                 model=model,
                 max_new_tokens=max_new_tokens,
                 dtype=_dtype(dtype, job),
+                raw=raw,
+                stream=stream,
+                checked=not no_check,
+                record_path=record,
                 trace_path=trace,
                 trace_top=trace_top,
                 drafting=Drafting(draft, num_drafts, draft_layers) if draft else None,
@@ -152,32 +168,6 @@ def generate(
         raise typer.Exit(1)
 
 
-def _requests(
-    prompts: list[str],
-    temperatures: list[float],
-    seed: int,
-    shared: dict[str, Any],
-    params_file: Path | None,
-) -> list[Request]:
-    """Return one request per row. One prompt alone is repeated for each temperature."""
-    why = "one per prompt"
-    if len(prompts) == 1 and len(temperatures) > 1:
-        prompts = prompts * len(temperatures)
-        why = "one per --temperature, since one prompt alone is asked at each of them"
-    own: list[dict[str, Any]] = [{} for _ in prompts]
-    if params_file is not None:
-        own = requests.read_params(params_file, len(prompts), why)
-    return [
-        Request.of(
-            prompt,
-            {"temperature": temperatures[row % len(temperatures)], "seed": seed + row}
-            | shared
-            | own[row],
-        )
-        for row, prompt in enumerate(prompts)
-    ]
-
-
 def _dtype(name: str, job: Job) -> torch.dtype:
     if name == "auto":
         name = "float32" if job.device.type == "cpu" else "bfloat16"
@@ -192,32 +182,39 @@ def run(
     model: str | None,
     max_new_tokens: int,
     dtype: torch.dtype,
+    raw: bool,
+    stream: bool,
+    checked: bool,
+    record_path: Path | None,
     trace_path: Path | None,
     trace_top: int,
     drafting: Drafting | None,
     options: dict[str, object],
 ) -> bool:
-    """Load, decode, check and report. Return whether the check passed, on every rank the same."""
-    shown = report.Report(job.rank)
+    """Load, decode, check and report. Return whether no check failed, on every rank the same."""
+    shown = report.Report(job.rank, bars=not stream)
     with shown.phases() as phase:
         loaded = phase("loading the model", 1)
         lm = load(model, job, dtype)
         rows = len(asked) * (1 + (drafting.num_drafts if drafting else 0))
         sampler = shard_sampler(lm, job, rows=rows, options=options)
         params = [each.complete(lm.tokenizer, lm.eos_token_ids) for each in asked]
-        prompts = [lm.prompt_token_ids(each.prompt) for each in asked]
+        prompts = [lm.prompt_token_ids(each.prompt, raw=raw) for each in asked]
         traced, trace, screened = params, None, ScreenedSteps()
         if trace_path is not None:
             k = min(trace_top, sampler.vocab_size)
             trace = TopKTrace(len(prompts), max_new_tokens, k, device=job.device)
             traced = [replace(each, logprobs=k) for each in params]
         loaded()
+        ends = answers.ends_of(lm, asked)
         plain = decoded = decode(
             lm,
             prompts,
             _step(sampler, _batch(traced, prompts, sampler), trace, screened),
             max_new_tokens=max_new_tokens,
             on_step=phase("generating tokens", max_new_tokens),
+            ends=ends,
+            on_rows=answers.streamer(lm, asked[0], shown.piece) if stream else None,
         )
         if drafting is not None:
             batch = _batch(params, prompts, sampler)
@@ -230,30 +227,38 @@ def run(
                 num_drafts=drafting.num_drafts,
                 max_new_tokens=max_new_tokens,
                 on_token=phase("generating with drafts", max_new_tokens),
+                ends=ends,
             )
         sampler.check()
-        own_steps = len(decoded.steps[job.rank :: job.world_size])
-        verdict = check(
-            lm,
-            _batch(params, prompts, sampler),
-            decoded.steps,
-            job,
-            backend=sampler.backend,
-            on_step=phase("checking tokens", own_steps),
-        )
+        verdict = None
+        if checked:
+            verdict = check(
+                lm,
+                _batch(params, prompts, sampler),
+                decoded.steps,
+                job,
+                backend=sampler.backend,
+                on_step=phase("checking tokens", len(decoded.steps[job.rank :: job.world_size])),
+            )
 
-    for each, request, row in zip(asked, params, decoded.rows, strict=True):
-        shown.text(each.prompt, request, lm.tokenizer.decode(row, skip_special_tokens=True))
+    if not stream:
+        for each, request, row in zip(asked, params, decoded.rows, strict=True):
+            shown.text(each.prompt, request, answers.text_of(lm, each, row))
     lines = [*summary(lm, sampler, plain, job), ("screening, rank 0", screened.line())]
     if trace is not None and trace_path is not None and job.rank == 0:
         texts = [each.prompt for each in asked]
         lines.append(("trace", trace_file.write(trace, trace_path, lm, texts, plain)))
+    if record_path is not None and job.rank == 0:
+        lines.append(("record", answers.record(record_path, lm, plain, prompts, params)))
     shown.table(lines)
     if drafting is not None and isinstance(decoded, Speculated):
         shown.table(decoded.summary(drafting.name, plain))
-    shown.verdict(verdict.line(job.world_size), verdict.ok)
+    if verdict is None:
+        shown.verdict("tokens were not checked (--no-check)", ok=True)
+    else:
+        shown.verdict(verdict.line(job.world_size), verdict.ok)
     sampler.close()
-    return verdict.ok
+    return verdict is None or verdict.ok
 
 
 def _batch(

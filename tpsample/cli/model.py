@@ -45,9 +45,13 @@ class Model:
     head: dict[str, Any]
     eos_token_ids: frozenset[int]
 
-    def prompt_token_ids(self, prompt: str) -> list[int]:
-        """Return the ids of one user turn in the model's chat template, or of the bare text."""
-        if self.tokenizer.chat_template is None:
+    def prompt_token_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
+        """Return the ids of one user turn in the model's chat template, or of the bare text.
+
+        Args:
+            raw: take the bare text, which the model then continues, whatever its template.
+        """
+        if raw or self.tokenizer.chat_template is None:
             return list(self.tokenizer(prompt)["input_ids"])
         turns = [{"role": "user", "content": prompt}]
         encoded = self.tokenizer.apply_chat_template(

@@ -18,10 +18,14 @@ _LONGEST = 1000
 
 
 class Report:
-    """Shows progress, texts and a table on rank 0; the same calls are silent elsewhere."""
+    """Shows progress, texts and a table on rank 0; the same calls are silent elsewhere.
 
-    def __init__(self, rank: int) -> None:
-        self._console = Console(quiet=rank != 0, highlight=False)
+    Args:
+        bars: show bars of progress, which streamed text would break.
+    """
+
+    def __init__(self, rank: int, *, bars: bool = True) -> None:
+        self._console, self._bars = Console(quiet=rank != 0, highlight=False), bars
 
     @contextmanager
     def phases(self) -> Iterator[Callable[[str, int], Callable[[], None]]]:
@@ -32,7 +36,7 @@ class Report:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=self._console) as progress:
+        with Progress(*columns, console=self._console, disable=not self._bars) as progress:
 
             def phase(name: str, total: int) -> Callable[[], None]:
                 task = progress.add_task(name, total=total)
@@ -46,6 +50,10 @@ class Report:
         self._console.print()
         self._console.print(Text.assemble((prompt, "bold"), (f"  {how}", "dim")))
         self._console.print(Text(text.strip()))
+
+    def piece(self, text: str) -> None:
+        """Show more of the text that is being written."""
+        self._console.print(Text(text), end="", soft_wrap=True)
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
         """Show a name and a value per line."""

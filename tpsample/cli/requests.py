@@ -15,6 +15,8 @@ from tpsample.request.params import SamplingParams
 
 _LATER = ("bad_words", "min_tokens", "stop_token_ids")
 """Fields that may need the model: its tokenizer, its end-of-sequence ids."""
+_ENGINE = ("max_tokens", "stop", "n")
+"""Fields that the sampler does not know: how long answers are, what ends them, how many."""
 
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Divides logits > 0 of tokens so far, multiplies the others.")
@@ -51,6 +53,8 @@ class Request:
         params: all fields but those that may need the model.
         bad_words: id sequences or texts.
         min_tokens, stop_token_ids: as in SamplingParams; no stop ids means the model's own.
+        max_tokens: most tokens of the answer; None leaves it to --max-new-tokens.
+        stop: texts that end the answer and are not part of it.
     """
 
     prompt: str
@@ -58,15 +62,17 @@ class Request:
     bad_words: tuple[Any, ...] = ()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
 
     @staticmethod
     def of(prompt: str, values: Mapping[str, Any]) -> Request:
-        """Make a request of fields of SamplingParams by name.
+        """Make a request of fields of SamplingParams, `max_tokens` and `stop` by name.
 
         Raises:
             TypeError, ValueError: a field is wrong; the message names it.
         """
-        params = SamplingParams(**{k: v for k, v in values.items() if k not in _LATER})
+        params = SamplingParams(**{k: v for k, v in values.items() if k not in (*_LATER, *_ENGINE)})
         bad_words, min_tokens = values.get("bad_words") or (), values.get("min_tokens", 0)
         stop_token_ids = values.get("stop_token_ids") or ()
         # Checked now as far as possible: before a model is loaded.
@@ -76,7 +82,15 @@ class Request:
             min_tokens=min_tokens,
             stop_token_ids=stop_token_ids or [0],
         )
-        return Request(prompt, params, tuple(bad_words), min_tokens, tuple(stop_token_ids))
+        return Request(
+            prompt,
+            params,
+            tuple(bad_words),
+            min_tokens,
+            tuple(stop_token_ids),
+            values.get("max_tokens"),
+            tuple(values.get("stop", ())),
+        )
 
     def complete(self, tokenizer: Any, eos_token_ids: Collection[int]) -> SamplingParams:
         """Return the request, its words as ids and the model's end-of-sequence ids held back.
@@ -136,7 +150,69 @@ def read_params(path: Path, rows: int, why: str = "one per prompt") -> list[dict
             f"params: expected {rows} object{'s' * (rows != 1)}, {why}, got {len(found)} in "
             f"{path}; an object without a list around it is for all"
         )
-    return [from_json(f"params[{row}]", each) for row, each in enumerate(found)]
+    return [_fields(f"params[{row}]", each) for row, each in enumerate(found)]
+
+
+def _fields(where: str, values: Any) -> dict[str, Any]:
+    """Return the fields of a request: those of the sampler, and those of `_ENGINE`."""
+    if not isinstance(values, dict):
+        return from_json(where, values)
+    rest = {name: value for name, value in values.items() if value is not None}
+    mine: dict[str, Any] = {}
+    if "max_completion_tokens" in rest:  # what OpenAI's API calls it now
+        if "max_tokens" in rest:
+            raise ValueError(f"{where}: max_tokens and max_completion_tokens are one; give one")
+        rest["max_tokens"] = rest.pop("max_completion_tokens")
+    for name in ("max_tokens", "n"):
+        if name in rest:
+            mine[name] = rest.pop(name)
+            if type(mine[name]) is not int or mine[name] < 1:
+                raise ValueError(f"{where}: {name}: expected an int >= 1, got {mine[name]!r}")
+    if "stop" in rest:
+        stop = rest.pop("stop")
+        mine["stop"] = [stop] if isinstance(stop, str) else stop
+        if not isinstance(mine["stop"], list) or not all(
+            isinstance(text, str) and text for text in mine["stop"]
+        ):
+            raise ValueError(f"{where}: stop: expected a text or a list of texts, got {stop!r}")
+    return from_json(where, rest) | mine
+
+
+def asked(
+    prompts: Sequence[str],
+    temperatures: Sequence[float],
+    seed: int,
+    shared: Mapping[str, Any],
+    *,
+    params_file: Path | None = None,
+    num_samples: int = 1,
+) -> list[Request]:
+    """Return one request per row, the answers to one prompt after another.
+
+    One prompt alone is asked at each temperature; several go through the temperatures.
+
+    Args:
+        seed: row i draws with seed + i. Answers to one prompt whose file names a seed draw with
+            that one and those after it.
+        num_samples: answers per prompt; a file's `n` is over it.
+    """
+    prompts, why = list(prompts), "one per prompt"
+    if len(prompts) == 1 and len(temperatures) > 1:
+        prompts = prompts * len(temperatures)
+        why = "one per --temperature, since one prompt alone is asked at each of them"
+    own: list[dict[str, Any]] = [{} for _ in prompts]
+    if params_file is not None:
+        own = read_params(params_file, len(prompts), why)
+    rows: list[Request] = []
+    for place, (prompt, fields) in enumerate(zip(prompts, own, strict=True)):
+        temperature = temperatures[place % len(temperatures)]
+        for answer in range(fields.get("n", num_samples)):
+            drawn = {"temperature": temperature, "seed": seed + len(rows)}
+            values = {**drawn, **shared, **fields}
+            if "seed" in fields:
+                values["seed"] = fields["seed"] + answer
+            rows.append(Request.of(prompt, values))
+    return rows
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

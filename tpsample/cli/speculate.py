@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpsample.cli.decode import Decoded, NoToken, Step, pad_left
+from tpsample.cli.decode import Decoded, Ends, NoToken, Step, never, pad_left
 from tpsample.cli.drafters import Decoding, Drafter
 from tpsample.cli.model import Model
 from tpsample.core import word
@@ -64,6 +64,7 @@ def decode_with_drafts(
     num_drafts: int,
     max_new_tokens: int,
     on_token: Callable[[], None],
+    ends: Ends = never,
 ) -> Speculated:
     """Continue all prompts together, as `decode` does, each row at its own pace.
 
@@ -106,7 +107,7 @@ def decode_with_drafts(
             if not ended[row]:
                 left = max_new_tokens - len(done.rows[row])
                 seen[row] += hidden_states[row, : min(count + 1, left)].unbind()
-        _collect(done, ended, state, verified, drafts, model.eos_token_ids, max_new_tokens)
+        _collect(done, ended, state, verified, drafts, model.eos_token_ids, max_new_tokens, ends)
         while told < max_new_tokens and all(
             end or len(row) > told for end, row in zip(ended, done.rows, strict=True)
         ):
@@ -173,6 +174,7 @@ def _collect(
     drafts: Tensor,
     eos: frozenset[int],
     max_new_tokens: int,
+    ends: Ends,
 ) -> None:
     """Take the emitted tokens of every row up to its end."""
     proposed = (drafts >= 0).sum(dim=1).tolist()
@@ -191,6 +193,7 @@ def _collect(
             ended[row] |= token_id in eos or len(done.rows[row]) == max_new_tokens
             if not ended[row]:
                 done.rows[row].append(token_id)
+                ended[row] = ends(row, done.rows[row])
         ended[row] |= len(done.rows[row]) == max_new_tokens
     state.last = verified.token_ids.gather(1, verified.num_accepted.unsqueeze(1))
     state.positions = state.positions + verified.num_accepted + 1

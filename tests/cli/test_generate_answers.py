@@ -1,0 +1,111 @@
+"""What `tpsample generate` makes of the tokens: streams, ends, records, and what it leaves out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the extra hf")
+
+from tests.support.commands import invoke, texts
+from tests.support.tiny_model import save_tiny_llama
+from tpsample.cli.answers import streamer
+from tpsample.cli.requests import Request
+from tpsample.request.params import SamplingParams
+
+COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 6, "--prompt", "w5 w7 w9")
+
+
+def _answer(tiny: Path, *words: object) -> str:
+    done = invoke(*COMMAND, "--model", tiny, *words)
+    assert done.exit_code == 0, done.output
+    shown: str = texts(done.stdout).strip().splitlines()[-1]
+    return shown
+
+
+def test_one_prompt_has_one_answer_and_others_are_drawn_apart(tiny: Path) -> None:
+    done = invoke(*COMMAND, "--model", tiny, "--num-samples", 3)
+    assert "same tokens: 1 rank = oracle (18 tokens compared, 0 differ" in done.stdout
+    found = texts(done.stdout).strip().split("w5 w7 w9")[1:]
+    assert len(found) == 3 == len(set(found))
+    assert _answer(tiny) in found[0]
+
+
+def test_the_check_may_be_left_out(tiny: Path) -> None:
+    done = invoke(*COMMAND, "--model", tiny, "--no-check")
+    assert done.exit_code == 0, done.output
+    assert "tokens were not checked (--no-check)" in done.stdout
+    assert "same tokens" not in done.stdout and "checking tokens" not in done.stdout
+
+
+def test_a_streamed_answer_is_the_one_that_is_shown_at_the_end(tiny: Path) -> None:
+    answer = _answer(tiny)
+    done = invoke(*COMMAND, "--model", tiny, "--stream")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count(answer) == 1 and "w5 w7 w9" not in done.stdout
+    refused = invoke(*COMMAND, "--model", "/nowhere", "--stream", "--num-samples", 2)
+    assert refused.exit_code == 1 and "stream: expected one answer" in refused.stderr
+
+
+class Bytes:
+    """A tokenizer of bytes, of which a letter may take two."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+
+def test_a_letter_is_streamed_once_it_is_whole() -> None:
+    class Model:
+        tokenizer = Bytes()
+
+    pieces: list[str] = []
+    request = Request("p", SamplingParams(), stop=("!",))
+    show = streamer(Model(), request, pieces.append)  # type: ignore[arg-type]
+    sent = "aé b!c".encode()
+    for count in range(1, len(sent) + 1):
+        show([list(sent[:count])])
+    assert "".join(pieces) == "aé b" and "é" in pieces
+
+
+def test_a_raw_prompt_is_not_a_turn_of_a_chat(tiny: Path, tmp_path: Path) -> None:
+    import shutil
+
+    chat = tmp_path / "chat"
+    shutil.copytree(tiny, chat)
+    template = "w1 w2 {% for m in messages %}{{ m['content'] }}{% endfor %} w3"
+    (chat / "chat_template.jinja").write_text(template)
+    assert _answer(chat, "--raw") == _answer(tiny) == _answer(tiny, "--raw") != _answer(chat)
+
+
+def test_answers_end_where_their_requests_say(tiny: Path, tmp_path: Path) -> None:
+    words = _answer(tiny).split()
+    file = tmp_path / "params.json"
+    for sent, expected in (
+        ({"max_tokens": 2}, words[:2]),
+        ({"stop": f" {words[3]}"}, words[:3]),
+        ({"stop": ["nowhere", words[0]]}, ["w5", "w7", "w9", "T=0.7", "seed=0"]),
+    ):
+        file.write_text(json.dumps(sent))
+        assert _answer(tiny, "--params", file).split() == expected, sent
+
+
+def test_drafted_answers_end_there_too(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path / "llama")
+    words = _answer(tmp_path / "llama").split()
+    (tmp_path / "sent.json").write_text(json.dumps({"stop": f" {words[3]}", "max_tokens": 5}))
+    options = ("--params", tmp_path / "sent.json", "--draft", "ngram")
+    assert _answer(tmp_path / "llama", *options).split() == words[:3]
+
+
+def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "text.record"
+    words = ("--repetition-penalty", 1.5, "--num-samples", 2, "--no-check", "--record", file)
+    done = invoke(*COMMAND, "--model", tiny, *words)
+    assert done.exit_code == 0 and "tpsample verify" in done.stdout, done.output
+    verified = invoke("verify", file)
+    assert verified.exit_code == 0, verified.output
+    assert verified.stdout.count(": confirmed: token ") == 12
+    refused = invoke(*COMMAND, "--model", "/nowhere", "--record", "/no/folder/x")
+    assert refused.exit_code == 1 and "record: no folder '/no/folder'" in refused.stderr
