@@ -50,10 +50,11 @@ def make_sglang(cache: Path) -> Path:
         return python
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    subprocess.run([*pip, "install", "--no-deps", SGLANG, *BESIDE_SGLANG], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     (theirs,) = (cache / "vllm").glob("lib/python*/site-packages")
     (site / "vllm.pth").write_text(f"{theirs.resolve()}\n")
+    subprocess.run([*pip, "install", "--no-deps", SGLANG], check=True)
+    subprocess.run([*pip, "install", *BESIDE_SGLANG], check=True)
     metadata = site / "tpsample_on_cpu-0.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tpsample-on-cpu\nVersion: 0\n")

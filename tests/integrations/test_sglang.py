@@ -66,15 +66,44 @@ def test_nothing_changes_in_a_server_with_another_backend():
     place.backends.add("tpsample")
     original = lambda *args: ("original", *args)  # noqa: E731
     assert place.hand_on(original, 1, 2, 3, 4, 5) == ("original", 1, 2, 3, 4, 5)
-    assert place.keep_off(original, 1, 2) == ("original", 1, 2)
+    assert place.keep_off(original, 1, 2, 3) == ("original", 1, 2, 3)
     info = SimpleNamespace(sampling_seed=None)
     assert place.add_seeds(info).sampling_seed is None
-    manager = SimpleNamespace(server_args=SimpleNamespace(sampling_backend="flashinfer"))
+    place.backend_in_use = lambda: "flashinfer"
     refused = request(regex="a")
-    assert place.admit(original, manager, refused) == ("original", manager, refused)
-    manager.server_args.sampling_backend = "tpsample"
+    assert place.admit(original, "manager", refused) == ("original", "manager", refused)
+    place.backend_in_use = lambda: "tpsample"
     with pytest.raises(UnsupportedParameter, match="regex"):
-        place.admit(original, manager, refused)
+        place.admit(original, "manager", refused)
+
+
+def asks_for_nothing(**more):
+    fields = {
+        "grammar_mask": None,
+        "logit_bias": None,
+        "acc_additive_penalties": None,
+        "acc_scaling_penalties": None,
+        "penalizer_orchestrator": None,
+        "has_custom_logit_processor": False,
+        "update_regex_vocab_mask": lambda: None,
+    }
+    return SimpleNamespace(**{**fields, **more})
+
+
+def test_what_came_past_the_door_is_not_dropped():
+    place, runner = (
+        sglang.Place(),
+        SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={EOS})),
+    )
+    place.armed = True
+    assert place.keep_off(None, runner, None, asks_for_nothing()) is None
+    for more in (
+        {"logit_bias": torch.zeros(1, V)},
+        {"penalizer_orchestrator": SimpleNamespace(is_required=True)},
+        {"has_custom_logit_processor": True},
+    ):
+        with pytest.raises(RuntimeError, match="would change logits, and there are none"):
+            place.keep_off(None, runner, None, asks_for_nothing(**more))
 
 
 def test_tokens_are_the_oracles_and_a_row_of_nan_ends():
@@ -86,7 +115,8 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends():
     hidden = torch.cat([HIDDEN, torch.full((1, D), torch.nan)])
     handed = place.hand_on(None, processor, hidden, head, None)
     assert handed.shape == (3, 0)
-    place.keep_off(None, SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={9, EOS})))
+    runner = SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={9, EOS}))
+    place.keep_off(None, runner, None, asks_for_nothing())
 
     info = SimpleNamespace(
         temperatures=torch.tensor([[0.8], [1.0], [1.0]]),

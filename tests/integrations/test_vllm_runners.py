@@ -188,6 +188,16 @@ def test_drafts_that_are_decoded_tokens_are_accepted_and_others_not():
     assert out.logprobs_tensors.logprob_token_ids.shape[0] == 9
 
 
+def test_a_step_in_which_no_row_has_drafts_is_a_plain_one():
+    runner = v1(depth=3)
+    fakes.v1_batch(runner, ["a", "b"])
+    none = torch.empty(0, dtype=torch.int32)
+    metadata = SimpleNamespace(num_draft_tokens=[0, 0], max_spec_len=0, draft_token_ids=none)
+    handed = runner.model.compute_logits(rows_of("ab"))
+    out = runner.rejection_sampler(metadata, None, handed, runner.input_batch.sampling_metadata)
+    assert out.sampled_token_ids.tolist() == [[expected("a", [])], [expected("b", [])]]
+
+
 def test_a_row_of_nan_behind_its_drafts_ends_there():
     runner = v1(depth=2)
     fakes.v1_batch(runner, ["a"])

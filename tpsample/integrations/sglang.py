@@ -9,6 +9,7 @@ something only in a process in which the sampler of this file was built.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
 _SRT = "sglang.srt."
+_WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_penalties")
+"""Tensors [rows, V] of SGLang's batches."""
 _PLAIN = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
 
@@ -30,6 +33,7 @@ class Place:
 
     Attributes:
         backends: the names under which the sampler is registered.
+        backend_in_use: tells which one this server samples with.
         armed: whether the sampler was built, which alone understands what the head hands on.
         kept: hidden states of the last forward pass, with its LM head, processor and bias.
         eos: the token that ends a request, for a row that has none.
@@ -37,6 +41,7 @@ class Place:
 
     def __init__(self) -> None:
         self.backends: set[str] = set()
+        self.backend_in_use: Callable[[], str | None] = lambda: None
         self.armed = False
         self.kept: tuple[Tensor, Any, Any, Tensor | None] | None = None
         self.eos = 0
@@ -61,19 +66,29 @@ class Place:
         self.kept = hidden_states, lm_head, processor, embedding_bias
         return hidden_states.new_empty(len(hidden_states), 0)
 
-    def keep_off(self, original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def keep_off(
+        self, original: Any, runner: Any, output: Any, info: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Around `ModelRunner._preprocess_logits`, which adds [rows, V] to logits.
 
-        Whatever it would add was refused at the door.
+        Raises:
+            RuntimeError: there is something to add, although all of it is refused at the door.
         """
         if not self.armed:
-            return original(runner, *args, **kwargs)
+            return original(runner, output, info, *args, **kwargs)
+        info.update_regex_vocab_mask()
+        penalties = info.penalizer_orchestrator
+        added = [name for name in _WHOLE if getattr(info, name) is not None]
+        if penalties is not None and penalties.is_required:
+            added.append("penalties")
+        if added or info.has_custom_logit_processor:
+            raise RuntimeError(f"SGLang would change logits, and there are none: {added}")
         self.eos = min(runner.model_config.hf_eos_token_id or [0])
         return None
 
     def admit(self, original: Any, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Around `TokenizerManager._validate_one_request`: refuse what is not honoured."""
-        if manager.server_args.sampling_backend in self.backends:
+        if self.backend_in_use() in self.backends:
             check_request(request)
         return original(manager, request, *args, **kwargs)
 
@@ -156,10 +171,11 @@ def register(backend: str = "tpsample") -> None:
     check_version(sglang.__version__)
     from sglang.srt.layers.sampler import Sampler, register_sampler_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    from sglang.srt.runtime_context import get_server_args
+    from sglang.srt.runtime_context import get_exec, get_server_args
 
     first = not _PLACE.backends
     _PLACE.backends.add(backend)
+    _PLACE.backend_in_use = lambda: get_exec().kernel.sampling_backend
 
     class TpSampler(Sampler):  # type: ignore[misc]
         """Stands where SGLang's `Sampler` stands."""
