@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,15 +15,18 @@ from tpsample.request.plan import BatchPlan, BatchView
 
 def screened_ids(problem: Problem) -> str:
     """The ids of a screened step, which must be those of a plain one, each of them."""
-    plain, screened = (
-        problem.sampled_by(make_sampler(problem.weight, problem.rows, screening=screening))
-        for screening in (None, "int8")
-    )
-    plain.check()
-    screened.check()
-    if not torch.equal(screened.token_ids, plain.token_ids):
+    options: tuple[dict[str, Any], ...] = ({}, {"screening": "int8", "count_screened": True})
+    plain, screened = (make_sampler(problem.weight, problem.rows, **each) for each in options)
+    expected, found = problem.sampled_by(plain), problem.sampled_by(screened)
+    expected.check()
+    found.check()
+    if not torch.equal(found.token_ids, expected.token_ids):
         raise AssertionError("ids differ from those of a plain step")
-    return f"{problem.rows} rows"
+    counts = screened(problem.hidden_states, problem.batch, problem.positions).screened
+    if counts is None or counts.whole.any():
+        raise AssertionError("the step was not screened")
+    mean, num_mb = counts.candidates.double().mean().item(), counts.num_bytes.item() / 1e6
+    return f"{problem.rows} rows, {mean:.1f} candidates per row, {num_mb:.1f} MB read"
 
 
 def product_error(problem: Problem, dtype: torch.dtype) -> str:

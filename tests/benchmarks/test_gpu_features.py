@@ -16,6 +16,7 @@ TRIED = (
     "every control, fp16",
     "every control, fp32",
     "screened ids",
+    "screened ids of filtered rows",
     "torch.compile",
     "a step waits and allocates",
 )

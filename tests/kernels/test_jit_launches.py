@@ -43,6 +43,7 @@ STORED = {
     "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
+    "screened, filtered": TOP_WORDS,
     "all together": [*TOP_WORDS, *LOGPROBS],
     "drafts": [*TOP_WORDS, *LOGPROBS],
 }
@@ -99,6 +100,8 @@ def test_a_step_compiles_as_it_is_launched(launched, name):
     ways = STORED.get(name.removeprefix("given logits, "), [])
     finish = "peer_finish" if name.startswith("peer") else "decode"
     screen = SCREEN if "screened" in name else []
+    if name == "screened, filtered":
+        screen = [*SCREEN[:2], "filter_bars", *SCREEN[2:]]
     masks = ["token_mask"] * name.endswith(MASKED)
     expected = [*masks, *screen, "lm_head", finish, *ways]
     *kernels, operators = launched[name]

@@ -8,7 +8,6 @@ only lists more.
 import triton
 import triton.language as tl
 
-from tpsample.kernels.overlap import let_next_launch_start, wait_for_previous_launch
 from tpsample.kernels.row_noise import GREEDY_BELOW
 from tpsample.request import filters
 from tpsample.screening import filter_bars
@@ -59,12 +58,8 @@ def filter_bars_kernel(
     # output
     bar_ptr,  # [num_samples · num_rows] fp32: the largest lower end, raised to the row's bar
     BLOCK: tl.constexpr,  # at least groups
-    OVERLAP: tl.constexpr,
 ):
     """Set the bars of one filtered row; the noise plays no part, so that its samples have one."""
-    if OVERLAP:
-        wait_for_previous_launch()
-        let_next_launch_start()
     place = tl.program_id(0)
     row = tl.load(row_ptr + place)
     top_k = tl.load(top_k_ptr + place)

@@ -263,7 +263,6 @@ class Screen:
             vocab_size=step.batch.vocab_size,
             bar_ptr=self.bars,
             BLOCK=max(16, triton.next_power_of_2(self.num_groups)),
-            OVERLAP=False,
             num_warps=8,
             enable_fp_fusion=False,
         )

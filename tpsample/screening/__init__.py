@@ -8,6 +8,9 @@ error of an approximate product tells which few ids can be it:
     best     = a score that some token really has
     candidates = { v : upper_v >= best }            contains the winner and every tie with it
 
+A row whose filters can keep few tokens has a bar of its own, which all that it can keep reach
+(`filter_bars`).
+
 The candidates alone are scored as the definition says (`pairs`), so the word is the definition's,
 bit for bit. There are two first passes: `fp32_pass` multiplies in fp32, and `int8_pass` reads the
 8-bit copy of the weights that `int8_copy` makes.
