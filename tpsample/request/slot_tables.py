@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.host_tensors import columns_of, integers
+from tpsample.core.host_tensors import ALIGNED, columns_of, integers
 from tpsample.request.filters import COLUMNS, RowFilter, RowFilters, keeps_all
 from tpsample.request.logprob_rows import LogprobRows
 from tpsample.request.params import SamplingParams
@@ -76,7 +76,7 @@ class SlotTables(SlotParameters):
         self._temperature, self._seed, self._vocab_size = temperature, seed, vocab_size
         slots, device = seed.shape[0], seed.device
         self.live = torch.zeros(slots + 1, dtype=torch.bool, device=device)
-        all_kept = columns_of(keeps_all(vocab_size).packed, COLUMNS, device=device)
+        all_kept = columns_of(keeps_all(vocab_size).packed, COLUMNS, device=device)[:, :1]
         self.columns = all_kept.repeat(1, slots + 1)
         self.asked = torch.zeros(4, slots + 1, dtype=torch.int64, device=device)
         self.chosen = self.asked.new_full((slots + 1, 0), word.NO_TOKEN)
@@ -96,7 +96,7 @@ class SlotTables(SlotParameters):
         as_logits = [each.logprobs_mode.endswith("logits") for each in requests]
         (index,) = integers(slots, device=device)
         asked = torch.tensor([asks, tops, processed, as_logits], dtype=torch.int64)
-        self.columns[:, index] = columns_of(packed, COLUMNS, device=device)
+        self.columns[:, index] = columns_of(packed, COLUMNS, device=device)[:, : len(slots)]
         self.asked[:, index] = asked.to(device)
         self.live[index] = torch.tensor([each is not IDLE for each in requests]).to(device)
         self._load_chosen(index, [list(each.logprob_token_ids or ()) for each in requests])
@@ -133,7 +133,8 @@ class SlotTables(SlotParameters):
 
     def _read_filters(self, index: Tensor) -> RowFilters:
         kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]
-        return filters_of_all(self.columns[:, index], kinds)
+        padded = torch.nn.functional.pad(index, (0, -len(index) % ALIGNED))
+        return filters_of_all(len(index), self.columns[:, padded], kinds)
 
     def _read_logprobs(self, index: Tensor) -> LogprobRows:
         asks, top_of, processed, as_logits = self.asked[:, index]
@@ -152,13 +153,13 @@ class SlotTables(SlotParameters):
         )
 
 
-def filters_of_all(columns: Tensor, kinds: list[RowFilter]) -> RowFilters:
+def filters_of_all(rows: int, columns: Tensor, kinds: list[RowFilter]) -> RowFilters:
     """Return the filters of rows that the host does not know, all of which may have some.
 
     Args:
-        columns: int64 [8, B].
+        rows: B.
+        columns: int64 [8, B or more], as `RowFilters` has them.
         kinds: what may occur, a row that keeps all of its tokens among it.
     """
-    rows = columns.shape[1]
     row_index = torch.arange(rows, device=columns.device)
     return RowFilters(row_index, list(range(rows)), columns, kinds)
