@@ -44,6 +44,7 @@ class BatchRows(StepBatch):
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self._tables: ControlTables | None = None
         self._slots: SlotTables | None = None
+        self._times_made = 0  # how often those were made
         self._masks: dict[str, Tensor] = {}
         self._stale: set[str] = set()
         self._single: CheckedRequest | None = None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.host_tensors import ALIGNED, columns_of, integers
-from tpsample.request.filters import COLUMNS, RowFilter, RowFilters, keeps_all
+from tpsample.request.filters import COLUMNS, RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.logprob_rows import LogprobRows
 from tpsample.request.params import SamplingParams
 
@@ -53,6 +53,11 @@ class SlotParameters(ABC):
     @abstractmethod
     def stores_logits(self) -> bool:
         """Whether a row may have filters or ask for logprobs."""
+
+    @property
+    @abstractmethod
+    def launches(self) -> tuple[object, ...]:
+        """What decides which launches a step makes; equal values, equal launches."""
 
     @abstractmethod
     def read(self, index: Tensor) -> SlotRows:
@@ -120,6 +125,21 @@ class SlotTables(SlotParameters):
     @property
     def stores_logits(self) -> bool:
         return bool(self._filters or self._logprobs)
+
+    @property
+    def launches(self) -> tuple[object, ...]:
+        kinds, vocab_size = set(self._filters.values()), self._vocab_size
+        others = [kind for kind in kinds if kind.second_way is not Way.TOP_WORDS]
+        modes = {processed for _, processed in self._logprobs.values()}
+        return (
+            self.stores_logits,
+            max((kind.top_k for kind in kinds.difference(others)), default=0),
+            *(any(k.top_k < vocab_size for k in each) for each in (kinds, others)),
+            *(any(k.top_p < 1 for k in each) for each in (kinds, others)),
+            any(kind.first_way is Way.REJECTION_IN_TOP_K for kind in kinds),
+            max((top for top, _ in self._logprobs.values()), default=-1),
+            *(True in modes, self.chosen.shape[1]),
+        )
 
     def read(self, index: Tensor) -> SlotRows:
         there = index < self._seed.shape[0]

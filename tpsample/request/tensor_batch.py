@@ -79,6 +79,10 @@ class TensorParameters(SlotParameters):
     def stores_logits(self) -> bool:
         return self.needs != Needs()
 
+    @property
+    def launches(self) -> tuple[object, ...]:
+        return (self.needs,)
+
     def read(self, index: Tensor) -> SlotRows:
         there = index < self.seed.shape[0]
         inside = index.where(there, 0)

@@ -90,6 +90,13 @@ class ControlTables:
     def slots(self) -> int:
         return self.wants.shape[0]
 
+    @property
+    def launches(self) -> tuple[object, ...]:
+        """What decides which launches a step with these controls makes, and where they read."""
+        flags = self.has_penalties, self.has_bias, self.has_masks, self.allowed is not None
+        tables = self.stop_ids, self.bad_words, self.recent
+        return (*flags, *(tuple(table.shape) for table in tables))
+
     @torch.inference_mode(False)
     def load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
         """Start the state of some rows anew, with one write per table for all of them."""
