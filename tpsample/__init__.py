@@ -37,6 +37,7 @@ from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput, Screened
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.changes import Changes
 from tpsample.request.params import SamplingParams
 from tpsample.request.tensor_batch import Needs
 from tpsample.sampler import LMHeadSampler
@@ -44,6 +45,7 @@ from tpsample.speculative import VerifyOutput, sample_draft, verify, verify_logi
 from tpsample.trace import TopKTrace
 
 __all__ = [
+    "Changes",
     "Desync",
     "KeptSets",
     "LMHeadSampler",

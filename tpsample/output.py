@@ -109,7 +109,8 @@ class SampleOutput:
 
     Attributes:
         token_ids: int64 [B], or [B, num_samples] if num_samples was given: global ids below
-            vocab_size, or the sampler's `on_failed` (-1) where the status is not OK.
+            vocab_size, or the sampler's `on_failed` (-1) where the status is not OK, and in the
+            padding of a selection of slots, whose status is OK.
         status: int32 [B], values of `tpsample.Status`, the worst over a row's samples.
         seeds: int64 [B], a copy of each seed, drawn or given; those from 2^63 on are negative.
         logprobs: `Logprobs`; None if no row of the batch asks for any.

@@ -14,6 +14,7 @@ from torch import Tensor
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import Call, StepAgreement
 from tpsample.agreement.step_checks import StepChecks
+from tpsample.core.checks import check_int
 from tpsample.core.step_buffer import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
@@ -22,6 +23,8 @@ from tpsample.local.backend import Backend
 from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.changes import Changes
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
 from tpsample.request.step_batch import StepBatch
@@ -147,6 +150,35 @@ class Steps:
                     out.name_undrawn(step.batch.verdict, self.on_failed)
                 self._desync.add(step.noise.positions, out)
         return out
+
+    def broadcast(
+        self, batch: SamplingBatch, changes: Changes | None = None, *, src: int = 0
+    ) -> None:
+        """Make on every rank the changes of a batch that one rank knows of. Collective.
+
+        It is for engines in which one rank alone has the requests. Each rank has the same batch,
+        empty at first, which nobody changes in another way. Where each of several ranks knows some
+        of the rows, they call it once per rank. The host waits for the other ranks.
+
+        Args:
+            changes: on rank `src`; what the other ranks bring is not looked at.
+            src: the rank, of this sampler's, that knows.
+
+        Raises:
+            TypeError, ValueError: what the batch refuses, on every rank alike. Changes before the
+                refused one are made.
+            UnsupportedParameter: (a ValueError) several ranks have no process group.
+        """
+        self.checks.ready()
+        check_int("src", src, 0, self.ranks.world_size - 1)
+        self.ranks.require_group("broadcast")
+        with self.agreement.leaving_on_error():
+            known = changes.as_json() if isinstance(changes, Changes) else None
+            record = {"changes": known, "got": type(changes).__name__}
+            record = self.ranks.broadcast(record, src)
+        if record["changes"] is None:
+            raise TypeError(f"changes: expected Changes on rank {src}, got {record['got']}")
+        Changes.make(batch, record["changes"])
 
     def draw_seeds(self, batch: StepBatch) -> None:
         """Give the rows of a batch that wait for a seed theirs, as the next step would.

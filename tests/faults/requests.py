@@ -156,6 +156,20 @@ SPECULATIVE = [
 
 VERIFY = [
     Fault(
+        "every rank brings its own changes",
+        "tpsample/ranks/process.py",
+        'text = json.dumps(record).encode() if self.rank == src else b""',
+        "text, src = json.dumps(record).encode(), self.rank",
+        ("tests/request/test_changes.py::test_what_one_rank_knows_reaches_the_batches_of_all[0]",),
+    ),
+    Fault(
+        "changes lose the tokens so far",
+        "tpsample/request/changes.py",
+        'where, tokens = f"changes: {name}", (prompts, outputs)',
+        'where, tokens = f"changes: {name}", (prompts, None)',
+        ("tests/request/test_changes.py::test_what_one_rank_knows_reaches_the_batches_of_all[0]",),
+    ),
+    Fault(
         "a row has one draft more than its length says",
         "tpsample/speculative/verify.py",
         "place < self.lengths.unsqueeze(1)",
@@ -273,7 +287,7 @@ SLOTS = [
     Fault(
         "a request that comes to a slot has the filters of the one before",
         "tpsample/request/slot_tables.py",
-        "self.columns[:, index] = columns_of(packed, COLUMNS, device=device)",
+        "self.columns[:, index] = columns_of(packed, COLUMNS, device=device)[:, : len(slots)]",
         "self.columns = self.columns",
         (
             "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",

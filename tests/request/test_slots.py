@@ -172,6 +172,7 @@ def test_a_captured_step_serves_other_slots_and_other_requests(methods):
         rows.append(out.token_ids)
         return out
 
+    key = batch.capture_key
     slots.fill_(-1)  # padding alone, so that the capture moves no state
     with Replays() as graph:
         out = step()
@@ -183,6 +184,7 @@ def test_a_captured_step_serves_other_slots_and_other_requests(methods):
                 row = there[slot] = new[slot]
                 tokens = {"prompt_token_ids": [row.prompt], "output_token_ids": [row.output]}
                 batch.put([slot], [row.params], **tokens)
+        assert batch.capture_key == key
         slots.copy_(torch.tensor(chosen))
         positions.copy_(torch.arange(5) + sum(chosen))
         hidden_states.copy_(torch.randn(5, 3, D, generator=generator))
@@ -273,6 +275,27 @@ def test_masks_by_slot_follow_the_slots():
     batch.put(1, SamplingParams(seed=9))
     with pytest.raises(ValueError, match="assign it anew"):
         sampler(hidden_states[:1], batch.select(torch.tensor([3])), 5)
+
+
+def test_the_capture_key_tells_when_launches_change():
+    batch = SamplingBatch.of_slots(3, vocab_size=V)
+    keys = [batch.capture_key]
+    for fields in (
+        {"top_p": 0.9}, {"top_k": 5}, {"top_k": 5, "top_p": 0.9, "filter_order": "joint"},
+        {"top_k": 6}, {"logprobs": 1}, {"logprobs": 1, "logprobs_mode": "processed_logits"},
+        {"presence_penalty": 1.0}, {"logit_bias": {1: 1.0}}, {"bad_words": [[1]]},
+        {"bad_words": [[1, 2, 3]]}, {"allowed_token_ids": [1]}, {"logprob_token_ids": [1]},
+    ):  # fmt: skip
+        batch.put(len(keys) % 3, SamplingParams(seed=1, **fields))
+        keys.append(batch.capture_key)
+    assert len(set(keys)) == len(keys)
+    batch.put(0, SamplingParams(seed=2, allowed_token_ids=[4, 5], temperature=0.3))
+    batch.put(0, SamplingParams(seed=3, allowed_token_ids=[7], temperature=0.0))
+    last = batch.capture_key
+    batch.put(0, SamplingParams(seed=2, allowed_token_ids=[4, 5], temperature=0.3))
+    assert batch.capture_key == last
+    batch.permute([1, 0, 2])
+    assert batch.capture_key != last
 
 
 def test_seeds_are_drawn_before_a_replay():

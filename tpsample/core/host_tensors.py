@@ -21,12 +21,18 @@ def reals(*lists: Iterable[float], device: torch.device | str | None) -> list[Te
     return _tensors("d", torch.float64, lists, device, torch.float64)
 
 
+ALIGNED = 16
+"""Rows of a tensor of columns come in multiples of it, so that each column of 1, 4 or 8 bytes per
+row begins at a multiple of 16 bytes. Triton compiles a kernel anew for a pointer that does not."""
+
+
 def columns_of(rows: bytes, count: int, *, device: torch.device | str | None) -> Tensor:
     """Return the numbers of 8 bytes of some rows, one row after the other, by column: int64
-    [count, rows]. It is one copy, however many columns there are."""
-    if not rows:  # which torch.frombuffer refuses
-        return torch.empty(count, 0, dtype=torch.int64, device=device)
-    by_row = torch.frombuffer(bytearray(rows), dtype=torch.int64).view(-1, count)
+    [count, rows], padded with zeros to a multiple of ALIGNED rows. It is one copy, however many
+    columns there are."""
+    given = len(rows) // (8 * count)
+    padded = bytearray(rows) + bytes(8 * count * (max(1, given) + -max(1, given) % ALIGNED - given))
+    by_row = torch.frombuffer(padded, dtype=torch.int64).view(-1, count)
     return by_row.T.contiguous().to(device)
 
 

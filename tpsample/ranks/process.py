@@ -94,11 +94,26 @@ class ProcessRanks(Ranks):
         self.all_reduce(total, dist.ReduceOp.SUM)
         return total
 
+    def broadcast(self, record: dict[str, Any], src: int) -> dict[str, Any]:
+        """Sum the length and the bytes of a JSON text, to which the others add zeros."""
+        text = json.dumps(record).encode() if self.rank == src else b""
+        length = torch.tensor([len(text)], device=self._text_device)
+        size = int(self.sum_tensor(length))
+        own = torch.frombuffer(bytearray(text.ljust(size, b"\0")), dtype=torch.uint8)
+        whole = self.sum_tensor(own.to(self._text_device))
+        found: dict[str, Any] = json.loads(bytes(whole.tolist()))
+        return found
+
+    @property
+    def _text_device(self) -> torch.device:
+        """Where texts are exchanged."""
+        if self._backend == dist.Backend.NCCL:
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Gather one JSON text per rank: the lengths, then the bytes, padded to the longest."""
-        device = torch.device("cpu")
-        if self._backend == dist.Backend.NCCL:
-            device = torch.device("cuda", torch.cuda.current_device())
+        device = self._text_device
         text = json.dumps(record).encode()
         lengths = self.gather_tensor(torch.tensor([len(text)], device=device)).flatten().tolist()
         padded = torch.tensor(list(text.ljust(max(lengths))), dtype=torch.uint8, device=device)

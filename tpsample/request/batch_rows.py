@@ -44,6 +44,7 @@ class BatchRows(StepBatch):
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self._tables: ControlTables | None = None
         self._slots: SlotTables | None = None
+        self._times_made = 0  # how often those were made
         self._masks: dict[str, Tensor] = {}
         self._stale: set[str] = set()
         self._single: CheckedRequest | None = None
@@ -68,7 +69,7 @@ class BatchRows(StepBatch):
     @property
     def rows(self) -> int:
         """B."""
-        return len(self.requests)
+        return self._row_seed.shape[0]
 
     @property
     def device(self) -> torch.device:
@@ -78,12 +79,12 @@ class BatchRows(StepBatch):
     @property
     def temperature(self) -> Tensor:
         """fp32 [B]; below 1e-5 the row is greedy. It may be written in place."""
-        return self._temperature[: self.rows]
+        return self._row_temperature
 
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits. It may be written in place."""
-        return self._seed[: self.rows]
+        return self._row_seed
 
     def add(
         self,
@@ -257,6 +258,9 @@ class BatchRows(StepBatch):
     def _replace(self, requests: Sequence[SamplingParams], unseeded: Iterable[int]) -> None:
         """Replace everything that follows from the rows' requests."""
         self.requests = list(requests)
+        # Kept, because torch.compile would compile anew for every length of a list it looks at.
+        self._row_temperature = self._temperature[: len(requests)]
+        self._row_seed = self._seed[: len(requests)]
         self.unseeded = sorted(unseeded)
         self._stale = set(self._masks)
         self._plan = None

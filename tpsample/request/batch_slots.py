@@ -83,10 +83,9 @@ class BatchSlots(BatchRows):
 
         The host does not read the slots, so a step takes the way that any slot of the batch may
         need: with filters in one of them, the logits of all rows are stored. Kept sets are not
-        reported. A CUDA graph may be captured from here to `append`. Capture again once a request
-        has come with a kind of parameter that none had (a filter, a penalty, a mask, a bias,
-        logprobs, or more of them than before), or rows have moved; draw the seeds of requests
-        without one before a replay (`LMHeadSampler.draw_seeds`).
+        reported. A CUDA graph may be captured from here to `append`; it serves any slots and any
+        requests while `capture_key` is what it was. Draw the seeds of requests without one before
+        a replay (`LMHeadSampler.draw_seeds`).
 
         Args:
             slots: int32 or int64 [B] on the device of the batch, in any order; -1 is padding.
@@ -102,10 +101,19 @@ class BatchSlots(BatchRows):
         parameters, tables = self._make_slots()
         return Selection(self, parameters, tables, slots, self._masks)
 
+    @property
+    def capture_key(self) -> tuple[object, ...]:
+        """A value that changes when a graph captured over a selection has to be captured again: a
+        request has come with a kind of parameter that none had, the last of a kind has left, or
+        rows have moved. A graph of more kinds than there are serves too."""
+        parameters, tables = self._make_slots()
+        return self._times_made, parameters.launches, tables.launches
+
     @torch.inference_mode(False)
     def _make_slots(self) -> tuple[SlotTables, ControlTables]:
         """Return the tables by slot, which are made when they are first needed."""
         if self._slots is None:
+            self._times_made += 1
             self._slots = SlotTables(self._temperature, self._seed, self.vocab_size)
             if self.requests:
                 self._slots.load(range(self.rows), self.requests)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tpsample.core.host_tensors import columns_of, integers
+from tpsample.core.host_tensors import ALIGNED, columns_of, integers
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS = 256
@@ -81,7 +81,7 @@ class RowFilters:
 
     Attributes:
         row_index, row_list: int64 [F] and a list, the rows' indices in the batch.
-        columns: int64 [8, F], the bits of what the properties return.
+        columns: int64 [8, F or more], the bits of what the properties return; see `columns_of`.
         kinds: the filters that may occur: of each row in order, or, where the host does not know
             the rows, those that any of them may have. They say which searches a step needs.
     """
@@ -115,23 +115,23 @@ class RowFilters:
     @property
     def top_k(self) -> Tensor:
         """int64 [F]; V where top_k is off."""
-        return self.columns[0]
+        return self.columns[0, : len(self)]
 
     @property
     def top_p(self) -> Tensor:
         """float64 [F]; 1 where top_p is off. Not fp32, because 0.1 of ten equal tokens is one."""
-        return self.columns[1].view(torch.float64)
+        return self.columns[1, : len(self)].view(torch.float64)
 
     @property
     def log_min_p(self) -> Tensor:
         """float64 [F], ln(min_p), -inf where it is off; a host's logarithm, as on any device."""
-        return self.columns[2].view(torch.float64)
+        return self.columns[2, : len(self)].view(torch.float64)
 
     @property
     def total_log_min_p(self) -> Tensor:
         """float64 [F]; what min_p takes off the total of which top_p is a share, hence -inf also
         where min_p comes last."""
-        return self.columns[3].view(torch.float64)
+        return self.columns[3, : len(self)].view(torch.float64)
 
     @cached_property
     def _bits(self) -> Tensor:
@@ -140,22 +140,22 @@ class RowFilters:
     @property
     def keep_ties(self) -> Tensor:
         """bool [F]."""
-        return self._bits[0]
+        return self._bits[0, : len(self)]
 
     @property
     def joint(self) -> Tensor:
         """bool [F]."""
-        return self._bits[1]
+        return self._bits[1, : len(self)]
 
     @property
     def by_top_words(self) -> Tensor:
         """bool [F], whether a row's second way is top words."""
-        return self._bits[2]
+        return self._bits[2, : len(self)]
 
     @property
     def in_top_k(self) -> Tensor:
         """bool [F], whether a row's first way rejects in top_k."""
-        return self._bits[3]
+        return self._bits[3, : len(self)]
 
     @cached_property
     def top_k_list(self) -> list[int]:
@@ -184,7 +184,7 @@ class RowFilters:
         return RowFilters(
             self.row_index[index],
             [self.row_list[row] for row in index],
-            self.columns[:, index],
+            self.columns[:, [*index, *[0] * (-len(index) % ALIGNED)]],
             [self.kinds[row] for row in index],
         )
 

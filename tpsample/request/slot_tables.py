@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.host_tensors import columns_of, integers
-from tpsample.request.filters import COLUMNS, RowFilter, RowFilters, keeps_all
+from tpsample.core.host_tensors import ALIGNED, columns_of, integers
+from tpsample.request.filters import COLUMNS, RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.logprob_rows import LogprobRows
 from tpsample.request.params import SamplingParams
 
@@ -54,6 +54,11 @@ class SlotParameters(ABC):
     def stores_logits(self) -> bool:
         """Whether a row may have filters or ask for logprobs."""
 
+    @property
+    @abstractmethod
+    def launches(self) -> tuple[object, ...]:
+        """What decides which launches a step makes; equal values, equal launches."""
+
     @abstractmethod
     def read(self, index: Tensor) -> SlotRows:
         """Return the parameters of some slots, int64 [B]; S stands for no slot, and is greedy."""
@@ -76,7 +81,7 @@ class SlotTables(SlotParameters):
         self._temperature, self._seed, self._vocab_size = temperature, seed, vocab_size
         slots, device = seed.shape[0], seed.device
         self.live = torch.zeros(slots + 1, dtype=torch.bool, device=device)
-        all_kept = columns_of(keeps_all(vocab_size).packed, COLUMNS, device=device)
+        all_kept = columns_of(keeps_all(vocab_size).packed, COLUMNS, device=device)[:, :1]
         self.columns = all_kept.repeat(1, slots + 1)
         self.asked = torch.zeros(4, slots + 1, dtype=torch.int64, device=device)
         self.chosen = self.asked.new_full((slots + 1, 0), word.NO_TOKEN)
@@ -96,7 +101,7 @@ class SlotTables(SlotParameters):
         as_logits = [each.logprobs_mode.endswith("logits") for each in requests]
         (index,) = integers(slots, device=device)
         asked = torch.tensor([asks, tops, processed, as_logits], dtype=torch.int64)
-        self.columns[:, index] = columns_of(packed, COLUMNS, device=device)
+        self.columns[:, index] = columns_of(packed, COLUMNS, device=device)[:, : len(slots)]
         self.asked[:, index] = asked.to(device)
         self.live[index] = torch.tensor([each is not IDLE for each in requests]).to(device)
         self._load_chosen(index, [list(each.logprob_token_ids or ()) for each in requests])
@@ -121,6 +126,21 @@ class SlotTables(SlotParameters):
     def stores_logits(self) -> bool:
         return bool(self._filters or self._logprobs)
 
+    @property
+    def launches(self) -> tuple[object, ...]:
+        kinds, vocab_size = set(self._filters.values()), self._vocab_size
+        others = [kind for kind in kinds if kind.second_way is not Way.TOP_WORDS]
+        modes = {processed for _, processed in self._logprobs.values()}
+        return (
+            self.stores_logits,
+            max((kind.top_k for kind in kinds.difference(others)), default=0),
+            *(any(k.top_k < vocab_size for k in each) for each in (kinds, others)),
+            *(any(k.top_p < 1 for k in each) for each in (kinds, others)),
+            any(kind.first_way is Way.REJECTION_IN_TOP_K for kind in kinds),
+            max((top for top, _ in self._logprobs.values()), default=-1),
+            *(True in modes, self.chosen.shape[1]),
+        )
+
     def read(self, index: Tensor) -> SlotRows:
         there = index < self._seed.shape[0]
         inside = index.where(there, 0)
@@ -133,7 +153,8 @@ class SlotTables(SlotParameters):
 
     def _read_filters(self, index: Tensor) -> RowFilters:
         kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]
-        return filters_of_all(self.columns[:, index], kinds)
+        padded = torch.nn.functional.pad(index, (0, -len(index) % ALIGNED))
+        return filters_of_all(len(index), self.columns[:, padded], kinds)
 
     def _read_logprobs(self, index: Tensor) -> LogprobRows:
         asks, top_of, processed, as_logits = self.asked[:, index]
@@ -152,13 +173,13 @@ class SlotTables(SlotParameters):
         )
 
 
-def filters_of_all(columns: Tensor, kinds: list[RowFilter]) -> RowFilters:
+def filters_of_all(rows: int, columns: Tensor, kinds: list[RowFilter]) -> RowFilters:
     """Return the filters of rows that the host does not know, all of which may have some.
 
     Args:
-        columns: int64 [8, B].
+        rows: B.
+        columns: int64 [8, B or more], as `RowFilters` has them.
         kinds: what may occur, a row that keeps all of its tokens among it.
     """
-    rows = columns.shape[1]
     row_index = torch.arange(rows, device=columns.device)
     return RowFilters(row_index, list(range(rows)), columns, kinds)

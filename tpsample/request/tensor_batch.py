@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_bits, digest_text
+from tpsample.core.host_tensors import ALIGNED
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_parameter
 from tpsample.request.controls.tables import ControlTables
@@ -78,6 +79,10 @@ class TensorParameters(SlotParameters):
     def stores_logits(self) -> bool:
         return self.needs != Needs()
 
+    @property
+    def launches(self) -> tuple[object, ...]:
+        return (self.needs,)
+
     def read(self, index: Tensor) -> SlotRows:
         there = index < self.seed.shape[0]
         inside = index.where(there, 0)
@@ -117,7 +122,9 @@ class TensorParameters(SlotParameters):
             Way.THRESHOLD,
         )
         kinds = [keeps_all(vocab_size), kind]
-        return filters_of_all(torch.stack([top_k, *numbers, *bits]), kinds)
+        columns = torch.stack([top_k, *numbers, *bits])
+        padded = torch.nn.functional.pad(columns, (0, -len(inside) % ALIGNED))
+        return filters_of_all(len(inside), padded, kinds)
 
 
 class TensorBatch(StepBatch):

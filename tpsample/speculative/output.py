@@ -19,7 +19,8 @@ class VerifyOutput:
         num_accepted: int64 [B], how many drafts became tokens; the row emits one token more.
         token_ids: int64 [B, K + 1]: the accepted drafts, the token behind them, then -1.
         status: int32 [B], the `tpsample.Status` of the last position that the row reached. Unless
-            it is OK, the token there is the sampler's `on_failed`; those before it are good.
+            it is OK, the token there is the sampler's `on_failed`; those before it are good. A row
+            of padding has that token too, and the status OK.
         seeds: int64 [B], as in `SampleOutput`.
         logprobs: of every emitted token, as in `SampleOutput` for B · (K + 1) rows, of which row
             r · (K + 1) + i is position i of row r; None if no row of the batch asks for any.

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text, mix
-from tpsample.core.host_tensors import integers
+from tpsample.core.host_tensors import ALIGNED, integers
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.request.batch_checks import CheckedRequest
@@ -71,8 +71,9 @@ class ControlTables:
         self.slot_of = torch.arange(slots, device=device)
         self.has_penalties = self.has_bias = self.has_masks = False
         # In one piece, because the three change together when a request comes.
-        self._numbers = torch.zeros(3, slots, dtype=torch.int32, device=device)
-        self.wants, self.min_tokens, self.length = self._numbers.unbind()
+        width = slots + -slots % ALIGNED
+        self._numbers = torch.zeros(3, width, dtype=torch.int32, device=device)
+        self.wants, self.min_tokens, self.length = self._numbers[:, :slots].unbind()
         self.penalties = torch.zeros(slots, 3, dtype=torch.float32, device=device)
         self.penalties[:, 0] = 1.0
         self.stop_ids = self._ids(slots, 1)
@@ -88,6 +89,13 @@ class ControlTables:
     @property
     def slots(self) -> int:
         return self.wants.shape[0]
+
+    @property
+    def launches(self) -> tuple[object, ...]:
+        """What decides which launches a step with these controls makes, and where they read."""
+        flags = self.has_penalties, self.has_bias, self.has_masks, self.allowed is not None
+        tables = self.stop_ids, self.bad_words, self.recent
+        return (*flags, *(tuple(table.shape) for table in tables))
 
     @torch.inference_mode(False)
     def load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:

@@ -1,0 +1,41 @@
+"""What kernels read of a batch begins at multiples of 16 bytes, for any number of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.slots import V
+from tpsample import SamplingBatch, SamplingParams
+from tpsample.request.filters import RowFilters
+
+NAMES = ("top_k", "top_p", "log_min_p", "total_log_min_p", "keep_ties", "by_top_words", "row_index")
+
+
+def assert_aligned(filters: RowFilters, rows: int) -> None:
+    for name in NAMES:
+        tensor = getattr(filters, name)
+        assert tensor.shape == (rows,) and tensor.is_contiguous(), name
+        assert tensor.data_ptr() % 16 == 0, name
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17])
+def test_columns_begin_at_multiples_of_16_bytes(rows):
+    params = [
+        SamplingParams(seed=i, top_p=0.5, top_k=3, min_p=0.1, repetition_penalty=1.2)
+        for i in range(rows)
+    ]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    filters = batch.plan.filters
+    assert_aligned(filters, rows)
+    assert_aligned(filters.select(list(range(rows))[::-1]), rows)
+    view = batch.select(torch.arange(rows)).view(rows)
+    assert_aligned(view.plan.filters, rows)
+    tables = view.controls.tables
+    for name in ("wants", "min_tokens", "length", "penalties"):
+        assert getattr(tables, name).data_ptr() % 16 == 0, name
+    top_k = torch.full((rows,), 3)
+    over = SamplingBatch.over(
+        vocab_size=V, temperature=torch.ones(rows), seed=torch.arange(rows), top_k=top_k
+    )
+    assert_aligned(over.view(rows).plan.filters, rows)
