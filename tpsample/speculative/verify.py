@@ -11,7 +11,7 @@ from tpsample.agreement.step_checks import positions_tensor
 from tpsample.core import word
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.checks import check_verify
+from tpsample.speculative.checks import Method, check_verify
 from tpsample.speculative.coupled import verify_coupled
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.ratio import verify_by_ratio
@@ -24,7 +24,7 @@ def verify(
     batch: SamplingBatch,
     positions: Tensor | int,
     *,
-    method: str = "coupled",
+    method: Method = "coupled",
     draft: Tensor | None = None,
 ) -> VerifyOutput:
     """Accept a prefix of each row's drafts, and emit it with one token more. Collective.
