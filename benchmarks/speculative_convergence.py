@@ -21,6 +21,7 @@ from tpsample import SamplingBatch, reference
 from tpsample.noise import tile_noise
 from tpsample.speculative import laws
 from tpsample.speculative import reference as speculative
+from tpsample.speculative.checks import Method
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
 
 VOCAB_SIZE = 256
@@ -28,7 +29,7 @@ SEEDS = 2**16
 CHUNK = 2**10
 NUM_DRAFTS = 2
 DRAFTS = ("uniform", "anti-ranked", "near the target")
-METHODS = ("coupled", "rejection", "block")
+METHODS: tuple[Method, ...] = ("coupled", "rejection", "block")
 LOG2_E = 1.4426950408889634
 
 
@@ -48,7 +49,7 @@ def draft_logits(kind: str, target: Tensor) -> Tensor:
     return target + 0.5 * noise
 
 
-def verified_tokens(kind: str, method: str, seeds: Tensor) -> Tensor:
+def verified_tokens(kind: str, method: Method, seeds: Tensor) -> Tensor:
     """The first two tokens of each seed, int64 [2 B]: one verification of two drafts, and a plain
     draw where it emits a single token."""
     target, rows = target_logits(), len(seeds)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample import compiled
+from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
 from tpsample.agreement.construction import agree
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
@@ -84,6 +85,8 @@ class LMHeadSampler(Steps):
         on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
             for engines in which -1 means something else. Must match. Default: -1, no token.
 
+    It may stand in a `with` statement, whose end closes it.
+
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank.
         RankMismatch: (a ValueError) an argument is wrong on some of several ranks.
@@ -102,11 +105,11 @@ class LMHeadSampler(Steps):
         logit_scale: float = 1.0,
         logit_softcap: float | None = None,
         max_rows: int = 256,
-        exchange: str = "auto",
+        exchange: ExchangeName = "auto",
         chunks: int = 1,
         philox_rounds: int = 10,
-        backend: str = "auto",
-        screening: str | None = None,
+        backend: BackendName = "auto",
+        screening: ScreeningName | None = None,
         count_screened: bool = False,
         desync_every: int = 0,
         on_failed: int = -1,
@@ -131,12 +134,13 @@ class LMHeadSampler(Steps):
         given = agreed.arguments
         self.weight, device = given.weight.detach(), given.weight.device
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
-        self.max_rows, self.philox_rounds, self.ranks = max_rows, philox_rounds, agreed.ranks
+        max_rows, on_failed = given.max_rows, given.on_failed
+        self.max_rows, self.philox_rounds, self.ranks = max_rows, given.philox_rounds, agreed.ranks
         overlap = kernels_overlap(device)
         self.on_failed, alone = on_failed, agreed.ranks.world_size == 1
         decode = decoder(agreed.backend, overlap=overlap and alone, on_failed=on_failed)
         setup = Setup(
-            agreed.ranks, max_rows, chunks, device, decode, agreed.hosts, overlap, on_failed
+            agreed.ranks, max_rows, given.chunks, device, decode, agreed.hosts, overlap, on_failed
         )
         self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
         bias = None if given.bias is None else given.bias.detach()
@@ -146,7 +150,7 @@ class LMHeadSampler(Steps):
             self.shard,
             bias,
             given.head,
-            philox_rounds,
+            given.philox_rounds,
             max_rows,
             screening,
         )
@@ -156,10 +160,25 @@ class LMHeadSampler(Steps):
         )
         self.checks.copied = self.local.copied
         self.agreement = StepAgreement(self.ranks, self.exchange.compares_steps, agreed.seeds)
-        self._desync = DesyncDetector(desync_every, self.ranks, device)
+        self._desync = DesyncDetector(given.desync_every, self.ranks, device)
         self.handle = compiled.register(self)
         # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
         self._captured: list[Step] = []
+
+    def __enter__(self) -> LMHeadSampler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.checks.closed else ""
+        return (
+            f"LMHeadSampler(vocab_size={self.vocab_size}, ids {self.shard.start} to "
+            f"{self.shard.stop} on rank {self.ranks.rank} of {self.ranks.world_size}, "
+            f"exchange={self.exchange.name!r}, backend={self.backend!r}, "
+            f"max_rows={self.max_rows}{state})"
+        )
 
     def __call__(
         self,

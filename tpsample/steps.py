@@ -7,6 +7,7 @@ one of them can finish.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Steps:
 
     weight: Tensor
     shard: VocabShard
-    backend: str
+    backend: Literal["triton", "torch"]
     ranks: Ranks
     on_failed: int
     checks: StepChecks

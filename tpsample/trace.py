@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import is_integer
 from tpsample.output import Logprobs
 
 
@@ -42,7 +43,7 @@ class TopKTrace:
         self, rows: int, steps: int, k: int, *, device: torch.device | str | None = None
     ) -> None:
         for name, value in (("rows", rows), ("steps", steps), ("k", k)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_integer(value) or int(value) < 1:
                 raise ValueError(f"{name}: expected an int >= 1, got {value!r}")
 
         def ids(*shape: int) -> Tensor:

@@ -388,6 +388,20 @@ ENGINES = [
 
 FILES = [
     Fault(
+        "the end of with leaves a sampler open",
+        "tpsample/sampler.py",
+        "    def __exit__(self, *_: object) -> None:\n        self.close()",
+        "    def __exit__(self, *_: object) -> None:\n        pass",
+        ("tests/test_interface.py::test_a_sampler_is_closed_at_the_end_of_with_whatever_happens",),
+    ),
+    Fault(
+        "integers of other libraries are kept as they came",
+        "tpsample/core/checks.py",
+        "    return int(value)\n",
+        "    return value\n",
+        ("tests/test_interface.py::test_integers_of_other_libraries_are_integers",),
+    ),
+    Fault(
         "a stop text stays in the answer",
         "tpsample/cli/answers.py",
         "return text[: min(places)] if places else text",

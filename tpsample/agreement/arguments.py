@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,9 +17,9 @@ from tpsample.errors import RankMismatch
 from tpsample.noise import check_rounds
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-EXCHANGES = ("auto", "collective", "p2p", "peer", "two_level")
-BACKENDS = ("auto", "triton", "torch")
-SCREENINGS = (None, "int8")
+ExchangeName = Literal["auto", "collective", "p2p", "peer", "two_level"]
+BackendName = Literal["auto", "triton", "torch"]
+ScreeningName = Literal["int8"]
 MAX_CHUNKS = 64
 
 
@@ -32,36 +33,40 @@ class SamplerArguments:
     bias: Tensor | None
     head: Head
     max_rows: int
-    exchange: str
+    exchange: ExchangeName
     chunks: int
     philox_rounds: int
-    backend: str
-    screening: str | None
+    backend: BackendName
+    screening: ScreeningName | None
     desync_every: int
     on_failed: int = NO_TOKEN
 
     def __post_init__(self) -> None:
         _check_weight(self.weight)
         if self.vocab_size is not None:
-            check_int("vocab_size", self.vocab_size, 1, MAX_VOCAB_SIZE)
+            self._int("vocab_size", 1, MAX_VOCAB_SIZE)
         if self.shard is not None:
             _check_shard(self.shard, self.weight, self.vocab_size)
         if self.bias is not None:
             _check_bias(self.bias, self.weight)
         _check_head(self.head)
-        check_int("max_rows", self.max_rows, 1, 2**20)
-        check_int("chunks", self.chunks, 1, MAX_CHUNKS)
-        _check_choice("exchange", self.exchange, EXCHANGES)
-        _check_choice("backend", self.backend, BACKENDS)
-        _check_choice("screening", self.screening, SCREENINGS)
+        self._int("max_rows", 1, 2**20)
+        self._int("chunks", 1, MAX_CHUNKS)
+        _check_choice("exchange", self.exchange, get_args(ExchangeName))
+        _check_choice("backend", self.backend, get_args(BackendName))
+        _check_choice("screening", self.screening, (None, *get_args(ScreeningName)))
         if self.screening is not None and self.weight.shape[1] == 0:
             raise ValueError(
                 f'screening: "{self.screening}" copies a weight, and lm_head_weight has no column; '
                 "leave it out"
             )
-        check_rounds(self.philox_rounds)
-        check_int("desync_every", self.desync_every, 0, 2**31 - 1)
-        check_int("on_failed", self.on_failed, NO_TOKEN, MAX_VOCAB_SIZE - 1)
+        object.__setattr__(self, "philox_rounds", check_rounds(self.philox_rounds))
+        self._int("desync_every", 0, 2**31 - 1)
+        self._int("on_failed", NO_TOKEN, MAX_VOCAB_SIZE - 1)
+
+    def _int(self, name: str, low: int, high: int) -> None:
+        """Check an integer, and keep it as one of Python's: others cannot be sent as JSON."""
+        object.__setattr__(self, name, check_int(name, getattr(self, name), low, high))
 
 
 def resolve_shards(

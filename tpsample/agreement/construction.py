@@ -7,11 +7,12 @@ import importlib.metadata
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from tpsample.agreement.arguments import (
+    BackendName,
     SamplerArguments,
     check_on_failed,
     check_sliced,
@@ -53,7 +54,7 @@ class Agreement:
 
     ranks: Ranks
     arguments: SamplerArguments
-    backend: str
+    backend: Literal["triton", "torch"]
     vocab_size: int
     shards: list[VocabShard]
     exchange: str
@@ -128,7 +129,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _backend(backend: str, device: torch.device) -> str:
+def _backend(backend: BackendName, device: torch.device) -> Literal["triton", "torch"]:
     """Return the backend that the argument names, checked."""
     check_current(device)
     if backend == "auto":
@@ -141,7 +142,7 @@ def _backend(backend: str, device: torch.device) -> str:
     return backend
 
 
-def default_backend(device: torch.device) -> str:
+def default_backend(device: torch.device) -> Literal["triton", "torch"]:
     """Return what backend="auto" stands for on a device."""
     return "triton" if device.type == "cuda" or interpreted() else "torch"
 

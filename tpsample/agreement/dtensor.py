@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample.core.checks import is_integer
 from tpsample.core.vocab_shard import VocabShard
 
 _EXPECTED = (
@@ -84,14 +85,14 @@ def _sharded_axis(weight: Any) -> int:
     return axes[0]
 
 
-def _shard(weight: Any, vocab_size: object) -> VocabShard:
+def _shard(weight: Any, vocab_size: Any) -> VocabShard:
     """Return the ids of the rows of this rank; rows from `vocab_size` on are padding."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(
         weight.shape, weight.device_mesh, weight.placements
     )
-    end = vocab_size if isinstance(vocab_size, int) else weight.shape[0]
+    end = int(vocab_size) if is_integer(vocab_size) else weight.shape[0]
     start = min(offset[0], end)
     return VocabShard(start, max(start, min(offset[0] + shape[0], end)))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tpsample.agreement.logits_checks import check_has_weight, check_local_logits
 from tpsample.agreement.step import Call
-from tpsample.core.checks import check_current, check_int, describe, require_plain
+from tpsample.core.checks import check_current, check_int, describe, is_integer, require_plain
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
@@ -258,13 +258,16 @@ def check_num_samples(num_samples: int | None) -> int:
 def positions_tensor(
     positions: Tensor | int, rows: int, device: torch.device, out: Tensor | None = None
 ) -> Tensor:
-    """Return contiguous int64 [rows] from a tensor, or from one int, which fills `out`."""
-    if isinstance(positions, int) and not isinstance(positions, bool):
+    """Return contiguous int64 [rows] from a tensor, or from one integer, which fills `out`."""
+    if is_integer(positions) and not isinstance(positions, Tensor):
+        positions = int(positions)
         if not 0 <= positions < 2**63:
             raise ValueError(f"positions: expected 0 <= position < 2^63, got {positions}")
         if out is None:
             out = torch.empty(rows, dtype=torch.int64, device=device)
         return out[:rows].fill_(positions)
+    if isinstance(positions, Tensor) and positions.ndim == 0 and positions.dtype == torch.int64:
+        positions = positions.expand(rows)
     if (
         not isinstance(positions, Tensor)
         or positions.dtype != torch.int64

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
+from tpsample.agreement.arguments import BackendName
 from tpsample.cli.decode import Step
 from tpsample.cli.model import Model
 from tpsample.distributed import Job
@@ -87,7 +88,7 @@ def check(
     steps: Sequence[Step],
     job: Job,
     *,
-    backend: str,
+    backend: BackendName,
     on_step: Callable[[], None],
 ) -> Verdict:
     """Sample the recorded hidden states of every step again and compare. Collective.

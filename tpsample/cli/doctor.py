@@ -14,6 +14,7 @@ import typer
 
 import tpsample
 from tpsample import reference
+from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
 from tpsample.cli import report
 from tpsample.cli.check import NEAR_TIE, compare
@@ -154,7 +155,7 @@ def _copies(world_size: int) -> str:
     return f"with screening=int8 takes, per rank, {', '.join(of_heads)}"
 
 
-def _self_check(job: Job, exchange: str, backend: str, seconds: float) -> tuple[str, bool]:
+def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -> tuple[str, bool]:
     """Sample by one exchange. Return a line to show, and whether every token was right."""
     generator = torch.Generator().manual_seed(7)
     dtype = torch.float32 if job.device.type == "cpu" else torch.bfloat16
@@ -167,7 +168,7 @@ def _self_check(job: Job, exchange: str, backend: str, seconds: float) -> tuple[
         SamplingParams(top_k=20, top_p=0.9, seed=3),
     ]
     shard = VocabShard.even(_VOCAB_SIZE, job.rank, job.world_size)
-    name = "auto" if exchange == "none" else exchange
+    name: Any = "auto" if exchange == "none" else exchange
     sampler = LMHeadSampler(
         weight[shard.start : shard.stop],
         vocab_size=_VOCAB_SIZE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
+from typing import SupportsInt, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,16 +26,20 @@ def require_plain(name: str, value: object) -> None:
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:
-    """Return an int that lies within bounds; raise a ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    """Return an integer within bounds as an int; raise a ValueError for anything else."""
+    if not is_integer(value) or not low <= int(value) <= high:
         raise ValueError(f"{name}: expected an int from {low} to {high}, got {value!r}")
-    return value
+    return int(value)
 
 
-def is_integer(value: object) -> bool:
-    """Return whether a value is an integer of any type, such as NumPy's, but not a bool."""
-    # Asking an abstract class takes twenty times as long as looking at the type.
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+def is_integer(value: object) -> TypeGuard[SupportsInt]:
+    """Return whether a value is an integer of Python, NumPy or torch (0-dimensional), no bool."""
+    if type(value) is int:  # asking an abstract class takes twenty times as long
+        return True
+    if isinstance(value, Tensor):
+        whole = not value.is_floating_point() and not value.is_complex()
+        return value.ndim == 0 and whole and value.dtype != torch.bool
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_listing(value: object) -> bool:

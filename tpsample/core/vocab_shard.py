@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 
@@ -18,9 +19,14 @@ class VocabShard:
     stop: int
 
     def __post_init__(self) -> None:
-        for name, bound in vars(self).items():
-            if isinstance(bound, bool) or not isinstance(bound, int):
+        for name, bound in tuple(vars(self).items()):
+            try:
+                whole = operator.index(bound)  # of NumPy and torch, too
+            except TypeError:
+                whole = None
+            if whole is None or isinstance(bound, bool):
                 raise TypeError(f"VocabShard.{name}: expected an int, got {bound!r}")
+            object.__setattr__(self, name, whole)
         if not 0 <= self.start <= self.stop:
             raise ValueError(
                 f"VocabShard: expected 0 <= start <= stop, got start={self.start}, stop={self.stop}"

@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from tpsample.errors import UnsupportedParameter
-from tpsample.request.params import SamplingParams
+from tpsample.request.params import LogprobsMode, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ REFUSED = {
 """Field by field, why a request that sets it is refused."""
 
 
-def to_params(request: Any, vocab_size: int, logprobs_mode: str) -> SamplingParams:
+def to_params(request: Any, vocab_size: int, logprobs_mode: LogprobsMode) -> SamplingParams:
     """Return our request for vLLM's.
 
     Args:
@@ -102,7 +102,9 @@ def end_of(request: Any) -> int:
     return int(stops[0] if request.eos_token_id is None else request.eos_token_id)
 
 
-def admit(name: object, request: Any, vocab_size: int, logprobs_mode: str) -> SamplingParams:
+def admit(
+    name: object, request: Any, vocab_size: int, logprobs_mode: LogprobsMode
+) -> SamplingParams:
     """Return our request, or one that draws the token that ends it, if it cannot be honoured.
 
     A worker has no way to answer a client, and an exception would end the server with everybody's

@@ -17,6 +17,7 @@ from tpsample.integrations.vllm_head import Head
 from tpsample.integrations.vllm_params import admit, end_of
 from tpsample.output import Logprobs
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import LogprobsMode
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class EngineSteps:
         logprobs_mode: of the whole server.
     """
 
-    def __init__(self, head: Head, max_rows: int, logprobs_mode: str) -> None:
+    def __init__(self, head: Head, max_rows: int, logprobs_mode: LogprobsMode) -> None:
         self.head, self.logprobs_mode = head, logprobs_mode
         self.vocab_size, self.device = head.sampler.vocab_size, head.sampler.weight.device
         self.rows = EngineRows(self.vocab_size, max_rows, self.device)

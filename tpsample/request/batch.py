@@ -93,7 +93,7 @@ class SamplingBatch(BatchSlots):
                 match the rows, or a size out of range.
         """
         requests = request_list(params)
-        slots = check_sizes(vocab_size, max_rows, len(requests))
+        slots, vocab_size = check_sizes(vocab_size, max_rows, len(requests)), int(vocab_size)
         check_kept(kept_cap, fixed_rounds)
         prompts = token_lists("prompt_token_ids", prompt_token_ids, len(requests))
         outputs = token_lists("output_token_ids", output_token_ids, len(requests))

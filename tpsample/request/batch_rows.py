@@ -56,6 +56,15 @@ class BatchRows(StepBatch):
         self._set_plan(BatchPlan.of([], vocab_size, seed.device))
         self._replace([SamplingParams()] * self.max_rows, ())
 
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        return (
+            f"SamplingBatch({self.rows} rows of at most {self.max_rows}, "
+            f"vocab_size={self.vocab_size}, on {self.device})"
+        )
+
     @property
     def plan(self) -> BatchPlan:
         """What follows from the rows' requests. Of rows as slots it is made when it is read,

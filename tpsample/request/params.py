@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tpsample.core.checks import is_integer, is_listing
 from tpsample.core.row_noise import GREEDY_BELOW
 
-LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+Ties = Literal["exact", "keep"]
+FilterOrder = Literal["sequential", "joint", "min_p_last"]
+RepetitionScope = Literal["all", "output"]
+LOGPROBS_MODES = get_args(LogprobsMode)
 
 MAX_LOGIT_BIAS = 100.0
 """Biases beyond this are clamped to it, as in vLLM and the OpenAI API."""
@@ -79,10 +83,10 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     logprobs: int | None = None
     logprob_token_ids: Sequence[int] | None = None
-    logprobs_mode: str = "raw_logprobs"
-    ties: str = "exact"
-    filter_order: str = "sequential"
-    repetition_scope: str = "all"
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    ties: Ties = "exact"
+    filter_order: FilterOrder = "sequential"
+    repetition_scope: RepetitionScope = "all"
 
     def __post_init__(self) -> None:
         self._real("temperature", lambda x: x >= 0, "a finite fp32 number >= 0")
@@ -105,9 +109,9 @@ class SamplingParams:
             self._int("logprobs", lambda n: n >= -1, "None or an int >= -1")
         self._ids("logprob_token_ids")
         self._choice("logprobs_mode", LOGPROBS_MODES)
-        self._choice("ties", ("exact", "keep"))
-        self._choice("filter_order", ("sequential", "joint", "min_p_last"))
-        self._choice("repetition_scope", ("all", "output"))
+        self._choice("ties", get_args(Ties))
+        self._choice("filter_order", get_args(FilterOrder))
+        self._choice("repetition_scope", get_args(RepetitionScope))
         self._consistent()
 
     @cached_property

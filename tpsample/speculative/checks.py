@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,10 +14,13 @@ from tpsample.core.checks import describe, fits, require_plain
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 
+Method = Literal["coupled", "rejection", "block"]
+"""How drafts are accepted; see `tpsample.speculative.verify`."""
+
 
 def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
     """Check the arguments that a draft and its verification share."""
-    if method not in ("coupled", "rejection", "block"):
+    if method not in get_args(Method):
         raise ValueError(f"method: expected one of coupled, rejection, block, got {method!r}")
     if not isinstance(batch, StepBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")

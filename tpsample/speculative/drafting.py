@@ -15,7 +15,7 @@ from tpsample.core.score import score
 from tpsample.noise import DOMAIN_TOKEN, tile_noise
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.checks import check_draft_logits, check_request
+from tpsample.speculative.checks import Method, check_draft_logits, check_request
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
 
 
@@ -26,7 +26,7 @@ def sample_draft(
     positions: Tensor | int,
     index: int,
     *,
-    method: str = "coupled",
+    method: Method = "coupled",
 ) -> Tensor:
     """Draft one token per row from a drafter's sharded logits. Collective.
 

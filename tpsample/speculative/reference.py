@@ -20,6 +20,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.speculative import block, laws
 from tpsample.speculative import tokenwise as rejection
+from tpsample.speculative.checks import Method
 from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
 from tpsample.speculative.ratio import recovery_scores
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
@@ -31,7 +32,7 @@ def verify(
     batch: SamplingBatch,
     positions: Tensor | int,
     *,
-    method: str = "coupled",
+    method: Method = "coupled",
     draft: Tensor | None = None,
     philox_rounds: int = 10,
 ) -> VerifyOutput:

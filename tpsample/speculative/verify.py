@@ -14,7 +14,7 @@ from tpsample.agreement.step_checks import positions_tensor
 from tpsample.core import word
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.checks import check_verify, check_verify_logits
+from tpsample.speculative.checks import Method, check_verify, check_verify_logits
 from tpsample.speculative.coupled import verify_coupled
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.ratio import verify_by_ratio
@@ -27,7 +27,7 @@ def verify(
     batch: StepBatch,
     positions: Tensor | int,
     *,
-    method: str = "coupled",
+    method: Method = "coupled",
     draft: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> VerifyOutput:
@@ -82,7 +82,7 @@ def verify_logits(
     batch: StepBatch,
     positions: Tensor | int,
     *,
-    method: str = "coupled",
+    method: Method = "coupled",
     draft: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> VerifyOutput:
@@ -129,7 +129,7 @@ def _verify(
     inputs: _Inputs,
     batch: StepBatch,
     positions: Tensor | int,
-    method: str,
+    method: Method,
     *,
     hidden_states: Tensor | None = None,
     local_logits: Tensor | None = None,

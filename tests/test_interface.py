@@ -1,0 +1,188 @@
+"""What a user sees of the objects: types of options, integers, messages, with, len and repr."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import runpy
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+
+from tpsample import (
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    TopKTrace,
+    VocabShard,
+    sample_draft,
+    verify,
+)
+
+V, D = 20, 4
+WEIGHT = torch.arange(V * D, dtype=torch.float32).reshape(V, D).sin()
+INTEGERS = [np.int32, np.uint8, lambda n: torch.tensor(n), lambda n: torch.tensor(n).int()]
+IDS = ["int32", "uint8", "torch int64", "torch int32"]
+
+
+def _texts(annotation: Any) -> bool:
+    """Whether any text is of this type."""
+    return annotation is str or str in get_args(annotation)
+
+
+def test_every_option_that_is_one_of_some_texts_says_which() -> None:
+    hints = [get_type_hints(each) for each in (LMHeadSampler.__init__, verify, sample_draft)]
+    hints.append(get_type_hints(SamplingParams))
+    assert [name for found in hints for name, each in found.items() if _texts(each)] == []
+    assert get_origin(hints[1]["method"]) is Literal
+
+
+@pytest.mark.parametrize("field", ["logprobs_mode", "ties", "filter_order", "repetition_scope"])
+def test_the_texts_of_a_type_are_those_that_are_taken(field: str) -> None:
+    for value in get_args(get_type_hints(SamplingParams)[field]):
+        assert getattr(SamplingParams(**{field: value}), field) == value
+    with pytest.raises(ValueError, match=f"^{field}: expected one of "):
+        SamplingParams(**{field: "other"})
+
+
+@pytest.mark.parametrize("make", INTEGERS, ids=IDS)
+def test_integers_of_other_libraries_are_integers(make: Callable[[int], Any]) -> None:
+    plain = LMHeadSampler(WEIGHT, max_rows=4, backend="torch")
+    sampler = LMHeadSampler(
+        WEIGHT,
+        vocab_size=make(V),
+        shard=VocabShard(make(0), make(V)),
+        max_rows=make(4),
+        chunks=make(1),
+        philox_rounds=make(10),
+        desync_every=make(0),
+        on_failed=make(3),
+        backend="torch",
+    )
+    params = SamplingParams(
+        seed=make(5), top_k=make(9), logprobs=make(2), allowed_token_ids=[make(i) for i in range(9)]
+    )
+    batch = SamplingBatch.from_params([params], vocab_size=make(V), max_rows=make(2))
+    batch.add(SamplingParams(seed=1), prompt_token_ids=[make(3)])
+    assert params == SamplingParams(seed=5, top_k=9, logprobs=2, allowed_token_ids=range(9))
+    hidden_states = torch.ones(2, D)
+    expected = plain(hidden_states, batch, 7, num_samples=2).token_ids
+    position = torch.tensor(7) if isinstance(make(7), torch.Tensor) else make(7)
+    found = sampler(hidden_states, batch, position, num_samples=make(2)).token_ids
+    assert torch.equal(found, expected)
+    assert type(sampler.vocab_size) is type(sampler.max_rows) is type(batch.vocab_size) is int
+    assert sampler.prompt_logprobs(hidden_states, torch.tensor([1, 2]), top=make(2)) is not None
+    TopKTrace(make(1), make(2), make(3))
+
+
+@pytest.mark.parametrize("wrong", [True, np.bool_(True), torch.tensor(True), 2.0, np.float32(2)])
+def test_what_is_no_integer_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"^max_rows: expected an int from 1 to"):
+        LMHeadSampler(WEIGHT, max_rows=wrong)
+    with pytest.raises(TypeError, match=r"^seed: expected None or an int of 64 bits"):
+        SamplingParams(seed=wrong)
+
+
+def test_a_sampler_is_closed_at_the_end_of_with_whatever_happens() -> None:
+    with LMHeadSampler(WEIGHT, backend="torch", max_rows=3) as sampler:
+        assert repr(sampler) == (
+            "LMHeadSampler(vocab_size=20, ids 0 to 20 on rank 0 of 1, exchange='none', "
+            "backend='torch', max_rows=3)"
+        )
+    assert repr(sampler).endswith("max_rows=3, closed)")
+    with (
+        pytest.raises(KeyError),
+        LMHeadSampler(WEIGHT, backend="torch") as sampler,
+    ):
+        raise KeyError
+    with pytest.raises(RuntimeError, match="sampler: closed; build a new LMHeadSampler"):
+        sampler.check()
+
+
+def test_a_batch_has_a_length_and_says_what_it_is() -> None:
+    batch = SamplingBatch.from_params([SamplingParams()] * 2, vocab_size=V, max_rows=5)
+    assert len(batch) == batch.rows == 2
+    batch.drop(0)
+    assert len(batch) == 1
+    assert repr(batch) == "SamplingBatch(1 rows of at most 5, vocab_size=20, on cpu)"
+
+
+def _append(count: int) -> None:
+    batch = SamplingBatch.from_params([SamplingParams(frequency_penalty=1)], vocab_size=V)
+    batch.append(torch.zeros(count, dtype=torch.int64))
+
+
+MESSAGES: list[tuple[Callable[[], object], str]] = [
+    (
+        lambda: SamplingParams(bad_words=[5, 6]),
+        "bad_words: expected sequences of token ids, such as [[5, 6]], got 5 among them; words of "
+        "text are the tokenizer's to encode",
+    ),
+    (
+        lambda: SamplingParams(bad_words=["the"]),
+        "bad_words: expected sequences of token ids, such as [[5, 6]], got 'the' among them; words "
+        "of text are the tokenizer's to encode",
+    ),
+    (
+        lambda: _append(3),
+        "token_ids: expected the tokens of 1 rows, as the batch has, got 3 rows",
+    ),
+    (
+        lambda: LMHeadSampler(WEIGHT, vocab_size=V + 1),
+        "lm_head_weight: rank 0 needs 21 rows for its shard VocabShard(start=0, stop=21), got 20",
+    ),
+    (
+        lambda: LMHeadSampler(WEIGHT.T),
+        "lm_head_weight: expected a contiguous last axis, got strides (1, 4); pass the "
+        "[V_local, D] layout, not a transposed view",
+    ),
+    (
+        lambda: LMHeadSampler(WEIGHT, exchange="nccl"),
+        "exchange: expected one of auto, collective, p2p, peer, two_level, got 'nccl'",
+    ),
+    (
+        lambda: VocabShard(0, 2.5),
+        "VocabShard.stop: expected an int, got 2.5",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MESSAGES)
+def test_messages_say_what_was_expected_what_came_and_the_way_out(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as raised:
+        call()
+    assert str(raised.value) == message
+    assert type(raised.value) in (TypeError, ValueError)  # one rank disagrees with nobody
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = SamplingParams(temperature=np.float32(0.5), top_p=np.float64(0.5), seed=np.int64(3))
+    assert given == SamplingParams(temperature=0.5, top_p=0.5, seed=3)
+    assert type(given.temperature) is float and type(given.seed) is int
+
+
+def test_the_package_can_be_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("typer", reason="needs the extra cli")
+    monkeypatch.setattr(sys, "argv", ["tpsample", "--version"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("tpsample", run_name="__main__")
+    assert capsys.readouterr().out.startswith("tpsample 0.")
+
+
+def test_public_fields_and_arguments_are_documented() -> None:
+    for each in (LMHeadSampler, SamplingParams, SamplingBatch.from_params, verify, sample_draft):
+        text = inspect.getdoc(each) or ""
+        names = (
+            [field.name for field in dataclasses.fields(each)]
+            if dataclasses.is_dataclass(each)
+            else list(inspect.signature(each).parameters)
+        )
+        assert [name for name in names if name not in text] == [], each

@@ -1,0 +1,5 @@
+"""`python -m tpsample` is the command `tpsample`."""
+
+from tpsample.cli import main
+
+main()
