@@ -172,7 +172,11 @@ DIFFERENT["verify_logits"] = {
     **{name: pair for name, pair in DIFFERENT["verify"].items() if name != "hidden_states"},
     "local_logits": (None, ""),  # not compared: each rank has its own
 }
-VERIFIES = {"verify": verify, "verify_logits": verify_logits, "sample_draft": sample_draft}
+VERIFIES: dict[str, Callable[..., Any]] = {
+    "verify": verify,
+    "verify_logits": verify_logits,
+    "sample_draft": sample_draft,
+}
 
 
 def _call(sampler: LMHeadSampler, name: str, arguments: dict[str, Any]) -> Any:
