@@ -24,6 +24,7 @@ from tpsample import (
     VocabShard,
     sample_draft,
     verify,
+    verify_logits,
 )
 
 V, D, B, K = 10, 4, 2, 1
@@ -52,6 +53,16 @@ RIGHT: dict[str, Callable[[], dict[str, Any]]] = {
         "positions": 3,
         "method": "block",
         "draft": torch.zeros(B, K, SHARD),
+        "lengths": torch.tensor([K] * B),
+    },
+    "verify_logits": lambda: {
+        "local_logits": torch.zeros(B, K + 1, SHARD),
+        "draft_token_ids": torch.zeros(B, K, dtype=torch.int64),
+        "batch": _batch(),
+        "positions": 3,
+        "method": "block",
+        "draft": torch.zeros(B, K, SHARD),
+        "lengths": torch.tensor([K] * B),
     },
     "sample_draft": lambda: {
         "draft_logits": torch.zeros(B, SHARD),
@@ -88,6 +99,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "positions": NO_POSITIONS,
         "method": ("typical", None, "coupled"),
         "draft": (torch.zeros(B, K, V), "draft", torch.zeros(B, K, SHARD).long()),
+        "lengths": ([K] * B, torch.zeros(B), torch.zeros(B + 1).long(), torch.zeros(B, 1).long()),
     },
     "sample_draft": {
         "draft_logits": (None, torch.zeros(B, V), torch.zeros(B), torch.zeros(B, SHARD).long()),
@@ -125,6 +137,7 @@ DIFFERENT: dict[str, dict[str, tuple[Any, str]]] = {
         "positions": (4, "positions"),
         "method": ("rejection", "call"),
         "draft": (None, "call"),
+        "lengths": (torch.tensor([0] * B), "token_ids"),
     },
     "sample_draft": {
         "draft_logits": (None, ""),
@@ -146,13 +159,30 @@ DIFFERENT: dict[str, dict[str, tuple[Any, str]]] = {
         "out": (None, ""),  # each rank's own
     },
 }
+WRONG["verify_logits"] = {
+    **{name: wrong for name, wrong in WRONG["verify"].items() if name != "hidden_states"},
+    "local_logits": (
+        None,
+        torch.zeros(B, K + 2, SHARD),
+        torch.zeros(B, K + 1, V),
+        torch.zeros(B, K + 1, SHARD).double(),
+    ),
+}
+DIFFERENT["verify_logits"] = {
+    **{name: pair for name, pair in DIFFERENT["verify"].items() if name != "hidden_states"},
+    "local_logits": (None, ""),  # not compared: each rank has its own
+}
+VERIFIES: dict[str, Callable[..., Any]] = {
+    "verify": verify,
+    "verify_logits": verify_logits,
+    "sample_draft": sample_draft,
+}
 
 
 def _call(sampler: LMHeadSampler, name: str, arguments: dict[str, Any]) -> Any:
     if name in ("prompt_logprobs", "sample_logits"):
         return getattr(sampler, name)(**arguments)
-    call = verify if name == "verify" else sample_draft
-    return call(sampler, **arguments)
+    return VERIFIES[name](sampler, **arguments)
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[str, str]:
@@ -210,7 +240,7 @@ def test_calls_that_differ_raise_the_same_naming_what_does(name):
 @pytest.mark.parametrize("name", WRONG)
 def test_every_argument_is_covered(name):
     own = getattr(LMHeadSampler, name, None)
-    function = {"verify": verify, "sample_draft": sample_draft}.get(name, own)
+    function = VERIFIES.get(name, own)
     arguments = set(inspect.signature(function).parameters) - {"self", "sampler"}
     assert arguments == set(WRONG[name]) == set(DIFFERENT[name])
 
@@ -235,7 +265,7 @@ def _other_calls() -> list[tuple[str, str]]:
 
 def test_another_call_on_one_rank_raises_the_same_on_every_rank():
     first, second = run_ranks(2, _other_calls)
-    assert len(first) == 30 and first == second
+    assert len(first) == 42 and first == second
     assert all(kind == "RankMismatch" for kind, _ in first)
     assert all(text.startswith("call: every rank must make the same call") for _, text in first)
     assert "rank 0: step, rank 1: compare" in first[0][1]
