@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,6 +74,7 @@ def test_a_row_of_nan_ends_its_request_and_no_other(runner, caplog):
     assert out.logprobs_tensors.logprobs[1, 0] == -torch.inf
     told = [record.message for record in caplog.records]
     assert len(told) == 1 and "no token could be drawn, status NAN" in told[0]
+    assert re.match(r"request (b|\('b', 2\)) is ended", told[0])
 
 
 def test_rows_in_the_middle_of_their_prompt_count_nothing_and_fail_silently(caplog):
@@ -140,13 +142,15 @@ def test_grammars_reach_their_rows_once_in_runner_v2():
     assert step_v2(runner, ["b"], rows_of("b")).sampled_token_ids[0, 0] == expected("b", [])
 
 
-def test_a_slot_that_is_given_to_another_request_is_loaded_anew():
+@pytest.mark.parametrize("name", ["a", "new"])
+def test_a_slot_that_is_given_to_another_request_is_loaded_anew(name):
+    """Another one has its name, too, as one that was preempted has."""
     runner = v2()
     step_v2(runner, ["a", "b"], rows_of("ab"))
     del runner.sampler.req_states.req_id_to_index["a"]
-    fakes.v2_request(runner, "new", 1, Request(allowed_token_ids=[21]), [3])
+    fakes.v2_request(runner, name, 1, Request(allowed_token_ids=[21]), [3])
     out = runner.sampler(
-        runner.model.compute_logits(rows_of("cb")), fakes.v2_batch(runner, ["new", "b"])
+        runner.model.compute_logits(rows_of("cb")), fakes.v2_batch(runner, [name, "b"])
     )
     assert out.sampled_token_ids[0, 0] == 21
     assert runner.sampler.added == [1, 2, 3, 4, 1]  # vLLM's own states are kept

@@ -81,9 +81,9 @@ class V2Sampler:
         if any(name not in known for name in input_batch.req_ids):  # a step that warms up
             ids = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
             return self._kinds.output(ids, None, None, num_sampled, num_rejected)
-        slots = input_batch.idx_mapping_np.tolist()
-        # A slot is given to request after request; the number tells them apart.
-        self.steps.batch([(slot, self._requests[slot][0]) for slot in slots], self._load)
+        # A request that was preempted comes back under its name; the number tells them apart.
+        names = [(name, self._requests[known[name]][0]) for name in input_batch.req_ids]
+        self.steps.batch(names, self._load)
         positions = input_batch.positions[input_batch.logits_indices] + 1
         sampled = self.steps.sample(kept, positions, num_sampled == 0)
         tables = sampled.logprobs
@@ -99,7 +99,7 @@ class V2Sampler:
         self, name: Hashable
     ) -> tuple[Any, Callable[[], tuple[Sequence[int], Sequence[int]]]]:
         assert isinstance(name, tuple)
-        slot = name[0]
+        slot = self.req_states.req_id_to_index[name[0]]
 
         def tokens() -> tuple[list[int], list[int]]:
             states = self.req_states
