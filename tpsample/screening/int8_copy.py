@@ -11,6 +11,10 @@ D = 576, 185 positions, T = 1) the candidates of a row are then 3.7 on average a
 percentile, against 4.6 and 21 with one norm, and 1.8 and 5 with a scale per 64 columns, which would
 need a float accumulator. All of these fit one tile of 64 rows.
 
+Columns are not equalised (W · diag(c) and h · diag(1 / c) in place of W and h), because it saves
+little. On 120 rows of that model, T = 1, the candidates are 4.8 without it, 4.1 with c =
+‖column‖^-1/4 and 5.8 with ‖column‖^-1/2, and 16 rows have 1.9, 1.5 or 2.0 % of the weights read.
+
 The copy does not follow a weight that is changed in place: `refresh` it.
 """
 
