@@ -101,7 +101,8 @@ def test_drafted_answers_end_there_too(tmp_path: Path) -> None:
 
 def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "text.record"
-    words = ("--repetition-penalty", 1.5, "--num-samples", 2, "--no-check", "--record", file)
+    few = [word for i in range(3, 7) for word in ("--allow-token", i)]  # so that each step counts
+    words = (*few, "--frequency-penalty", 2, "--num-samples", 2, "--no-check", "--record", file)
     done = invoke(*COMMAND, "--model", tiny, *words)
     assert done.exit_code == 0 and "tpsample verify" in done.stdout, done.output
     verified = invoke("verify", file)
