@@ -77,7 +77,7 @@ def test_the_sdist_has_what_its_makefile_and_its_readmes_name() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for name in ("tests", "benchmarks", "launch", "constraints"):
         assert name in included and name in makefile
-    assert {"tpsample", "docs", "Makefile", "CHANGELOG.md"} <= included
+    assert {"tpsample", "Makefile", "CHANGELOG.md"} <= included
     assert [name for name in included if not (ROOT / name).exists()] == []
 
 
