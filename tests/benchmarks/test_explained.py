@@ -14,7 +14,7 @@ from tests.support.commands import ROOT
 def test_the_committed_pictures_are_those_of_the_script(name: str) -> None:
     drawn = explained.PICTURES[name]()
     ElementTree.fromstring(drawn)
-    assert (ROOT / "docs" / name).read_text() == drawn
+    assert (explained.FOLDER / name).read_text() == drawn
 
 
 def test_bytes_are_those_of_the_first_table() -> None:
