@@ -38,7 +38,6 @@ NEVER = {
     "--worker-cls tpsample.integrations.vllm.Worker": _ENGINE,
     "python -m sglang.launch_server --model-path MODEL --sampling-backend tpsample "
     "--disable-cuda-graph --disable-overlap-schedule": _ENGINE,
-    "make engines": _ENGINE,
     "make bench": _GPU,
     "make gpu": _GPU,
     "FIRST=node-1 NNODES=2 NPROC=8 launch/nodes.sh generate --exchange two_level": _MACHINES,

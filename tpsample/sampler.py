@@ -127,6 +127,7 @@ class LMHeadSampler(Steps):
             philox_rounds=philox_rounds,
             backend=backend,
             screening=screening,
+            count_screened=count_screened,
             desync_every=desync_every,
             on_failed=on_failed,
         )
@@ -154,7 +155,7 @@ class LMHeadSampler(Steps):
             max_rows,
             screening,
         )
-        self.local.counts = count_screened
+        self.local.counts = given.count_screened
         self.checks = StepChecks(
             self.weight, self.shard, self.vocab_size, max_rows, self.ranks, agreed.seeds
         )
