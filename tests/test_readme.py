@@ -55,6 +55,7 @@ WRONG = [
 
 def test_what_cannot_be_pasted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readmes_script, "run_as_pasted", lambda *_, **__: "")
+    monkeypatch.setenv("MAKELEVEL", "1")  # as below `make test`, where a make says more
     blocks = [Block("page", line, lang, text) for line, (lang, text, _) in enumerate(WRONG)]
     found = sorted(problems_of(blocks), key=lambda problem: int(re.split(":| ", problem)[1]))
     assert len(found) == len(WRONG)

@@ -31,6 +31,10 @@ STARTERS = {"torchrun": (*TORCHRUN, 2), "mpi4py": (*MPIRUN, 2, sys.executable, "
 GENERATE = ("-m", "tpsample.cli", "generate")
 
 
+NOT_HANDED_ON = {"TRITON_INTERPRET", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS"}
+"""What `make test` and the tests set for themselves, which a command that a test starts has not."""
+
+
 def run_command(
     *command: object, timeout_s: float = 240, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -41,7 +45,7 @@ def run_command(
         env: variables to set on top.
     """
     variables = {
-        **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        **{name: value for name, value in os.environ.items() if name not in NOT_HANDED_ON},
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
