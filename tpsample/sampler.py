@@ -74,11 +74,11 @@ class LMHeadSampler(Steps):
             PyTorch, tile by tile; on a CPU only for tokens that can win) or "auto"; must match.
         screening: None, or "int8": steps of up to 64 rows × samples first read an 8-bit copy of the
             weights, then the weights of the few tokens that a bound cannot rule out: the same
-            tokens for about half the bytes. Rows with top_k up to 256 or min_p are bounded too; one
-            row that needs all logits takes the whole step along (`tpsample.request.bounded_rows`)
-            (`tpsample.screening`). The copy takes D + 44 bytes per row of the shard; on a GPU D is
-            rounded up to 128, and 33 bytes more are working memory. It does not follow weights that
-            change: see `refresh`. It may differ between ranks.
+            tokens for about half the bytes (`tpsample.screening`). Rows with top_k up to 256 or
+            min_p are bounded too; one row that needs all logits takes the whole step along
+            (`tpsample.request.bounded_rows`). The copy takes D + 44 bytes per row of the shard; on
+            a GPU D is rounded up to 128, and 33 bytes more are working memory. It does not follow
+            weights that change: see `refresh`. It may differ between ranks.
         count_screened: whether every step counts what screening did on this rank, in `screened` of
             its output, for some small operators more. It may differ between ranks.
         desync_every: steps after which the sampler calls `compare`; 0 is never; must match.

@@ -43,7 +43,7 @@ class Slots:
 
 
 class _Cache:
-    """What attention layers write keys and values to, by slot and position.
+    """Holds keys and values by slot and position; attention layers call `update`.
 
     Attributes:
         width: positions that the present call can see.
@@ -54,6 +54,7 @@ class _Cache:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, slots: Tensor, positions: Tensor) -> None:
+        """Say where the tokens of the next call stand."""
         self.slots, self.positions = slots, positions
         self.width = int(positions.max()) + 1
 
@@ -67,7 +68,3 @@ class _Cache:
             stored[self.slots[:, None], self.positions] = new.transpose(1, 2)
             found.append(stored[self.slots, : self.width].transpose(1, 2))
         return found[0], found[1]
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Not asked for where positions are given; transformers' models may ask all the same."""
-        return self.width

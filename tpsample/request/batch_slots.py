@@ -103,9 +103,13 @@ class BatchSlots(BatchRows):
 
     @property
     def capture_key(self) -> tuple[object, ...]:
-        """A value that changes when a graph captured over a selection has to be captured again: a
-        request has come with a kind of parameter that none had, the last of a kind has left, or
-        rows have moved. A graph of more kinds than there are serves too."""
+        """A value to compare: a graph captured over a selection has to be captured again when it
+        changes.
+
+        It changes when a request brings a kind of parameter that no other has, when the last
+        request of a kind leaves, and when rows move. After a request has only left, the old graph
+        still gives the right tokens.
+        """
         parameters, tables = self._make_slots()
         return self._times_made, parameters.launches, tables.launches
 
