@@ -28,6 +28,7 @@ SHAPES = (
     Shape(151936, 4096, "Qwen3 8B"),
     Shape(128256, 4096, "Llama-3 8B"),
     Shape(151936, 2048, "Qwen3 1.7B"),
+    Shape(128256, 2048, "Llama-3.2 1B"),
     Shape(49152, 576, "SmolLM2 135M"),
 )
 TINY = Shape(1000, 64, "none: for CPUs")

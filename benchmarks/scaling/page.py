@@ -163,8 +163,9 @@ def _provenance(record: Record) -> list[str]:
         "whole weight, and their ids with what the request allows.",
         f"- All candidates of a point took turns in the same processes, "
         f"{record.settings.repeats} times each; of several ranks the slowest counts.",
-        f"- Threads per rank, for every W: {record.settings.threads}. tpsample's local step on a "
-        "CPU is the exact PyTorch twin of its kernel, in float64; baselines multiply in bf16."
+        f"- Threads per rank, for every W: {record.settings.threads}. On a CPU tpsample finds "
+        "what can win by an fp32 product and computes that in float64; rows with top_p alone are "
+        "computed in float64 altogether. Baselines multiply in bf16."
         if on_cpu
         else "- Steps are replays of a CUDA graph with a cold L2, unless marked.",
         *(f"- {note}" for note in record.notes),
