@@ -1,7 +1,7 @@
 """What filters cost: the same step filtered and plain, and what a filtered row sends.
 
 Bytes are counted by the exchange of virtual ranks. How many candidates a row needs is how far down
-the scores its first kept token is: rejection looks at 8 before it takes a second round.
+the scores its first kept token is: rejection looks at 8 before it gives the row to the threshold.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
         others = {f"{kind}, {name}": step for kind, step in _baselines(problem, **changes).items()}
         # A captured graph draws in fixed rounds; so does its warm-up, because a kernel that is
         # first met inside a capture cannot be loaded there. Outside of one the host reads which
-        # rows need a second round; that step is held against a plain one that is not captured.
+        # rows are undecided; that step is held against a plain one that is not captured.
         on_gpu = run.device.type == "cuda"
         candidates = {
             "plain": plain.sampled_by(sampler),
@@ -206,7 +206,7 @@ def _on_virtual_ranks(logits: Tensor, problem: Problem, world_size: int) -> tupl
 
 
 def _candidates(shape: Shape, plain: Problem) -> Iterator[Row]:
-    """Share of rows with a kept token among the best n scores; over 8 takes a second round."""
+    """Share of rows with a kept token among the best n scores; over 8 goes by the threshold."""
     point = {"shape": shape.name, "batch": plain.rows}
     bests = [2**n for n in range(BEST_SCORES.bit_length())]
     for name, changes in SETTINGS.items():

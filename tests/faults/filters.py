@@ -8,7 +8,7 @@ FILTERS = [
         "tpsample/logits/shard_logits.py",
         "member &= number < filters.top_k.unsqueeze(1)",
         "member &= number <= filters.top_k.unsqueeze(1)",
-        ("tests/logits/test_second_round.py::test_two_rows_keep_their_tokens",),
+        ("tests/logits/test_filters.py::test_tokens_are_the_oracles[1]",),
     ),
     Fault(
         "mass before equal to the limit",
@@ -74,7 +74,7 @@ FILTERS = [
         "total_cut = torch.where(filters.joint, 0, top_k_cut)",
         "total_cut = top_k_cut",
         (
-            "tests/logits/test_filters.py::test_the_second_round_decides_what_the_first_cannot[hot-joint]",
+            "tests/logits/test_filters.py::test_the_threshold_decides_what_the_rejection_cannot[hot-joint]",
         ),
     ),
     Fault(
@@ -116,7 +116,21 @@ FILTERS = [
         "tpsample/logits/filters.py",
         "if lists_all(index, len(words)):",
         "if len(index) == len(words):",
-        ("tests/logits/test_second_round.py::test_two_rows_keep_their_tokens[top-words-1]",),
+        ("tests/logits/test_threshold.py::test_two_rows_keep_their_tokens[1]",),
+    ),
+    Fault(
+        "rows with ties go by top words",
+        "tpsample/request/filters.py",
+        'if top_k <= MAX_TOP_WORDS and request.ties == "exact":',
+        "if top_k <= MAX_TOP_WORDS:",
+        ("tests/logits/test_filters.py::test_tokens_are_the_oracles[1]",),
+    ),
+    Fault(
+        "a filtered row's neighbours draw nothing",
+        "tpsample/local/torch_backend.py",
+        "best[:, drawn] = drawn_best",
+        "pass",
+        ("tests/local/test_rows_of_a_step.py::test_each_row_has_its_token",),
     ),
     Fault(
         "as many rows are taken for all in order",

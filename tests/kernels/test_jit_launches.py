@@ -37,7 +37,7 @@ TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "mass", "count"]
 SEARCH = ["digit", "next_digit"] * 9
 STORED = {
-    "top_k": [*LEADING, *FIRST_KEPT],
+    "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
     "filters, samples": [*LEADING, *FIRST_KEPT],
     "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],

@@ -76,7 +76,7 @@ def test_tokens_are_the_oracles(world_size, grid_cases):
 
 def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     """Tokens, and how many rows took each way."""
-    taken = dict.fromkeys(("_by_rejection", "_by_top_words", "_by_threshold"), 0)
+    taken = dict.fromkeys(("_by_rejection", "_by_threshold"), 0)
 
     def counted(name):
         function = getattr(filters, name)
@@ -96,62 +96,53 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "second"),
+    ("kind", "changes"),
     [
-        ("all-equal", {"top_p": 1e-6}, "_by_threshold"),
-        ("ramp-in-shards", {"top_k": 1, "temperature": 3.0}, "_by_top_words"),
-        ("ramp-in-shards", {"top_k": 1, "temperature": 3.0, "ties": "keep"}, "_by_threshold"),
-        ("normal", {"top_k": 2, "top_p": 0.5, "filter_order": "joint", "temperature": 300.0},
-         "_by_threshold"),
-        ("ramp-in-shards", {"min_p": 0.999}, "_by_threshold"),
-        ("all-equal", {"top_k": 600, "top_p": 1e-6}, "_by_threshold"),
-        ("bf16", {"top_p": 0.02, "ties": "keep", "temperature": 50.0}, "_by_threshold"),
-        ("bf16", {"top_k": 300, "top_p": 0.06, "ties": "keep", "temperature": 50.0},
-         "_by_threshold"),
-        ("ramp-in-shards", {"top_p": 0.9, "min_p": 0.99, "filter_order": "min_p_last"},
-         "_by_threshold"),
+        ("all-equal", {"top_p": 1e-6}),
+        ("ramp-in-shards", {"top_k": 1, "temperature": 3.0, "ties": "keep"}),
+        ("normal", {"top_k": 2, "top_p": 0.5, "filter_order": "joint", "temperature": 300.0}),
+        ("ramp-in-shards", {"min_p": 0.999}),
+        ("all-equal", {"top_k": 600, "top_p": 1e-6}),
+        ("bf16", {"top_p": 0.02, "ties": "keep", "temperature": 50.0}),
+        ("bf16", {"top_k": 300, "top_p": 0.06, "ties": "keep", "temperature": 50.0}),
+        ("ramp-in-shards", {"top_p": 0.9, "min_p": 0.99, "filter_order": "min_p_last"}),
         ("ramp-in-shards", {"top_k": 400, "top_p": 0.01, "min_p": 0.96, "temperature": 5.0,
-                            "filter_order": "min_p_last"}, "_by_threshold"),
+                            "filter_order": "min_p_last"}),
     ],
-    ids=["flat-small-p", "hot-top-1", "hot-top-1-ties", "hot-joint", "flat-min-p", "flat-in-top-k",
+    ids=["flat-small-p", "hot-top-1-ties", "hot-joint", "flat-min-p", "flat-in-top-k",
          "ties-of-top-p", "ties-in-top-k", "min-p-last", "min-p-last-in-top-k"],
 )  # fmt: skip
-def test_the_second_round_decides_what_the_first_cannot(kind, changes, second):
+def test_the_threshold_decides_what_the_rejection_cannot(kind, changes):
     params = [SamplingParams(seed=seed, **changes) for seed in range(40)]
     rows = Rows([KINDS[kind]], params)
     expected = rows.oracle().token_ids
     for token_ids, taken in run_ranks(3, _sample_counting, rows):
         assert torch.equal(token_ids, expected)
-        assert taken["_by_rejection"] == 40 and taken[second] > 30, taken
+        assert taken["_by_rejection"] == 40 and taken["_by_threshold"] > 30, taken
 
 
 @pytest.mark.parametrize(
-    ("changes", "ways"),
+    ("changes", "way"),
     [
-        ({"top_p": 0.9}, (Way.REJECTION, Way.THRESHOLD)),
-        ({"min_p": 0.1}, (Way.REJECTION, Way.THRESHOLD)),
-        ({"top_k": 256}, (Way.REJECTION, Way.TOP_WORDS)),
-        ({"top_k": 257}, (Way.REJECTION, Way.THRESHOLD)),
-        ({"top_k": 20, "ties": "keep"}, (Way.REJECTION, Way.THRESHOLD)),
-        ({"top_k": 20, "top_p": 0.9}, (Way.TOP_WORDS, Way.TOP_WORDS)),
-        ({"top_k": 257, "top_p": 0.9}, (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)),
-        ({"top_k": 20, "top_p": 0.9, "ties": "keep"}, (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)),
-        ({"top_k": 20, "top_p": 0.9, "filter_order": "joint"}, (Way.REJECTION, Way.THRESHOLD)),
-        ({"top_k": 20, "top_p": 0.9, "filter_order": "min_p_last"}, (Way.TOP_WORDS, Way.TOP_WORDS)),
-        (
-            {"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last"},
-            (Way.REJECTION, Way.THRESHOLD),
-        ),
-        (
-            {"top_k": 257, "top_p": 0.9, "filter_order": "min_p_last"},
-            (Way.REJECTION_IN_TOP_K, Way.THRESHOLD),
-        ),
-        ({"top_p": 0.9, "ties": "keep"}, (Way.REJECTION, Way.THRESHOLD)),
+        ({"top_p": 0.9}, Way.REJECTION),
+        ({"min_p": 0.1}, Way.REJECTION),
+        ({"top_k": 256}, Way.TOP_WORDS),
+        ({"top_k": 256, "filter_order": "joint"}, Way.TOP_WORDS),
+        ({"top_k": 257}, Way.REJECTION),
+        ({"top_k": 20, "ties": "keep"}, Way.REJECTION),
+        ({"top_k": 20, "top_p": 0.9}, Way.TOP_WORDS),
+        ({"top_k": 257, "top_p": 0.9}, Way.REJECTION_IN_TOP_K),
+        ({"top_k": 20, "top_p": 0.9, "ties": "keep"}, Way.REJECTION_IN_TOP_K),
+        ({"top_k": 20, "top_p": 0.9, "filter_order": "joint"}, Way.REJECTION),
+        ({"top_k": 20, "top_p": 0.9, "filter_order": "min_p_last"}, Way.TOP_WORDS),
+        ({"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last"}, Way.REJECTION),
+        ({"top_k": 257, "top_p": 0.9, "filter_order": "min_p_last"}, Way.REJECTION_IN_TOP_K),
+        ({"top_p": 0.9, "ties": "keep"}, Way.REJECTION),
     ],
 )
-def test_the_way_of_a_request(changes, ways):
+def test_the_way_of_a_request(changes, way):
     planned = Rows([KINDS["normal"]], [SamplingParams(seed=1, **changes)]).batch.plan.filters
-    assert (planned.first_way, planned.second_way) == ([ways[0]], [ways[1]])
+    assert planned.ways == [way]
 
 
 def _boundary_rows() -> Rows:

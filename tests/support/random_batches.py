@@ -88,7 +88,7 @@ def _request(pick: random.Random, size: int, theme: Theme) -> dict[str, Any]:
     kind = pick.choice(theme.kinds)
     if kind == "greedy":
         found["temperature"] = pick.choice([0.0, 1e-6, 9e-6])
-    elif kind == "wide":  # the best by noise are rarely in the kept set: a second round
+    elif kind == "wide":  # the best by noise are rarely in the kept set
         found |= {"temperature": pick.choice([1.5, 3.0, 50.0])} | pick.choice(
             [
                 {"top_k": 20},
@@ -98,7 +98,7 @@ def _request(pick: random.Random, size: int, theme: Theme) -> dict[str, Any]:
                 {"min_p": 1.0},
             ]
         )
-    elif kind == "top_k":  # these two, in whatever order, end in one second round
+    elif kind == "top_k":
         found |= {"temperature": pick.choice([5.0, 50.0]), "top_k": pick.choice([2, 20])}
     elif kind == "top_k top_p":
         found |= {"top_k": pick.choice([20, 50]), "top_p": 0.9}

@@ -1,23 +1,22 @@
 """Samples from kept sets on vocabulary shards, exactly, while no logit leaves its rank.
 
-A row's token is the best score in its kept set. There are three ways to it, and the host chooses
-one per row by its request. All return the token of `tpsample.reference`:
+A row's token is the best score in its kept set. Its request says by which of two ways it is found,
+and a row that the second way does not decide takes the third. All return the token of
+`tpsample.reference`:
 
+top words    sends each rank's first k tokens of the order. The first k of these are the first k of
+             the vocabulary, with which every rank finishes alone, after one exchange. It serves
+             top_k <= 256 with exact ties, alone or with a top_p of what it leaves.
 rejection    takes the first token in descending score that is in the kept set. Whether a token is
              in it follows from its logit, and from the number and the mass of the tokens before it.
              Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
-             shards, for the 8 best of all. If none of the 8 is kept, the row takes a second round.
+             shards, for the 8 best of all. If none of the 8 is kept, the row is undecided.
              A top_p of what a top_k over 256 leaves, or one with ties, renormalises over too many
              tokens to send, so between the two exchanges a radix search finds their mass.
-top words    sends each rank's first k tokens of the order. The first k of these are the first k of
-             the vocabulary, with which every rank finishes alone, after one exchange. It serves
-             k <= 256 with exact ties: rows with top_k and a top_p of what it leaves, and the second
-             round of rows with top_k but no top_p.
 threshold    searches for the last kept token (`tpsample.logits.cut`), then takes the best score
-             down to it. It takes as many exchanges whatever the logits, and serves the rows that no
-             other way decides.
+             down to it. It takes as many exchanges whatever the logits.
 
-The host reads from the device which rows need a second round. All ranks read the same, because it
+The host reads from the device which rows are undecided. All ranks read the same, because it
 follows from summed integers. While a graph is captured the host cannot read; then
 `tpsample.logits.fixed_rounds` takes the place of this file.
 
@@ -39,7 +38,7 @@ from tpsample.request.filters import RowFilters, Way, lists_all
 
 BEST_SCORES = 8
 """Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of
-rows with top_p, or with top_k = 50."""
+rows with top_p."""
 
 
 def sample_filtered(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
@@ -49,22 +48,24 @@ def sample_filtered(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Ten
     word, and a row without an unmasked token has 0.
     """
     words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
-    todo = filters.by_way(filters.first_way)
+    todo, undecided = filters.by_way(), []
 
+    if index := todo[Way.TOP_WORDS]:
+        part = filters.select(index)
+        found = by_top_words(rows.select(index), part, max(part.top_k_list), ranks)
+        words = _put(words, index, found)
     for way in (Way.REJECTION, Way.REJECTION_IN_TOP_K):
         if not (index := todo[way]):
             continue
-        part, part_filters = rows.select(index), filters.select(index)
         in_top_k = way is Way.REJECTION_IN_TOP_K
-        found, decided = _by_rejection(part, part_filters, ranks, in_top_k=in_top_k)
+        found, decided = _by_rejection(
+            rows.select(index), filters.select(index), ranks, in_top_k=in_top_k
+        )
         words = _put(words, index, found)
-        for row, done in zip(index, decided.tolist(), strict=True):
-            if not done:
-                todo[filters.second_way[row]].append(row)
-    for way, sample in ((Way.TOP_WORDS, _by_top_words), (Way.THRESHOLD, _by_threshold)):
-        if index := todo[way]:
-            found = sample(rows.select(index), filters.select(index), ranks)
-            words = _put(words, index, found)
+        undecided += [row for row, done in zip(index, decided.tolist(), strict=True) if not done]
+    if undecided:
+        found = _by_threshold(rows.select(undecided), filters.select(undecided), ranks)
+        words = _put(words, undecided, found)
     return words
 
 
@@ -91,10 +92,6 @@ def _by_rejection(
         cut = find_top_k_cut(rows, filters, top, ranks)
     sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES, cut))
     return rows.first_kept(gathered, sums, filters, BEST_SCORES)
-
-
-def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
-    return by_top_words(rows, filters, max(filters.top_k_list), ranks)
 
 
 def by_top_words(rows: ShardLogits, filters: RowFilters, count: int, ranks: Ranks) -> Tensor:

@@ -1,9 +1,9 @@
 """Samples from kept sets while the host reads nothing, as a captured CUDA graph must.
 
-The tokens are those of `tpsample.logits.filters`, by the same three ways, but which of them a step
-takes follows from its requests alone:
+The tokens are those of `tpsample.logits.filters`, by the same three ways, but what a step launches
+follows from its requests alone:
 
-1. A row whose second way is top words takes it at once. One exchange decides it.
+1. Rows that go by top words are decided by one exchange.
 2. The other rows go by rejection. Its kernels leave each row's `decided` on the device.
 3. What it leaves goes by the threshold. Every launch and every exchange is made, whatever the
    logits, but a program whose row is decided ends at once. One rank alone takes one launch for the
@@ -32,7 +32,7 @@ def sample_in_fixed_rounds(rows: ShardLogits, filters: RowFilters, ranks: Ranks)
     """
     few = [
         top_k
-        for top_k, way in zip(filters.top_k_list, filters.second_way, strict=True)
+        for top_k, way in zip(filters.top_k_list, filters.ways, strict=True)
         if way is Way.TOP_WORDS
     ]
     if not few:
@@ -50,7 +50,7 @@ def _by_rejection_then_threshold(rows: ShardLogits, filters: RowFilters, ranks: 
     """Return words [F, num_samples]. Rows that are done mean nothing, and are not searched."""
     gathered = ranks.gather_integers(rows.best_scores(BEST_SCORES))
     top_k_cut = total_cut = None
-    if Way.REJECTION_IN_TOP_K in filters.first_way:
+    if Way.REJECTION_IN_TOP_K in filters.ways:
         # The threshold takes it too, so it is searched for all rows that have top_k.
         has_top_k = filters.top_k < rows.vocab_size
         found = find_top_k_cut(rows.without(~has_top_k), filters, _top(gathered), ranks)

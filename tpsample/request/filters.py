@@ -23,10 +23,9 @@ MAX_TOP_WORDS = 256
 class Way(Enum):
     """How a filtered row finds its token on shards; see `tpsample.logits.filters`."""
 
+    TOP_WORDS = "top words"
     REJECTION = "rejection"
     REJECTION_IN_TOP_K = "rejection in top_k"
-    TOP_WORDS = "top words"
-    THRESHOLD = "threshold"
 
 
 class RowFilter(NamedTuple):
@@ -38,8 +37,7 @@ class RowFilter(NamedTuple):
     total_log_min_p: float
     keep_ties: bool
     joint: bool
-    first_way: Way = Way.REJECTION
-    second_way: Way = Way.REJECTION
+    way: Way = Way.REJECTION
     packed: bytes = b""
     """What a device reads of it: `COLUMNS` numbers of 8 bytes."""
 
@@ -56,8 +54,8 @@ class RowFilter(NamedTuple):
         bits = (
             self.keep_ties,
             self.joint,
-            self.second_way is Way.TOP_WORDS,
-            self.first_way is Way.REJECTION_IN_TOP_K,
+            self.way is Way.TOP_WORDS,
+            self.way is Way.REJECTION_IN_TOP_K,
         )
         return self._replace(packed=struct.pack("=qdddqqqq", *self[:4], *bits))
 
@@ -149,12 +147,12 @@ class RowFilters:
 
     @property
     def by_top_words(self) -> Tensor:
-        """bool [F], whether a row's second way is top words."""
+        """bool [F], whether a row goes by top words."""
         return self._bits[2, : len(self)]
 
     @property
     def in_top_k(self) -> Tensor:
-        """bool [F], whether a row's first way rejects in top_k."""
+        """bool [F], whether a row's rejection ends at its top_k."""
         return self._bits[3, : len(self)]
 
     @cached_property
@@ -168,14 +166,9 @@ class RowFilters:
         return [kind.top_p for kind in self.kinds]
 
     @cached_property
-    def first_way(self) -> list[Way]:
+    def ways(self) -> list[Way]:
         """The way that each kind takes."""
-        return [kind.first_way for kind in self.kinds]
-
-    @cached_property
-    def second_way(self) -> list[Way]:
-        """The way that each kind takes after a rejection that does not decide it."""
-        return [kind.second_way for kind in self.kinds]
+        return [kind.way for kind in self.kinds]
 
     def select(self, index: list[int]) -> RowFilters:
         """Return some of the filtered rows, without a copy if all are listed in order."""
@@ -194,18 +187,18 @@ class RowFilters:
         The kinds say which searches a step needs at all; the tensors stay as they are.
         """
         nothing = keeps_all(vocab_size)
-        kinds = [nothing if kind.second_way is Way.TOP_WORDS else kind for kind in self.kinds]
+        kinds = [nothing if kind.way is Way.TOP_WORDS else kind for kind in self.kinds]
         return replace(self, kinds=kinds)
 
-    def by_way(self, ways: list[Way]) -> dict[Way, list[int]]:
+    def by_way(self) -> dict[Way, list[int]]:
         """Return the filtered rows of each way."""
-        return {way: [row for row, its in enumerate(ways) if its is way] for way in Way}
+        return {way: [row for row, its in enumerate(self.ways) if its is way] for way in Way}
 
 
 def lists_all(index: list[int], count: int) -> bool:
     """Return whether these are all of `count` rows in their own order, so that none has to move.
 
-    All rows in another order are not: a second round lists the rows as they come to it.
+    All rows in another order are not: the threshold lists the rows as they come to it.
     """
     return index == list(range(count))
 
@@ -223,16 +216,16 @@ def _filter_of(request: SamplingParams, vocab_size: int) -> RowFilter:
         -math.inf if last else log_min_p,
         request.ties == "keep",
         request.filter_order == "joint",
-        *_ways(request, top_k, vocab_size),
+        _way(request, top_k, vocab_size),
     ).with_packed()
 
 
-def _ways(request: SamplingParams, top_k: int, vocab_size: int) -> tuple[Way, Way]:
-    few = top_k <= MAX_TOP_WORDS and top_k < vocab_size and request.ties == "exact"
-    if top_k < vocab_size and request.top_p < 1 and request.filter_order != "joint":
-        ways = (Way.TOP_WORDS, Way.TOP_WORDS), (Way.REJECTION_IN_TOP_K, Way.THRESHOLD)
-        return ways[0] if few else ways[1]
-    return Way.REJECTION, Way.TOP_WORDS if few and request.top_p == 1 else Way.THRESHOLD
+def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
+    if top_k == vocab_size or (request.top_p < 1 and request.filter_order == "joint"):
+        return Way.REJECTION  # top_p is a share of more than top_k leaves
+    if top_k <= MAX_TOP_WORDS and request.ties == "exact":
+        return Way.TOP_WORDS
+    return Way.REJECTION_IN_TOP_K if request.top_p < 1 else Way.REJECTION
 
 
 def limit_k(top_k: int, vocab_size: int) -> int:

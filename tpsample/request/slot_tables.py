@@ -129,14 +129,14 @@ class SlotTables(SlotParameters):
     @property
     def launches(self) -> tuple[object, ...]:
         kinds, vocab_size = set(self._filters.values()), self._vocab_size
-        others = [kind for kind in kinds if kind.second_way is not Way.TOP_WORDS]
+        others = [kind for kind in kinds if kind.way is not Way.TOP_WORDS]
         modes = {processed for _, processed in self._logprobs.values()}
         return (
             self.stores_logits,
             max((kind.top_k for kind in kinds.difference(others)), default=0),
             *(any(k.top_k < vocab_size for k in each) for each in (kinds, others)),
             *(any(k.top_p < 1 for k in each) for each in (kinds, others)),
-            any(kind.first_way is Way.REJECTION_IN_TOP_K for kind in kinds),
+            any(kind.way is Way.REJECTION_IN_TOP_K for kind in kinds),
             max((top for top, _ in self._logprobs.values()), default=-1),
             *(True in modes, self.chosen.shape[1]),
         )

@@ -119,7 +119,6 @@ class TensorParameters(SlotParameters):
             False,
             joint,
             Way.REJECTION_IN_TOP_K if needs.top_k and needs.top_p and not joint else Way.REJECTION,
-            Way.THRESHOLD,
         )
         kinds = [keeps_all(vocab_size), kind]
         columns = torch.stack([top_k, *numbers, *bits])

@@ -1,4 +1,4 @@
-"""Rows that go different ways first and meet in one second round: each gets its own token."""
+"""Rows that no rejection decides, of two kinds, meet in one threshold: each gets its own token."""
 
 import itertools
 
@@ -16,17 +16,7 @@ from tpsample.ranks.virtual import VirtualWorld
 KINDS = kinds_of_logits()
 NORMAL = 2 * torch.randn(2000, generator=torch.Generator().manual_seed(8))
 
-# Requests of a step, and of how many positions it is taken.
-STEPS = {
-    "top-words": ([{"temperature": 1.5, "top_k": 20}, {"top_k": 50, "top_p": 0.9}], 60),
-    "threshold": (
-        [
-            {"temperature": 50.0, "top_k": 300, "top_p": 0.01},
-            {"temperature": 50.0, "min_p": 1.0},
-        ],
-        20,
-    ),
-}
+STEP = [{"temperature": 50.0, "top_k": 300, "top_p": 0.01}, {"temperature": 50.0, "top_p": 0.001}]
 
 
 def _steps(requests: list[dict], count: int) -> tuple[Rows, list[list[int]]]:
@@ -50,38 +40,26 @@ def _tokens(rows: Rows, steps: list[list[int]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("world_size", [1, *long(3)])
-@pytest.mark.parametrize("meeting", STEPS)
-def test_two_rows_keep_their_tokens(meeting, world_size):
-    requests, count = STEPS[meeting]
-    rows, steps = _steps(requests, count)
+def test_two_rows_keep_their_tokens(world_size):
+    rows, steps = _steps(STEP, 20)
     expected = rows.oracle().token_ids.view(len(steps), -1)
     for tokens in run_ranks(world_size, _tokens, rows, steps):
         wrong = (tokens != expected).any(dim=1).nonzero().flatten().tolist()
         assert not wrong, f"{len(wrong)} of {len(steps)} steps, first at position {wrong[0]}"
 
 
-# A kind of logits, and requests that no rejection decides; the first two come to their second round
-# the other way round.
-MEETINGS = {
-    "top-words": ("ramp-in-shards", [
-        {"temperature": 3.0, "top_k": 1}, {"temperature": 3.0, "top_k": 90, "top_p": 0.5},
-        {"temperature": 300.0, "top_k": 1},
-    ]),
-    "threshold": ("all-equal", [
-        {"top_k": 600, "top_p": 0.02}, {"top_p": 1e-6}, {"min_p": 1.0, "top_p": 0.002},
-    ]),
-}  # fmt: skip
+# On equal logits no rejection decides these. The first two come to the threshold in turn.
+MEETING = [{"top_k": 600, "top_p": 0.02}, {"top_p": 1e-6}, {"min_p": 1.0, "top_p": 0.002}]
 
 
-def _meeting(name: str) -> Rows:
-    kind, requests = MEETINGS[name]
-    return Rows([KINDS[kind]], [SamplingParams(seed=40 + i, **r) for i, r in enumerate(requests)])
+def _meeting() -> Rows:
+    params = [SamplingParams(seed=40 + i, **request) for i, request in enumerate(MEETING)]
+    return Rows([KINDS["all-equal"]], params)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("meeting", MEETINGS)
-def test_any_order_of_the_rows_gives_each_its_own_token(meeting, world_size):
-    rows = _meeting(meeting)
+def test_any_order_of_the_rows_gives_each_its_own_token(world_size):
+    rows = _meeting()
     orders = list(map(list, itertools.permutations(range(len(rows.params)))))
     expected = rows.oracle().token_ids[torch.tensor(orders)]
     for tokens in run_ranks(world_size, _tokens, rows, orders):
@@ -89,9 +67,8 @@ def test_any_order_of_the_rows_gives_each_its_own_token(meeting, world_size):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("meeting", MEETINGS)
-def test_the_kernels_give_each_row_its_own_token(meeting, world_size):
-    rows, two = _meeting(meeting), [0, 1]
+def test_the_kernels_give_each_row_its_own_token(world_size):
+    rows, two = _meeting(), [0, 1]
     batch = rows.batch.from_params(rows.params[:2], vocab_size=V)
     shards = uneven_shards(V, world_size)
     world = VirtualWorld(shards)
