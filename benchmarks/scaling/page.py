@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks import text
 from benchmarks.scaling import pictures, quiet
@@ -189,7 +190,7 @@ def _provenance(record: Record) -> list[str]:
     ]
 
 
-def _busy(load: dict[str, list[float]] | None) -> str:
+def _busy(load: dict[str, Any] | None) -> str:
     if load is None:
         return ""
     gpus = "".join(f", GPU {percent} %" for percent in load["gpu_percent"])

@@ -16,12 +16,19 @@ BUSY_GPU = 5
 
 
 def load() -> dict[str, Any]:
-    """Return the load averages over 1, 5 and 15 minutes, and the percent of use of every GPU."""
+    """Return the load averages over 1, 5 and 15 minutes, and what is at work now.
+
+    That is the number of busy cores and the percent of use of every GPU.
+    """
     used = machine.printed(
         "nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"
     )
     gpus = [int(line) for line in (used or "").split() if line.isdigit()]
-    return {"load": [round(each, 2) for each in os.getloadavg()], "gpu_percent": gpus}
+    return {
+        "load": [round(each, 2) for each in os.getloadavg()],
+        "busy_cores": round(machine.busy_cores(), 2),
+        "gpu_percent": gpus,
+    }
 
 
 def disturbances(record: Record) -> list[str]:
@@ -30,13 +37,12 @@ def disturbances(record: Record) -> list[str]:
     for number, session in enumerate(sessions, 1):
         before, after = session["before"], session.get("after")
         name = f"session {number}" if len(sessions) > 1 else "the run"
-        if before["load"][0] > machine.BUSY_LOAD * cores:
-            found.append(
-                f"the load average was {before['load'][0]} on {cores} cores when {name} began"
-            )
+        if before["busy_cores"] > machine.BUSY_LOAD * cores:
+            found.append(f"{before['busy_cores']} of {cores} cores were busy when {name} began")
         if after and after["load"][0] > BUSY_AFTER * max(cores, *record.settings.world_sizes):
             found.append(
-                f"it was {after['load'][0]} when {name} ended, more than its own ranks make"
+                f"the load average was {after['load'][0]} when {name} ended, more than its own "
+                "ranks make"
             )
         if any(each > BUSY_GPU for each in before["gpu_percent"]):
             percent = ", ".join(f"{each} %" for each in before["gpu_percent"])

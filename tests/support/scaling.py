@@ -14,7 +14,7 @@ from benchmarks.scaling.record import Point, Record, Settings
 from benchmarks.shapes import TINY
 from benchmarks.timing import Timing
 
-QUIET = {"load": [0.0, 0.0, 0.0], "gpu_percent": []}
+QUIET = {"load": [0.0, 0.0, 0.0], "busy_cores": 0.0, "gpu_percent": []}
 
 
 def settings(**changes: Any) -> Settings:

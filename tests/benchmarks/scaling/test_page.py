@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from benchmarks import drawing, text
+from benchmarks import drawing, machine, text
 from benchmarks.scaling import pictures
 from benchmarks.scaling.page import write_page
 from benchmarks.scaling.record import RECORD, Record
@@ -48,16 +52,37 @@ def test_losses_are_counted_against_the_best_baseline(ours_us, loses, wins, tmp_
 @pytest.mark.parametrize(
     ("place", "busy", "said"),
     [
-        ("before", {"load": [0.7, 0.0, 0.0], "gpu_percent": []}, "load average was 0.7 on 2 cores"),
-        ("after", {"load": [2.6, 0.0, 0.0], "gpu_percent": []}, "it was 2.6 when the run ended"),
-        ("before", {"load": [0.0, 0.0, 0.0], "gpu_percent": [0, 70]}, "in use when the run began"),
+        ("before", {"busy_cores": 0.7}, "0.7 of 2 cores were busy when the run began"),
+        ("after", {"load": [2.6, 0.0, 0.0]}, "load average was 2.6 when the run ended"),
+        ("before", {"gpu_percent": [0, 70]}, "in use when the run began"),
     ],
 )
 def test_a_machine_that_was_not_quiet_is_named(place, busy, said, tmp_path):
     record = scaling.made_up()
-    record.sessions[0][place] = busy
+    record.sessions[0][place] = scaling.QUIET | busy
     page = _page(record, tmp_path)
     assert "**The machine was not quiet" in page and said in page
+
+
+def test_a_run_that_follows_another_at_once_is_not_called_disturbed(tmp_path):
+    record = scaling.made_up()
+    record.sessions[0]["before"] = scaling.QUIET | {"load": [1.9, 1.0, 0.5]}
+    assert "was not quiet" not in _page(record, tmp_path)
+
+
+def test_cores_at_work_are_counted():
+    with ThreadPoolExecutor() as pool:
+        before = time.process_time()
+        work = pool.submit(_work, time.monotonic() + 0.6)
+        busy = machine.busy_cores(0.5)
+        work.result()
+    of_this_process = (time.process_time() - before) / 0.6
+    assert 0.3 * of_this_process < busy <= os.cpu_count()
+
+
+def _work(until: float) -> None:
+    while time.monotonic() < until:
+        pass
 
 
 def test_an_unfinished_run_says_what_is_missing_and_what_was_left_out(tmp_path):
