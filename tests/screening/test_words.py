@@ -302,7 +302,7 @@ def test_dropped_candidates_are_caught(monkeypatch):
     """A screen that forgets the rows with too many candidates."""
     monkeypatch.setattr("tpsample.local.screened_backend.limit", lambda num_columns: 0)
     assert compare(problem("near_ties", 1531, 8, 128)).whole.any()
-    monkeypatch.setattr(ScreenedBackend, "full_tile", lambda *arguments: None)
+    monkeypatch.setattr(ScreenedBackend, "raise_best", lambda *arguments: None)
     with pytest.raises(AssertionError, match="differ"):
         for seed in range(20):
             compare(problem("near_ties", 1531, 8, 128, seed))

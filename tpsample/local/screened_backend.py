@@ -63,6 +63,7 @@ class RowKinds(NamedTuple):
         plain: rows that store no logits.
         bounded: filtered rows that need few of them.
         whole: rows that need all of them.
+        drawn: places, among the whole rows, of those that are not filtered.
     """
 
     plain: Tensor
@@ -70,6 +71,7 @@ class RowKinds(NamedTuple):
     whole: Tensor
     bounded_places: Tensor
     whole_places: Tensor
+    drawn: Tensor
 
     @staticmethod
     def of(plan: BatchPlan, num_rows: int) -> RowKinds:
@@ -77,6 +79,9 @@ class RowKinds(NamedTuple):
         stored, bounded = plan.stored_list, set(plan.bounded)
         plain = sorted(set(range(num_rows)).difference(stored))
         others = [place for place in range(len(stored)) if place not in bounded]
+        # The stored rows begin with the filtered ones.
+        num_filtered = 0 if plan.filters is None else len(plan.filters)
+        drawn = [i for i, place in enumerate(others) if place >= num_filtered]
         return RowKinds(
             *integers(
                 plain,
@@ -84,6 +89,7 @@ class RowKinds(NamedTuple):
                 [stored[place] for place in others],
                 plan.bounded,
                 others,
+                drawn,
                 device="cpu",
             )
         )
@@ -152,9 +158,10 @@ class ScreenedBackend(TorchBackend):
         rows = step.rows.select(screened)
         plain_rows, bounded_rows = step.rows.select(plain), step.rows.select(bounded)
         whole_rows = step.rows.select(whole)
+        drawn, noise = whole[kinds.drawn], whole_rows.noise.select(kinds.drawn)
         plain_rows.noise.make_streams_on_host()
-        whole_rows.noise.make_streams_on_host()
-        plain_best, whole_best = best[:, plain], best[:, whole]
+        noise.make_streams_on_host()
+        plain_best, drawn_best = best[:, plain], best[:, drawn]
         of_plain, of_bounded = (
             counts and Screened.none(len(each), counts.num_ids, best.device)
             for each in (plain, bounded)
@@ -177,9 +184,10 @@ class ScreenedBackend(TorchBackend):
                 slack = bounds.of(of_rows.error)
                 filtered.add_tile(logits, slack, bounds.proved, start - first)
             if len(whole):
-                raw, processed = self.full_tile(whole_rows, start, stop, whole_best)
+                raw, processed = self.tile_logits(whole_rows, start, stop)
+                self.raise_best(drawn_best, processed[kinds.drawn], start, noise)
                 self.store(step, kinds.whole_places, start, raw, processed)
-        best[:, plain], best[:, whole] = plain_best, whole_best
+        best[:, plain], best[:, drawn] = plain_best, drawn_best
         if len(bounded):
             left = filtered.store(step, kinds.bounded_places, slice(first, last), of_bounded)
             self._store_whole(step, bounded_rows, kinds.bounded_places, left, tiles, of_bounded)
@@ -203,9 +211,9 @@ class ScreenedBackend(TorchBackend):
         index = chosen.nonzero().squeeze(1)
         if not len(index):
             return
-        some, no_samples = rows.select(index), places.new_empty(0, len(index))
+        some = rows.select(index)
         for start, stop in tiles:
-            raw, processed = self.full_tile(some, start, stop, no_samples)
+            raw, processed = self.tile_logits(some, start, stop)
             self.store(step, places[index], start, raw, processed)
             if counts is not None:
                 counts.whole[index] += stop - start
@@ -246,9 +254,10 @@ class ScreenedBackend(TorchBackend):
             if counts is not None:
                 counts.whole[index] += stop - start
                 counts.num_bytes += (stop - start) * self.row_bytes
-            full_best = best[:, index]
-            self.full_tile(rows.select(index), start, stop, full_best)
-            best[:, index] = full_best
+            whole_rows, whole_best = rows.select(index), best[:, index]
+            logits = self.tile_logits(whole_rows, start, stop)[1]
+            self.raise_best(whole_best, logits, start, whole_rows.noise)
+            best[:, index] = whole_best
 
     def _raise(
         self,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import logits_tile, score_tile
 from tpsample.local.backend import Backend
 from tpsample.request.step import Push, Step, StepRows
@@ -27,13 +28,19 @@ class TorchBackend(Backend):
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
         assert push is None, "plain PyTorch writes to no peer"
-        rows, stored = step.rows, step.batch.plan.stored_index
+        rows, plan = step.rows, step.batch.plan
+        # A filtered row has no word here, because its filters make it of the stored logits.
+        drawn = slice(None) if plan.drawn is None else plan.drawn
         best = words.view(step.noise.num_samples, len(rows))
+        noise, drawn_best = rows.noise.select(drawn), best[:, drawn]
         for start, stop in self.tiles(len(rows), part, parts):
-            raw, processed = self.full_tile(rows, start, stop, best)
-            if stored is not None:
-                self.store(step, slice(0, len(stored)), start, raw[stored], processed[stored])
+            raw, processed = self.tile_logits(rows, start, stop)
+            self.raise_best(drawn_best, processed[drawn], start, noise)
+            if plan.stored_index is not None:
+                index = plan.stored_index
+                self.store(step, slice(0, len(index)), start, raw[index], processed[index])
             self.count_whole(step, stop - start)
+        best[:, drawn] = drawn_best
 
     def tiles(self, batch_rows: int, part: int, parts: int) -> list[tuple[int, int]]:
         """Return where the tiles of a part begin and end, as rows of the weight."""
@@ -57,28 +64,22 @@ class TorchBackend(Backend):
         if step.controls is not None:
             memory[len(step.batch.plan.stored_list) :][places, columns] = processed
 
-    def full_tile(
-        self, rows: StepRows, start: int, stop: int, best: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Raise `best` to the best words of a tile, all of whose scores are computed.
-
-        Args:
-            best: int64 [num_samples, B], of no sample if only the logits are wanted.
-
-        Returns:
-            fp32 [B, n] each, the logits before the request controls and behind them.
-        """
+    def tile_logits(self, rows: StepRows, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return fp32 [B, n] each, a tile's logits before the request controls and behind them."""
         first_id = self._shard.start + start
         if rows.local_logits is not None:
-            logits = rows.local_logits[:, start:stop].float()
+            raw = rows.local_logits[:, start:stop].float()
         else:
             bias = None if self._bias is None else self._bias[start:stop]
-            logits = logits_tile(rows.hidden_double, self._weight[start:stop], bias, self._head)
-        raw = logits
-        if rows.controls is not None:
-            logits = rows.controls.apply(raw, first_id)
-        token_ids = torch.arange(first_id, self._shard.start + stop, device=best.device)
+            raw = logits_tile(rows.hidden_double, self._weight[start:stop], bias, self._head)
+        return raw, raw if rows.controls is None else rows.controls.apply(raw, first_id)
+
+    def raise_best(self, best: Tensor, logits: Tensor, start: int, noise: RowNoise) -> None:
+        """Raise `best`, int64 [num_samples, B], to the best words of a tile's logits, [B, n]."""
+        if not best.numel():
+            return
+        first_id = self._shard.start + start
+        token_ids = torch.arange(first_id, first_id + logits.shape[1], device=best.device)
         for sample, best_of in enumerate(best):
-            scores = score_tile(logits, first_id, rows.noise, sample)
+            scores = score_tile(logits, first_id, noise, sample)
             torch.maximum(best_of, word.pack(scores, token_ids).amax(dim=1), out=best_of)
-        return raw, logits

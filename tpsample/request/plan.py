@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text
+from tpsample.core.host_tensors import integers
 from tpsample.request.bounded_rows import bounded_places
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.filters import RowFilters
@@ -140,6 +141,19 @@ class BatchPlan:
         asking = () if self.logprobs is None else self.logprobs.row_list
         # The stored rows begin with the filtered ones, in the same order.
         return bounded_places(self.filters.row_list, set(asking), self.requests, self.vocab_size)
+
+    @cached_property
+    def drawn(self) -> Tensor | None:
+        """int64, the rows whose words the local step has to find, in order; None for all.
+
+        They are those without filters, unless something else than a filter looks at the words.
+        """
+        if self.filters is None or self.stores_all:
+            return None
+        filtered = set(self.filters.row_list)
+        rows = [row for row in range(self.num_rows) if row not in filtered]
+        with torch.inference_mode(False):
+            return integers(rows, device=self.device)[0]
 
     @cached_property
     def text(self) -> str:
