@@ -25,6 +25,7 @@ from tpsample import (
     reference,
     verify,
 )
+from tpsample.request.selection import Selection
 
 SLOTS = 9
 
@@ -109,6 +110,7 @@ def assert_rows(out, expected, slots: list[int], drawn: list[int], failed: int =
 def test_any_trace_of_slots_is_a_dictionary_of_requests(backend, seed):
     sampler, failed = sampler_of(backend, on_failed=1), 1
     fresh_sampler, story = sampler_of(backend, on_failed=1), Slots(seed)
+    used: dict[int, Selection] = {}  # by number of rows
     for step in range(14 if backend == "torch" else 5):
         story.change()
         slots = story.slots()
@@ -116,7 +118,8 @@ def test_any_trace_of_slots_is_a_dictionary_of_requests(backend, seed):
         rows = [story.there[slots[place]] for place in drawn]
         hidden_states = torch.randn(len(slots), D, generator=story.generator)
         dtype = torch.int32 if step % 2 else torch.int64
-        picked = story.batch.select(torch.tensor(slots, dtype=dtype))
+        picked = story.batch.select(torch.tensor(slots, dtype=dtype), out=used.get(len(slots)))
+        used[len(slots)] = picked
         fresh = batch_of(rows)
         if step % 3 == 1 and drawn:
             allowed = [{v for v in range(V) if v % 3 != i % 3} for i in range(len(slots))]
@@ -365,6 +368,12 @@ def test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens():
         (lambda b: b.select([0]), r"slots: expected an int32 or int64 tensor \[B\] on cpu"),
         (lambda b: b.select(torch.zeros(1)), "slots: expected an int32 or int64 tensor"),
         (lambda b: b.select(torch.zeros(1, 1, dtype=torch.int64)), "slots: expected"),
+        (lambda b: b.select(torch.zeros(1), out=1), "slots: expected an int32 or int64 tensor"),
+        (lambda b: b.select(torch.tensor([0]), out=b), "out: expected a Selection, got Sampling"),
+        (lambda b: b.select(torch.tensor([0]), out=b.select(torch.tensor([0, 1]))),
+         "out: expected an earlier selection of 1 rows of this batch, as slots has, got one of 2"),
+        (lambda b: b.select(torch.tensor([0]), out=SamplingBatch.of_slots(
+            2, vocab_size=V).select(torch.tensor([0]))), "out: expected an earlier selection of 1"),
         (lambda b: b.put(3, SamplingParams()), r"put: expected rows in \[0, 3\)"),
         (lambda b: b.put([0, 0], [SamplingParams()] * 2), "each slot once, got 2 requests"),
         (lambda b: b.put([0, 1], SamplingParams()), "as many requests as slots"),

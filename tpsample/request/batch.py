@@ -314,8 +314,7 @@ class SamplingBatch(BatchSlots):
         self._stale.discard(name)
 
     def _controls(self) -> ControlRows | None:
-        if self._tables is None:
+        if self._tables is None or not (self._tables.in_use or self._masks):
             return None
         slots = self._tables.slot_of[: self.rows]
-        found = ControlRows(self._tables, slots, self.grammar_bitmask, self.forced_token_ids)
-        return found if found.changes_logits else None
+        return ControlRows(self._tables, slots, self.grammar_bitmask, self.forced_token_ids)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.host_tensors import integers
+from tpsample.core.staging import Scratch
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.noise import signed64
 from tpsample.request.batch_checks import (
@@ -42,6 +43,7 @@ class BatchRows(StepBatch):
         """Make plain rows, with a temperature and a seed alone, over the caller's tensors."""
         self._temperature, self._seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
+        self._scratch = Scratch(seed.device)
         self._tables: ControlTables | None = None
         self._slots: SlotTables | None = None
         self._times_made = 0  # how often those were made
@@ -202,8 +204,9 @@ class BatchRows(StepBatch):
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
         if self.unseeded:
-            index = torch.tensor(self.unseeded, dtype=torch.int64)
-            self.seed[index.to(self.device)] = source.draw(len(index)).to(self.device)
+            index = self._scratch.send("rows", integers(self.unseeded, device=None)[0])
+            seeds = self._scratch.send("seeds", source.draw(len(index)))
+            self._seed.index_copy_(0, index, seeds)
             self.unseeded = []
 
     def _join(self, checked: list[CheckedRequest]) -> None:
@@ -222,12 +225,12 @@ class BatchRows(StepBatch):
     @torch.inference_mode(False)
     def _load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
         """Start the tensors of some rows anew."""
-        params = [each.params for each in requests]
-        (index,) = integers(rows, device=self.device)
+        params, send = [each.params for each in requests], self._scratch.send
+        places, seeds = integers(rows, [signed64(each.seed or 0) for each in params], device=None)
         temperatures = torch.tensor([each.temperature for each in params], dtype=torch.float32)
-        seeds = torch.tensor([signed64(each.seed or 0) for each in params])
-        self._temperature[index] = temperatures.to(self.device)
-        self._seed[index] = seeds.to(self.device)
+        index = send("rows", places)
+        self._temperature.index_copy_(0, index, send("temperatures", temperatures))
+        self._seed.index_copy_(0, index, send("seeds", seeds))
         if any(map(needs_controls, params)):
             self._make_tables()
         if self._tables is not None:

@@ -20,6 +20,7 @@ from tpsample.request.controls.rows import ControlRows
 from tpsample.request.filters import RowFilters
 from tpsample.request.logprob_rows import AskingRows, LogprobRows, stored_order
 from tpsample.request.params import SamplingParams
+from tpsample.request.slot_rows import SlotRows, Undrawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +78,8 @@ class BatchPlan:
 
     @staticmethod
     def of_all(
-        num_rows: int,
+        rows: SlotRows,
         vocab_size: int,
-        device: torch.device,
         filters: RowFilters | None,
         logprobs: LogprobRows | None,
     ) -> BatchPlan:
@@ -88,11 +88,11 @@ class BatchPlan:
         Args:
             filters, logprobs: of all rows, if any may have some.
         """
+        num_rows, device = len(rows), rows.index.device
         stored: tuple[list[int], Tensor | None, Tensor | None] = [], None, None
         asking, stores_all = None, filters is not None or logprobs is not None
         if stores_all:
-            index = torch.arange(num_rows, device=device)
-            stored = list(range(num_rows)), index, index.to(torch.int32)
+            stored = list(range(num_rows)), rows.places, rows.stored_places
         if logprobs is not None:
             asking = AskingRows.of(logprobs, filters, stored[0])
         options = (vocab_size, device, None, True, stores_all)
@@ -163,15 +163,14 @@ class BatchView:
         seed: int64 [B], 64 bits.
         plan: of these rows.
         controls: penalties and constraints of the rows; None if there are none.
-        verdict: int32 [B], the status of rows that are not drawn, -1 for those that are; None if
-            all are.
+        undrawn: the rows that are not drawn; None if all are.
     """
 
     temperature: Tensor
     seed: Tensor
     plan: BatchPlan
     controls: ControlRows | None = None
-    verdict: Tensor | None = None
+    undrawn: Undrawn | None = None
 
     @property
     def rows(self) -> int:
