@@ -291,8 +291,8 @@ SEEDS = [
     Fault(
         "biases of joining rows go to the first of them",
         "tpsample/request/controls/token_state.py",
-        "torch.arange(len(slots)).repeat_interleave(lengths)[mine]",
-        "torch.zeros(int(lengths.sum()), dtype=torch.int64)[mine]",
+        "of_slot.repeat_interleave(lengths)[mine]",
+        "of_slot[:1].repeat_interleave(lengths.sum())[mine]",
         ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
     ),
     Fault(
@@ -304,9 +304,9 @@ SEEDS = [
     ),
     Fault(
         "a new row takes over the tokens of the row whose slot it has",
-        "tpsample/request/controls/tables.py",
-        "old[row] if row < slots else next(unused)",
-        "old[row] if row < slots else old[0]",
+        "tpsample/request/batch_rows.py",
+        "moved[place] = row",
+        "moved[place] = 0",
         ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
     ),
     Fault(

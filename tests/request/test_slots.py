@@ -269,6 +269,9 @@ def test_masks_by_slot_follow_the_slots():
     picked.forced_token_ids = torch.tensor([7, -1])
     tokens = sampler(hidden_states[:2], picked, 5).token_ids.tolist()
     assert tokens[0] == 7 and tokens[1] != 10
+    again = batch.select(torch.tensor([3, 0]), out=picked)  # without the mask of its own
+    assert sampler(hidden_states[:2], again, 5).token_ids.tolist() == [13, 10]
+    picked.forced_token_ids = torch.tensor([7, -1])
     rows = hidden_states.view(2, 2, D)
     drafts = torch.zeros(2, 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="has a row per slot, but a verification needs one per"):

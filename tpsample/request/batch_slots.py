@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.batch_checks import (
     CheckedRequest,
@@ -118,12 +118,13 @@ class BatchSlots(BatchRows):
         parameters, tables = self._make_slots()
         return self._times_made, parameters.launches, tables.launches
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def _make_slots(self) -> tuple[SlotTables, ControlTables]:
         """Return the tables by slot, which are made when they are first needed."""
         if self._slots is None:
             self._times_made += 1
-            self._slots = SlotTables(self._temperature, self._seed, self.vocab_size)
+            tensors = self._tensors
+            self._slots = SlotTables(tensors.temperature, tensors.seed, self.vocab_size)
             if self.requests:
                 self._slots.load(range(self.rows), self.requests)
         return self._slots, self._make_tables()

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.request.bounded_rows import bounded_places
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.filters import RowFilters
+from tpsample.request.host_rows import ASKS_LOGPROBS, FILTERED, HostRows
 from tpsample.request.logprob_rows import AskingRows, LogprobRows, stored_order
 from tpsample.request.params import SamplingParams
 from tpsample.request.slot_rows import SlotRows, Undrawn
@@ -57,24 +59,30 @@ class BatchPlan:
     _repeated: dict[int, BatchPlan] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def of(
-        requests: Sequence[SamplingParams],
+        requests: Sequence[SamplingParams] | HostRows,
         vocab_size: int,
         device: torch.device,
         *,
         kept_cap: int | None = None,
         fixed_rounds: bool = False,
-        stores_all: bool = False,
+        numbers: Tensor | None = None,
     ) -> BatchPlan:
-        """Make the plan of rows with these requests, and send its tensors to the device."""
-        filters = RowFilters.of(requests, vocab_size, device)
-        logprobs = LogprobRows.of(requests, vocab_size, device)
-        stored = stored_order(filters, logprobs, len(requests), device, stores_all=stores_all)
+        """Make the plan of rows, and send its tensors to the device.
+
+        Args:
+            requests: of the rows, or the rows as the host knows them.
+            numbers: the rows' filters on the device, as `RowFilters.of` takes them.
+        """
+        rows = requests if isinstance(requests, HostRows) else HostRows.of(requests, vocab_size)
+        known, count = rows.requests, len(rows.requests)
+        filters = RowFilters.of(rows.filters, rows.selectors(FILTERED), device, numbers)
+        logprobs = LogprobRows.of(known, rows.selectors(ASKS_LOGPROBS), vocab_size, device)
+        stored = stored_order(filters, logprobs, count, device)
         asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored[0])
-        options = (vocab_size, device, kept_cap, fixed_rounds, stores_all)
-        rows = len(requests)
-        return BatchPlan(tuple(requests), *options, filters, logprobs, *stored, asking, rows)
+        options = (vocab_size, device, kept_cap, fixed_rounds, False)
+        return BatchPlan(tuple(known), *options, filters, logprobs, *stored, asking, count)
 
     @staticmethod
     def of_all(
@@ -98,7 +106,9 @@ class BatchPlan:
         options = (vocab_size, device, None, True, stores_all)
         return BatchPlan((), *options, filters, logprobs, *stored, asking, num_rows)
 
-    def of_requests(self, requests: Sequence[SamplingParams], **changes: Any) -> BatchPlan:
+    def of_requests(
+        self, requests: Sequence[SamplingParams] | HostRows, **changes: Any
+    ) -> BatchPlan:
         """Make the plan of other rows with the same options, but for these changes."""
         options = {"kept_cap": self.kept_cap, "fixed_rounds": self.fixed_rounds} | changes
         return BatchPlan.of(requests, self.vocab_size, self.device, **options)

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from tpsample.core.digest import digest_bits
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.core.word import NO_TOKEN
 from tpsample.request.batch_checks import check_appended, check_per_row, check_slots
 from tpsample.request.controls.bits import num_words
 from tpsample.request.controls.rows import ControlRows
@@ -154,10 +153,9 @@ class Selection(StepBatch):
         if self._tables is None or not self._tables.looks_at_output:
             return
         columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
-        rows, known = self._rows, self._rows.scratch.take("known", torch.int64, *columns.T.shape)
-        known.copy_(columns.T).masked_fill_(rows.undrawn.rows, NO_TOKEN)
+        rows = self._rows  # those that are not drawn have the idle slot of the tables
         slots = rows.scratch.pick("state slots", self._tables.slot_of, rows.index)
-        for column in known:
+        for column in columns.unbind(dim=1):
             self._tables.append(slots, column)
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.host_tensors import columns_of, integers
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.staging import Scratch
 from tpsample.request.filters import COLUMNS, RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.logprob_rows import LogprobRows
@@ -98,7 +99,7 @@ class SlotTables(SlotParameters):
         self._logprobs: dict[int, tuple[int, bool]] = {}  # N, and whether the mode is processed
         self._scratch = Scratch(device)
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def load(self, slots: Sequence[int], requests: Sequence[SamplingParams]) -> None:
         """Write the requests of some slots; `IDLE` frees a slot."""
         packed = b"".join([_packed(each, self._vocab_size) for each in requests])
@@ -176,11 +177,12 @@ class SlotTables(SlotParameters):
 
 def _packed(request: SamplingParams, vocab_size: int) -> bytes:
     """Return the numbers of a slot with this request."""
-    filters = RowFilter.of(request, vocab_size).packed or keeps_all(vocab_size).packed
+    filters = RowFilter.of(request, vocab_size)
+    filters = filters if filters.top_k else keeps_all(vocab_size)
     asks, as_logits = request.asks_logprobs, request.logprobs_mode.endswith("logits")
     gate = SHUT if request is IDLE else OPEN
     of_logprobs = asks, _is_processed(request), as_logits, _top_of(request, vocab_size)
-    return filters + struct.pack("=qqqqq", *of_logprobs, gate)
+    return filters.packed + struct.pack("=qqqqq", *of_logprobs, gate)
 
 
 def _is_processed(request: SamplingParams) -> bool:

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text, mix
-from tpsample.core.host_tensors import ALIGNED, integers
+from tpsample.core.host_tensors import ALIGNED, integers, reals
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.staging import Scratch
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
@@ -113,7 +114,7 @@ class ControlTables:
         """Whether a row ever needed its tokens so far, which `append` then counts."""
         return self.has_penalties or self.has_masks
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
         """Start the state of some rows anew, with one write per table for all of them."""
         slots, params = [self._slot_list[row] for row in rows], [each.params for each in requests]
@@ -127,15 +128,16 @@ class ControlTables:
         wants = [PENALISED * each.penalised + BIASED * bool(each.logit_bias) for each in params]
         least = [each.min_tokens if each.stop_token_ids else 0 for each in params]
         lengths = [len(each.output) for each in requests]
-        numbers = torch.tensor([wants, least, lengths], dtype=torch.int32)
+        (numbers,) = integers([*wants, *least, *lengths], device=None, dtype=torch.int32)
         penalties = [
-            (each.repetition_penalty, each.frequency_penalty, each.presence_penalty)
-            for each in params
+            penalty
+            for p in params
+            for penalty in (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
         ]
-        its_penalties = torch.tensor(penalties, dtype=torch.float32)
-        self._numbers.index_copy_(1, index, send("numbers", numbers))
+        (its_penalties,) = reals(penalties, device=None, dtype=torch.float32)
+        self._numbers.index_copy_(1, index, send("numbers", numbers.view(3, -1)))
         self.token_digest.index_copy_(0, index, send("digests", digests))
-        self.penalties.index_copy_(0, index, send("penalties", its_penalties))
+        self.penalties.index_copy_(0, index, send("penalties", its_penalties.view(-1, 3)))
         if self.has_masks:
             self._load_words(index, requests)
             self._load_allowed(slots, params)
@@ -180,22 +182,19 @@ class ControlTables:
                 if each.allowed_token_ids is not None:
                     self.allowed[slot] = pack_ids(each.allowed_token_ids, self.vocab_size)
 
-    @torch.inference_mode(False)
-    def reorder(self, order: list[int]) -> None:
-        """Keep the state of these rows, in this order; the slots of all others are free.
+    def move(self, order: list[int], index: Tensor, free: list[int]) -> None:
+        """Put the state of row ``order[i]`` in place i, by moving the number of its slot.
 
-        A row behind the slots is new, and takes a free one: `load` starts its state.
+        Args:
+            order, index: a permutation of all rows that there is room for, as a list and int64.
+            free: rows whose requests have left; `load` starts the state of those that join.
         """
-        old, slots = self._slot_list, len(self._slot_list)
-        free = sorted(set(old).difference([old[row] for row in order if row < slots]))
-        for slot in free:
-            self._requests.pop(slot, None)
-        unused = iter(free)
-        arranged = [old[row] if row < slots else next(unused) for row in order]
-        self._slot_list = [*arranged, *unused]
-        self.slot_of[:-1] = integers(self._slot_list, device=None)[0]
+        for row in free:
+            self._requests.pop(self._slot_list[row], None)
+        self._slot_list = list(map(self._slot_list.__getitem__, order))
+        self.slot_of[:-1].copy_(self.slot_of.index_select(0, index))
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count one new token per slot, int64 [B] each; an id outside [0, V), such as -1, is none.
 
