@@ -272,9 +272,7 @@ SLOTS = [
         "tpsample/request/slot_rows.py",
         "index.masked_fill_(undrawn, none)",
         "index",
-        (
-            "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
-        ),
+        ("tests/request/test_slots.py::test_a_slot_that_is_named_twice_counts_its_first_row",),
     ),
     Fault(
         "a row without filters takes the way of those with top_k alone",

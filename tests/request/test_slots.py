@@ -337,13 +337,14 @@ def test_rows_of_a_batch_are_slots_until_they_move():
 
 
 def test_a_slot_that_is_named_twice_counts_its_first_row():
-    """A stop id is held back until the output has a token."""
-    batch, sampler = SamplingBatch.of_slots(2, vocab_size=V), sampler_of()
-    params = SamplingParams(temperature=0.0, seed=0, min_tokens=1, stop_token_ids=[7])
+    """A stop id is held back until the output has two tokens. That of a row that is not drawn is
+    a token, too."""
+    batch, sampler = SamplingBatch.of_slots(2, vocab_size=V), sampler_of(on_failed=8)
+    params = SamplingParams(temperature=0.0, seed=0, min_tokens=2, stop_token_ids=[7])
     batch.put(0, params)
     logits = torch.zeros(3, V)
     logits[:, 7], logits[:, 8] = 2.0, 1.0
-    for expected in ([8, -1, -1], [7, -1, -1]):
+    for expected in ([8, 8, 8], [8, 8, 8], [7, 8, 8]):
         picked = batch.select(torch.tensor([0, 0, -1]))
         out = sampler.sample_logits(logits, picked, 1)
         assert out.token_ids.tolist() == expected
