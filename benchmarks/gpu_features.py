@@ -1,8 +1,8 @@
 """Section `features` of `gpu_check`: what the other sections leave out, each once.
 
 Shards that start at odd ids, a step with every request control, a screened one and the error of a
-product that it assumes, `torch.compile`, and that a plain step neither waits for the device nor
-allocates.
+product that it assumes, steps over slots, `torch.compile`, and that a plain step neither waits for
+the device nor allocates.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import ranks
+from benchmarks.allocations import noise_on_cpu, noise_on_gpu
 from benchmarks.gpu_screening import product_error, screened_ids
-from benchmarks.launches import listed
-from benchmarks.problem import Problem, make_sampler, make_weight, near_tie
+from benchmarks.gpu_slots import SLOT_KINDS, steps_over_slots
+from benchmarks.problem import Problem, differing, make_sampler, make_weight
 from benchmarks.timing import one_line
 from tpsample import (
     SampleOutput,
@@ -56,6 +56,9 @@ def features(device: torch.device, dry_run: bool) -> dict[str, Any]:
         **{
             f"products, {name}": partial(product_error, plain, dtype)
             for name, dtype in DTYPES.items()
+        },
+        **{
+            f"slots, {kind}": partial(steps_over_slots, plain, kind, dry_run) for kind in SLOT_KINDS
         },
         "torch.compile": lambda: _compiled(plain, dry_run),
         "a step waits and allocates": lambda: _quiet(plain, shards),
@@ -118,20 +121,10 @@ def _every_control(plain: Problem, dtype: torch.dtype) -> str:
     out = make_sampler(weight, rows, **head)(hidden, batch, plain.positions, num_samples=2)
 
     logits = reference.logits(hidden, weight, **head)
-    kept = reference.kept_mask(logits, batch)
-    allowed = near_tie(batch.temperature, weight.shape[1])
-    differ = 0
-    for sample in range(2):
-        scores = reference.scores(logits, batch, plain.positions, sample=sample)
-        scores = scores.where(kept, -torch.inf)
-        best, expected = scores.max(dim=1)
-        got = out.token_ids[:, sample]
-        in_range = (got >= 0) & (got < vocab_size)
-        score = scores.gather(1, torch.where(in_range, got, 0)[:, None]).squeeze(1)
-        wrong = (got != expected) & ~(in_range & (best - score < allowed))
-        if wrong.any():
-            raise AssertionError(f"sample {sample}: rows {wrong.nonzero().flatten().tolist()}")
-        differ += int((got != expected).sum())
+    differ = sum(
+        differing(out.token_ids[:, sample], logits, batch, plain.positions, weight.shape[1], sample)
+        for sample in range(2)
+    )
     same_logprobs(out, reference.logprobs(logits, batch, out.token_ids))
     return f"{2 * rows} draws, {differ} near ties"
 
@@ -177,40 +170,3 @@ def _quiet(problem: Problem, shards: list[VocabShard]) -> str:
         if found := noise(candidate.step):
             raise AssertionError(f"{candidate.token_ids.numel() // problem.rows} ranks: {found}")
     return f"nothing, 1 and {len(shards)} ranks"
-
-
-def noise_on_gpu(step: Callable[[], object]) -> str:
-    """What a step allocates; raises where the host waits for the device."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    allocations = torch.cuda.memory_stats()["allocation.all.allocated"] - before
-    return f"{allocations} allocations" if allocations else ""
-
-
-def noise_on_cpu(step: Callable[[], object]) -> str:
-    """Which operators of torch a step calls beside its kernels, which are left out."""
-    with _Operators() as operators, listed():
-        step()
-    return ", ".join(operators.called)
-
-
-class _Operators(TorchDispatchMode):
-    """The operators that do more than look at a tensor."""
-
-    VIEWS = ("slice", "select", "view", "detach")
-
-    def __enter__(self) -> _Operators:
-        self.called: list[str] = []
-        super().__enter__()
-        return self
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name not in self.VIEWS:
-            self.called.append(name)
-        return func(*args, **(kwargs or {}))

@@ -168,6 +168,31 @@ class Problem:
         return near_ties
 
 
+def differing(
+    token_ids: Tensor,
+    logits: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor,
+    hidden_size: int,
+    sample: int = 0,
+) -> int:
+    """How many of these tokens [B] differ from the oracle's within a near tie.
+
+    Raises:
+        WrongToken: others differ.
+    """
+    scores = reference.scores(logits, batch, positions, sample=sample)
+    scores = scores.where(reference.kept_mask(logits, batch), -torch.inf)
+    best, expected = scores.max(dim=1)
+    in_range = (token_ids >= 0) & (token_ids < logits.shape[1])
+    score = scores.gather(1, torch.where(in_range, token_ids, 0)[:, None]).squeeze(1)
+    differs = token_ids != expected
+    wrong = differs & ~(in_range & (best - score < near_tie(batch.temperature, hidden_size)))
+    if wrong.any():
+        raise WrongToken(f"sample {sample}: rows {wrong.nonzero().flatten().tolist()}")
+    return int(differs.sum())
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A step of tpsample, and where it leaves its ids.

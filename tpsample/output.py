@@ -130,16 +130,16 @@ class SampleOutput:
         """Draws per row."""
         return 1 if self.token_ids.ndim == 1 else self.token_ids.shape[1]
 
-    def name_undrawn(self, verdict: Tensor, token_id: int) -> None:
+    def name_undrawn(self, rows: Tensor, status: Tensor, token_id: int) -> None:
         """Write a token and a status where a row was not drawn.
 
         Args:
-            verdict: int32 [B], the status of such a row, -1 for one that was drawn.
+            rows: bool [B], whether a row was not.
+            status: int32 [B], of such a row.
             token_id: its token.
         """
-        undrawn = verdict >= 0
-        self.status.copy_(torch.where(undrawn, verdict, self.status))
-        self.token_ids.masked_fill_(undrawn.view(-1, *[1] * (self.token_ids.ndim - 1)), token_id)
+        torch.where(rows, status, self.status, out=self.status)
+        self.token_ids.masked_fill_(rows.view(-1, *[1] * (self.token_ids.ndim - 1)), token_id)
 
     @staticmethod
     @torch.inference_mode(False)

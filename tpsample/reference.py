@@ -184,8 +184,8 @@ def sample(
     )
     if batch.plan.logprobs is not None:
         out.logprobs = logprobs(logits, batch, out.token_ids)
-    if batch.verdict is not None:
-        out.name_undrawn(batch.verdict, word.NO_TOKEN)
+    if batch.undrawn is not None:
+        out.name_undrawn(*batch.undrawn, word.NO_TOKEN)
     return out
 
 

@@ -147,8 +147,8 @@ class Steps:
                 if plan.stored_index is not None:
                     stored = shard_logits(step, self.shard, self.backend)
                     finish_logits(stored, step, self.ranks, self.on_failed)
-                if step.batch.verdict is not None:
-                    out.name_undrawn(step.batch.verdict, self.on_failed)
+                if step.batch.undrawn is not None:
+                    out.name_undrawn(*step.batch.undrawn, self.on_failed)
                 self._desync.add(step.noise.positions, out)
         return out
 

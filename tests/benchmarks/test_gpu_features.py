@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_features, gpu_screening
+from benchmarks.allocations import noise_on_cpu
 from benchmarks.problem import Problem, make_sampler, make_weight
 from tpsample import LMHeadSampler, SamplingParams
 
@@ -17,6 +18,9 @@ TRIED = (
     "every control, fp32",
     "screened ids",
     "screened ids of filtered rows",
+    "slots, plain",
+    "slots, controls",
+    "slots, filters",
     "torch.compile",
     "a step waits and allocates",
 )
@@ -71,11 +75,11 @@ def test_a_step_that_allocates_is_seen():
     problem = Problem.make(make_weight(300, 16, CPU), 3)
     candidate = problem.sampled_by(make_sampler(problem.weight, 3))
     candidate.step()
-    assert gpu_features.noise_on_cpu(candidate.step) == ""
+    assert noise_on_cpu(candidate.step) == ""
     sampler = make_sampler(problem.weight, 3)
 
     def fresh():
         sampler(problem.hidden_states, problem.batch, 7)
 
     fresh()
-    assert "empty" in gpu_features.noise_on_cpu(fresh)
+    assert "empty" in noise_on_cpu(fresh)

@@ -48,8 +48,8 @@ SHARDS = [
     Fault(
         "the ids of other shards are counted",
         "tpsample/request/controls/token_state.py",
-        "mine = (token_ids >= self.shard.start) & (token_ids < self.shard.stop)",
-        "mine = token_ids >= 0",
+        "mine = torch.eq(columns, token_ids,",
+        "mine = torch.eq(token_ids, token_ids,",
         ("tests/request/test_controls.py::test_rows_join_leave_move_and_change_over_64_steps[3]",),
     ),
 ]
@@ -304,9 +304,9 @@ SEEDS = [
     ),
     Fault(
         "a new row takes over the tokens of the row whose slot it has",
-        "tpsample/request/controls/tables.py",
-        "old[row] if row < slots else next(unused)",
-        "old[row] if row < slots else old[0]",
+        "tpsample/request/batch_rows.py",
+        "moved[place] = row",
+        "moved[place] = 0",
         ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
     ),
     Fault(

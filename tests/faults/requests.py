@@ -6,15 +6,15 @@ REQUESTS = [
     Fault(
         "an output token counts once in the history",
         "tpsample/request/controls/token_state.py",
-        "self.history[slots, columns] += 2 * mine.to(torch.int32)",
-        "self.history[slots, columns] += mine.to(torch.int32)",
+        "index_add_(0, place, mine, alpha=2)",
+        "index_add_(0, place, mine)",
         ("tests/request/test_controls.py::test_several_tokens_at_once_are_counted_in_order",),
     ),
     Fault(
         "appended ids outside the vocabulary count",
         "tpsample/request/controls/tables.py",
-        "there = (token_ids >= 0) & (token_ids < self.vocab_size)",
-        "there = token_ids >= 0",
+        "there = torch.eq(ids, token_ids,",
+        "there = torch.le(ids, token_ids,",
         ("tests/request/test_batch_state.py::test_an_appended_id_outside_the_vocabulary_is_none",),
     ),
     Fault(
@@ -251,27 +251,27 @@ LIFETIME = [
 SLOTS = [
     Fault(
         "a slot that two rows name is appended to twice",
-        "tpsample/request/selection.py",
-        "drawn = live[index] & (first[index] == row)",
-        "drawn = live[index]",
+        "tpsample/request/slot_rows.py",
+        'torch.ne(self.scratch.pick("winner", first, index), self.places, out=undrawn)',
+        'torch.lt(self.scratch.pick("winner", first, index), 0, out=undrawn)',
         (
             "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
         ),
     ),
     Fault(
         "a slot without a request is drawn",
-        "tpsample/request/selection.py",
-        "drawn = live[index] & (first[index] == row)",
-        "drawn = (index < none) & (first[index] == row)",
+        "tpsample/request/slot_rows.py",
+        "none + 1).copy_(gate)",
+        "none + 1).fill_(OPEN)",
         (
             "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
         ),
     ),
     Fault(
         "a row that is not drawn writes to the slot that it names",
-        "tpsample/request/selection.py",
-        "return index.where(drawn, none), verdict",
-        "return index, verdict",
+        "tpsample/request/slot_rows.py",
+        "index.masked_fill_(undrawn, none)",
+        "index",
         ("tests/request/test_slots.py::test_a_slot_that_is_named_twice_counts_its_first_row",),
     ),
     Fault(
@@ -287,8 +287,8 @@ SLOTS = [
     Fault(
         "a request that comes to a slot has the filters of the one before",
         "tpsample/request/slot_tables.py",
-        "self.columns[:, index] = columns_of(packed, COLUMNS, device=device)[:, : len(slots)]",
-        "self.columns = self.columns",
+        'self.numbers.index_copy_(1, index, self._scratch.send("numbers", numbers))',
+        "self.gate.index_copy_(0, index, numbers[GATE])",
         (
             "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
         ),
@@ -296,10 +296,43 @@ SLOTS = [
     Fault(
         "the plan of a selection sends to the device",
         "tpsample/request/plan.py",
-        "index = torch.arange(num_rows, device=device)",
-        "index = torch.tensor(list(range(num_rows)), device=device)",
+        "rows.places, rows.stored_places",
+        "torch.tensor(list(range(num_rows)), device=device), rows.stored_places",
         (
             "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
+        ),
+    ),
+    Fault(
+        "a selection that is used again keeps its masks",
+        "tpsample/request/selection.py",
+        "self._masks.clear()",
+        "pass",
+        ("tests/request/test_slots.py::test_masks_by_slot_follow_the_slots",),
+    ),
+    Fault(
+        "filters stay where they are when rows move",
+        "tpsample/request/row_tensors.py",
+        "self.numbers[: len(index)].copy_(self.numbers.index_select(0, index))",
+        "pass",
+        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
+    ),
+    Fault(
+        "a step over slots allocates what it reads of them",
+        "tpsample/core/staging.py",
+        "return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))",
+        "return torch.index_select(table, dim, index)",
+        (
+            "tests/request/test_slot_allocations.py::test_a_step_over_slots_allocates_nothing[plain]",
+        ),
+    ),
+    Fault(
+        "a request that comes to a slot allocates on the device",
+        "tpsample/core/staging.py",
+        "return self.take(name, values.dtype, *values.shape).copy_(values)",
+        "return values.to(self._device)",
+        (
+            "tests/request/test_slot_allocations.py::"
+            "test_requests_come_and_go_without_allocations_on_the_device[plain]",
         ),
     ),
     Fault(

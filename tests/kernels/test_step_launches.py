@@ -198,3 +198,5 @@ def test_the_host_overhead_is_measured(tmp_path):
     found = json.loads(record.read_text())
     assert 0 < found["tpsample_us"] < found["tpsample_and_triton_us"]
     assert f"{found['tpsample_us']:.1f} µs" in done.stdout
+    assert all(0 < its["least_us"] <= its["median_us"] for its in found["arranging"].values())
+    assert list(found["arranging"]) == ["plain", "filters", "controls", "both"]

@@ -25,6 +25,7 @@ from tpsample import (
     reference,
     verify,
 )
+from tpsample.request.selection import Selection
 
 SLOTS = 9
 
@@ -109,6 +110,7 @@ def assert_rows(out, expected, slots: list[int], drawn: list[int], failed: int =
 def test_any_trace_of_slots_is_a_dictionary_of_requests(backend, seed):
     sampler, failed = sampler_of(backend, on_failed=1), 1
     fresh_sampler, story = sampler_of(backend, on_failed=1), Slots(seed)
+    used: dict[int, Selection] = {}  # by number of rows
     for step in range(14 if backend == "torch" else 5):
         story.change()
         slots = story.slots()
@@ -116,7 +118,8 @@ def test_any_trace_of_slots_is_a_dictionary_of_requests(backend, seed):
         rows = [story.there[slots[place]] for place in drawn]
         hidden_states = torch.randn(len(slots), D, generator=story.generator)
         dtype = torch.int32 if step % 2 else torch.int64
-        picked = story.batch.select(torch.tensor(slots, dtype=dtype))
+        picked = story.batch.select(torch.tensor(slots, dtype=dtype), out=used.get(len(slots)))
+        used[len(slots)] = picked
         fresh = batch_of(rows)
         if step % 3 == 1 and drawn:
             allowed = [{v for v in range(V) if v % 3 != i % 3} for i in range(len(slots))]
@@ -266,6 +269,9 @@ def test_masks_by_slot_follow_the_slots():
     picked.forced_token_ids = torch.tensor([7, -1])
     tokens = sampler(hidden_states[:2], picked, 5).token_ids.tolist()
     assert tokens[0] == 7 and tokens[1] != 10
+    again = batch.select(torch.tensor([3, 0]), out=picked)  # without the mask of its own
+    assert sampler(hidden_states[:2], again, 5).token_ids.tolist() == [13, 10]
+    picked.forced_token_ids = torch.tensor([7, -1])
     rows = hidden_states.view(2, 2, D)
     drafts = torch.zeros(2, 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="has a row per slot, but a verification needs one per"):
@@ -331,13 +337,14 @@ def test_rows_of_a_batch_are_slots_until_they_move():
 
 
 def test_a_slot_that_is_named_twice_counts_its_first_row():
-    """A stop id is held back until the output has a token."""
-    batch, sampler = SamplingBatch.of_slots(2, vocab_size=V), sampler_of()
-    params = SamplingParams(temperature=0.0, seed=0, min_tokens=1, stop_token_ids=[7])
+    """A stop id is held back until the output has two tokens. That of a row that is not drawn is
+    a token, too."""
+    batch, sampler = SamplingBatch.of_slots(2, vocab_size=V), sampler_of(on_failed=8)
+    params = SamplingParams(temperature=0.0, seed=0, min_tokens=2, stop_token_ids=[7])
     batch.put(0, params)
     logits = torch.zeros(3, V)
     logits[:, 7], logits[:, 8] = 2.0, 1.0
-    for expected in ([8, -1, -1], [7, -1, -1]):
+    for expected in ([8, 8, 8], [8, 8, 8], [7, 8, 8]):
         picked = batch.select(torch.tensor([0, 0, -1]))
         out = sampler.sample_logits(logits, picked, 1)
         assert out.token_ids.tolist() == expected
@@ -365,6 +372,12 @@ def test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens():
         (lambda b: b.select([0]), r"slots: expected an int32 or int64 tensor \[B\] on cpu"),
         (lambda b: b.select(torch.zeros(1)), "slots: expected an int32 or int64 tensor"),
         (lambda b: b.select(torch.zeros(1, 1, dtype=torch.int64)), "slots: expected"),
+        (lambda b: b.select(torch.zeros(1), out=1), "slots: expected an int32 or int64 tensor"),
+        (lambda b: b.select(torch.tensor([0]), out=b), "out: expected a Selection, got Sampling"),
+        (lambda b: b.select(torch.tensor([0]), out=b.select(torch.tensor([0, 1]))),
+         "out: expected an earlier selection of 1 rows of this batch, as slots has, got one of 2"),
+        (lambda b: b.select(torch.tensor([0]), out=SamplingBatch.of_slots(
+            2, vocab_size=V).select(torch.tensor([0]))), "out: expected an earlier selection of 1"),
         (lambda b: b.put(3, SamplingParams()), r"put: expected rows in \[0, 3\)"),
         (lambda b: b.put([0, 0], [SamplingParams()] * 2), "each slot once, got 2 requests"),
         (lambda b: b.put([0, 1], SamplingParams()), "as many requests as slots"),

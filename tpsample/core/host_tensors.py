@@ -8,17 +8,28 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+_KINDS = {
+    torch.int64: "q",
+    torch.int32: "i",
+    torch.bool: "B",
+    torch.float64: "d",
+    torch.float32: "f",
+}
+"""The arrays whose bits are those of a tensor."""
+
 
 def integers(
     *lists: Iterable[int], device: torch.device | str | None, dtype: torch.dtype = torch.int64
 ) -> list[Tensor]:
     """Return each list of integers or bools as a tensor."""
-    return _tensors("q", torch.int64, lists, device, dtype)
+    return _tensors(lists, device, dtype)
 
 
-def reals(*lists: Iterable[float], device: torch.device | str | None) -> list[Tensor]:
-    """Return each list of floats as a float64 tensor."""
-    return _tensors("d", torch.float64, lists, device, torch.float64)
+def reals(
+    *lists: Iterable[float], device: torch.device | str | None, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """Return each list of floats as a tensor, rounded once."""
+    return _tensors(lists, device, dtype)
 
 
 ALIGNED = 16
@@ -37,18 +48,14 @@ def columns_of(rows: bytes, count: int, *, device: torch.device | str | None) ->
 
 
 def _tensors(
-    kind: str,
-    host_dtype: torch.dtype,
-    lists: tuple[Iterable[float], ...],
-    device: torch.device | str | None,
-    dtype: torch.dtype,
+    lists: tuple[Iterable[float], ...], device: torch.device | str | None, dtype: torch.dtype
 ) -> list[Tensor]:
     found = []
     for values in lists:
-        numbers = array(kind, values)
+        numbers = array(_KINDS[dtype], values)
         if numbers:
-            on_host = torch.frombuffer(numbers, dtype=host_dtype)
-            found.append(on_host.to(device=device, dtype=dtype))
+            on_host = torch.frombuffer(numbers, dtype=dtype)
+            found.append(on_host if device is None else on_host.to(device))
         else:  # which torch.frombuffer refuses
             found.append(torch.empty(0, dtype=dtype, device=device))
     return found

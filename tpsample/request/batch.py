@@ -20,6 +20,7 @@ from tpsample.request.batch_checks import (
 from tpsample.request.batch_slots import BatchSlots
 from tpsample.request.controls.bits import num_words
 from tpsample.request.controls.rows import ControlRows
+from tpsample.request.host_rows import HostRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import MASKS
@@ -106,7 +107,7 @@ class SamplingBatch(BatchSlots):
         batch._set_plan(
             BatchPlan.of([], vocab_size, batch.device, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
         )
-        batch._replace([], ())
+        batch._replace(HostRows.of([], vocab_size), ())
         batch._join(checked)
         if isinstance(params, SamplingParams):
             batch._single = checked[0]
@@ -314,8 +315,7 @@ class SamplingBatch(BatchSlots):
         self._stale.discard(name)
 
     def _controls(self) -> ControlRows | None:
-        if self._tables is None:
+        if self._tables is None or not (self._tables.in_use or self._masks):
             return None
         slots = self._tables.slot_of[: self.rows]
-        found = ControlRows(self._tables, slots, self.grammar_bitmask, self.forced_token_ids)
-        return found if found.changes_logits else None
+        return ControlRows(self._tables, slots, self.grammar_bitmask, self.forced_token_ids)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tpsample.core.host_tensors import integers
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.noise import signed64
 from tpsample.request.batch_checks import (
     CheckedRequest,
     check_arranged,
@@ -20,8 +20,10 @@ from tpsample.request.batch_checks import (
     token_lists,
 )
 from tpsample.request.controls.tables import ControlTables, needs_controls
+from tpsample.request.host_rows import HostRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
+from tpsample.request.row_tensors import RowTensors
 from tpsample.request.seeds import SeedSource
 from tpsample.request.slot_tables import SlotTables
 from tpsample.request.step_batch import StepBatch
@@ -32,15 +34,13 @@ class BatchRows(StepBatch):
 
     What follows from the rows' requests is replaced whole by `_replace` when a row changes. Masks,
     which are the caller's tensors, are then stale: they are of rows that the batch no longer has.
-
-    Attributes:
-        requests: of the rows.
     """
 
     @torch.inference_mode(False)
     def __init__(self, temperature: Tensor, seed: Tensor, *, vocab_size: int) -> None:
         """Make plain rows, with a temperature and a seed alone, over the caller's tensors."""
-        self._temperature, self._seed = temperature, seed
+        self._tensors = RowTensors(temperature, seed)
+        self._row_temperature, self._row_seed = temperature, seed
         self.vocab_size, self.max_rows = vocab_size, seed.shape[0]
         self._tables: ControlTables | None = None
         self._slots: SlotTables | None = None
@@ -50,11 +50,10 @@ class BatchRows(StepBatch):
         self._single: CheckedRequest | None = None
         self._repeated: dict[int, Any] = {}  # batches of the single request, by number of rows
         self.unseeded: list[int] = []
-        self.requests: list[SamplingParams] = []
         self._plan: BatchPlan | None
         self._last_plan: BatchPlan
         self._set_plan(BatchPlan.of([], vocab_size, seed.device))
-        self._replace([SamplingParams()] * self.max_rows, ())
+        self._replace(HostRows.of([SamplingParams()] * self.max_rows, vocab_size), ())
 
     def __len__(self) -> int:
         return self.rows
@@ -70,8 +69,8 @@ class BatchRows(StepBatch):
         """What follows from the rows' requests. Of rows as slots it is made when it is read,
         because a selection has a plan of its own."""
         if self._plan is None:
-            with torch.inference_mode(False):
-                self._plan = self._last_plan.of_requests(self.requests)
+            numbers = self._tensors.numbers
+            self._plan = self._last_plan.of_requests(self._host_rows, numbers=numbers)
             self._last_plan = self._plan
         return self._plan
 
@@ -83,7 +82,12 @@ class BatchRows(StepBatch):
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._seed.device
+        return self._tensors.seed.device
+
+    @property
+    def requests(self) -> list[SamplingParams]:
+        """Those of the rows."""
+        return self._host_rows.requests
 
     @property
     def temperature(self) -> Tensor:
@@ -198,12 +202,11 @@ class BatchRows(StepBatch):
         if self._tables is not None:
             self._tables.state(shard)
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
         if self.unseeded:
-            index = torch.tensor(self.unseeded, dtype=torch.int64)
-            self.seed[index.to(self.device)] = source.draw(len(index)).to(self.device)
+            self._tensors.write_seeds(self.unseeded, source.draw(len(self.unseeded)))
             self.unseeded = []
 
     def _join(self, checked: list[CheckedRequest]) -> None:
@@ -212,30 +215,27 @@ class BatchRows(StepBatch):
 
     def _load_rows(self, rows: Sequence[int], checked: Sequence[CheckedRequest]) -> None:
         """Replace the requests of some rows, and nothing of the others."""
-        self._load(rows, checked)
-        requests, unseeded = list(self.requests), set(self.unseeded).difference(rows)
-        for row, request in zip(rows, checked, strict=True):
-            requests[row] = request.params
-        unseeded.update(row for row in rows if requests[row].seed is None)
-        self._replace(requests, unseeded)
+        news = HostRows.of([each.params for each in checked], self.vocab_size)
+        self._load(rows, checked, news)
+        unseeded = set(self.unseeded).difference(rows)
+        unseeded.update(
+            row for row, each in zip(rows, news.requests, strict=True) if each.seed is None
+        )
+        self._replace(self._host_rows.replaced(rows, news), unseeded)
 
-    @torch.inference_mode(False)
-    def _load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
+    def _load(
+        self, rows: Sequence[int], requests: Sequence[CheckedRequest], news: HostRows
+    ) -> None:
         """Start the tensors of some rows anew."""
-        params = [each.params for each in requests]
-        (index,) = integers(rows, device=self.device)
-        temperatures = torch.tensor([each.temperature for each in params], dtype=torch.float32)
-        seeds = torch.tensor([signed64(each.seed or 0) for each in params])
-        self._temperature[index] = temperatures.to(self.device)
-        self._seed[index] = seeds.to(self.device)
-        if any(map(needs_controls, params)):
+        self._tensors.load(rows, news)
+        if any(map(needs_controls, news.requests)):
             self._make_tables()
         if self._tables is not None:
             self._tables.load(rows, requests)
         if self._slots is not None:
-            self._slots.load(rows, params)
+            self._slots.load(rows, news.requests)
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
         """Keep these rows, in this order; from the rows there are on, they join."""
         rows, size = self.rows, len(order)
@@ -244,32 +244,49 @@ class BatchRows(StepBatch):
                 f"params: {size} rows exceed max_rows={self.max_rows}; drop rows, or build the "
                 "batch with a larger max_rows"
             )
-        requests = [*self.requests, *(request.params for request in checked)]
-        arranged = [requests[row] for row in order]
-        joined = {place: checked[row - rows] for place, row in enumerate(order) if row >= rows}
+        joined = {}
+        if checked:
+            joined = {place: checked[row - rows] for place, row in enumerate(order) if row >= rows}
         if order[:rows] != list(range(rows)):
-            # A joining row is a copy of any, until its own values are written over it.
-            index = integers(order, device=self.device)[0].clamp_(max=rows - 1)
-            for tensor in (self._temperature, self._seed):
-                tensor[:size] = tensor[index]
-            self._slots = None
-            if self._tables is not None:
-                new = self.max_rows
-                self._tables.reorder([row if row < rows else new for row in order])
+            self._move(order, list(joined))
+        news = HostRows.of([each.params for each in checked], self.vocab_size)
+        arranged = self._host_rows.joined_by(news).picked(order)
         if joined:
-            self._load(list(joined), list(joined.values()))
+            places = list(joined)
+            self._load(places, list(joined.values()), arranged.picked(places))
         waiting = set(self.unseeded)
-        waiting.update(row for row in range(rows, len(requests)) if requests[row].seed is None)
+        waiting.update(row for row, each in enumerate(news.requests, rows) if each.seed is None)
         unseeded = [place for place, row in enumerate(order) if row in waiting] if waiting else []
         self._replace(arranged, unseeded)
 
-    @torch.inference_mode(False)
-    def _replace(self, requests: Sequence[SamplingParams], unseeded: Iterable[int]) -> None:
+    def _move(self, order: list[int], joined: list[int]) -> None:
+        """Move the rows of the tensors: those that stay, those that join, then those not in use.
+
+        Args:
+            joined: the places of rows that join. Such a row is one that was not in use or has left,
+                until its own values are written over it.
+        """
+        free = sorted(set(range(self.rows)).difference(order))
+        free += range(self.rows, self.max_rows)
+        moved = list(order)
+        for place, row in zip(joined, free, strict=False):
+            moved[place] = row
+        moved += free[len(joined) :]
+        (index,) = integers(moved, device=self.device)
+        self._tensors.move(index)
+        self._slots = None
+        if self._tables is not None:
+            self._tables.move(moved, index, free)
+
+    @ordinary_tensors
+    def _replace(self, rows: HostRows, unseeded: Iterable[int]) -> None:
         """Replace everything that follows from the rows' requests."""
-        self.requests = list(requests)
+        self._host_rows = rows
         # Kept, because torch.compile would compile anew for every length of a list it looks at.
-        self._row_temperature = self._temperature[: len(requests)]
-        self._row_seed = self._seed[: len(requests)]
+        count = len(rows.requests)
+        if count != self.rows:
+            self._row_temperature = self._tensors.temperature[:count]
+            self._row_seed = self._tensors.seed[:count]
         self.unseeded = sorted(unseeded)
         self._stale = set(self._masks)
         self._plan = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.batch_checks import (
     CheckedRequest,
@@ -18,7 +18,7 @@ from tpsample.request.batch_checks import (
 from tpsample.request.batch_rows import BatchRows
 from tpsample.request.controls.tables import ControlTables
 from tpsample.request.params import SamplingParams
-from tpsample.request.selection import Selection
+from tpsample.request.selection import Selection, selection_of
 from tpsample.request.slot_tables import IDLE, SlotTables
 
 
@@ -77,7 +77,7 @@ class BatchSlots(BatchRows):
         if rows:
             self._load_rows(rows, [CheckedRequest(IDLE, (), ())] * len(rows))
 
-    def select(self, slots: Tensor) -> Selection:
+    def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
         """Return the rows of a step, by slot: pass it to the sampler, `verify` and `sample_draft`
         in place of the batch, and its `append` the tokens.
 
@@ -87,19 +87,24 @@ class BatchSlots(BatchRows):
         requests while `capture_key` is what it was. Draw the seeds of requests without one before
         a replay (`LMHeadSampler.draw_seeds`).
 
+        With `out`, and `out=` of the sampler, a step without filters and logprobs allocates no
+        memory on the device, from here to `append`.
+
         Args:
             slots: int32 or int64 [B] on the device of the batch, in any order; -1 is padding.
                 See `tpsample.request.selection` for rows that are not drawn.
+            out: an earlier selection of as many rows of this batch, to write into; it then means
+                these slots, without the masks that were assigned to it. Default: a new one.
 
         Raises:
-            ValueError: another shape, dtype or device.
+            TypeError, ValueError: another shape, dtype or device, or another kind of `out`.
             UnsupportedParameter: (a ValueError) the batch has kept_cap, which the host counts.
         """
         self._require_list("select")
         if self._last_plan.kept_cap is not None:
             raise UnsupportedParameter("kept_cap: not with select; build the batch without it")
         parameters, tables = self._make_slots()
-        return Selection(self, parameters, tables, slots, self._masks)
+        return selection_of(self, slots, out, parameters, tables, self._masks)
 
     @property
     def capture_key(self) -> tuple[object, ...]:
@@ -113,12 +118,13 @@ class BatchSlots(BatchRows):
         parameters, tables = self._make_slots()
         return self._times_made, parameters.launches, tables.launches
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def _make_slots(self) -> tuple[SlotTables, ControlTables]:
         """Return the tables by slot, which are made when they are first needed."""
         if self._slots is None:
             self._times_made += 1
-            self._slots = SlotTables(self._temperature, self._seed, self.vocab_size)
+            tensors = self._tensors
+            self._slots = SlotTables(tensors.temperature, tensors.seed, self.vocab_size)
             if self.requests:
                 self._slots.load(range(self.rows), self.requests)
         return self._slots, self._make_tables()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -60,10 +61,10 @@ class RowFilter(NamedTuple):
         return self._replace(packed=struct.pack("=qdddqqqq", *self[:4], *bits))
 
 
-NO_FILTER = RowFilter(0, 1.0, -math.inf, -math.inf, False, False)
-
 COLUMNS = 8
 """Numbers per row in the tensor of `RowFilters`."""
+
+NO_FILTER = RowFilter(0, 1.0, -math.inf, -math.inf, False, False, packed=bytes(8 * COLUMNS))
 
 
 def keeps_all(vocab_size: int) -> RowFilter:
@@ -91,21 +92,35 @@ class RowFilters:
 
     @staticmethod
     def of(
-        requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
+        found: Sequence[RowFilter],
+        filtered: bytes,
+        device: torch.device | str | None,
+        numbers: Tensor | None = None,
     ) -> RowFilters | None:
         """Return the filters of a batch, None if no row has any.
 
         Greedy rows have none, because the argmax is always kept.
+
+        Args:
+            found: of all rows.
+            filtered: 1 or 0 for each, whether it has any.
+            numbers: int64 [a multiple of 16 from B on, 8], of all rows on the device; None sends
+                those of `found`.
         """
-        # Batches change between steps, and most rows stay: theirs is found, not worked out.
-        found = [r.memo.get(vocab_size) or RowFilter.of(r, vocab_size) for r in requests]
-        rows = [row for row, its in enumerate(found) if its[0]]
-        if not rows:
+        if 1 not in filtered:
             return None
-        kinds = [found[row] for row in rows]
-        packed = b"".join([its.packed for its in kinds])
-        (row_index,) = integers(rows, device=device)
-        return RowFilters(row_index, rows, columns_of(packed, COLUMNS, device=device), kinds)
+        if 0 not in filtered and numbers is not None:  # as in many servers; nothing has to be found
+            index = torch.arange(len(found) + -len(found) % ALIGNED, device=numbers.device)
+            columns = numbers[: len(index)].T.contiguous()
+            return RowFilters(index[: len(found)], list(range(len(found))), columns, list(found))
+        rows, kinds = list(compress(range(len(found)), filtered)), list(compress(found, filtered))
+        if numbers is None:
+            (row_index,) = integers(rows, device=device)
+            packed = b"".join([kind.packed for kind in kinds])
+            return RowFilters(row_index, rows, columns_of(packed, COLUMNS, device=device), kinds)
+        (index,) = integers(rows + rows[:1] * (-len(rows) % ALIGNED), device=numbers.device)
+        columns = numbers.index_select(0, index).T.contiguous()
+        return RowFilters(index[: len(rows)], rows, columns, kinds)
 
     def __len__(self) -> int:
         return len(self.row_list)

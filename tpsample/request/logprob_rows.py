@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -41,13 +42,20 @@ class LogprobRows:
 
     @staticmethod
     def of(
-        requests: Sequence[SamplingParams], vocab_size: int, device: torch.device | str | None
+        requests: Sequence[SamplingParams],
+        asks: bytes,
+        vocab_size: int,
+        device: torch.device | str | None,
     ) -> LogprobRows | None:
-        """Return what a batch asks for, None if no row asks. Chosen ids are below V already."""
-        rows = [row for row, request in enumerate(requests) if request.asks_logprobs]
-        if not rows:
+        """Return what a batch asks for, None if no row asks. Chosen ids are below V already.
+
+        Args:
+            requests: of all rows.
+            asks: 1 or 0 for each, whether it asks.
+        """
+        if 1 not in asks:
             return None
-        asking = [requests[row] for row in rows]
+        rows, asking = list(compress(range(len(requests)), asks)), list(compress(requests, asks))
         top_of = [request.logprobs or 0 for request in asking]
         top_of = [vocab_size if top == -1 else min(top, vocab_size) for top in top_of]
         chosen = [list(request.logprob_token_ids or ()) for request in asking]
@@ -113,7 +121,7 @@ def stored_order(
     num_rows: int,
     device: torch.device,
     *,
-    stores_all: bool,
+    stores_all: bool = False,
 ) -> tuple[list[int], Tensor | None, Tensor | None]:
     """Find the rows whose logits a step keeps: those that need it, or all.
 
@@ -129,10 +137,10 @@ def stored_order(
         stored_list = list(dict.fromkeys(rows))
     if not stored_list:
         return stored_list, None, None
-    places = [-1] * num_rows
-    for place, row in enumerate(stored_list):
-        places[row] = place
     if stored_index is None:
         (stored_index,) = integers(stored_list, device=device)
-    (stored_place,) = integers(places, device=device, dtype=torch.int32)
-    return stored_list, stored_index, stored_place
+    places = torch.arange(len(stored_list), dtype=torch.int32, device=device)
+    if len(stored_list) == num_rows and stored_list[0] == 0 and lists_all(stored_list, num_rows):
+        return stored_list, stored_index, places
+    stored_place = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+    return stored_list, stored_index, stored_place.index_copy_(0, stored_index, places)

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from tpsample.core.digest import digest_text
 from tpsample.core.host_tensors import integers
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.request.bounded_rows import bounded_places
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.filters import RowFilters
+from tpsample.request.host_rows import ASKS_LOGPROBS, FILTERED, HostRows
 from tpsample.request.logprob_rows import AskingRows, LogprobRows, stored_order
 from tpsample.request.params import SamplingParams
+from tpsample.request.slot_rows import SlotRows, Undrawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,30 +60,35 @@ class BatchPlan:
     _repeated: dict[int, BatchPlan] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def of(
-        requests: Sequence[SamplingParams],
+        requests: Sequence[SamplingParams] | HostRows,
         vocab_size: int,
         device: torch.device,
         *,
         kept_cap: int | None = None,
         fixed_rounds: bool = False,
-        stores_all: bool = False,
+        numbers: Tensor | None = None,
     ) -> BatchPlan:
-        """Make the plan of rows with these requests, and send its tensors to the device."""
-        filters = RowFilters.of(requests, vocab_size, device)
-        logprobs = LogprobRows.of(requests, vocab_size, device)
-        stored = stored_order(filters, logprobs, len(requests), device, stores_all=stores_all)
+        """Make the plan of rows, and send its tensors to the device.
+
+        Args:
+            requests: of the rows, or the rows as the host knows them.
+            numbers: the rows' filters on the device, as `RowFilters.of` takes them.
+        """
+        rows = requests if isinstance(requests, HostRows) else HostRows.of(requests, vocab_size)
+        known, count = rows.requests, len(rows.requests)
+        filters = RowFilters.of(rows.filters, rows.selectors(FILTERED), device, numbers)
+        logprobs = LogprobRows.of(known, rows.selectors(ASKS_LOGPROBS), vocab_size, device)
+        stored = stored_order(filters, logprobs, count, device)
         asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored[0])
-        options = (vocab_size, device, kept_cap, fixed_rounds, stores_all)
-        rows = len(requests)
-        return BatchPlan(tuple(requests), *options, filters, logprobs, *stored, asking, rows)
+        options = (vocab_size, device, kept_cap, fixed_rounds, False)
+        return BatchPlan(tuple(known), *options, filters, logprobs, *stored, asking, count)
 
     @staticmethod
     def of_all(
-        num_rows: int,
+        rows: SlotRows,
         vocab_size: int,
-        device: torch.device,
         filters: RowFilters | None,
         logprobs: LogprobRows | None,
     ) -> BatchPlan:
@@ -89,17 +97,19 @@ class BatchPlan:
         Args:
             filters, logprobs: of all rows, if any may have some.
         """
+        num_rows, device = len(rows), rows.index.device
         stored: tuple[list[int], Tensor | None, Tensor | None] = [], None, None
         asking, stores_all = None, filters is not None or logprobs is not None
         if stores_all:
-            index = torch.arange(num_rows, device=device)
-            stored = list(range(num_rows)), index, index.to(torch.int32)
+            stored = list(range(num_rows)), rows.places, rows.stored_places
         if logprobs is not None:
             asking = AskingRows.of(logprobs, filters, stored[0])
         options = (vocab_size, device, None, True, stores_all)
         return BatchPlan((), *options, filters, logprobs, *stored, asking, num_rows)
 
-    def of_requests(self, requests: Sequence[SamplingParams], **changes: Any) -> BatchPlan:
+    def of_requests(
+        self, requests: Sequence[SamplingParams] | HostRows, **changes: Any
+    ) -> BatchPlan:
         """Make the plan of other rows with the same options, but for these changes."""
         options = {"kept_cap": self.kept_cap, "fixed_rounds": self.fixed_rounds} | changes
         return BatchPlan.of(requests, self.vocab_size, self.device, **options)
@@ -143,6 +153,7 @@ class BatchPlan:
         return bounded_places(self.filters.row_list, set(asking), self.requests, self.vocab_size)
 
     @cached_property
+    @ordinary_tensors
     def drawn(self) -> Tensor | None:
         """int64, the rows whose words the local step has to find, in order; None for all.
 
@@ -152,8 +163,7 @@ class BatchPlan:
             return None
         filtered = set(self.filters.row_list)
         rows = [row for row in range(self.num_rows) if row not in filtered]
-        with torch.inference_mode(False):
-            return integers(rows, device=self.device)[0]
+        return integers(rows, device=self.device)[0]
 
     @cached_property
     def text(self) -> str:
@@ -177,15 +187,14 @@ class BatchView:
         seed: int64 [B], 64 bits.
         plan: of these rows.
         controls: penalties and constraints of the rows; None if there are none.
-        verdict: int32 [B], the status of rows that are not drawn, -1 for those that are; None if
-            all are.
+        undrawn: the rows that are not drawn; None if all are.
     """
 
     temperature: Tensor
     seed: Tensor
     plan: BatchPlan
     controls: ControlRows | None = None
-    verdict: Tensor | None = None
+    undrawn: Undrawn | None = None
 
     @property
     def rows(self) -> int:

@@ -27,51 +27,63 @@ from torch import Tensor
 
 from tpsample.core.digest import digest_bits
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.core.word import NO_TOKEN, Status
 from tpsample.request.batch_checks import check_appended, check_per_row, check_slots
 from tpsample.request.controls.bits import num_words
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.controls.tables import ControlTables
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.seeds import SeedSource
+from tpsample.request.slot_rows import SlotRows, Undrawn
 from tpsample.request.slot_tables import SlotParameters
 from tpsample.request.step_batch import StepBatch
 
 MASKS = ("grammar_bitmask", "forced_token_ids")
 """The masks of a step's rows, as `ControlRows` takes them."""
 
-DRAWN = -1
-"""The verdict on a row that is drawn."""
-
 
 class Selection(StepBatch):
     """B rows of a batch, accepted wherever the batch is. `SamplingBatch.select` makes it.
 
     It is a value: it means the slots that its tensor held when it was made. What is in those slots
-    it finds when it is used.
+    it finds when it is used, in memory of its own, which `select` may be told to use again.
 
     Args:
         batch: whose slots these are; a change of its rows is not followed.
-        parameters: by slot.
-        tables: controls by slot, or None.
-        slots: int32 or int64 [B].
-        masks: those of the batch, with a row per slot.
+        num_rows: B.
     """
 
-    def __init__(
+    def __init__(self, batch: StepBatch, num_rows: int) -> None:
+        self.vocab_size = batch.vocab_size
+        self._batch, self._rows = batch, SlotRows(num_rows, batch.device)
+        self._masks: dict[str, Tensor] = {}
+        self._by_slot: Mapping[str, Tensor] = {}
+        self._parameters: SlotParameters
+        self._tables: ControlTables | None
+
+    def take(
         self,
-        batch: StepBatch,
+        slots: Tensor,
         parameters: SlotParameters,
         tables: ControlTables | None,
-        slots: Tensor,
         masks: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        check_slots(slots, batch.device)
-        self.vocab_size = batch.vocab_size
-        self._batch, self._parameters, self._tables = batch, parameters, tables
-        self._index, self._verdict = resolve(slots, parameters.live)
-        self._masks: dict[str, Tensor] = {}
+    ) -> Selection:
+        """Become these slots, without masks of its own.
+
+        Args:
+            slots: int32 or int64 [B].
+            parameters: by slot.
+            tables: controls by slot, or None.
+            masks: those of the batch, with a row per slot.
+        """
+        self._parameters, self._tables = parameters, tables
         self._by_slot = {} if masks is None else masks
+        self._masks.clear()
+        self._rows.resolve(slots, parameters.gate)
+        return self
+
+    def selects(self, batch: StepBatch, num_rows: int) -> bool:
+        """Return whether these are so many rows of a batch."""
+        return self._batch is batch and self.rows == num_rows
 
     @property
     def unseeded(self) -> list[int]:  # type: ignore[override]
@@ -80,19 +92,19 @@ class Selection(StepBatch):
 
     @property
     def rows(self) -> int:
-        return self._index.shape[0]
+        return len(self._rows)
 
     @property
     def device(self) -> torch.device:
-        return self._index.device
+        return self._rows.index.device
 
     @property
     def temperature(self) -> Tensor:
-        return self._parameters.read(self._index).temperature
+        return self._parameters.read(self._rows).temperature
 
     @property
     def seed(self) -> Tensor:
-        return self._parameters.read(self._index).seed
+        return self._parameters.read(self._rows).seed
 
     @property
     def plan(self) -> BatchPlan:
@@ -104,8 +116,8 @@ class Selection(StepBatch):
         return self._parameters.stores_logits
 
     @property
-    def verdict(self) -> Tensor:
-        return self._verdict
+    def undrawn(self) -> Undrawn:
+        return self._rows.undrawn
 
     def for_rows(self, num_rows: int) -> Selection:
         if num_rows != self.rows:
@@ -118,15 +130,14 @@ class Selection(StepBatch):
     def view(self, num_rows: int) -> BatchView:
         self.for_rows(num_rows)
         self.check_masks(num_rows)
-        return self._view(self._index, self._verdict)
+        return self._view(self._rows)
 
     def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
-        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self._index, "K")
+        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self._rows.index, "K")
         times = draft_token_ids.shape[1] + 1
         self.check_masks(times * self.rows)
         drafts = draft_token_ids.to(torch.int32)
-        index, verdict = (x.repeat_interleave(times) for x in (self._index, self._verdict))
-        view = self._view(index, verdict)
+        view = self._view(self._rows.repeated(times))
         if view.controls is None or times == 1:
             return view
         return replace(view, controls=view.controls.with_drafts(drafts))
@@ -138,14 +149,13 @@ class Selection(StepBatch):
             token_ids: int64 [B] or [B, n], as `SamplingBatch.append`; those of rows that were not
                 drawn are passed over.
         """
-        rows = check_appended(token_ids, self._index)
-        self.for_rows(rows)
-        if self._tables is None:
+        self.for_rows(check_appended(token_ids, self._rows.index))
+        if self._tables is None or not self._tables.looks_at_output:
             return
         columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
-        known = columns.where((self._verdict == DRAWN).unsqueeze(1), NO_TOKEN)
-        slots = self._tables.slot_of[self._index]
-        for column in known.unbind(dim=1):
+        rows = self._rows  # those that are not drawn have the idle slot of the tables
+        slots = rows.scratch.pick("state slots", self._tables.slot_of, rows.index)
+        for column in columns.unbind(dim=1):
             self._tables.append(slots, column)
 
     @property
@@ -193,56 +203,62 @@ class Selection(StepBatch):
 
     def state_digests(self) -> dict[str, int]:
         found = self._batch.state_digests()
-        found["slots"] = digest_bits(torch.stack([self._index, self._verdict.long()]))
+        undrawn, status = self._rows.undrawn
+        found["slots"] = digest_bits(torch.stack([self._rows.index, (undrawn * status).long()]))
         return found | {name: digest_bits(mask) for name, mask in self._masks.items()}
 
-    def _view(self, index: Tensor, verdict: Tensor) -> BatchView:
-        view = view_of_slots(self._parameters, index, self.vocab_size)
-        return replace(view, controls=self._controls(index), verdict=verdict)
+    def _view(self, rows: SlotRows) -> BatchView:
+        view = view_of_slots(self._parameters, rows, self.vocab_size)
+        return replace(view, controls=self._controls(rows), undrawn=rows.undrawn)
 
-    def _controls(self, index: Tensor) -> ControlRows | None:
-        if self._tables is None:
-            return None
+    def _controls(self, rows: SlotRows) -> ControlRows | None:
         masks = dict(self._masks)
         for name, by_slot in self._by_slot.items():
             if name not in masks:
-                masks[name] = by_slot[index.clamp(max=len(by_slot) - 1)]
-        grammar, forced = (masks.get(name) for name in MASKS)
-        found = ControlRows(self._tables, self._tables.slot_of[index], grammar, forced)
-        return found if found.changes_logits else None
+                masks[name] = rows.pick_any(name, by_slot)
+        if self._tables is None or not (self._tables.in_use or masks):
+            return None
+        slots = rows.scratch.pick("state slots", self._tables.slot_of, rows.index)
+        return ControlRows(self._tables, slots, *(masks.get(name) for name in MASKS))
 
     def _assign(self, name: str, mask: Tensor | None, dtype: torch.dtype, *width: int) -> None:
         if mask is None:
             self._masks.pop(name, None)
             return
-        check_per_row(name, mask, dtype, self._index, *width)
+        check_per_row(name, mask, dtype, self._rows.index, *width)
         if self._tables is None:
             raise ValueError(f"{name}: this batch has no controls; see SamplingBatch.from_params")
         self._masks[name] = mask
 
 
-def view_of_slots(parameters: SlotParameters, index: Tensor, vocab_size: int) -> BatchView:
-    """Return what a step of these slots reads, int64 [B], but for controls."""
-    rows = parameters.read(index)
-    plan = BatchPlan.of_all(len(index), vocab_size, index.device, rows.filters, rows.logprobs)
-    return BatchView(rows.temperature, rows.seed, plan)
+def view_of_slots(parameters: SlotParameters, rows: SlotRows, vocab_size: int) -> BatchView:
+    """Return what a step of these rows reads, but for controls."""
+    values = parameters.read(rows)
+    plan = BatchPlan.of_all(rows, vocab_size, values.filters, values.logprobs)
+    return BatchView(values.temperature, values.seed, plan)
 
 
-def resolve(slots: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which slot each row reads, int64 [B], and the verdict on it, int32 [B].
+def selection_of(
+    batch: StepBatch,
+    slots: Tensor,
+    out: Selection | None,
+    parameters: SlotParameters,
+    tables: ControlTables | None,
+    masks: Mapping[str, Tensor] | None = None,
+) -> Selection:
+    """Return a selection of a batch, in the memory of `out` if that is given.
 
-    A row that is not drawn reads the last one, in which no request ever is.
-
-    Args:
-        slots: int32 or int64 [B], any numbers.
-        live: bool [S + 1].
+    Raises:
+        TypeError, ValueError: slots of another shape, dtype or device, or another kind of `out`.
     """
-    none, row = live.shape[0] - 1, torch.arange(slots.shape[0], device=slots.device)
-    named = slots.to(torch.int64)
-    index = named.where((named >= 0) & (named < none), none)
-    first = torch.full_like(live, slots.shape[0], dtype=torch.int64)
-    first.scatter_reduce_(0, index, row, "amin")
-    drawn = live[index] & (first[index] == row)
-    status = torch.where(named == -1, int(Status.OK), int(Status.BAD_SLOT))
-    verdict = status.masked_fill(drawn, DRAWN).to(torch.int32)
-    return index.where(drawn, none), verdict
+    check_slots(slots, batch.device)
+    if out is None:
+        out = Selection(batch, len(slots))
+    elif not isinstance(out, Selection):
+        raise TypeError(f"out: expected a Selection, got {type(out).__name__}")
+    elif not out.selects(batch, len(slots)):
+        raise ValueError(
+            f"out: expected an earlier selection of {len(slots)} rows of this batch, as slots has, "
+            f"got one of {out.rows}"
+        )
+    return out.take(slots, parameters, tables, masks)

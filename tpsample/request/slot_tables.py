@@ -9,6 +9,7 @@ CUDA graph reads what is there when it is replayed.
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,16 +18,19 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.host_tensors import ALIGNED, columns_of, integers
+from tpsample.core.host_tensors import columns_of, integers
+from tpsample.core.ordinary_tensors import ordinary_tensors
+from tpsample.core.staging import Scratch
 from tpsample.request.filters import COLUMNS, RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.logprob_rows import LogprobRows
 from tpsample.request.params import SamplingParams
+from tpsample.request.slot_rows import OPEN, SHUT, SlotRows
 
 IDLE = SamplingParams(temperature=0.0, seed=0)
 """The request of a slot that has none."""
 
 
-class SlotRows(NamedTuple):
+class SlotValues(NamedTuple):
     """What B rows of a step read of their slots.
 
     Attributes:
@@ -44,10 +48,11 @@ class SlotParameters(ABC):
     """Parameters by slot.
 
     Attributes:
-        live: bool [S + 1], whether a slot may be drawn. The last one stands for no slot.
+        gate: int64 [S + 1], OPEN where a slot may be drawn, else SHUT. The last one stands for no
+            slot.
     """
 
-    live: Tensor
+    gate: Tensor
 
     @property
     @abstractmethod
@@ -60,67 +65,66 @@ class SlotParameters(ABC):
         """What decides which launches a step makes; equal values, equal launches."""
 
     @abstractmethod
-    def read(self, index: Tensor) -> SlotRows:
-        """Return the parameters of some slots, int64 [B]; S stands for no slot, and is greedy."""
+    def read(self, rows: SlotRows) -> SlotValues:
+        """Return the parameters of the slots of some rows; one that is not drawn is greedy."""
+
+
+ASKS, PROCESSED, AS_LOGITS, TOP, GATE = range(COLUMNS, COLUMNS + 5)
+"""Numbers of a slot behind those of its filters: whether it asks for logprobs, whether in a
+processed mode, and of logits, how many of the most likely, and its gate."""
 
 
 class SlotTables(SlotParameters):
     """The requests of a batch by slot.
 
+    All numbers of a slot lie in one table, so that a request comes, and a step reads its rows, in
+    one operation.
+
     Args:
         temperature, seed: of the batch, fp32 and int64 [S]; they are read in place.
 
     Attributes:
-        columns: int64 [8, S + 1], as `RowFilters` has them.
-        asked: int64 [4, S + 1]: whether a slot asks for logprobs, how many of the most likely, and
-            whether in a processed mode, and of logits.
+        numbers: int64 [13, S + 1]: the columns of `RowFilters`, then ASKS to GATE.
         chosen: int64 [S + 1, C], the ids of which a slot wants logprobs, then -1.
     """
 
     def __init__(self, temperature: Tensor, seed: Tensor, vocab_size: int) -> None:
         self._temperature, self._seed, self._vocab_size = temperature, seed, vocab_size
         slots, device = seed.shape[0], seed.device
-        self.live = torch.zeros(slots + 1, dtype=torch.bool, device=device)
-        all_kept = columns_of(keeps_all(vocab_size).packed, COLUMNS, device=device)[:, :1]
-        self.columns = all_kept.repeat(1, slots + 1)
-        self.asked = torch.zeros(4, slots + 1, dtype=torch.int64, device=device)
-        self.chosen = self.asked.new_full((slots + 1, 0), word.NO_TOKEN)
+        idle = columns_of(_packed(IDLE, vocab_size), GATE + 1, device=device)[:, :1]
+        self.numbers = idle.repeat(1, slots + 1)
+        self.gate = self.numbers[GATE]
+        self.chosen = self.numbers.new_full((slots + 1, 0), word.NO_TOKEN)
         self._filters: dict[int, RowFilter] = {}  # of the slots that have some
         self._logprobs: dict[int, tuple[int, bool]] = {}  # N, and whether the mode is processed
+        self._scratch = Scratch(device)
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def load(self, slots: Sequence[int], requests: Sequence[SamplingParams]) -> None:
         """Write the requests of some slots; `IDLE` frees a slot."""
-        vocab_size, device = self._vocab_size, self.live.device
-        filters = [RowFilter.of(each, vocab_size) for each in requests]
-        packed = b"".join([its.packed or keeps_all(vocab_size).packed for its in filters])
-        asks = [each.asks_logprobs for each in requests]
-        tops = [each.logprobs or 0 for each in requests]
-        tops = [vocab_size if top == -1 else min(top, vocab_size) for top in tops]
-        processed = [each.logprobs_mode.startswith("processed") for each in requests]
-        as_logits = [each.logprobs_mode.endswith("logits") for each in requests]
-        (index,) = integers(slots, device=device)
-        asked = torch.tensor([asks, tops, processed, as_logits], dtype=torch.int64)
-        self.columns[:, index] = columns_of(packed, COLUMNS, device=device)[:, : len(slots)]
-        self.asked[:, index] = asked.to(device)
-        self.live[index] = torch.tensor([each is not IDLE for each in requests]).to(device)
+        packed = b"".join([_packed(each, self._vocab_size) for each in requests])
+        numbers = columns_of(packed, GATE + 1, device=None)[:, : len(slots)]
+        index = self._scratch.send("slots", integers(slots, device=None)[0])
+        self.numbers.index_copy_(1, index, self._scratch.send("numbers", numbers))
         self._load_chosen(index, [list(each.logprob_token_ids or ()) for each in requests])
-        for i, slot in enumerate(slots):
+        for slot, each in zip(slots, requests, strict=True):
             self._filters.pop(slot, None)
             self._logprobs.pop(slot, None)
-            if filters[i].top_k:
-                self._filters[slot] = filters[i]
-            if asks[i]:
-                self._logprobs[slot] = (tops[i], processed[i])
+            filters = RowFilter.of(each, self._vocab_size)
+            if filters.top_k:
+                self._filters[slot] = filters
+            if each.asks_logprobs:
+                self._logprobs[slot] = (_top_of(each, self._vocab_size), _is_processed(each))
 
     def _load_chosen(self, index: Tensor, chosen: list[list[int]]) -> None:
         missing = max(map(len, chosen)) - self.chosen.shape[1]
         if missing > 0:
             self.chosen = torch.nn.functional.pad(self.chosen, (0, missing), value=word.NO_TOKEN)
         width = self.chosen.shape[1]
-        padded = [[*ids, *[word.NO_TOKEN] * (width - len(ids))] for ids in chosen]
-        flat = torch.tensor(padded, dtype=torch.int64).view(len(padded), width)
-        self.chosen[index] = flat.to(index.device)
+        if width:
+            padded = [i for ids in chosen for i in (*ids, *[word.NO_TOKEN] * (width - len(ids)))]
+            (flat,) = integers(padded, device=None)
+            self.chosen.index_copy_(0, index, self._scratch.send("ids", flat.view(-1, width)))
 
     @property
     def stores_logits(self) -> bool:
@@ -141,45 +145,50 @@ class SlotTables(SlotParameters):
             *(True in modes, self.chosen.shape[1]),
         )
 
-    def read(self, index: Tensor) -> SlotRows:
-        there = index < self._seed.shape[0]
-        inside = index.where(there, 0)
-        return SlotRows(
-            self._temperature[inside].where(there, 0.0),
-            self._seed[inside].where(there, 0),
-            self._read_filters(index) if self._filters else None,
-            self._read_logprobs(index) if self._logprobs else None,
-        )
+    def read(self, rows: SlotRows) -> SlotValues:
+        temperature = rows.pick_drawn("temperature", self._temperature)
+        seed, filters, logprobs = rows.pick_drawn("seed", self._seed), None, None
+        if self.stores_logits:
+            numbers = rows.pick_columns("numbers", self.numbers)
+            if self._filters:
+                kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]
+                filters = rows.filters(numbers[:COLUMNS], kinds)
+            if self._logprobs:
+                logprobs = self._logprobs_of(rows, numbers)
+        return SlotValues(temperature, seed, filters, logprobs)
 
-    def _read_filters(self, index: Tensor) -> RowFilters:
-        kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]
-        padded = torch.nn.functional.pad(index, (0, -len(index) % ALIGNED))
-        return filters_of_all(len(index), self.columns[:, padded], kinds)
-
-    def _read_logprobs(self, index: Tensor) -> LogprobRows:
-        asks, top_of, processed, as_logits = self.asked[:, index]
+    def _logprobs_of(self, rows: SlotRows, numbers: Tensor) -> LogprobRows:
         tops, modes = zip(*self._logprobs.values(), strict=True)
-        rows = len(index)
+        count = len(rows)
+        bits = rows.scratch.take("bits", torch.bool, TOP - ASKS, count)
+        asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, :count], 0, out=bits)
         return LogprobRows(
-            row_list=list(range(rows)),
-            row_index=torch.arange(rows, device=index.device),
+            row_list=list(range(count)),
+            row_index=rows.places,
             top=max(tops),
-            top_of=top_of,
-            chosen=self.chosen[index],
-            processed_list=[any(modes)] * rows,
-            processed=processed != 0,
-            as_logits=as_logits != 0,
-            asks=asks != 0,
+            top_of=numbers[TOP, :count],
+            chosen=rows.scratch.pick("chosen", self.chosen, rows.index),
+            processed_list=[any(modes)] * count,
+            processed=processed,
+            as_logits=as_logits,
+            asks=asks,
         )
 
 
-def filters_of_all(rows: int, columns: Tensor, kinds: list[RowFilter]) -> RowFilters:
-    """Return the filters of rows that the host does not know, all of which may have some.
+def _packed(request: SamplingParams, vocab_size: int) -> bytes:
+    """Return the numbers of a slot with this request."""
+    filters = RowFilter.of(request, vocab_size)
+    filters = filters if filters.top_k else keeps_all(vocab_size)
+    asks, as_logits = request.asks_logprobs, request.logprobs_mode.endswith("logits")
+    gate = SHUT if request is IDLE else OPEN
+    of_logprobs = asks, _is_processed(request), as_logits, _top_of(request, vocab_size)
+    return filters.packed + struct.pack("=qqqqq", *of_logprobs, gate)
 
-    Args:
-        rows: B.
-        columns: int64 [8, B or more], as `RowFilters` has them.
-        kinds: what may occur, a row that keeps all of its tokens among it.
-    """
-    row_index = torch.arange(rows, device=columns.device)
-    return RowFilters(row_index, list(range(rows)), columns, kinds)
+
+def _is_processed(request: SamplingParams) -> bool:
+    return request.logprobs_mode.startswith("processed")
+
+
+def _top_of(request: SamplingParams, vocab_size: int) -> int:
+    top = request.logprobs or 0
+    return vocab_size if top == -1 else min(top, vocab_size)

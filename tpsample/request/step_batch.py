@@ -10,6 +10,7 @@ from torch import Tensor
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.seeds import SeedSource
+from tpsample.request.slot_rows import Undrawn
 
 
 class StepBatch(ABC):
@@ -54,9 +55,8 @@ class StepBatch(ABC):
         return self.plan.stored_index is not None
 
     @property
-    def verdict(self) -> Tensor | None:
-        """int32 [B], the status of rows that are not drawn, -1 for those that are; None if all
-        are."""
+    def undrawn(self) -> Undrawn | None:
+        """The rows that are not drawn; None if all are."""
         return None
 
     @abstractmethod

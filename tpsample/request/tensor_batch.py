@@ -28,8 +28,9 @@ from tpsample.request.controls.tables import ControlTables
 from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.seeds import SeedSource
-from tpsample.request.selection import Selection, view_of_slots
-from tpsample.request.slot_tables import SlotParameters, SlotRows, filters_of_all
+from tpsample.request.selection import Selection, selection_of, view_of_slots
+from tpsample.request.slot_rows import OPEN, SHUT, SlotRows
+from tpsample.request.slot_tables import SlotParameters, SlotValues
 from tpsample.request.step_batch import StepBatch
 
 HOTTEST = 2.0**100
@@ -72,8 +73,8 @@ class TensorParameters(SlotParameters):
     ) -> None:
         self.temperature, self.seed, self.filters = temperature, seed, filters
         self.needs, self._vocab_size, self._order = needs, vocab_size, filter_order
-        self.live = torch.ones(len(seed) + 1, dtype=torch.bool, device=seed.device)
-        self.live[-1] = False
+        self.gate = torch.full((len(seed) + 1,), OPEN, dtype=torch.int64, device=seed.device)
+        self.gate[-1] = SHUT
 
     @property
     def stores_logits(self) -> bool:
@@ -83,27 +84,26 @@ class TensorParameters(SlotParameters):
     def launches(self) -> tuple[object, ...]:
         return (self.needs,)
 
-    def read(self, index: Tensor) -> SlotRows:
-        there = index < self.seed.shape[0]
-        inside = index.where(there, 0)
-        temperature = self.temperature[inside].where(there, 0.0).clamp(max=HOTTEST)
-        filters = self._filters(inside, there) if self.stores_logits else None
-        return SlotRows(temperature, self.seed[inside].where(there, 0), filters, None)
+    def read(self, rows: SlotRows) -> SlotValues:
+        temperature = rows.pick_drawn("temperature", self.temperature).clamp_(max=HOTTEST)
+        filters = self._filters(rows) if self.stores_logits else None
+        return SlotValues(temperature, rows.pick_drawn("seed", self.seed), filters, None)
 
-    def _filters(self, inside: Tensor, there: Tensor) -> RowFilters:
-        """Return the filters of slots, int64 [B]; rows that are not `there` keep all tokens."""
+    def _filters(self, rows: SlotRows) -> RowFilters:
+        """Return the filters of some rows; those that are not drawn keep all tokens."""
         vocab_size, needs, joint = self._vocab_size, self.needs, self._order == "joint"
-        top_k = torch.full_like(inside, vocab_size)
-        top_p = torch.ones_like(inside, dtype=torch.float64)
+        there = ~rows.undrawn.rows
+        top_k = torch.full_like(rows.index, vocab_size)
+        top_p = torch.ones_like(rows.index, dtype=torch.float64)
         log_min_p = torch.full_like(top_p, -torch.inf)
         if needs.top_k:
-            k = self.filters["top_k"][inside].to(torch.int64)
+            k = rows.pick_any("top_k", self.filters["top_k"]).to(torch.int64)
             top_k = k.where(there & (k >= 1) & (k < vocab_size), vocab_size)
         if needs.top_p:
-            p = self.filters["top_p"][inside].double()
+            p = rows.pick_any("top_p", self.filters["top_p"]).double()
             top_p = p.clamp(min=LEAST_TOP_P).where(there & (p < 1), 1.0)
         if needs.min_p:
-            p = self.filters["min_p"][inside].double()
+            p = rows.pick_any("min_p", self.filters["min_p"]).double()
             log_min_p = p.clamp(max=1.0).log().where(there & (p > 0), -torch.inf)
         of_total = torch.full_like(log_min_p, -torch.inf)
         if self._order != "min_p_last":
@@ -122,8 +122,8 @@ class TensorParameters(SlotParameters):
         )
         kinds = [keeps_all(vocab_size), kind]
         columns = torch.stack([top_k, *numbers, *bits])
-        padded = torch.nn.functional.pad(columns, (0, -len(inside) % ALIGNED))
-        return filters_of_all(len(inside), padded, kinds)
+        padded = torch.nn.functional.pad(columns, (0, -len(rows) % ALIGNED))
+        return rows.filters(padded, kinds)
 
 
 class TensorBatch(StepBatch):
@@ -140,7 +140,8 @@ class TensorBatch(StepBatch):
         self.vocab_size, self.unseeded, self._parameters = vocab_size, [], parameters
         seed = parameters.seed
         self._plan = BatchPlan.of((), vocab_size, seed.device, fixed_rounds=True)
-        self._index = torch.arange(len(seed), device=seed.device)
+        self._rows = SlotRows(len(seed), seed.device)
+        self._rows.resolve(self._rows.places, parameters.gate)
         self._tables = ControlTables(len(seed), vocab_size, seed.device)
 
     @property
@@ -154,11 +155,11 @@ class TensorBatch(StepBatch):
 
     @property
     def rows(self) -> int:
-        return len(self._index)
+        return len(self._rows)
 
     @property
     def device(self) -> torch.device:
-        return self._index.device
+        return self._rows.index.device
 
     @property
     def temperature(self) -> Tensor:
@@ -176,9 +177,9 @@ class TensorBatch(StepBatch):
     def stores_logits(self) -> bool:
         return self._parameters.stores_logits
 
-    def select(self, slots: Tensor) -> Selection:
+    def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
         """Return the rows of a step, by slot; see `SamplingBatch.select`."""
-        return Selection(self, self._parameters, self._tables, slots)
+        return selection_of(self, slots, out, self._parameters, self._tables)
 
     def for_rows(self, num_rows: int) -> TensorBatch:
         if num_rows != self.rows:
@@ -190,11 +191,11 @@ class TensorBatch(StepBatch):
 
     def view(self, num_rows: int) -> BatchView:
         self.for_rows(num_rows)
-        return view_of_slots(self._parameters, self._index, self.vocab_size)
+        return view_of_slots(self._parameters, self._rows, self.vocab_size)
 
     def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
-        index = self._index.repeat_interleave(draft_token_ids.shape[1] + 1)
-        return view_of_slots(self._parameters, index, self.vocab_size)
+        rows = self._rows.repeated(draft_token_ids.shape[1] + 1)
+        return view_of_slots(self._parameters, rows, self.vocab_size)
 
     def append(self, token_ids: Tensor) -> None:
         """Do nothing, because no parameter looks at the output."""

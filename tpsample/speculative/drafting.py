@@ -84,5 +84,5 @@ def sample_draft(
             scores = score(draft_logits.detach().float(), noise, row_noise)
             best = order_words(scores, first_id).amax(dim=1)
         token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))
-        verdict = settled.verdict
-        return token_ids if verdict is None else token_ids.where(verdict < 0, word.NO_TOKEN)
+        undrawn = settled.undrawn
+        return token_ids if undrawn is None else token_ids.masked_fill(undrawn.rows, word.NO_TOKEN)

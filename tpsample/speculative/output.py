@@ -44,16 +44,15 @@ class VerifyOutput:
         emitted = token_ids.where(reached(num_accepted, token_ids.shape[1]), word.NO_TOKEN)
         return VerifyOutput(num_accepted, emitted, row_status, seeds)
 
-    def name_undrawn(self, verdict: Tensor, token_id: int) -> None:
+    def name_undrawn(self, rows: Tensor, status: Tensor, token_id: int) -> None:
         """Write a token and a status where a row was not drawn; it has no drafts.
 
         Args:
-            verdict: int32 [B], as in `SampleOutput.name_undrawn`.
+            rows, status: bool and int32 [B], as in `SampleOutput.name_undrawn`.
             token_id: its token.
         """
-        undrawn = verdict >= 0
-        self.status = torch.where(undrawn, verdict, self.status)
-        self.token_ids[:, 0] = self.token_ids[:, 0].masked_fill(undrawn, token_id)
+        self.status = torch.where(rows, status, self.status)
+        self.token_ids[:, 0] = self.token_ids[:, 0].masked_fill(rows, token_id)
 
     def name_failed(self, token_id: int) -> None:
         """Write a token where a row failed."""

@@ -159,8 +159,8 @@ def _verify(
 
         known = (drafts >= 0) & (drafts < sampler.vocab_size)
         known = known.cumprod(dim=1).bool()
-        if settled.verdict is not None:
-            known &= (settled.verdict < 0).unsqueeze(1)
+        if settled.undrawn is not None:
+            known &= ~settled.undrawn.rows.unsqueeze(1)
         drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
         expanded = settled.with_drafts(drafts[:, :-1])
         if call.rows == 0:
@@ -180,6 +180,6 @@ def _verify(
             verified = verify_by_ratio(
                 sampler, rows, drafts, expanded, at, given, block=block, draft=law
             )
-        if settled.verdict is not None:
-            verified.name_undrawn(settled.verdict, sampler.on_failed)
+        if settled.undrawn is not None:
+            verified.name_undrawn(*settled.undrawn, sampler.on_failed)
         return verified

@@ -31,11 +31,6 @@ class ControlRows:
     num_drafts: Tensor | None = None
 
     @property
-    def changes_logits(self) -> bool:
-        """Whether anything changes a logit of these rows."""
-        return self.masked or self.tables.has_bias or self.tables.has_penalties
-
-    @property
     def masked(self) -> bool:
         """Whether some ids may be forbidden."""
         return self.tables.has_masks or self.grammar_bitmask is not None or self.forced is not None

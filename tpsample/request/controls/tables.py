@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text, mix
-from tpsample.core.host_tensors import ALIGNED, integers
+from tpsample.core.host_tensors import ALIGNED, integers, reals
+from tpsample.core.ordinary_tensors import ordinary_tensors
+from tpsample.core.staging import Scratch
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.request.batch_checks import CheckedRequest
@@ -59,7 +61,8 @@ class ControlTables:
         allowed: int32 [slots, ceil(V / 32)], a bit per id that allowed_token_ids leaves; None until
             a row needs it.
         token_digest: int64 [slots], a digest of the tokens so far of a slot whose controls look at
-            them, else 0. It is kept up to date only on a CPU, where ranks compare it.
+            them, else 0.
+        keeps_digests: whether `append` keeps it up to date: on a CPU, where ranks compare it.
         has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
             and the state is allocated for these.
     """
@@ -82,6 +85,10 @@ class ControlTables:
         self.whole = pack_ids(None, vocab_size).to(device).unsqueeze(0)
         self.allowed: Tensor | None = None
         self.token_digest = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.keeps_digests = device.type == "cpu"
+        self._idle = torch.tensor(rows, device=device)
+        self._one = torch.ones(1, dtype=torch.int32, device=device)
+        self._scratch = Scratch(device)
         self._requests: dict[int, tuple[CheckedRequest, int]] = {}  # and the appends before it
         self._states: dict[VocabShard, TokenState] = {}
         self._appends = 0
@@ -97,7 +104,17 @@ class ControlTables:
         tables = self.stop_ids, self.bad_words, self.recent
         return (*flags, *(tuple(table.shape) for table in tables))
 
-    @torch.inference_mode(False)
+    @property
+    def in_use(self) -> bool:
+        """Whether a row ever needed any of them."""
+        return self.has_penalties or self.has_bias or self.has_masks
+
+    @property
+    def looks_at_output(self) -> bool:
+        """Whether a row ever needed its tokens so far, which `append` then counts."""
+        return self.has_penalties or self.has_masks
+
+    @ordinary_tensors
     def load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
         """Start the state of some rows anew, with one write per table for all of them."""
         slots, params = [self._slot_list[row] for row in rows], [each.params for each in requests]
@@ -106,17 +123,21 @@ class ControlTables:
         self.has_penalties |= any(each.penalised for each in params)
         self.has_bias |= any(each.logit_bias for each in params)
         self.has_masks |= any(each.masked for each in params)
-        index, digests = integers(slots, map(_digest, requests), device=self.device)
+        places, digests = integers(slots, map(_digest, requests), device=None)
+        index, send = self._scratch.send("slots", places), self._scratch.send
         wants = [PENALISED * each.penalised + BIASED * bool(each.logit_bias) for each in params]
         least = [each.min_tokens if each.stop_token_ids else 0 for each in params]
         lengths = [len(each.output) for each in requests]
-        numbers = torch.tensor([wants, least, lengths], dtype=torch.int32)
+        (numbers,) = integers([*wants, *least, *lengths], device=None, dtype=torch.int32)
         penalties = [
-            (each.repetition_penalty, each.frequency_penalty, each.presence_penalty)
-            for each in params
+            penalty
+            for p in params
+            for penalty in (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
         ]
-        self._numbers[:, index], self.token_digest[index] = numbers.to(self.device), digests
-        self.penalties[index] = torch.tensor(penalties, dtype=torch.float32).to(self.device)
+        (its_penalties,) = reals(penalties, device=None, dtype=torch.float32)
+        self._numbers.index_copy_(1, index, send("numbers", numbers.view(3, -1)))
+        self.token_digest.index_copy_(0, index, send("digests", digests))
+        self.penalties.index_copy_(0, index, send("penalties", its_penalties.view(-1, 3)))
         if self.has_masks:
             self._load_words(index, requests)
             self._load_allowed(slots, params)
@@ -143,13 +164,14 @@ class ControlTables:
         ]
         its_stops = [_padded(ids, NO_TOKEN, self.stop_ids.shape[1]) for ids in stops]
         its_latest = [_padded(ids, ABSENT, width) for ids in latest]
-        for table, values in (
-            (self.stop_ids, its_stops),
-            (self.bad_words, padded),
-            (self.recent, its_latest),
+        for name, table, values in (
+            ("stop ids", self.stop_ids, its_stops),
+            ("bad words", self.bad_words, padded),
+            ("recent", self.recent, its_latest),
         ):
-            (flat,) = integers(itertools.chain(*values), device=self.device, dtype=torch.int32)
-            table[index] = flat.view(len(requests), *table.shape[1:])
+            (flat,) = integers(itertools.chain(*values), device=None, dtype=torch.int32)
+            sent = self._scratch.send(name, flat.view(len(requests), *table.shape[1:]))
+            table.index_copy_(0, index, sent)
 
     def _load_allowed(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> None:
         if self.allowed is None and any(each.allowed_token_ids is not None for each in params):
@@ -160,40 +182,42 @@ class ControlTables:
                 if each.allowed_token_ids is not None:
                     self.allowed[slot] = pack_ids(each.allowed_token_ids, self.vocab_size)
 
-    @torch.inference_mode(False)
-    def reorder(self, order: list[int]) -> None:
-        """Keep the state of these rows, in this order; the slots of all others are free.
+    def move(self, order: list[int], index: Tensor, free: list[int]) -> None:
+        """Put the state of row ``order[i]`` in place i, by moving the number of its slot.
 
-        A row behind the slots is new, and takes a free one: `load` starts its state.
+        Args:
+            order, index: a permutation of all rows that there is room for, as a list and int64.
+            free: rows whose requests have left; `load` starts the state of those that join.
         """
-        old, slots = self._slot_list, len(self._slot_list)
-        free = sorted(set(old).difference([old[row] for row in order if row < slots]))
-        for slot in free:
-            self._requests.pop(slot, None)
-        unused = iter(free)
-        arranged = [old[row] if row < slots else next(unused) for row in order]
-        self._slot_list = [*arranged, *unused]
-        self.slot_of[:-1] = integers(self._slot_list, device=None)[0]
+        for row in free:
+            self._requests.pop(self._slot_list[row], None)
+        self._slot_list = list(map(self._slot_list.__getitem__, order))
+        self.slot_of[:-1].copy_(self.slot_of.index_select(0, index))
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count one new token per slot, int64 [B] each; an id outside [0, V), such as -1, is none.
 
-        Of all slots, only the idle one may be named twice.
+        Of all slots, only the idle one may be named twice. It counts what is none.
         """
         self._appends += 1
-        there = (token_ids >= 0) & (token_ids < self.vocab_size)
-        self.length[slots] += there.to(torch.int32)
-        recent = self.recent[slots]
-        moved = torch.cat([token_ids.to(torch.int32).unsqueeze(1), recent[:, :-1]], dim=1)
-        self.recent[slots] = torch.where(there.unsqueeze(1), moved, recent)
-        if self.device.type == "cpu":
+        if not self.looks_at_output:
+            return
+        take, rows = self._scratch.take, len(slots)
+        ids = torch.clamp(token_ids, 0, self.vocab_size - 1, out=take("ids", torch.int64, rows))
+        there = torch.eq(ids, token_ids, out=take("there", torch.bool, rows))
+        slots = torch.where(there, slots, self._idle, out=take("counting", torch.int64, rows))
+        if self.has_masks:
+            self.length.index_add_(0, slots, self._one.expand(rows))
+            moved = take("moved", torch.int32, rows, self.recent.shape[1] + 1)
+            moved[:, 1:].copy_(self._scratch.pick("recent", self.recent, slots))
+            moved[:, 0].copy_(ids)
+            self.recent.index_copy_(0, slots, moved[:, :-1])
+        if self.keeps_digests:
             digest = self.token_digest[slots]
-            self.token_digest[slots] = torch.where(
-                there & (digest != 0), mix(digest + token_ids), digest
-            )
+            self.token_digest[slots] = torch.where(digest != 0, mix(digest + ids), digest)
         for state in self._states.values():
-            state.append(slots, token_ids)
+            state.append(slots, ids)
 
     def state(self, shard: VocabShard) -> TokenState:
         """Return the dense state of a shard, which is made when it is first asked for.

@@ -12,17 +12,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.core.host_tensors import integers
+from tpsample.core.host_tensors import integers, reals
+from tpsample.core.ordinary_tensors import ordinary_tensors
+from tpsample.core.staging import Scratch
 from tpsample.core.step_buffer import StepBuffer
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import CheckedRequest
-from tpsample.request.params import MAX_LOGIT_BIAS
+from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
 
 TOUCHED_BLOCK = 64
 """Ids per entry of `touched`; kernel tiles are powers of two."""
 
+_BLOCK_SHIFT = TOUCHED_BLOCK.bit_length() - 1
+
 HAS_HISTORY, HAS_BIAS = 1, 2
 """Bits of `touched`."""
+
+_NONE = CheckedRequest(SamplingParams(), (), ())
 
 
 class TokenState:
@@ -46,13 +52,15 @@ class TokenState:
         blocks = -(-(shard.stop - self.first_id) // TOUCHED_BLOCK)
         self.width = max(1, blocks) * TOUCHED_BLOCK
         self._slots, self._mask = slots, StepBuffer(self.width // 32, torch.int32, device)
+        self._two = torch.tensor([2], dtype=torch.int32, device=device)
+        self._scratch = Scratch(device)
         self.history = torch.zeros(1, 1, dtype=torch.int32, device=device)
         self.bias = torch.zeros(1, 1, dtype=torch.float32, device=device)
         self.touched = torch.zeros(
             slots, self.width // TOUCHED_BLOCK, dtype=torch.int32, device=device
         )
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def reserve(self, *, history: bool, bias: bool) -> None:
         """Make room for what rows need, and keep what is there."""
         if history and self.history.shape[1] == 1:
@@ -60,60 +68,71 @@ class TokenState:
         if bias and self.bias.shape[1] == 1:
             self.bias = self.bias.new_zeros(self._slots, self.width)
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def load(self, slots: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
         """Start some slots anew from host values; ids of other shards are passed over."""
-        (index,) = integers(slots, device=self.touched.device)
-        self.touched[index] = 0
+        dense = [table for table in (self.history, self.bias) if table.shape[1] > 1]
+        if not dense:
+            return
+        for slot in slots:
+            for table in (*dense, self.touched):
+                table[slot].zero_()
         if self.history.shape[1] > 1:
-            self.history[index] = 0
             # Nothing looks at the tokens of a row without penalties, and only one at its prompt.
-            penalised = [each.params.penalised for each in requests]
-            at_prompt = [each.params.repetition_scope == "all" for each in requests]
-            its = zip(requests, penalised, at_prompt, strict=True)
-            prompts = [each.prompt if counts and all_ else () for each, counts, all_ in its]
-            its_output = zip(requests, penalised, strict=True)
-            outputs = [each.output if counts else () for each, counts in its_output]
-            if (places := self._places(slots, prompts, HAS_HISTORY)) is not None:
-                self.history[places] = 1
-            if (places := self._places(slots, outputs, HAS_HISTORY)) is not None:
-                counted = torch.tensor(2, dtype=torch.int32, device=index.device)
-                self.history.index_put_(places, counted, accumulate=True)
-        if self.bias.shape[1] > 1:
-            self.bias[index] = 0
-            start, stop = self.shard.start, self.shard.stop
-            biases = [each.params.logit_bias or {} for each in requests]
-            own = [[i for i in each if start <= i < stop] for each in biases]
-            if (places := self._places(slots, own, HAS_BIAS)) is not None:
-                values = [each[i] for each, ids in zip(biases, own, strict=True) for i in ids]
-                clamped = torch.tensor(values, dtype=torch.float32)
-                self.bias[places] = clamped.clamp_(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS).to(index.device)
+            penalised = [each if each.params.penalised else _NONE for each in requests]
+            whole = [each.params.repetition_scope == "all" for each in penalised]
+            prompts = [
+                each.prompt if all_ else () for each, all_ in zip(penalised, whole, strict=True)
+            ]
+            history, outputs = self.history.view(-1), [each.output for each in penalised]
+            if any(prompts):
+                history.index_fill_(0, self._places(slots, prompts, HAS_HISTORY), 1)
+            if any(outputs):
+                made = self._places(slots, outputs, HAS_HISTORY)
+                history.index_add_(0, made, self._two.expand(len(made)))
+        start, stop = self.shard.start, self.shard.stop
+        biases = [each.params.logit_bias or {} for each in requests]
+        own = [[i for i in each if start <= i < stop] for each in biases]
+        if any(own):
+            values = [each[i] for each, ids in zip(biases, own, strict=True) for i in ids]
+            (clamped,) = reals(values, device=None, dtype=torch.float32)
+            clamped.clamp_(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+            biased = self._places(slots, own, HAS_BIAS)
+            self.bias.view(-1).index_copy_(0, biased, self._scratch.send("biases", clamped))
 
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
-        """Count one output token per row, int64 [B], on the device; -1 is none."""
-        if self.history.shape[1] == 1:
+        """Count one output token per slot, int64 [B] each, on the device. Only a slot that nothing
+        reads may be named twice."""
+        if self.history.shape[1] == 1 or not len(self.shard):
             return
-        mine = (token_ids >= self.shard.start) & (token_ids < self.shard.stop)
-        columns = (token_ids - self.first_id).where(mine, 0)
-        self.history[slots, columns] += 2 * mine.to(torch.int32)
-        self.touched[slots, columns // TOUCHED_BLOCK] |= HAS_HISTORY * mine.to(torch.int32)
+        take, rows = self._scratch.take, len(slots)
+        # The id if it is of this shard, else another of the shard, which is counted 0 times.
+        first, last = self.shard.start, self.shard.stop - 1
+        columns = torch.clamp(token_ids, first, last, out=take("columns", torch.int64, rows))
+        mine = torch.eq(columns, token_ids, out=take("mine", torch.int32, rows))
+        columns.sub_(self.first_id)
+        place = torch.mul(slots, self.width, out=take("place", torch.int64, rows)).add_(columns)
+        self.history.view(-1).index_add_(0, place, mine, alpha=2)
+        self._touch(place.bitwise_right_shift_(_BLOCK_SHIFT), mine.mul_(HAS_HISTORY))
 
     def mask_buffer(self, num_rows: int) -> Tensor:
         """Return uninitialised int32 [num_rows, width / 32], which the next step uses again."""
         return self._mask.take(num_rows)
 
-    def _places(
-        self, slots: Sequence[int], ids: Sequence[Sequence[int]], bit: int
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return slot and column, int64 [n] each, of each slot's ids that are of this shard, and
-        note in `touched` that something is known of them. None without any."""
-        if not any(ids):
-            return None
-        (listed,) = integers(itertools.chain(*ids), device=None)
-        of_slot, lengths = integers(slots, map(len, ids), device=None)
+    def _places(self, slots: Sequence[int], ids: Sequence[Sequence[int]], bit: int) -> Tensor:
+        """Return where the ids of slots that are of this shard lie in [slots · width], int64 [n] on
+        the device, and note in `touched` that something is known of them."""
+        listed, of_slot, lengths = integers(
+            itertools.chain(*ids), slots, map(len, ids), device=None
+        )
         mine = (listed >= self.shard.start) & (listed < self.shard.stop)
-        columns = (listed[mine] - self.first_id).to(self.touched.device)
-        slot = of_slot.repeat_interleave(lengths)[mine].to(self.touched.device)
-        # A block may be named more than once, always with the same result.
-        self.touched[slot, columns // TOUCHED_BLOCK] |= bit
-        return slot, columns
+        row = of_slot.repeat_interleave(lengths)[mine]
+        place = row * self.width + listed[mine] - self.first_id
+        self._touch(self._scratch.send("blocks", place >> _BLOCK_SHIFT), bit)
+        return self._scratch.send("places", place)
+
+    def _touch(self, block: Tensor, bits: Tensor | int) -> None:
+        """Add bits to places of [slots · width / 64], int64 [n]. One that is named more than once
+        is given the same bits, or nothing reads it."""
+        touched = self.touched.view(-1)
+        touched.index_copy_(0, block, self._scratch.pick("bits", touched, block).bitwise_or_(bits))

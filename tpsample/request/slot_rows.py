@@ -1,0 +1,115 @@
+"""The rows of a step that are told by a tensor of slots: which slot each row reads, on the device.
+
+A row is not drawn if it names no slot, a slot without a request, or one that an earlier row names.
+It reads the last slot, in which no request ever is. What is made here and what is read of the slots
+lies in memory of the rows, so that a step that uses rows again allocates nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tpsample.core.host_tensors import ALIGNED
+from tpsample.core.staging import Scratch
+from tpsample.core.word import Status
+from tpsample.request.filters import RowFilter, RowFilters
+
+OPEN, SHUT = 2**62, -1
+"""The gate of a slot that may be drawn, above the number of any row; and of one that may not."""
+
+PADDING = -1
+"""The slot of a row that nobody wants."""
+
+
+class Undrawn(NamedTuple):
+    """The rows of a step that are not drawn.
+
+    Attributes:
+        rows: bool [B].
+        status: int32 [B], of such a row; those of the others mean nothing.
+    """
+
+    rows: Tensor
+    status: Tensor
+
+
+class SlotRows:
+    """B rows, and memory for what they read of their slots.
+
+    Attributes:
+        index: int64 [B], the slot that each row reads; S if it is not drawn.
+        inside: int64 [B], the same, but a slot of a request if it is not drawn.
+        undrawn: the rows that are not drawn.
+        places: int64 [B], the rows' numbers 0 … B - 1.
+        stored_places: int32 [B], the same.
+        scratch: of what a step reads.
+    """
+
+    @torch.inference_mode(False)
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self._padded = torch.zeros(num_rows + -num_rows % ALIGNED, dtype=torch.int64, device=device)
+        self.index = self._padded[:num_rows]
+        self.inside = torch.zeros_like(self.index)
+        self.undrawn = Undrawn(
+            torch.zeros(num_rows, dtype=torch.bool, device=device),
+            torch.zeros(num_rows, dtype=torch.int32, device=device),
+        )
+        self.places = torch.arange(num_rows, device=device)
+        self.stored_places = self.places.to(torch.int32)
+        self.scratch = Scratch(device)
+
+    def __len__(self) -> int:
+        return self.index.shape[0]
+
+    def resolve(self, slots: Tensor, gate: Tensor) -> None:
+        """Find the slot of each row.
+
+        Of the rows that name a slot the first goes through its gate, if it is open:
+
+            slots    3  -1   0   3  99     gates of S = 5 slots: 0 and 3 are open
+            index    3   5   0   5   5
+
+        Args:
+            slots: int32 or int64 [B], any numbers; none is used as an address.
+            gate: int64 [S + 1].
+        """
+        none, (undrawn, status) = len(gate) - 1, self.undrawn
+        index = self.index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
+        first = self.scratch.take("first", torch.int64, none + 1).copy_(gate)
+        first.scatter_reduce_(0, index, self.places, "amin")
+        torch.ne(self.scratch.pick("winner", first, index), self.places, out=undrawn)
+        torch.ne(slots, PADDING, out=status).mul_(int(Status.BAD_SLOT))
+        index.masked_fill_(undrawn, none)
+        torch.clamp(index, max=none - 1, out=self.inside)
+
+    def repeated(self, times: int) -> SlotRows:
+        """Return rows of which each of these is `times` in a row."""
+        rows = SlotRows(times * len(self), self.index.device)
+        its, own = ((x.index, x.inside, *x.undrawn) for x in (rows, self))
+        for new, old in zip(its, own, strict=True):
+            new.copy_(old.repeat_interleave(times))
+        return rows
+
+    def pick_any(self, name: str, table: Tensor) -> Tensor:
+        """Return what a table [S, …] holds for each row; any slot's where the row is not drawn."""
+        return self.scratch.pick(name, table, self.inside)
+
+    def pick_drawn(self, name: str, table: Tensor) -> Tensor:
+        """Return what a table [S] holds for each row, 0 where the row is not drawn."""
+        return self.pick_any(name, table).masked_fill_(self.undrawn.rows, 0)
+
+    def pick_columns(self, name: str, table: Tensor) -> Tensor:
+        """Return the columns that rows have in a table [n, S + 1], as `columns_of` pads them."""
+        return self.scratch.pick(name, table, self._padded, dim=1)
+
+    def filters(self, columns: Tensor, kinds: list[RowFilter]) -> RowFilters:
+        """Return the filters of all rows, as none is known to have none.
+
+        Args:
+            columns: int64 [8, B or more], as `RowFilters` has them.
+            kinds: what may occur, a row that keeps all of its tokens among it.
+        """
+        return RowFilters(self.places, list(range(len(self))), columns, kinds)
