@@ -182,6 +182,13 @@ EXCHANGES = [
 
 AGREEMENT = [
     Fault(
+        "a difference names no row",
+        "tpsample/agreement/differences.py",
+        "if any(each != of_ranks[0] for each in of_ranks):",
+        "if False:",
+        ("tests/test_messages.py::test_ranks_are_told_the_same_and_go_on",),
+    ),
+    Fault(
         "ranks do not compare positions",
         "tpsample/agreement/step.py",
         '"positions": _digest(self.positions),',

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class VocabShard:
-    """The global token ids [start, stop) that a rank owns; none if start == stop.
+    """A rank owns the global token ids from `start` to `stop` - 1; none if start == stop.
 
     Raises:
         TypeError: a bound is not an int.
