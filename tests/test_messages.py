@@ -119,6 +119,11 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
         "allow another id",
     ),
     # --- batches
+    "one prompt in place of one per row": (
+        lambda: SamplingBatch.from_params([SamplingParams()], vocab_size=V, prompt_token_ids=[5]),
+        "prompt_token_ids[0]: expected a sequence of token ids, got 5; a batch takes one per row, "
+        "such as [[5, 6], []]",
+    ),
     "tokens of other rows": (
         lambda: _appended(3),
         "token_ids: expected the tokens of 2 rows, as the batch has, got 3 rows",
@@ -169,6 +174,15 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
         lambda: LMHeadSampler(WEIGHT, group=Mesh()),
         'group: expected a torch process group, None or "alone", got Mesh; pass its group, '
         ".get_group()",
+    ),
+    "a weight of another dtype": (
+        lambda: LMHeadSampler(WEIGHT.double()),
+        "lm_head_weight: expected one of torch.bfloat16, torch.float16, torch.float32, got "
+        "torch.float64; convert it once with .to(torch.float32)",
+    ),
+    "a vocabulary that is no number": (
+        lambda: VocabShard.even("20", 0, 1),
+        "vocab_size: expected an int, got '20'",
     ),
     "half an id": (lambda: VocabShard(0, 2.5), "VocabShard.stop: expected an int, got 2.5"),
     "a sampler that was closed": (

@@ -163,7 +163,11 @@ def _check_weight(weight: Tensor) -> None:
             f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}{way_out}"
         )
     if weight.dtype not in WEIGHT_DTYPES:
-        raise ValueError(f"lm_head_weight: expected one of {WEIGHT_DTYPES}, got {weight.dtype}")
+        dtypes = ", ".join(map(str, WEIGHT_DTYPES))
+        raise ValueError(
+            f"lm_head_weight: expected one of {dtypes}, got {weight.dtype}; convert it once with "
+            ".to(torch.float32)"
+        )
     if weight.shape[1] > 1 and weight.shape[0] > 1 and weight.stride(1) != 1:
         raise ValueError(
             f"lm_head_weight: expected a contiguous last axis, got strides {weight.stride()}; "
