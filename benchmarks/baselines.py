@@ -55,16 +55,23 @@ def logits_samplers(problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
     return samplers
 
 
-def notes(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[str]:
-    """What a reader has to know about the baselines of this run."""
-    lines = [
-        f"Baselines multiply in {text_of(dtype)} with the vendor's library, store the logits and "
-        "sample from them without dividing by a temperature (T = 1).",
+def notes(device: torch.device) -> list[str]:
+    """What a reader has to know about the baselines of a run without filters."""
+    return [
+        *how_they_run(device, torch.bfloat16),
         f"{RACE} draws anew at every replay of its graph; nothing compares its ids.",
         f"{GUMBEL} launches three tiny kernels beside its own, which zero the words and take the "
         "ids from them; its time includes them.",
+        *third_party.notes(device),
     ]
-    lines += third_party.notes(device)
+
+
+def how_they_run(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """What a reader has to know about any baseline with a weight of this dtype."""
+    lines = [
+        f"Baselines multiply in {text_of(dtype)} with the vendor's library, store the logits and "
+        "sample from them without dividing by a temperature (T = 1)."
+    ]
     if device.type != "cuda":
         lines.append(
             f"On a CPU nothing is compiled, and no cache is flushed between steps; torch had "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import baselines, filter_baselines, machine
+from benchmarks import baselines, filter_baselines, machine, third_party
 from benchmarks.harness import Row, Run
 from benchmarks.problem import Problem, WrongToken, make_sampler
 from benchmarks.results import View, row, with_ratios
@@ -69,7 +69,8 @@ TEXT_TOKENS, TINY_TEXT_TOKENS = 1024, 128
 def rows(run: Run) -> Iterator[Row]:
     """Times, then bytes and candidates, of every shape."""
     run.note(
-        *baselines.notes(run.device, dtype_on(run.device)),
+        *baselines.how_they_run(run.device, dtype_on(run.device)),
+        *third_party.notes(run.device, [third_party.FLASHINFER]),
         "sort, topk and mask are samplers in plain PyTorch; benchmarks/filter_baselines.py says "
         "who samples so.",
         "Bytes are counted on virtual ranks in one process, words of the plain plan included; what "
@@ -200,16 +201,17 @@ def _candidates(shape: Shape, plain: Problem) -> Iterator[Row]:
     """Share of rows with a kept token among the best n scores; over 8 takes a second round."""
     point = {"shape": shape.name, "batch": plain.rows}
     bests = [2**n for n in range(BEST_SCORES.bit_length())]
-    for name, changes in SETTINGS.items():
-        problem, places = plain.filtered(**changes), []
-        for first in range(0, plain.rows, 64):
-            part = problem.take(range(first, min(first + 64, plain.rows)))
-            logits, batch = reference.logits(part.hidden_states, part.weight), part.batch
-            scores = reference.scores(logits, batch, part.positions)
-            kept = reference.kept_mask(logits, batch)
-            order = scores.topk(BEST_SCORES, dim=1).indices
-            places.append(kept.gather(1, order))
-        decided = torch.cat(places).cumsum(dim=1) > 0
+    places: dict[str, list[Tensor]] = {name: [] for name in SETTINGS}
+    for first in range(0, plain.rows, 64):
+        part = plain.take(range(first, min(first + 64, plain.rows)))
+        logits = reference.logits(part.hidden_states, part.weight)
+        # Filters leave ids out of the scores and change none.
+        order = reference.scores(logits, part.batch, part.positions).topk(BEST_SCORES).indices
+        for name, changes in SETTINGS.items():
+            kept = reference.kept_mask(logits, part.filtered(**changes).batch)
+            places[name].append(kept.gather(1, order))
+    for name, found in places.items():
+        decided = torch.cat(found).cumsum(dim=1) > 0
         for best in bests:
             share = float(decided[:, best - 1].double().mean())
             yield {**point, "candidate": name, "kind": "candidates", "best": best, "share": share}

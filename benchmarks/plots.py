@@ -16,6 +16,8 @@ from benchmarks import drawing, filter_baselines, text, third_party
 from benchmarks.results import Result
 
 MOST_LINES = 6
+BESIDE = ("plain", "gathered")
+"""Kinds of rows that the others are held against, so that every picture of a view has them."""
 STYLES: dict[str, Any] = {
     "tpsample, ": "-",
     f"{filter_baselines.SORT}, ": "--",
@@ -36,9 +38,7 @@ def plot(view: Row, rows: list[Row], result: Result, folder: Path) -> list[str]:
     if all(isinstance(each, int) for each in series):
         parts = [drawing.few(series, MOST_LINES)]
     else:
-        count = -(-len(series) // MOST_LINES)
-        size = -(-len(series) // count)
-        parts = [series[i : i + size] for i in range(0, len(series), size)]
+        parts = _parts(series, {row[view["series"]] for row in rows if row.get("kind") in BESIDE})
     colours = _colours(view["series"], result.rows)
     forecast = any(row.get("kind") == "model" for row in rows)
     footer, files = drawing.footer(result.machine, not forecast), []
@@ -47,6 +47,17 @@ def plot(view: Row, rows: list[Row], result: Result, folder: Path) -> list[str]:
         chosen = [row for row in rows if row[view["series"]] in names]
         files.append(_draw(view, chosen, names, colours, unit_of(view, rows), path, footer))
     return files
+
+
+def _parts(series: list[Any], beside: set[Any]) -> list[list[Any]]:
+    """Return the lines of each picture: as few pictures as can be, `beside` in all of them."""
+    if len(series) <= MOST_LINES:
+        return [series]
+    always = [name for name in series if name in beside]
+    others = [name for name in series if name not in beside]
+    count = -(-len(others) // (MOST_LINES - len(always)))
+    size = -(-len(others) // count)
+    return [[*always, *others[i : i + size]] for i in range(0, len(others), size)]
 
 
 def _draw(

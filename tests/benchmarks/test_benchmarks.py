@@ -306,6 +306,8 @@ class TestReport:
     def test_at_most_six_lines_share_a_picture_and_a_setting_keeps_its_colour(self):
         names = [f"{who}{what}" for what in "abcd" for who in ("tpsample, ", "sort, ")]
         rows = [{"shape": "s", "batch": 1, "candidate": name, "median_us": 1.0} for name in names]
+        assert plots._parts(list("abcdefgh"), {"c"}) == [list("cabde"), list("cfgh")]
+        assert plots._parts(list("abcdef"), {"c"}) == [list("abcdef")]
         colours = plots._colours("candidate", rows)
         assert list(colours) == list("abcd") and len(set(colours.values())) == 4
 
