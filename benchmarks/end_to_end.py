@@ -18,7 +18,7 @@ from tpsample.ranks.ranks import Ranks
 
 QUESTION = "A step on W ranks: time, tokens per second, efficiency, against whole logits?"
 VIEWS = [
-    View("latency", "Time of a step on the slowest rank, µs", x="batch"),
+    View("latency", "Time of a step on the slowest rank", x="batch"),
     View("tokens", "Tokens per second", x="batch", y="tokens_per_s"),
     View("bytes", "Bytes that a rank sends", x="batch", y="bytes_out"),
     View(

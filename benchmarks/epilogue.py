@@ -17,7 +17,7 @@ QUESTION = (
     "What does the noise cost: a sampled step against a plain greedy kernel of the same tile?"
 )
 VIEWS = [
-    View("latency", "Time of a step, µs", x="batch"),
+    View("latency", "Time of a step", x="batch"),
     View("over_limit", "Time ÷ time to read the weight", x="batch", y="over_limit", reference=1),
     View(
         "over_greedy",

@@ -20,8 +20,8 @@ from tpsample.ranks.ranks import Ranks
 
 QUESTION = "What does each exchange add to a step, and how many words and bytes travel?"
 VIEWS = [
-    View("step", "Time of a step with next to no compute, µs", x="batch"),
-    View("added", "Time the exchange adds, µs", x="batch", y="added_us"),
+    View("step", "Time of a step with next to no compute", x="batch"),
+    View("added", "Time the exchange adds", x="batch", y="added_us"),
 ]
 
 ROWS_PER_RANK, HIDDEN_SIZE = 256, 64

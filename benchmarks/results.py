@@ -18,6 +18,7 @@ class View:
 
     Attributes:
         name: the plot's file name.
+        title: what y is; where y is a time, the page and the plot add the unit.
         where: only rows with these values.
         reference: y of a horizontal line, such as 1 for a ratio.
         x_label: what x is; "" is its name.
@@ -37,7 +38,12 @@ class View:
 
 @dataclass
 class Result:
-    """See `benchmarks.harness.Run` for notes, measured, inputs; `aborted` says why."""
+    """What a benchmark has measured; see `benchmarks.harness.Run` for notes, measured, inputs.
+
+    Attributes:
+        aborted: why its numbers are void; None if they are not.
+        loads: of the machine (`benchmarks.quiet.load`), "before" and "after" the run.
+    """
 
     benchmark: str
     question: str
@@ -50,6 +56,7 @@ class Result:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     checks: dict[str, float] = field(default_factory=dict)
     aborted: str | None = None
+    loads: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def save(self, path: Path) -> None:

@@ -36,7 +36,7 @@ def _views(name: str, topology: str) -> list[View]:
     return [
         View(
             f"step_{name}",
-            f"Forecast of a step, {topology}, µs",
+            f"Forecast of a step, {topology}",
             x="world_size",
             y="step_us",
             series="batch",

@@ -16,7 +16,7 @@ QUESTION = "One rank's shard of W, alone on one GPU: how close to reading it onc
 VIEWS = [
     View(
         "latency",
-        "Time of the local step, µs, over the number of shards",
+        "Time of the local step over the number of shards",
         x="world_size",
         series="batch",
         where={"candidate": "tpsample"},

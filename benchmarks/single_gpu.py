@@ -15,7 +15,7 @@ from benchmarks.timing import Timing
 
 QUESTION = "One GPU: how close is a step to reading the weight once, and what do baselines take?"
 VIEWS = [
-    View("latency", "Time of a step, µs", x="batch"),
+    View("latency", "Time of a step", x="batch"),
     View("over_limit", "Time ÷ time to read the weight", x="batch", y="over_limit", reference=1),
     View(
         "over_tile_read",

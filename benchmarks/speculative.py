@@ -21,7 +21,7 @@ from tpsample.speculative import reference as definition
 
 QUESTION = "What does verifying K drafts cost beside one plain step, and beside K + 1 of them?"
 VIEWS = [
-    View("latency", "Time, µs", x="batch"),
+    View("latency", "Time", x="batch"),
     View("over_plain", "Time ÷ one plain step", x="batch", y="over_plain", reference=1),
 ]
 

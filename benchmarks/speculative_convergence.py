@@ -12,11 +12,12 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks import machine
+from benchmarks import drawing, machine, text
 from tpsample import SamplingBatch, reference
 from tpsample.noise import tile_noise
 from tpsample.speculative import laws
@@ -109,31 +110,39 @@ def curves(count: int) -> Iterator[tuple[str, list[tuple[int, float]]]]:
     yield "planted: recovery from p", distances(tokens)
 
 
-def plot(found: dict[str, list[tuple[int, float]]], path: Path) -> None:
-    """Distance against samples, both logarithmic, a panel per method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(METHODS), figsize=(13, 4.2), sharey=True)
+def plot(found: dict[str, list[tuple[int, float]]], record: dict[str, Any], path: Path) -> None:
+    """Draw distance against samples, both logarithmic, a panel per method."""
+    if not drawing.available():
+        return
+    figure, axes = drawing.panels(len(METHODS), (2.3, 2.7))
+    lowest, highest = (f(y for points in found.values() for _, y in points) for f in (min, max))
     for axis, method in zip(axes, METHODS, strict=True):
         for name, points in found.items():
             planted = name.startswith("planted")
             if name != "direct" and not name.startswith(method) and not planted:
                 continue
-            style = {"color": "black", "linewidth": 2.5} if name == "direct" else {"marker": "o"}
-            if planted:
+            style: dict[str, Any] = {"marker": "o", "markersize": 3}
+            if name == "direct":
+                style = {"color": "black", "linewidth": 2.5}
+            elif planted:
                 style = {"color": "red", "linestyle": "--"}
             label = name.removeprefix(f"{method}, ")
-            axis.plot(*zip(*points, strict=True), label=label, markersize=3, alpha=0.8, **style)
+            axis.plot(*zip(*points, strict=True), label=label, alpha=0.8, **style)
         axis.set(title=method, xlabel="samples", xscale="log", yscale="log")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
+        axis.set_ylim(lowest / 1.2, highest * 1.2)
+        if axis is not axes[0]:
+            axis.tick_params(labelleft=False)
     axes[0].set_ylabel("total variation to the target")
-    figure.suptitle(f"Emitted law against the target, V = {VOCAB_SIZE}, Zipf 1.1")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    at_end = {name: points[-1][1] for name, points in found.items()}
+    planted_tv, direct_tv = at_end.pop("planted: recovery from p"), at_end.pop("direct")
+    low, high = min(at_end.values()), max(at_end.values())
+    message = (
+        f"After {found['direct'][-1][0]:,} samples every method is {text.three(low)} to "
+        f"{text.three(high)} from the target, direct draws are {text.three(direct_tv)}, and a bias "
+        f"planted on purpose stays at {text.three(planted_tv)} (V = {VOCAB_SIZE}, Zipf 1.1)"
+    )
+    footer = drawing.footer(record)
+    drawing.save(figure, path, message, footer, legend="drafts")
 
 
 def main(folder: Path, count: int = SEEDS) -> None:
@@ -144,7 +153,7 @@ def main(folder: Path, count: int = SEEDS) -> None:
     (folder / "result.json").write_text(
         json.dumps({"curves": found, "machine": record}, indent=1) + "\n"
     )
-    plot(found, folder / "convergence.png")
+    plot(found, record, folder / "convergence.png")
     at_end = "\n".join(f"| {name} | {points[-1][1]:.5f} |" for name, points in found.items())
     (folder / "README.md").write_text(
         "# speculative_convergence\n\n"

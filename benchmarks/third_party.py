@@ -18,7 +18,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,11 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def notes(device: torch.device) -> list[str]:
+def notes(device: torch.device, names: Sequence[str] = (FLASHINFER, FLASHSAMPLING)) -> list[str]:
     """What is left out, and how to add it; how those that take part draw."""
     lines = []
-    for name, (package, how) in _PACKAGES.items():
+    for name in names:
+        package, how = _PACKAGES[name]
         if not _is_here(name):
             lines.append(
                 f"{name} was not measured, because there is no package {package}; {how}, and set "

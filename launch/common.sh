@@ -14,9 +14,12 @@ if (($# == 0)); then set -- generate; fi
 gpus=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)
 NPROC=${NPROC:-$((gpus == 1 ? 1 : 2))}
 
+# Say something.
+note() { echo "${0##*/}: $1" >&2; }
+
 # Say why nothing is started.
 fail() {
-    echo "${0##*/}: $1" >&2
+    note "$1"
     exit 1
 }
 

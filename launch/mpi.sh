@@ -9,7 +9,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if ! version=$(mpirun --version 2>&1); then
-    fail "mpirun does not run; install tpsample[mpi] or an MPI of your own"
+    fail "mpirun does not run; pip install '.[mpi]' here, or install an MPI of your own"
 fi
 options=(-np "$NPROC")
 if [[ $version == *"Open MPI"* ]]; then

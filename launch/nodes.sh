@@ -12,6 +12,10 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+if $dry_run && [[ -z ${FIRST-}${NNODES-} ]]; then
+    note "FIRST and NNODES are not set; node-1 and 2 stand for them"
+    FIRST=node-1 NNODES=2
+fi
 [[ -n ${FIRST-} ]] || fail "FIRST is not set: name one of the machines, the same on all of them"
 [[ ${NNODES-} =~ ^[1-9][0-9]*$ ]] || fail "NNODES is '${NNODES-}': expected the number of machines"
 [[ $FIRST == *:* ]] || FIRST=$FIRST:29400

@@ -17,9 +17,15 @@ NPROC=${NPROC:-${per_node%%(*}}
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$folder/common.sh"
 
-[[ -n ${SLURM_JOB_NODELIST-} ]] || fail "not in an allocation; start it with salloc or sbatch"
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-[[ -n $first ]] || fail "scontrol does not tell the nodes of $SLURM_JOB_NODELIST"
+if [[ -n ${SLURM_JOB_NODELIST-} ]]; then
+    first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    [[ -n $first ]] || fail "scontrol does not tell the nodes of $SLURM_JOB_NODELIST"
+elif $dry_run; then
+    note "not in an allocation; node-1 stands for its first node"
+    first=node-1
+else
+    fail "not in an allocation; start it with salloc or sbatch"
+fi
 
 # --kill-on-bad-exit: a rank that fails ends the job instead of leaving the others waiting.
 start env MASTER_ADDR="$first" MASTER_PORT="${PORT:-$((20000 + ${SLURM_JOB_ID-0} % 10000))}" \

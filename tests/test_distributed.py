@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -139,6 +140,21 @@ def body(tmp_path: Path) -> Path:
     path = tmp_path / "body.py"
     path.write_text(BODY)
     return path
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize(("asked", "taken"), [(None, [7]), ("8", [])])
+def test_a_process_started_by_hand_leaves_a_core_to_others(asked, taken, monkeypatch):
+    threads: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with join() as job:
+        assert job.source == "alone"
+    assert threads == taken
 
 
 @pytest.mark.parametrize("source", ["mpi4py", *long("torchrun")])

@@ -1,4 +1,4 @@
-"""What a user sees of the objects: types of options, integers, messages, with, len and repr."""
+"""What a user sees of the objects: types of options, integers, with, len and repr."""
 
 from __future__ import annotations
 
@@ -109,62 +109,6 @@ def test_a_batch_has_a_length_and_says_what_it_is() -> None:
     batch.drop(0)
     assert len(batch) == 1
     assert repr(batch) == "SamplingBatch(1 rows of at most 5, vocab_size=20, on cpu)"
-
-
-def _append(count: int) -> None:
-    batch = SamplingBatch.from_params([SamplingParams(frequency_penalty=1)], vocab_size=V)
-    batch.append(torch.zeros(count, dtype=torch.int64))
-
-
-MESSAGES: list[tuple[Callable[[], object], str]] = [
-    (
-        lambda: SamplingParams(bad_words=[5, 6]),
-        "bad_words: expected sequences of token ids, such as [[5, 6]], got 5 among them; words of "
-        "text are the tokenizer's to encode",
-    ),
-    (
-        lambda: SamplingParams(bad_words=["the"]),
-        "bad_words: expected sequences of token ids, such as [[5, 6]], got 'the' among them; words "
-        "of text are the tokenizer's to encode",
-    ),
-    (
-        lambda: _append(3),
-        "token_ids: expected the tokens of 1 rows, as the batch has, got 3 rows",
-    ),
-    (
-        lambda: LMHeadSampler(WEIGHT, vocab_size=V + 1),
-        "lm_head_weight: rank 0 needs 21 rows for its shard VocabShard(start=0, stop=21), got 20",
-    ),
-    (
-        lambda: LMHeadSampler(WEIGHT.T),
-        "lm_head_weight: expected a contiguous last axis, got strides (1, 4); pass the "
-        "[V_local, D] layout, not a transposed view",
-    ),
-    (
-        lambda: LMHeadSampler(WEIGHT, exchange="nccl"),
-        "exchange: expected one of auto, collective, p2p, peer, two_level, got 'nccl'",
-    ),
-    (
-        lambda: VocabShard(0, 2.5),
-        "VocabShard.stop: expected an int, got 2.5",
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), MESSAGES)
-def test_messages_say_what_was_expected_what_came_and_the_way_out(
-    call: Callable[[], object], message: str
-) -> None:
-    with pytest.raises((TypeError, ValueError)) as raised:
-        call()
-    assert str(raised.value) == message
-    assert type(raised.value) in (TypeError, ValueError)  # one rank disagrees with nobody
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
-    given = SamplingParams(temperature=np.float32(0.5), top_p=np.float64(0.5), seed=np.int64(3))
-    assert given == SamplingParams(temperature=0.5, top_p=0.5, seed=3)
-    assert type(given.temperature) is float and type(given.seed) is int
 
 
 def test_the_package_can_be_run(

@@ -7,6 +7,7 @@ version of Python, because PyTorch has CPU builds on the index for few of them.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -47,17 +48,33 @@ assert torch.equal(found, tpsample.reference.sample(logits, batch, 3).token_ids)
 
 
 def _run(*command: object, cwd: Path) -> str:
-    """Run a command without this checkout on its path, and return what it printed."""
+    """Run a command without this checkout on its path, and return what it printed.
+
+    Of the environment pip's own variables are handed on, such as where wheels lie.
+    """
+    pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        env={"PATH": f"{Path(str(command[0])).parent}:/usr/bin:/bin", "HOME": str(cwd)},
+        env={**pip, "PATH": f"{Path(str(command[0])).parent}:/usr/bin:/bin", "HOME": str(cwd)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
+
+
+def _interpreter(version: tuple[int, int]) -> str | None:
+    """Return a Python of a version that runs: on the path, or among those of pyenv."""
+    name = ".".join(map(str, version))
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = [shutil.which(f"python{name}"), *sorted(pyenv.glob(f"{name}.*/bin/python"))]
+    for each in found:
+        # What pyenv puts on the path does not run where another version is chosen.
+        if each and subprocess.run([each, "--version"], capture_output=True).returncode == 0:
+            return str(each)
+    return None
 
 
 def test_the_versions_that_are_claimed_are_those_that_are_tried() -> None:
@@ -116,9 +133,9 @@ def test_the_wheel_works_in_a_bare_environment(built: Path, tmp_path: Path) -> N
 def test_the_sdist_runs_its_own_tests_and_benchmarks(
     built: Path, version: tuple[int, int], tmp_path: Path
 ) -> None:
-    interpreter = shutil.which("python" + ".".join(map(str, version)))
+    interpreter = _interpreter(version)
     if interpreter is None:
-        pytest.skip(f"needs Python {version} on the path")
+        pytest.skip(f"needs Python {version[0]}.{version[1]}, on the path or of pyenv")
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path)

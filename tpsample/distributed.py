@@ -38,7 +38,7 @@ _LAUNCHERS = {
 }
 
 
-_WAY_OUT = "start with torchrun, or with mpirun and tpsample[mpi] installed"
+_WAY_OUT = "start with torchrun, or with mpirun and the package mpi4py"
 
 
 class LaunchError(RuntimeError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class UnsupportedParameter(ValueError):
-    """A sampling parameter that this version cannot honour; none is ever ignored silently."""
+    """A parameter cannot be honoured where it was given, and none is ignored without a word."""
 
 
 class RankMismatch(ValueError):

@@ -127,7 +127,7 @@ class SampleOutput:
 
     @property
     def num_samples(self) -> int:
-        """Draws per row."""
+        """How many tokens were drawn per row."""
         return 1 if self.token_ids.ndim == 1 else self.token_ids.shape[1]
 
     def name_undrawn(self, rows: Tensor, status: Tensor, token_id: int) -> None:

@@ -1,6 +1,6 @@
 """The k most likely tokens and the entropy of every step of a generation.
 
-    entropy = -Σ p_v ln p_v   over the whole vocabulary, p as the logprobs say
+    entropy = -Σ p_v ln p_v   over the whole vocabulary, p in the mode of the logprobs
 
 All buffers are [B, steps, k] or smaller and are made once; whole logits of every step would be
 [B, steps, V]. Recording copies on the device and never waits for it.
@@ -28,6 +28,7 @@ class TopKTrace:
     Args:
         rows, steps: B, and how many steps there is room for.
         k: how many of the most likely tokens to keep per step; every request asks for as many.
+        device: where the logprobs are. Default: the CPU.
 
     Attributes:
         step: how many steps are recorded.

@@ -9,7 +9,7 @@
 | `record.py` | holds what is asked for and what was measured; one JSON file |
 | `ranks.py` | is what the ranks run: point after point, each written when it is done |
 | `candidates.py` | builds tpsample and the baselines of a point, and checks them |
-| `quiet.py` | tells whether the machine had anything else to do |
+| `sessions.py` | tells whether the machine was quiet in every session |
 | `page.py`, `pictures.py` | make the record readable; they read nothing else |
 
 A point is one world size, shape, batch size and kind of request. Its candidates are timed in turn

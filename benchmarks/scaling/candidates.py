@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import baselines, third_party
-from benchmarks.filters import sort_sample
+from benchmarks import baselines, filter_baselines, third_party
 from benchmarks.problem import Candidate, NearTies, Problem, WrongToken, make_sampler
 from benchmarks.whole_logits import KINDS, WholeLogits
 from tpsample import LMHeadSampler, SamplingBatch, VocabShard, reference
@@ -44,10 +43,10 @@ SAMPLERS = {
     third_party.FLASHINFER: "vLLM with VLLM_USE_FLASHINFER_SAMPLER=1, SGLang "
     "--sampling-backend flashinfer",
     third_party.FLASHSAMPLING: "fused_mm_sample_triton of its repository, one rank",
-    "sort": "filters by sorting the vocabulary: SGLang --sampling-backend pytorch, vLLM without "
-    "FlashInfer",
-    "topk": "torch.topk and a draw of those k: no slower than vLLM's and gpt-fast's top_k in "
-    "PyTorch, which mask the logits below the k-th",
+    filter_baselines.SORT: "filters by sorting the vocabulary: SGLang --sampling-backend pytorch, "
+    "vLLM without FlashInfer",
+    filter_baselines.TOPK: "torch.topk and a draw of those k: no slower than vLLM's and gpt-fast's "
+    "top_k in PyTorch, which mask the logits below the k-th",
 }
 """What samples the logits of a baseline, and whose it is."""
 
@@ -97,12 +96,6 @@ def build(plain: Problem, mode: str, rank: int, world_size: int) -> list[Entry]:
     for kind in KINDS:
         entries += _of_way(kind(problem, rank, world_size), mode)
     return entries
-
-
-def topk_sample(logits: Tensor, top_k: int) -> Tensor:
-    """Return a draw from the k largest logits, without a sort of the others."""
-    values, ids = logits.float().topk(top_k, dim=1)
-    return ids.gather(1, baselines.softmax_race(values).unsqueeze(1)).squeeze(1)
 
 
 def _of_sampler(name: str, kind: str, problem: Problem, sampler: LMHeadSampler) -> Entry:
@@ -189,13 +182,9 @@ def _samplers(problem: Problem, mode: str) -> dict[str, Callable[[Tensor], Tenso
         if not baselines.has_triton(device):
             del found[baselines.GUMBEL]  # there it is the oracle, which nobody would run
         return found
-    samplers: dict[str, Callable[[Tensor], Tensor]] = {}
-    if set(filters) == {"top_k"}:
-        samplers["topk"] = baselines.compiled(partial(topk_sample, **filters), device)
-    else:
-        samplers["sort"] = baselines.compiled(partial(sort_sample, **filters), device)
-    if third_party.usable(third_party.FLASHINFER, device):
-        samplers[third_party.FLASHINFER] = partial(third_party.flashinfer_sample, **filters)
+    samplers = filter_baselines.samplers(device, **filters)
+    if filter_baselines.TOPK in samplers:
+        samplers.pop(filter_baselines.SORT, None)  # it does the same and more
     return samplers
 
 

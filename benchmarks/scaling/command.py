@@ -20,9 +20,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks import machine
+from benchmarks import machine, quiet
 from benchmarks.run import RESULTS
-from benchmarks.scaling import quiet
 from benchmarks.scaling.candidates import MODES
 from benchmarks.scaling.page import write_page
 from benchmarks.scaling.record import RECORD, Record, Settings

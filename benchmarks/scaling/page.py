@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from benchmarks import text
-from benchmarks.scaling import pictures, quiet
+from benchmarks import quiet, text
+from benchmarks.scaling import pictures
 from benchmarks.scaling.candidates import FAMILIES, SAMPLERS
 from benchmarks.scaling.pictures import at, unique
 from benchmarks.scaling.record import RECORD, Record, Row
+from benchmarks.scaling.sessions import disturbances
 
 PAGE = "README.md"
 
@@ -43,12 +43,8 @@ def _title(file: str) -> str:
 
 
 def _warnings(record: Record) -> list[str]:
-    machine, settings, lines = record.machine, record.settings, []
-    ranks = max(settings.world_sizes)
-    if busy := quiet.disturbances(record):
-        lines.append(
-            f"**The machine was not quiet, so take no time from here: {'; '.join(busy)}.**"
-        )
+    machine, settings = record.machine, record.settings
+    ranks, lines = max(settings.world_sizes), quiet.warning(disturbances(record))
     if settings.tiny:
         lines.append("**Tiny sizes: this run shows that the benchmark works, not how fast it is.**")
     if machine["hardware"] == "CPU":
@@ -175,8 +171,8 @@ def _provenance(record: Record) -> list[str]:
         (
             s["started"],
             s.get("ended", "killed"),
-            _busy(s["before"]),
-            _busy(s.get("after")),
+            quiet.shown(s["before"]),
+            quiet.shown(s.get("after")),
             s["command"],
         )
         for s in record.sessions
@@ -188,13 +184,6 @@ def _provenance(record: Record) -> list[str]:
         *("## Sessions", text.table(header, sessions, right=5)),
         *("## Machine", text.table(("what", "value"), facts, right=2)),
     ]
-
-
-def _busy(load: dict[str, Any] | None) -> str:
-    if load is None:
-        return ""
-    gpus = "".join(f", GPU {percent} %" for percent in load["gpu_percent"])
-    return ", ".join(f"{each:g}" for each in load["load"]) + gpus
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import drawing, text
-from benchmarks.scaling import quiet
 from benchmarks.scaling.candidates import ONE_RANK, STORED, TPSAMPLE
 from benchmarks.scaling.record import Record, Row
+from benchmarks.scaling.sessions import disturbances
 from benchmarks.whole_logits import AllGather, AllToAll
 
 GATHERED, SCATTERED = AllGather.name, AllToAll.name
@@ -33,7 +33,7 @@ def draw(record: Record, folder: Path) -> dict[str, list[str]]:
         return {}
     rows, drawn = fastest(record.rows()), {}
     footer = drawing.footer(record.machine)
-    if quiet.disturbances(record):
+    if disturbances(record):
         footer += " · the machine was not quiet"
     for shape in unique(rows, "shape"):
         own = [row for row in rows if row["shape"] == shape]

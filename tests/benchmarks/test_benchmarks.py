@@ -300,12 +300,14 @@ class TestReport:
         small = replace(_small(), shapes=(Shape(2000, 64, "none"),))
         execute("epilogue", small, tmp_path / RESULT)
         page = write_report(tmp_path).read_text()
-        assert "Tiny sizes" not in page and "its load average was 100.0" in page
+        assert "Tiny sizes" not in page and "not quiet, so take no time from here" in page
         assert "\\*" not in page
 
     def test_at_most_six_lines_share_a_picture_and_a_setting_keeps_its_colour(self):
         names = [f"{who}{what}" for what in "abcd" for who in ("tpsample, ", "sort, ")]
         rows = [{"shape": "s", "batch": 1, "candidate": name, "median_us": 1.0} for name in names]
+        assert plots._parts(list("abcdefgh"), {"c"}) == [list("cabde"), list("cfgh")]
+        assert plots._parts(list("abcdef"), {"c"}) == [list("abcdef")]
         colours = plots._colours("candidate", rows)
         assert list(colours) == list("abcd") and len(set(colours.values())) == 4
 

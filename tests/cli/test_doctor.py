@@ -39,7 +39,9 @@ def test_wrong_tokens_are_an_error(monkeypatch):
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(tpsample.cli.doctor.PACKAGES, "no-such-package", "hf")
     shown = CliRunner().invoke(app, ["doctor", "--seconds", "0"])
-    assert "hint: no-such-package missing: pip install 'tpsample[hf]'" in shown.output
+    assert (
+        "hint: no-such-package missing: in a clone of tpsample, pip install '.[hf]'" in shown.output
+    )
 
 
 @pytest.mark.parametrize("source", ["torchrun", *long("mpi4py")])

@@ -44,10 +44,27 @@ BENCHMARKS = [
     ),
     Fault(
         "a busy machine is called quiet",
-        "benchmarks/scaling/quiet.py",
-        'if before["busy_cores"] > machine.BUSY_LOAD * cores:',
-        'if before["busy_cores"] > BUSY_AFTER * cores:',
+        "benchmarks/quiet.py",
+        "if busy > machine.BUSY_LOAD * cores:",
+        "if busy > BUSY_AFTER * cores:",
         ("tests/benchmarks/scaling/test_page.py::test_a_machine_that_was_not_quiet_is_named",),
+    ),
+    Fault(
+        "a busy end of a benchmark is not said",
+        "benchmarks/harness.py",
+        'result.loads["after"] = quiet.load()',
+        "pass",
+        ("tests/benchmarks/test_quiet.py::test_a_page_says_how_busy_the_machine_was",),
+    ),
+    Fault(
+        "a baseline with min_p keeps every token",
+        "benchmarks/filter_baselines.py",
+        "softmax_race(logits.masked_fill(logits < least, -torch.inf))",
+        "softmax_race(logits)",
+        (
+            "tests/benchmarks/test_filter_baselines.py::"
+            "test_every_sampler_draws_from_the_kept_set_alone_and_all_of_it",
+        ),
     ),
     Fault(
         "a baseline may draw what the filters drop",

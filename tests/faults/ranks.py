@@ -182,6 +182,20 @@ EXCHANGES = [
 
 AGREEMENT = [
     Fault(
+        "a process started by hand takes every core",
+        "tpsample/distributed.py",
+        "(len(os.sched_getaffinity(0)) - 1) // local_world_size)",
+        "len(os.sched_getaffinity(0)) // local_world_size)",
+        ("tests/test_distributed.py::test_a_process_started_by_hand_leaves_a_core_to_others",),
+    ),
+    Fault(
+        "a difference names no row",
+        "tpsample/agreement/differences.py",
+        "if any(each != of_ranks[0] for each in of_ranks):",
+        "if False:",
+        ("tests/test_messages.py::test_ranks_are_told_the_same_and_go_on",),
+    ),
+    Fault(
         "ranks do not compare positions",
         "tpsample/agreement/step.py",
         '"positions": _digest(self.positions),',

@@ -4,6 +4,13 @@ from tests.faults.fault import Fault
 
 REQUESTS = [
     Fault(
+        "an unknown field has no way out",
+        "tpsample/request/other_fields.py",
+        "if name in _ENGINES:",
+        "if False:",
+        ("tests/test_messages.py::test_a_process_alone_is_told[max_tokens]",),
+    ),
+    Fault(
         "an output token counts once in the history",
         "tpsample/request/controls/token_state.py",
         "index_add_(0, place, mine, alpha=2)",

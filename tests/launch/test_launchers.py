@@ -4,6 +4,7 @@ shellcheck has nothing to say."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -81,9 +82,22 @@ def test_slurm_as_the_copy_that_sbatch_runs(slurm: None, tmp_path: Path) -> None
 
 
 def test_slurm_outside_an_allocation() -> None:
-    done = run_command("launch/slurm.sh", "--dry-run")
+    done = run_command("launch/slurm.sh")
     assert done.returncode == 1
-    assert "not in an allocation" in done.stderr
+    assert "slurm.sh: not in an allocation; start it with salloc or sbatch" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("nodes.sh", "torchrun --nnodes 2 .* --rdzv-endpoint node-1:29400 -m tpsample.cli"),
+        ("slurm.sh", "env MASTER_ADDR=node-1 MASTER_PORT=20000 srun --ntasks-per-node 1"),
+    ],
+)
+def test_a_dry_run_outside_a_cluster_shows_what_would_run(script: str, shown: str) -> None:
+    note, command = _dry(script, "doctor").splitlines()
+    assert re.match(shown, command) and command.endswith(" doctor")
+    assert f"{script}: " in note and "node-1" in note and "stand" in note
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

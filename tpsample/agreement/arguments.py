@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
 import torch
@@ -50,7 +51,7 @@ class SamplerArguments:
             _check_shard(self.shard, self.weight, self.vocab_size)
         if self.bias is not None:
             _check_bias(self.bias, self.weight)
-        _check_head(self.head)
+        object.__setattr__(self, "head", _checked_head(self.head))
         self._int("max_rows", 1, 2**20)
         self._int("chunks", 1, MAX_CHUNKS)
         _check_choice("exchange", self.exchange, get_args(ExchangeName))
@@ -157,9 +158,16 @@ def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[i
 def _check_weight(weight: Tensor) -> None:
     require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
-        raise TypeError(f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}")
+        way_out = "; pass its .weight" if isinstance(weight, torch.nn.Module) else ""
+        raise TypeError(
+            f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}{way_out}"
+        )
     if weight.dtype not in WEIGHT_DTYPES:
-        raise ValueError(f"lm_head_weight: expected one of {WEIGHT_DTYPES}, got {weight.dtype}")
+        dtypes = ", ".join(map(str, WEIGHT_DTYPES))
+        raise ValueError(
+            f"lm_head_weight: expected one of {dtypes}, got {weight.dtype}; convert it once with "
+            ".to(torch.float32)"
+        )
     if weight.shape[1] > 1 and weight.shape[0] > 1 and weight.stride(1) != 1:
         raise ValueError(
             f"lm_head_weight: expected a contiguous last axis, got strides {weight.stride()}; "
@@ -192,12 +200,14 @@ def _check_bias(bias: Tensor, weight: Tensor) -> None:
         )
 
 
-def _check_head(head: Head) -> None:
+def _checked_head(head: Head) -> Head:
+    """Return the head with floats of Python's, because other numbers cannot be sent as JSON."""
     if not _is_real(head.logit_scale) or head.logit_scale == 0:
         raise ValueError(f"logit_scale: expected a finite number ≠ 0, got {head.logit_scale!r}")
     cap = head.logit_softcap
     if cap is not None and (not _is_real(cap) or cap <= 0):
         raise ValueError(f"logit_softcap: expected None or a finite number > 0, got {cap!r}")
+    return Head(float(head.logit_scale), None if cap is None else float(cap))
 
 
 def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
@@ -206,4 +216,7 @@ def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...])
 
 
 def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an int beyond any float
+        return False

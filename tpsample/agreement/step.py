@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.agreement.differences import difference
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.ranks.ranks import Ranks, gather_or_raise
@@ -30,7 +31,6 @@ from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
 
-_SAME = "must be the same on every rank"
 _FIELDS = (
     "arguments",
     "call",
@@ -105,10 +105,21 @@ class Call:
         return found
 
     def texts(self) -> dict[str, Any]:
-        """Return what the digests are made of, as JSON values, to say where they differ."""
+        """Return what the digests are made of, as JSON values, to say where they differ.
+
+        A list has an entry per row.
+        """
         found: dict[str, Any] = {"call": self.name}
+        found |= {
+            name: tensor.tolist()
+            for name, tensor in (("positions", self.positions), ("token_ids", self.token_ids))
+            if tensor is not None
+        }
         if self.batch is not None:
             found["batch"] = self.batch.plan.text.split("\n")
+            found["seeds"] = self.batch.seed.tolist()
+            # Nine digits tell any two numbers of fp32 apart.
+            found["temperatures"] = [f"{each:.9g}" for each in self.batch.temperature.tolist()]
         if isinstance(self.batch, StepBatch):
             found["rows without a seed"] = (
                 f"{self.batch.unseeded} after {self.seeds_drawn} drawn seeds"
@@ -198,7 +209,7 @@ class StepAgreement:
             of_ranks = [record[place] for record in records]
             if len(set(of_ranks)) > 1:
                 assert call is not None
-                raise RankMismatch(_difference(name, of_ranks, ranks.gather(call.texts())))
+                raise RankMismatch(difference(name, of_ranks, ranks.gather(call.texts())))
 
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may be waiting, that this rank is not in the step with them."""
@@ -208,55 +219,5 @@ class StepAgreement:
             self._left = text
 
 
-def _difference(name: str, values: list[int], texts: list[dict[str, Any]]) -> str:
-    """Say where the ranks' calls differ, with every rank's value."""
-    if name == "batch":
-        return _batch_difference([text["batch"] for text in texts])
-    shown: list[Any] = values
-    if name in texts[0]:
-        shown = [text.get(name) for text in texts]
-    return f"{name}: {_EXPECTED.get(name, f'{_SAME}, by digest')}, got {_each(shown)}"
-
-
-def _batch_difference(plans: list[list[str]]) -> str:
-    """Say in which row, and in which of its fields, the ranks' requests first differ."""
-    for lines in zip(*plans, strict=False):
-        if len(set(lines)) > 1:
-            row, _, first = lines[0].partition(": ")
-            fields = [dict(_fields(line.partition(": ")[2])) for line in lines]
-            for field in dict(_fields(first)):
-                values = [of_rank.get(field) for of_rank in fields]
-                if len(set(values)) > 1:
-                    return f"batch: {row}: {field}: {_SAME}, got {_each(values)}"
-            return f"batch: {_SAME}, got {_each(lines)}"
-    return f"batch: {_SAME}, got batches of {_each([len(plan) for plan in plans])} lines"
-
-
-def _fields(line: str) -> list[tuple[str, str]]:
-    """Return the fields of a line such as ``temperature=1.0, top_k=0``; values may have commas."""
-    found: list[tuple[str, str]] = []
-    for part in line.split(", "):
-        name, equals, value = part.partition("=")
-        if equals and name.isidentifier():
-            found.append((name, value))
-        elif found:
-            found[-1] = (found[-1][0], f"{found[-1][1]}, {part}")
-    return found
-
-
-def _each(values: Any) -> str:
-    return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-
-
 def _digest(tensor: Tensor | None) -> int:
     return 0 if tensor is None else digest_bits(tensor)
-
-
-_EXPECTED = {
-    "call": "every rank must make the same call",
-    "hidden_states rows": _SAME,
-    "num_samples": _SAME,
-    "rows without a seed": f"{_SAME}, and so must be how many seeds were drawn before",
-    "positions": f"{_SAME}, by digest; a rank that skipped a step has others",
-    "tokens so far": f"{_SAME}, by digest; every rank appends the same tokens as often",
-}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tpsample.cli.extras import how_to_install
+
 
 def main() -> None:
     """Run the command line; without the extra it needs, say which one."""
@@ -11,6 +13,6 @@ def main() -> None:
         if error.name not in ("typer", "rich"):
             raise
         raise SystemExit(
-            f"tpsample: the command line needs {error.name}: pip install 'tpsample[cli,hf]'"
+            f"tpsample: the command line needs {error.name}: {how_to_install()}"
         ) from None
     app()

@@ -18,6 +18,7 @@ from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
 from tpsample.cli import report
 from tpsample.cli.check import NEAR_TIE, compare
+from tpsample.cli.extras import how_to_install
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
@@ -214,7 +215,7 @@ def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
         if records[0]["versions"][package] == "missing":
             missing.setdefault(extra, []).append(package)
     for extra, packages in missing.items():
-        hints.append(f"{', '.join(packages)} missing: pip install 'tpsample[{extra}]'")
+        hints.append(f"{', '.join(packages)} missing: {how_to_install(extra)}")
     if records[0]["versions"]["triton"] == "missing":
         hints.append("triton missing: GPUs and the interpreter need it: pip install triton")
     if job.device.type == "cpu":

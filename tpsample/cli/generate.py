@@ -15,6 +15,7 @@ from tpsample.cli import trace as trace_file
 from tpsample.cli.check import check
 from tpsample.cli.decode import NoToken, Sampler, decode
 from tpsample.cli.drafters import Drafting
+from tpsample.cli.extras import how_to_install
 from tpsample.cli.model import Model, load
 from tpsample.cli.requests import Request
 from tpsample.cli.screening import ScreenedSteps
@@ -159,7 +160,7 @@ def generate(
                 },
             )
     except ModuleNotFoundError as missing:
-        report.error(f"{missing}: pip install 'tpsample[cli,hf]'")
+        report.error(f"{missing}: {how_to_install()}")
         raise typer.Exit(1) from missing
     except (LaunchError, NoToken, PeerLost, ValueError) as wrong:
         report.error(str(wrong))

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tpsample.cli.decode import Decoded
+from tpsample.cli.extras import how_to_install
 from tpsample.cli.model import Model
 from tpsample.trace import TopKTrace
 
@@ -40,7 +41,7 @@ def write(
     texts = [[model.tokenizer.decode([token_id]) for token_id in row] for row in decoded.rows]
     if plot(trace.tensors(lengths), texts, prompts, image):
         return f"{path}, {image.name}"
-    return f"{path} (no plot: pip install 'tpsample[bench]' for matplotlib)"
+    return f"{path} (no plot without matplotlib: {how_to_install('bench')})"
 
 
 def plot(
@@ -69,14 +70,14 @@ def plot(
 def _panel(axis: Any, row: dict[str, Tensor], words: list[str]) -> None:
     places = range(len(words))
     entropies = row["entropies"][: len(words)].tolist()
-    axis.plot(places, entropies, color="tab:blue", label="entropy, nats")
+    axis.plot(places, entropies, color="tab:blue", label="entropy of the raw logits, nats")
     axis.set(ylabel="entropy", xlim=(-0.5, max(1, len(words)) - 0.5), ylim=(0, None))
     confidence = axis.twinx()
     drawn = row["logprobs"][: len(words)].exp().tolist()
     top = row["top_logprobs"][: len(words), 0].exp().tolist()
     confidence.bar(places, top, color="tab:orange", alpha=0.25, label="most likely token")
     confidence.plot(places, drawn, ".", color="tab:red", label="token drawn")
-    confidence.set(ylabel="probability", ylim=(0, 1.02))
+    confidence.set(ylabel="raw probability", ylim=(0, 1.02))
     axis.confidence = confidence
     if len(words) <= MAX_LABELS:
         # A dollar sign would start a formula.

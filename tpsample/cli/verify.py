@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tpsample.cli import report
+from tpsample.cli.extras import how_to_install
 from tpsample.cli.model import head_loader
 from tpsample.core.word import Status
 from tpsample.record import RowVerdict, verify_record
@@ -33,7 +34,7 @@ def verify(
         try:
             verdicts = verify_record(path, load_head=head_loader(allow_download))
         except ImportError as missing:
-            report.error(f"{path}: {missing}: pip install 'tpsample[cli,hf]'")
+            report.error(f"{path}: {missing}: {how_to_install()}")
             unusable += 1
             continue
         except ValueError as error:

@@ -9,6 +9,9 @@ from typing import SupportsInt, TypeGuard
 import torch
 from torch import Tensor
 
+_LONGEST = 80
+"""Characters of a value that a message shows."""
+
 
 def check_current(device: torch.device) -> None:
     """Raise a ValueError unless the device is the process's current one, where kernels start."""
@@ -63,7 +66,8 @@ def fits(
 
 
 def describe(value: object) -> str:
-    """Return what a message says of a value that came."""
+    """Return what a message says of a value that came; the beginning of what is long."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"
-    return repr(value)
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST].rstrip()} …"

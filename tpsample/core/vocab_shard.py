@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class VocabShard:
-    """The global token ids [start, stop) that a rank owns; none if start == stop.
+    """A rank owns the global token ids from `start` to `stop` - 1; none if start == stop.
 
     Raises:
         TypeError: a bound is not an int.
@@ -20,13 +20,7 @@ class VocabShard:
 
     def __post_init__(self) -> None:
         for name, bound in tuple(vars(self).items()):
-            try:
-                whole = operator.index(bound)  # of NumPy and torch, too
-            except TypeError:
-                whole = None
-            if whole is None or isinstance(bound, bool):
-                raise TypeError(f"VocabShard.{name}: expected an int, got {bound!r}")
-            object.__setattr__(self, name, whole)
+            object.__setattr__(self, name, _whole(f"VocabShard.{name}", bound))
         if not 0 <= self.start <= self.stop:
             raise ValueError(
                 f"VocabShard: expected 0 <= start <= stop, got start={self.start}, stop={self.stop}"
@@ -43,11 +37,25 @@ class VocabShard:
         sharded embedding fits as it is.
 
         Raises:
+            TypeError: one of them is not an int.
             ValueError: vocab_size < 1, world_size < 1 or rank outside [0, world_size).
         """
+        vocab_size = _whole("vocab_size", vocab_size)
+        rank, world_size = _whole("rank", rank), _whole("world_size", world_size)
         if vocab_size < 1:
             raise ValueError(f"vocab_size: expected at least 1, got {vocab_size}")
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"rank: expected 0 <= rank < world_size={world_size}, got {rank}")
         rows = -(-vocab_size // world_size)
         return VocabShard(min(rank * rows, vocab_size), min((rank + 1) * rows, vocab_size))
+
+
+def _whole(name: str, value: object) -> int:
+    """Return an integer, of NumPy and torch too, as one of Python's."""
+    try:
+        whole = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        whole = None
+    if whole is None:
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+    return whole

@@ -36,7 +36,7 @@ LOST = 2**63 - 1
 
 
 class Status(IntEnum):
-    """Whether a row has a token. Identical on all ranks."""
+    """It says whether a row has a token, and if not, why not; it is the same on all ranks."""
 
     OK = 0
     NAN = 1

@@ -15,6 +15,7 @@ from dataclasses import fields
 from typing import Any
 
 from tpsample.core.word import MAX_VOCAB_SIZE
+from tpsample.request.other_fields import way_out
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
@@ -44,7 +45,7 @@ def from_json(where: str, values: Any) -> dict[str, Any]:
     for name in given:
         if name not in (*FIELDS, "top_logprobs"):
             raise ValueError(
-                f"{where}: {name}: not a field of SamplingParams ({', '.join(FIELDS)})"
+                f"{where}: {name}: not a field of SamplingParams; {way_out(name, FIELDS)}"
             )
     _join_logprobs(where, given)
     if "logit_bias" in given:

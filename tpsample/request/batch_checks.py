@@ -64,7 +64,10 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
     if isinstance(ids, Tensor):
         ids = ids.tolist()
     if not is_listing(ids):
-        raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
+        raise TypeError(
+            f"{name}: expected a sequence of token ids, got {ids!r}; a batch takes one per row, "
+            "such as [[5, 6], []]"
+        )
     ids = tuple(ids)
     if set(map(type, ids)) <= {int}:
         return ids

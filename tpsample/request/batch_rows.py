@@ -76,7 +76,7 @@ class BatchRows(StepBatch):
 
     @property
     def rows(self) -> int:
-        """B."""
+        """How many rows the batch has, B."""
         return self._row_seed.shape[0]
 
     @property

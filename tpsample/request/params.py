@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from tpsample.core.checks import is_integer, is_listing
 from tpsample.core.row_noise import GREEDY_BELOW
+from tpsample.request.other_fields import names_other_fields
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 Ties = Literal["exact", "keep"]
@@ -24,6 +25,7 @@ MAX_LOGIT_BIAS = 100.0
 """Biases beyond this are clamped to it, as in vLLM and the OpenAI API."""
 
 
+@names_other_fields
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample one request. Names, defaults and ranges follow vLLM's `SamplingParams`.
@@ -171,7 +173,7 @@ class SamplingParams:
             warnings.warn(
                 f"min_tokens={self.min_tokens} has no effect without the ids it holds back; give "
                 "them in stop_token_ids, the end-of-sequence id among them",
-                stacklevel=4,
+                stacklevel=5,
             )
         if self.allowed_token_ids is not None:
             banned = {words[0] for words in self.bad_words or () if len(words) == 1}

@@ -52,7 +52,11 @@ def test_losses_are_counted_against_the_best_baseline(ours_us, loses, wins, tmp_
 @pytest.mark.parametrize(
     ("place", "busy", "said"),
     [
-        ("before", {"busy_cores": 0.7}, "0.7 of 2 cores were busy when the run began"),
+        (
+            "before",
+            {"load": [0.9, 0.0, 0.0], "busy_cores": 0.7},
+            "0.7 of 2 cores were busy when the run began",
+        ),
         ("after", {"load": [2.6, 0.0, 0.0]}, "load average was 2.6 when the run ended"),
         ("before", {"gpu_percent": [0, 70]}, "in use when the run began"),
     ],
