@@ -58,6 +58,7 @@ LONG = {
     _TWO_RANKS + 'tpsample.cli generate --prompt "Why is the sky blue?"': _MODEL,
     'NPROC=4 launch/local.sh generate --prompt "What is the capital of France?"': _MODEL,
     "NPROC=4 launch/mpi.sh generate --max-new-tokens 32": _MODEL,
+    "NPROC=3 launch/local.sh generate --tp": _MODEL,
     "launch/local.sh doctor": "starts ranks; tests/cli runs doctor",
     _TWO_RANKS[:-3] + "launch/examples/transformers_generate.py": "tests/launch runs the examples",
     "python -m benchmarks.static_report": "compiles for minutes; tests/kernels does a part",
