@@ -47,6 +47,7 @@ NEVER = {
     "make scaling": _GPU,
     "python -m benchmarks.run scaling_model --shapes 128256x8192": "writes a page of results",
     "python -m benchmarks.serving": "writes a page of results",
+    "python -m benchmarks.engines.bench": _ENGINE,
     "python -m benchmarks.run ceilings": _GPU,
     "python -m benchmarks.tile_model --ceilings FILE": "needs the file that ceilings writes",
     "python -m benchmarks.tune --precompile 14": _GPU,

@@ -6,12 +6,12 @@ from typing import Any
 
 from benchmarks.engines import verdicts
 from benchmarks.engines.asked import HUGGING_FACE, KINDS, SIXTEEN
-from benchmarks.engines.server import Kind
+from benchmarks.engines.server import WATCHED_PLAIN, Kind
 from benchmarks.engines.verdicts import Answers, Verdict
 
 V1_TP2 = Kind("V1, 2 ranks", 2)
 V1_TP1 = Kind("V1, 1 rank", 1)
-PLAIN = Kind("vLLM itself, 2 ranks", 2, watched=False)
+PLAIN = Kind("vLLM itself, 2 ranks", 2, worker=WATCHED_PLAIN)
 V2_TP2 = Kind("V2, 2 ranks", 2, runner=2)
 V2_TP1 = Kind("V2, 1 rank", 1, runner=2)
 HF, SGLANG = "transformers", "SGLang"
