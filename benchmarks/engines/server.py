@@ -33,12 +33,14 @@ class Kind:
         name: of its folder, and on the page.
         runner: vLLM's model runner, 1 or 2.
         worker: class of its workers; None is vLLM's own choice.
+        drafts: tokens that vLLM's n-gram drafter proposes per request and step.
     """
 
     name: str
     world_size: int
     runner: int = 1
     worker: str | None = WATCHED
+    drafts: int = 0
 
     @property
     def watched(self) -> bool:
@@ -70,6 +72,7 @@ class Server:
             *("--max-num-seqs", "16", "--max-num-batched-tokens", "128", "--enforce-eager"),
             *("--no-enable-prefix-caching", "--gpu-memory-utilization", "0.1"),
             *(("--worker-cls", kind.worker) if kind.worker else ()),
+            *(("--speculative-config", drafter(kind.drafts)) if kind.drafts else ()),
         ]
         self._environment = {**os.environ, **variables(kind, folder)}
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,6 +140,12 @@ class Server:
         """Return what its workers saw, in the order of ranks."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("rank-*.json"))]
 
+    def count(self, name: str) -> float:
+        """Return one of the counters that vLLM shows on /metrics, summed over its engines."""
+        url = f"{self.url.removesuffix('/v1')}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return summed(answer.read().decode(), name)
+
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/models", timeout=5) as answer:
@@ -164,6 +173,18 @@ def variables(kind: Kind, folder: Path) -> dict[str, str]:
             "TORCHDYNAMO_DISABLE": "1",
         }
     return {**found, "PYTHONPATH": path}
+
+
+def summed(metrics: str, name: str) -> float:
+    """Return the sum of a counter in the text form of Prometheus."""
+    lines = [line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+def drafter(count: int) -> str:
+    """Return --speculative-config of a drafter that looks for the last tokens in the text."""
+    found = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_speculative_tokens": count}
+    return json.dumps({"method": "ngram", **found})
 
 
 def free_port() -> int:
