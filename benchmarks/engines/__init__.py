@@ -1,6 +1,7 @@
 """A real vLLM server with tpsample, driven by the `openai` client, without a GPU.
 
-    make engines                  python -m benchmarks.engines --help
+    make engines                          python -m benchmarks.engines --help
+    python -m benchmarks.engines.bench    `vllm bench serve`, with the adapter and without
 
 | file | what it does |
 | --- | --- |
@@ -16,6 +17,8 @@
 | `sglang.py` | asks SGLang the same, on one rank |
 | `verdicts.py` | says what was compared, and whether it held |
 | `page.py` | makes the page |
+| `bench.py` | runs vLLM's own benchmark against servers with the adapter and without, in turn |
+| `bench_page.py` | makes its page, with where tpsample loses |
 | `sglang_on_cpu/` | stands in for what SGLang imports and does not need on a CPU |
 | `v2_on_cpu/sitecustomize.py` | lets vLLM's runner V2 run its kernels in Triton's interpreter |
 """

@@ -76,6 +76,11 @@ GREEDY: dict[str, Asked] = {
 """What vLLM's own sampler is asked for comparison; on a CPU its server ends when a request with a
 seed is in the middle of its prompt."""
 
+DRAFTED: dict[str, Asked] = {
+    name: each for name, each in KINDS.items() if not {"min_p", "logit_bias"} & each.keys()
+}
+"""The kinds that vLLM takes beside drafts."""
+
 SIXTEEN: dict[str, Asked] = {
     f"seed {seed}": _ask("Say something surprising.", temperature=1.0, seed=seed, max_tokens=16)
     for seed in range(100, 116)

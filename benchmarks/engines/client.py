@@ -2,9 +2,9 @@
 
     python -m benchmarks.engines.client URL OUT.json PART…
 
-It runs in vLLM's environment. Parts: kinds, greedy, sixteen, more (stream, n, stop, logprobs of a
-prompt, a refused field), failing (one row has NaN), lost (a stream during which a worker is
-killed), fields (of vLLM's requests, without asking).
+It runs in vLLM's environment. Parts: kinds, greedy, drafted, sixteen, more (stream, n, stop,
+logprobs of a prompt, a refused field), failing (one row has NaN), lost (a stream during which a
+worker is killed), fields (of vLLM's requests, without asking).
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-from benchmarks.engines.asked import FAILING_SEED, GREEDY, KINDS, OPENAI, SIXTEEN, TOKENS, Asked
+from benchmarks.engines.asked import (
+    DRAFTED,
+    FAILING_SEED,
+    GREEDY,
+    KINDS,
+    OPENAI,
+    SIXTEEN,
+    TOKENS,
+    Asked,
+)
 from benchmarks.engines.server import NAME
 
 Answer = dict[str, Any]
@@ -137,6 +146,7 @@ async def fields(client: AsyncOpenAI) -> dict[str, Any]:
 PARTS = {
     "kinds": lambda client: together(client, KINDS),
     "greedy": lambda client: together(client, GREEDY),
+    "drafted": lambda client: together(client, DRAFTED),
     "sixteen": lambda client: together(client, SIXTEEN),
     "more": more,
     "failing": failing,

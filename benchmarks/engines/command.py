@@ -61,6 +61,11 @@ class Run:
                 }
             )
             self._ask(server, kind, PARTS[kind])
+            if kind.drafts:
+                self.answers[kind.name]["counts"] = {
+                    "drafted": server.count("vllm:spec_decode_num_draft_tokens_total"),
+                    "accepted": server.count("vllm:spec_decode_num_accepted_tokens_total"),
+                }
             self.seen[kind.name] = server.seen()
             if kill:
                 self.ended += self._kill_worker(server)

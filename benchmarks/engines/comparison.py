@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.engines import verdicts
-from benchmarks.engines.asked import HUGGING_FACE, KINDS, SIXTEEN
-from benchmarks.engines.server import Kind
+from benchmarks.engines.asked import DRAFTED, HUGGING_FACE, KINDS, SIXTEEN
+from benchmarks.engines.server import WATCHED_PLAIN, Kind
 from benchmarks.engines.verdicts import Answers, Verdict
 
 V1_TP2 = Kind("V1, 2 ranks", 2)
 V1_TP1 = Kind("V1, 1 rank", 1)
-PLAIN = Kind("vLLM itself, 2 ranks", 2, watched=False)
+PLAIN = Kind("vLLM itself, 2 ranks", 2, worker=WATCHED_PLAIN)
+DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, drafts=3)
+DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, drafts=3)
 V2_TP2 = Kind("V2, 2 ranks", 2, runner=2)
 V2_TP1 = Kind("V2, 1 rank", 1, runner=2)
 HF, SGLANG = "transformers", "SGLang"
@@ -22,6 +24,8 @@ PARTS = {
     PLAIN: ("greedy",),
     V2_TP2: ("kinds", "more", "failing"),
     V2_TP1: ("kinds",),
+    DRAFTS_TP2: ("drafted",),
+    DRAFTS_TP1: ("drafted",),
 }
 """What each server is asked."""
 VOCAB_SIZE = 49152
@@ -64,6 +68,14 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         found.append(verdicts.equal_tokens(what, kinds, other, HUGGING_FACE))
     else:
         found.append(Verdict(what, None, "it was not run"))
+    for kind in (DRAFTS_TP2, DRAFTS_TP1):
+        what = f"{V1_TP2.name} and {kind.name}: the same tokens"
+        if kind.name in answers:
+            drafted = answers[kind.name]["drafted"]
+            found.append(verdicts.equal_tokens(what, kinds, drafted, DRAFTED))
+            found.append(verdicts.accepted(kind.name, answers[kind.name]["counts"]))
+        else:
+            found.append(Verdict(what, None, "it was not run"))
     found += _of_sglang(answers, kinds)
     found += verdicts.kinds_as_asked(kinds, main["sixteen"])
     found += verdicts.ways_of_asking(main["more"], kinds)
@@ -76,7 +88,7 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         ]:
             found.append(Verdict(f"V2: {verdict.what}", verdict.held, verdict.found))
     for kind in PARTS:
-        if kind.name in seen and kind.watched:
+        if kind.name in seen and kind.watched and not kind.drafts:
             found.append(verdicts.oracle(kind.name, seen[kind.name]))
         if kind.name in seen and kind.world_size > 1:
             shard = VOCAB_SIZE // kind.world_size
@@ -103,7 +115,8 @@ def texts(answers: Answers) -> dict[str, dict[str, str]]:
     for name in ("temperature", "top_p"):
         for kind in PARTS:
             if kind.watched and kind.name in answers:
-                text = answers[kind.name]["kinds"][name].get("text", "an error")
+                part = "drafted" if kind.drafts else "kinds"
+                text = answers[kind.name][part][name].get("text", "an error")
                 found.setdefault(name, {})[f"vLLM {kind.name}"] = text
         own = answers.get(V1_TP2.name, {}).get("kinds", {}).get(name, {})
         others = {

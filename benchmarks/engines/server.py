@@ -19,6 +19,10 @@ from benchmarks.orphans import with_parent
 
 NAME = "smol"
 """The model's name in requests."""
+WATCHED = "benchmarks.engines.workers.Watched"
+"""The adapter's worker, of which every token is compared with the oracle."""
+WATCHED_PLAIN = "benchmarks.engines.workers.Plain"
+"""vLLM's own worker, of which the traffic is counted."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,20 @@ class Kind:
     Attributes:
         name: of its folder, and on the page.
         runner: vLLM's model runner, 1 or 2.
-        watched: whether tokens come from tpsample; else they are vLLM's own.
+        worker: class of its workers; None is vLLM's own choice.
+        drafts: tokens that vLLM's n-gram drafter proposes per request and step.
     """
 
     name: str
     world_size: int
     runner: int = 1
-    watched: bool = True
+    worker: str | None = WATCHED
+    drafts: int = 0
+
+    @property
+    def watched(self) -> bool:
+        """Whether its tokens come from tpsample, and the oracle looks on."""
+        return self.worker == WATCHED
 
 
 class Server:
@@ -42,6 +53,7 @@ class Server:
 
     Attributes:
         url: of its OpenAI interface.
+        command: that starts it.
         ready_s: how long it took to start.
     """
 
@@ -53,14 +65,14 @@ class Server:
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/v1"
         self.ready_s = 0.0
-        worker = "Watched" if kind.watched else "Plain"
-        self._command = [
+        self.command = [
             *(str(python.with_name("vllm")), "serve", str(model), "--served-model-name", NAME),
             *("--host", "127.0.0.1", "--port", str(self._port), "--dtype", "float32"),
             *("--tensor-parallel-size", str(kind.world_size), "--max-model-len", "512"),
             *("--max-num-seqs", "16", "--max-num-batched-tokens", "128", "--enforce-eager"),
             *("--no-enable-prefix-caching", "--gpu-memory-utilization", "0.1"),
-            *("--worker-cls", f"benchmarks.engines.workers.{worker}"),
+            *(("--worker-cls", kind.worker) if kind.worker else ()),
+            *(("--speculative-config", drafter(kind.drafts)) if kind.drafts else ()),
         ]
         self._environment = {**os.environ, **variables(kind, folder)}
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,7 +84,7 @@ class Server:
         """
         log = (self.folder / "server.log").open("wb")
         self._process = subprocess.Popen(
-            with_parent(self._command),
+            with_parent(self.command),
             cwd=ROOT,
             env=self._environment,
             stdout=log,
@@ -128,6 +140,12 @@ class Server:
         """Return what its workers saw, in the order of ranks."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("rank-*.json"))]
 
+    def count(self, name: str) -> float:
+        """Return one of the counters that vLLM shows on /metrics, summed over its engines."""
+        url = f"{self.url.removesuffix('/v1')}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return summed(answer.read().decode(), name)
+
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/models", timeout=5) as answer:
@@ -155,6 +173,18 @@ def variables(kind: Kind, folder: Path) -> dict[str, str]:
             "TORCHDYNAMO_DISABLE": "1",
         }
     return {**found, "PYTHONPATH": path}
+
+
+def summed(metrics: str, name: str) -> float:
+    """Return the sum of a counter in the text form of Prometheus."""
+    lines = [line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+def drafter(count: int) -> str:
+    """Return --speculative-config of a drafter that looks for the last tokens in the text."""
+    found = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_speculative_tokens": count}
+    return json.dumps({"method": "ngram", **found})
 
 
 def free_port() -> int:

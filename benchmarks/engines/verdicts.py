@@ -146,6 +146,14 @@ def one_row_fails(failing: Answers, kinds: Answers) -> list[Verdict]:
     ]
 
 
+def accepted(name: str, counts: dict[str, float]) -> Verdict:
+    """Say whether drafts were made and accepted, without which nothing was verified."""
+    drafted, taken = counts["drafted"], counts["accepted"]
+    return Verdict(
+        f"{name}: drafts are accepted", 0 < taken <= drafted, f"{taken:.0f} of {drafted:.0f} drafts"
+    )
+
+
 def oracle(name: str, seen: list[dict[str, Any]]) -> Verdict:
     """Look at what rank 0 found when it held each step against the definition."""
     first = seen[0]

@@ -40,28 +40,36 @@ def write(rank: int, **found: Any) -> None:
     path.with_suffix(".new").rename(path)
 
 
+def write_after_steps(worker: Any) -> None:
+    """Write now and after every step of a worker, whichever sampler takes it."""
+    write(worker.rank)
+    sample_tokens = worker.model_runner.sample_tokens
+
+    def watched(grammar_output: Any) -> Any:
+        try:
+            return sample_tokens(grammar_output)
+        finally:
+            write(worker.rank)
+
+    worker.model_runner.sample_tokens = watched
+
+
 class Plain(CPUWorker):
     """vLLM's own worker, whose logits are gathered."""
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
-        write(self.rank)
-        sample_tokens = self.model_runner.sample_tokens
-
-        def watched(grammar_output: Any) -> Any:
-            try:
-                return sample_tokens(grammar_output)
-            finally:
-                write(self.rank)
-
-        self.model_runner.sample_tokens = watched
+        write_after_steps(self)
 
 
 class Watched(Worker):
-    """The adapter's worker; rank 0 holds every token of every step against the oracle."""
+    """The adapter's worker; rank 0 holds every token against the oracle, but with drafts."""
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
+        if self.vllm_config.speculative_config is not None:  # steps that verify are not sampled
+            write_after_steps(self)
+            return
         head = self.model_runner.sampler.steps.head
         head.sample = Watcher(self.rank, head.sample, self.model_config.model).sample
         write(self.rank)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
-from benchmarks.engines import page, verdicts
-from benchmarks.engines.asked import KINDS, OPENAI, SIXTEEN
-from benchmarks.engines.server import Kind, free_port, variables
+from benchmarks.engines import comparison, page, verdicts
+from benchmarks.engines.asked import DRAFTED, KINDS, OPENAI, SIXTEEN
+from benchmarks.engines.server import Kind, free_port, summed, variables
 from benchmarks.engines.traffic import GROUP_METHODS, Traffic
 from benchmarks.engines.verdicts import Verdict
 
@@ -92,6 +92,50 @@ def test_what_a_collective_is_given_is_counted_with_its_largest_axis():
     assert not verdicts.gathered("V1", seen, 50, expected=False).held
     assert verdicts.gathered("V1", seen, 51, expected=False).held
     assert not verdicts.gathered("vLLM itself", seen, 51, expected=True).held
+
+
+def test_drafts_have_to_be_accepted_to_be_compared():
+    metrics = """# TYPE drafts_total counter
+drafts_total{engine="0"} 12.0
+drafts_total{engine="1"} 3.0
+drafts_total_per_pos{engine="0"} 100.0
+accepted_total 0.0
+"""
+    counts = {"drafted": summed(metrics, "drafts_total"), "accepted": 4.0}
+    held = verdicts.accepted("V1", counts)
+    assert held.held and held.found == "4 of 15 drafts"
+    nothing = {**counts, "accepted": summed(metrics, "accepted_total")}
+    assert not verdicts.accepted("V1", nothing).held
+    assert {name for name in KINDS if name not in DRAFTED} == {
+        *("min_p", "logit_bias, chosen logprobs"),
+    }
+
+
+def _answered():
+    """What a server answered, and one with drafts whose tokens are the same."""
+    own = {name: answer(*range(24)) for name in KINDS}
+    drafted = {name: answer(*range(24)) for name in DRAFTED}
+    counts = {"drafted": 9.0, "accepted": 5.0}
+    return {"kinds": own, **dict.fromkeys(("greedy", "sixteen", "more", "failing"))}, {
+        "drafted": drafted,
+        "counts": counts,
+    }
+
+
+def test_drafted_texts_are_compared_with_those_without_drafts(monkeypatch):
+    for name in ("kinds_as_asked", "ways_of_asking", "one_row_fails"):
+        monkeypatch.setattr(verdicts, name, lambda *_: [])
+    plain, drafted = _answered()
+    answers = {comparison.V1_TP2.name: plain, comparison.DRAFTS_TP1.name: drafted}
+
+    def found(kind):
+        verdict = f"{comparison.V1_TP2.name} and {kind.name}: the same tokens"
+        return {each.what: each for each in comparison.compare(answers, {})}[verdict]
+
+    assert found(comparison.DRAFTS_TP1).held
+    assert found(comparison.DRAFTS_TP2).held is None
+    drafted["drafted"]["top_p"] = answer(1, 2)
+    assert found(comparison.DRAFTS_TP1).found.startswith("7 of 8 requests equal; top_p parts")
 
 
 def test_a_server_asks_nobody_outside_the_machine(tmp_path):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, Status, reference
-from tpsample.cli import generate as generate_command
+from tpsample.cli import generation
 from tpsample.cli import model as model_module
 from tpsample.cli.app import app
 from tpsample.cli.check import Verdict, compare
@@ -129,7 +129,7 @@ def test_a_trace_is_the_models_own_distribution(
 
 
 def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = generate_command.shard_sampler
+    right = generation.shard_sampler
 
     class OffByOne:
         def __init__(self, sampler: LMHeadSampler) -> None:
@@ -145,7 +145,7 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
 
     command = ["generate", "--model", str(tiny), "--max-new-tokens", "2"]
     assert CliRunner().invoke(app, command).exit_code == 0
-    monkeypatch.setattr(generate_command, "shard_sampler", lambda *a, **k: OffByOne(right(*a, **k)))
+    monkeypatch.setattr(generation, "shard_sampler", lambda *a, **k: OffByOne(right(*a, **k)))
     failed = CliRunner().invoke(app, command)
     assert failed.exit_code == 1
     assert "TOKENS DIFFER (10 tokens compared, 10 differ, 0 near ties)" in failed.output

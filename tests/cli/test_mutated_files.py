@@ -46,10 +46,10 @@ def _record(path: Path) -> None:
 
 def _outcomes(folder: Path, seeds: range, kind: str) -> list[str]:
     """What went wrong, in a process whose memory grows by nothing else. Runs on one rank."""
-    from tpsample.cli import generate as generate_command
+    from tpsample.cli import generation
     from tpsample.cli.app import app
 
-    generate_command.run = lambda *args, **options: True  # what comes behind the file
+    generation.run = lambda *args, **options: True  # what comes behind the file
     right, wrong = folder / "right", folder / "wrong"
     command = ["verify", str(wrong)]
     if kind == "record":

@@ -89,6 +89,30 @@ BENCHMARKS = [
         "pass",
         ("tests/benchmarks/test_third_party.py::test_those_in_the_folder_are_candidates",),
     ),
+    Fault(
+        "fewer tokens per second are told as a gain",
+        "benchmarks/engines/bench_page.py",
+        "                ratio = 1 / ratio",
+        "                pass",
+        (
+            "tests/benchmarks/test_engines_bench.py::"
+            "test_the_page_names_where_tpsample_loses_and_where_that_may_be_chance",
+        ),
+    ),
+    Fault(
+        "drafts of which none was accepted count as compared",
+        "benchmarks/engines/verdicts.py",
+        "0 < taken <= drafted",
+        "taken <= drafted",
+        ("tests/benchmarks/test_engines.py::test_drafts_have_to_be_accepted_to_be_compared",),
+    ),
+    Fault(
+        "servers that write other texts are timed",
+        "benchmarks/engines/bench.py",
+        "if apart or not all(texts) or not texts:",
+        "if not all(texts) or not texts:",
+        ("tests/benchmarks/test_engines_bench.py::test_texts_have_to_be_the_same_and_to_be_there",),
+    ),
 ]
 
 GPU_CHECK = [

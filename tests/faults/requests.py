@@ -442,6 +442,30 @@ FILES = [
         ("tests/test_interface.py::test_integers_of_other_libraries_are_integers",),
     ),
     Fault(
+        "key-value heads that the ranks cannot share are taken",
+        "tpsample/cli/tensor_parallel.py",
+        "math.gcd(*_counts(heads), *_counts(key_value_heads))",
+        "math.gcd(*_counts(heads))",
+        (
+            "tests/cli/test_generate_tp.py::"
+            "test_ranks_that_cannot_share_the_heads_are_told_which_can",
+        ),
+    ),
+    Fault(
+        "generate --tp leaves the model whole",
+        "tpsample/cli/model.py",
+        "parts = split.loading(model or BUNDLED, read, job)",
+        "split.loading(model or BUNDLED, read, job)",
+        ("tests/cli/test_generate_tp.py::test_two_ranks_split_the_model_and_write_what_it_writes",),
+    ),
+    Fault(
+        "ranks of a split model do not compare their hidden states",
+        "tpsample/cli/tensor_parallel.py",
+        "len(set(step)) > 1 for step",
+        "len(set(step)) > 9 for step",
+        ("tests/cli/test_generate_tp.py::test_ranks_with_other_hidden_states_are_found",),
+    ),
+    Fault(
         "a stop text stays in the answer",
         "tpsample/cli/answers.py",
         "return text[: min(places)] if places else text",

@@ -13,6 +13,7 @@ from tpsample import reference
 from tpsample.agreement.arguments import BackendName
 from tpsample.cli.decode import Step
 from tpsample.cli.model import Model
+from tpsample.cli.tensor_parallel import whole
 from tpsample.distributed import Job
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
@@ -98,7 +99,8 @@ def check(
     Args:
         batch: as it was before the first step; the recorded tokens are appended to it.
     """
-    weight, bias = model.lm_head_weight, model.lm_head_bias
+    weight = whole(model.lm_head_weight)
+    bias = None if model.lm_head_bias is None else whole(model.lm_head_bias)
     one_rank = LMHeadSampler(
         weight, group=Ranks(), bias=bias, max_rows=batch.rows, backend=backend, **model.head
     )

@@ -1,4 +1,4 @@
-"""A causal language model in two parts: the trunk, and the LM head as plain tensors."""
+"""A causal language model in two parts: the trunk, and the LM head as tensors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
+from tpsample.cli import tensor_parallel as split
 from tpsample.distributed import Job
 from tpsample.record import FullHead, LoadHead
 
@@ -31,8 +32,8 @@ class Model:
 
     Attributes:
         trunk: token ids to hidden states, final norm included.
-        lm_head_weight: [V, D], all rows.
-        lm_head_bias: [V] or None.
+        lm_head_weight: [V, D], all rows; a DTensor of them where the model is tensor-parallel.
+        lm_head_bias: [V] or None, likewise.
         head: `logit_scale` and `logit_softcap`, as `LMHeadSampler` takes them.
         eos_token_ids: ids that end a sequence.
     """
@@ -60,19 +61,28 @@ class Model:
         return list(encoded["input_ids"])
 
 
-def load(model: str | None, job: Job, dtype: torch.dtype, *, allow_download: bool = True) -> Model:
+def load(
+    model: str | None,
+    job: Job,
+    dtype: torch.dtype,
+    *,
+    allow_download: bool = True,
+    tensor_parallel: bool = False,
+) -> Model:
     """Load a model on every rank.
 
     Args:
         model: folder or Hugging Face id; None or its name is the bundled one, converted from GGUF
             by one rank of each machine the first time.
         allow_download: an id may name a model that is not on this machine yet.
+        tensor_parallel: load this rank's part of every layer, the embedding and the LM head.
 
     Raises:
-        ValueError: no such model, or an LM head that is not scale, soft-cap and bias alone.
+        ValueError: no such model, one that these ranks cannot split, or an LM head that is not
+            scale, soft-cap and bias alone.
         ModuleNotFoundError: the extra `hf` is not installed.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -80,9 +90,13 @@ def load(model: str | None, job: Job, dtype: torch.dtype, *, allow_download: boo
     source = str(bundled_folder(job)) if model in (None, BUNDLED) else str(model)
     way_out = _obstacle(source, allow_download)
     local = {"local_files_only": way_out is not None}
+    parts: dict[str, Any] = {}
     try:
+        if tensor_parallel:
+            read = AutoConfig.from_pretrained(source, **local)
+            parts = split.loading(model or BUNDLED, read, job)
         tokenizer = AutoTokenizer.from_pretrained(source, **local)
-        causal_lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **local)
+        causal_lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **local, **parts)
     except OSError as error:
         raise ValueError(f"model: cannot load {source!r}: {way_out or error}") from error
     causal_lm = causal_lm.to(job.device).eval()
@@ -145,8 +159,8 @@ def check_head(model: Model, causal_lm: Any) -> None:
     expected = causal_lm(token).logits[0].float()
     logits = reference.logits(
         model.trunk(token).last_hidden_state[0],
-        model.lm_head_weight,
-        bias=model.lm_head_bias,
+        split.whole(model.lm_head_weight),
+        bias=None if model.lm_head_bias is None else split.whole(model.lm_head_bias),
         **model.head,
     )
     error = float((logits - expected).abs().max() / expected.abs().max())

@@ -1,0 +1,252 @@
+"""`vllm bench serve` against a vLLM server with the adapter and one without, in turn.
+
+    python -m benchmarks.engines.bench --help
+
+For each number of ranks both servers are started with the same options; the one that is not asked
+waits idle. Greedy requests come first: both have to write the same texts before a time counts.
+Then rounds of vLLM's own benchmark, the servers in turn, whose requests draw at temperature 1
+without seeds, because vLLM's own sampler ends its server on a CPU when a request with a seed is in
+the middle of its prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from benchmarks.engines import bench_page
+from benchmarks.engines.bench_page import SHOWN, TPSAMPLE, VLLM
+from benchmarks.engines.command import client_variables, say, versions
+from benchmarks.engines.environment import ROOT, make_environment, make_model
+from benchmarks.engines.server import NAME, Kind, Server
+from benchmarks.scaling import quiet
+
+WORKERS = {TPSAMPLE: "tpsample.integrations.vllm.Worker", VLLM: None}
+"""What stands behind --worker-cls; all other options are the same."""
+INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
+"""Lengths are drawn between 1 - SPREAD and 1 + SPREAD times these."""
+PAUSE_S = 3.0
+"""Workers of vLLM spin for a second after their last request."""
+
+
+class Void(RuntimeError):
+    """The servers do not do the same work, so their times are not compared."""
+
+
+@dataclass
+class Bench:
+    """The rounds of all numbers of ranks.
+
+    Attributes:
+        requests: in a round.
+        rates: requests per second of the loads; infinity sends all at once.
+        rounds: of one load and server: ranks, rate, server, and what vLLM measured.
+        texts: by number of ranks, how many greedy texts were compared, all equal.
+    """
+
+    python: Path
+    model: Path
+    folder: Path
+    requests: int
+    rates: Sequence[float]
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    texts: dict[int, int] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
+
+    def measure(self, ranks: int, most_rounds: int, deadline: float) -> None:
+        """Start both servers, compare their texts, and take rounds until the deadline."""
+        with ExitStack() as stack:
+            servers = {
+                name: stack.enter_context(
+                    Server(
+                        Kind(f"{name}, {ranks} rank{'s' * (ranks > 1)}", ranks, worker=worker),
+                        self.python,
+                        self.model,
+                        self.folder / f"{name}-{ranks}",
+                    )
+                )
+                for name, worker in WORKERS.items()
+            }
+            for server in servers.values():
+                server.wait_ready(deadline)
+                say(f"{server.kind.name}: ready")
+            self.commands = {name: shown(server) for name, server in servers.items()}
+            self._compare_texts(ranks, servers, deadline)
+            self._rounds(ranks, servers, most_rounds, deadline)
+
+    def _rounds(
+        self, ranks: int, servers: dict[str, Server], most_rounds: int, deadline: float
+    ) -> None:
+        """Take rounds, in which the servers change places, until one more would be too late."""
+        took = 0.0
+        for number in range(most_rounds):
+            start = time.monotonic()
+            order = list(servers) if number % 2 == 0 else list(servers)[::-1]
+            late = start + took > deadline
+            try:
+                if not late:
+                    self._round(ranks, {name: servers[name] for name in order}, number, deadline)
+            except subprocess.TimeoutExpired:
+                late = True
+            if late:
+                say(f"{ranks} ranks: no time is left for round {number + 1}")
+                return
+            took = time.monotonic() - start
+            say(f"{ranks} ranks: round {number + 1} took {took:.0f} s")
+
+    def _compare_texts(self, ranks: int, servers: dict[str, Server], deadline: float) -> None:
+        """Ask both for greedy texts, which also warms them up."""
+        found = [
+            self._ask(server, "greedy", float("inf"), deadline, greedy=True)
+            for server in servers.values()
+        ]
+        self.texts[ranks] = same_texts(*found)
+
+    def _round(self, ranks: int, servers: dict[str, Server], number: int, deadline: float) -> None:
+        """Ask the servers in turn at each rate; a round that is not finished does not count."""
+        done = []
+        for rate in self.rates:
+            for name, server in servers.items():
+                time.sleep(PAUSE_S)
+                result = self._ask(server, f"{rate:g}-{number}", rate, deadline)
+                measured = {key: result[key] for key in SHOWN}
+                done.append({"ranks": ranks, "rate": rate, "server": name, **measured})
+        self.rounds += done
+
+    def _ask(
+        self, server: Server, name: str, rate: float, deadline: float, *, greedy: bool = False
+    ) -> dict[str, Any]:
+        """Run `vllm bench serve` once, and return its result."""
+        out = server.folder / f"bench-{name}.json"
+        out.unlink(missing_ok=True)
+        with (server.folder / "bench.log").open("ab") as log:
+            subprocess.run(
+                bench_command(server, self.model, out, self.requests, rate, greedy=greedy),
+                check=True,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=max(1.0, deadline - time.monotonic()),
+                env=client_variables(),
+            )
+        return read(out, self.requests)
+
+
+def bench_command(
+    server: Server, model: Path, out: Path, requests: int, rate: float, *, greedy: bool
+) -> list[str]:
+    """Return the command that asks a server; the prompts are the same in every round."""
+    return [
+        *(server.command[0], "bench", "serve", "--backend", "openai"),
+        *("--base-url", server.url.removesuffix("/v1"), "--endpoint", "/v1/completions"),
+        *("--model", str(model), "--served-model-name", NAME, "--seed", "0"),
+        *("--dataset-name", "random", "--random-range-ratio", str(SPREAD)),
+        *("--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)),
+        *("--num-prompts", str(requests), "--request-rate", f"{rate:g}", "--ignore-eos"),
+        *("--temperature", "0" if greedy else "1", "--disable-tqdm"),
+        *("--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"),
+        *("--save-result", "--result-dir", str(out.parent), "--result-filename", out.name),
+        *(("--save-detailed",) if greedy else ()),
+    ]
+
+
+def read(path: Path, requests: int) -> dict[str, Any]:
+    """Return a result of `vllm bench serve`.
+
+    Raises:
+        Void: a request failed, or the result lacks a number.
+    """
+    result: dict[str, Any] = json.loads(path.read_text())
+    if result.get("completed") != requests or result.get("failed"):
+        raise Void(
+            f"{path}: expected {requests} answered requests, got {result.get('completed')}, "
+            f"{result.get('failed')} failed"
+        )
+    if missing := [key for key in SHOWN if key not in result]:
+        raise Void(f"{path}: it has no {', '.join(missing)}")
+    return result
+
+
+def same_texts(one: dict[str, Any], other: dict[str, Any]) -> int:
+    """Return how many texts two results have, which are the same.
+
+    Raises:
+        Void: they are not, or there is none.
+    """
+    texts, others = one["generated_texts"], other["generated_texts"]
+    apart = sum(a != b for a, b in zip(texts, others, strict=True))
+    if apart or not all(texts) or not texts:
+        raise Void(f"{apart} of {len(texts)} greedy texts differ between the servers")
+    return len(texts)
+
+
+def shown(server: Server) -> str:
+    """Return a server's command without folders and ports."""
+    words = list(server.command)
+    words[0], words[2] = "vllm", "MODEL"
+    del words[words.index("--host") : words.index("--port") + 2]
+    return " ".join(words)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and write the page; 1 if a number of ranks has no round."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--cache", type=Path, default=ROOT / ".engines")
+    parser.add_argument("--ranks", default="1,2", help="numbers of ranks, one after the other")
+    parser.add_argument("--requests", type=int, default=16, help="in a round")
+    parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
+    parser.add_argument("--rounds", type=int, default=5, help="at most, of each server and load")
+    parser.add_argument("--minutes", type=float, default=20.0, help="for all but the installation")
+    parser.add_argument("--output", type=Path, help="folder of the page; default in the cache")
+    options = parser.parse_args(arguments)
+    cache, counts = options.cache.resolve(), [int(each) for each in options.ranks.split(",")]
+    about: dict[str, Any] = {
+        "machine": machine.describe(torch.device("cpu")),
+        "before": quiet.load(),
+        "requests": options.requests,
+    }
+    cache.mkdir(parents=True, exist_ok=True)
+    python = make_environment(cache)
+    # A run that is told to stop ends its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    rates = (float("inf"), options.rate)
+    bench = Bench(python, make_model(cache), cache / "bench", options.requests, rates)
+    start, void = time.monotonic(), []
+    for number, ranks in enumerate(counts, 1):
+        deadline = start + 60 * options.minutes * number / len(counts)
+        try:
+            bench.measure(ranks, options.rounds, deadline)
+            if all(each["ranks"] != ranks for each in bench.rounds):
+                raise Void("no round ended in time")
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            void.append(f"{ranks} ranks: {error}"[:2000])
+            say(void[-1])
+    about |= {
+        "after": quiet.load(),
+        "minutes": (time.monotonic() - start) / 60,
+        "texts": bench.texts,
+        "commands": bench.commands,
+        "void": void,
+        "versions": versions(python),
+        "threads": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    folder = options.output or cache / "bench-page"
+    bench_page.write(folder, bench.rounds, about)
+    say(f"page: {folder}")
+    return 1 if void else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
