@@ -78,22 +78,22 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
         "of text are the tokenizer's to encode",
     ),
     "max_tokens": (
-        lambda: SamplingParams(temperature=1, max_tokens=16),
+        lambda: SamplingParams(temperature=1, max_tokens=16),  # type: ignore[call-arg]
         "max_tokens: not a field of SamplingParams; when an answer ends is the engine's to decide, "
         "as in launch/examples/continuous_batching.py",
     ),
     "stop": (
-        lambda: SamplingParams(stop=["."]),
+        lambda: SamplingParams(stop=["."]),  # type: ignore[call-arg]
         "stop: not a field of SamplingParams; texts that end an answer are the engine's to look "
         "for; for ids see stop_token_ids",
     ),
     "n": (
-        lambda: SamplingParams(n=2),
+        lambda: SamplingParams(n=2),  # type: ignore[call-arg]
         "n: not a field of SamplingParams; give each answer a request with a seed of its own, or "
         "call the sampler with num_samples=",
     ),
     "a typing error": (
-        lambda: SamplingParams(temprature=1),
+        lambda: SamplingParams(temprature=1),  # type: ignore[call-arg]
         "temprature: not a field of SamplingParams; did you mean temperature?",
     ),
     "a field of a file": (

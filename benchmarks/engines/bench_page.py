@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import text
-from benchmarks.machine import BUSY_LOAD
+from benchmarks import quiet, text
 
 TPSAMPLE, VLLM = "tpsample", "vLLM"
 """The servers: tokens come from the adapter, or are vLLM's own."""
@@ -102,13 +101,9 @@ def _ratio(row: Row) -> str:
 def _warnings(about: dict[str, Any]) -> list[str]:
     lines = ["**CPU: these times say nothing about a GPU.**"]
     lines += [f"**Not measured: {' '.join(why.split())[:300]}**" for why in about["void"]]
-    load, cores = about["before"]["load"][0], about["machine"]["cpu_cores"]
-    if load > BUSY_LOAD * cores:
-        lines.append(
-            f"**The machine was not quiet, so take no time from here: its load average was {load} "
-            f"on {cores} cores when this began.**"
-        )
-    return lines
+    cores = about["machine"]["cpu_cores"]
+    found = quiet.disturbances(about["before"], None, cores=cores, ranks=1)
+    return lines + quiet.warning(found)
 
 
 def _losses(rows: list[Row]) -> list[str]:
@@ -142,8 +137,8 @@ def _notes(rows: list[Row], about: dict[str, Any]) -> list[str]:
         "server without": about["commands"].get(VLLM),
         "threads per rank": about["threads"],
         "versions": about["versions"],
-        "load before (1, 5, 15 min)": _loads(about["before"]),
-        "load after, its own work too": _loads(about["after"]),
+        "load before (1, 5, 15 min)": quiet.shown(about["before"]),
+        "load after, its own work too": quiet.shown(about["after"]),
         "minutes": about["minutes"],
         **about["machine"],
     }
@@ -154,7 +149,3 @@ def _notes(rows: list[Row], about: dict[str, Any]) -> list[str]:
 
 def _ranks(count: int) -> str:
     return f"{count} rank{'s' * (count > 1)}"
-
-
-def _loads(found: dict[str, Any]) -> str:
-    return ", ".join(f"{each:g}" for each in found["load"])

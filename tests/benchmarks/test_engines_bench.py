@@ -58,8 +58,8 @@ def _rounds(ours: float, theirs: float, ranks: int = 2) -> list[dict[str, Any]]:
 def _about(**changes: Any) -> dict[str, Any]:
     return {
         "machine": {"cpu": "a CPU", "cpu_cores": 2, "commit": "c", "load_average": 0.1},
-        "before": {"load": [0.1, 0.2, 0.3]},
-        "after": {"load": [3.0, 2.0, 1.0]},
+        "before": {"load": [0.1, 0.2, 0.3], "busy_cores": 0.1, "gpu_percent": []},
+        "after": {"load": [3.0, 2.0, 1.0], "busy_cores": 0.1, "gpu_percent": []},
         "requests": 24,
         "minutes": 12.0,
         "texts": {2: 24},
@@ -82,9 +82,12 @@ def test_the_page_names_where_tpsample_loses_and_where_that_may_be_chance() -> N
     assert "| 42 (41–43) | 41 (40–42) | 1.02 \\* |" in near
     once = bench_page.page(_rounds(50, 40)[:2], _about())
     assert "| 50 (50–50) | 40 (40–40) | 1.25 \\* |" in once
-    faster = bench_page.page(_rounds(30, 40), _about(before={"load": [0.7, 0.2, 0.3]}))
+    faster = bench_page.page(
+        _rounds(30, 40),
+        _about(before={"load": [0.7, 0.2, 0.3], "busy_cores": 9.0, "gpu_percent": []}),
+    )
     assert "## Where tpsample is not better: 0 of 14" in faster
-    assert "not quiet, so take no time from here: its load average was 0.7 on 2 cores" in faster
+    assert "not quiet, so take no time from here: 0.7 of 2 cores were busy" in faster
 
 
 def test_what_was_not_measured_is_said_and_the_record_is_json(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[i
             )
 
 
-def _check_weight(weight: Tensor) -> None:
+def _check_weight(weight: object) -> None:
     require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         way_out = "; pass its .weight" if isinstance(weight, torch.nn.Module) else ""
@@ -217,6 +217,6 @@ def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...])
 
 def _is_real(value: object) -> bool:
     try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     except OverflowError:  # an int beyond any float
         return False
