@@ -104,9 +104,9 @@ def _keep_shapes_of_tensors() -> None:
     """Tensors of a shape share what says so; nothing writes into it."""
     known = dict[tuple[int, ...], tuple[Any, Any]]()
 
-    def init(self: Any, handle: Any, type: Any) -> None:
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        sizes = tuple(type.shape) if type.is_block() else ()
+    def init(self: Any, handle: Any, of: Any) -> None:
+        self.handle, self.type, self.dtype = handle, of, of.scalar
+        sizes = tuple(of.shape) if of.is_block() else ()
         found = known.get(sizes)
         if found is None:
             shape = core.tuple([core.constexpr(size) for size in sizes])
