@@ -17,7 +17,10 @@ measure_slowness()
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from tests.support.interpreter import spare_repetitions  # noqa: E402
+
 torch.set_num_threads(1)
+spare_repetitions()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.support.interpreter import spare_repetitions
 from tests.support.limits import slowness
 
 _AFTER_FIRST_ERROR_S = 2.0
@@ -123,6 +124,7 @@ def _rank_main(
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
+    spare_repetitions()
     try:
         meeting = dist.FileStore(store, world_size)
         dist.init_process_group(

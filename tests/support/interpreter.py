@@ -1,0 +1,116 @@
+"""Makes Triton's interpreter do once what it does again and again; a kernel computes the same.
+
+Four things cost most of a test of kernels, and none of them has a result:
+
+- Before it runs a function, the interpreter puts its own operations in the place of those of
+  `triton.language`. It does so for the kernel, and once more at each call of a jitted function in
+  it, some hundred times per program, though all of them are in place by then.
+- Beside every integer operation of less than 64 bits it computes whether that overflows, and then
+  drops the answer, because it only asserts under an option that nothing sets.
+- It makes the table of NumPy's types anew each time it looks one up.
+- It makes the shape of a tensor, and the name of its type, anew for every tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language import core
+from triton.runtime import interpreter
+
+_WRITTEN_FOR = "3.7."
+"""The versions of Triton whose interpreter does these; others are left as they are."""
+
+
+def spare_repetitions() -> None:
+    """Change the interpreter of this process; a second call does nothing."""
+    patched = isinstance(interpreter._patch_lang, _Once)
+    if patched or not triton.__version__.startswith(_WRITTEN_FOR):
+        return
+    interpreter._patch_lang = _Once()
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    _keep_numpy_types()
+    _keep_shapes_of_types()
+    _keep_shapes_of_tensors()
+
+
+class _Once:
+    """Takes the place of `_patch_lang`, which is called with a function that is about to run.
+
+    The operations stay in place until the launch ends, when `GridExecutor` restores the scope that
+    it was given; the scope of a call inside a kernel is restored by nobody. So what was put in
+    place since the last restoration need not be put there again.
+    """
+
+    def __init__(self) -> None:
+        self._patch = interpreter._patch_lang
+        self._in_place = in_place = set[Any]()
+
+        class Scope(interpreter._LangPatchScope):  # type: ignore[misc]
+            def restore(self) -> None:
+                super().restore()
+                in_place.clear()
+
+        self._scope = Scope
+
+    def __call__(self, fn: Any) -> Any:
+        scope = self._scope()
+        if len(self._in_place) < 2:  # tl and tl.core, whichever the function's module has
+            found = {value for value in fn.__globals__.values() if value is tl or value is tl.core}
+            if not found or not found <= self._in_place:
+                scope._changes = self._patch(fn)._changes
+                self._in_place |= found
+        return scope
+
+
+def _keep_numpy_types() -> None:
+    make, known = interpreter._get_np_dtype, dict[str, Any]()
+
+    def numpy_type(dtype: Any) -> Any:
+        element = dtype.scalar
+        found = known.get(element.name)
+        if found is None:
+            found = known[element.name] = make(element)
+        return found
+
+    interpreter._get_np_dtype = numpy_type
+
+
+def _keep_shapes_of_types() -> None:
+    """A shape is checked, and its type named, when a tensor first has it."""
+    make, known = core.block_type.__init__, dict[tuple[Any, ...], tuple[Any, int, str]]()
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *shape)
+        found = known.get(key)
+        if found is not None:
+            self.element_ty = element_ty
+            self.shape, self.numel, self.name = found
+            return
+        make(self, element_ty, shape)
+        if all(type(size) is int for size in shape):
+            known[key] = self.shape, self.numel, self.name
+
+    core.block_type.__init__ = init
+
+
+def _keep_shapes_of_tensors() -> None:
+    """Tensors of a shape share what says so; nothing writes into it."""
+    known = dict[tuple[int, ...], tuple[Any, Any]]()
+
+    def init(self: Any, handle: Any, of: Any) -> None:
+        self.handle, self.type, self.dtype = handle, of, of.scalar
+        sizes = tuple(of.shape) if of.is_block() else ()
+        found = known.get(sizes)
+        if found is None:
+            shape = core.tuple([core.constexpr(size) for size in sizes])
+            found = known[sizes] = core.constexpr(math.prod(sizes)), shape
+        self.numel, self.shape = found
+
+    core.tensor.__init__ = init

@@ -1,0 +1,70 @@
+"""The interpreter that does once what it did again and again computes what Triton's does."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from tests.support.commands import run_command
+from tests.support.interpreter import _WRITTEN_FOR, spare_repetitions
+
+pytestmark = pytest.mark.skipif(
+    not triton.__version__.startswith(_WRITTEN_FOR), reason="this Triton is left as it is"
+)
+
+
+@triton.jit
+def _halves(values):
+    left, right = values.reshape((2, 8)).permute((1, 0)).split()
+    return left, right, tl.max(values)
+
+
+@triton.jit
+def _kernel(in_ptr, out_ptr, count, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(in_ptr + offs, mask=offs < count, other=-1)
+    left, right, most = _halves(values)
+    mixed = (left * 1103515245).to(tl.uint32) >> 7
+    text = tl.where(mixed > 9, mixed.to(tl.int64) << 33, right.to(tl.int64)) + most
+    tl.store(out_ptr + tl.program_id(0) * 8 + tl.arange(0, 8), text)
+    scores = values.to(tl.float32)[:, None] * tl.arange(0, 4).to(tl.float32)[None, :]
+    tl.atomic_max(out_ptr + 32, tl.sum(scores).to(tl.int64))
+
+
+def computed() -> list[int]:
+    values = torch.randint(-(2**31), 2**31, (60,), generator=torch.Generator().manual_seed(1))
+    out = torch.zeros(33, dtype=torch.int64)
+    _kernel[(4,)](values.int(), out, 60, BLOCK=16)
+    return out.tolist()
+
+
+def test_a_kernel_computes_the_same_without_it():
+    program = "from tests.test_interpreter import computed; print(computed())"
+    env = {"TRITON_INTERPRET": "1"}
+    done = run_command(sys.executable, "-W", "ignore", "-c", program, env=env)
+    assert done.stdout.strip() == str(computed()), done.stderr
+
+
+def test_operations_are_put_in_place_once_per_launch_and_taken_away(monkeypatch):
+    spare_repetitions()
+    made = []
+    once, before = interpreter._patch_lang, tl.arange
+    patch = once._patch
+    monkeypatch.setattr(once, "_patch", lambda fn: made.append(fn.__name__) or patch(fn))
+    for _ in range(2):
+        made.clear()
+        computed()
+        assert made[0] == "_kernel" and len(made) <= 2  # tl, then tl.core for what tl itself jits
+        assert tl.arange is before and not once._in_place
+
+
+def test_a_kernel_that_fails_leaves_the_language_as_it_was():
+    before = tl.arange
+    with pytest.raises(interpreter.InterpreterError):
+        _kernel[(1,)](torch.zeros(16, dtype=torch.int32), None, 16, BLOCK=16)
+    assert tl.arange is before and not interpreter._patch_lang._in_place
