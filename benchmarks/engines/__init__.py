@@ -14,7 +14,7 @@
 | `workers.py` | watches a worker: the oracle's tokens, and what crosses between ranks |
 | `traffic.py` | counts the tensors that ranks send, and the largest axis of each |
 | `huggingface.py` | asks `generate` of transformers the same |
-| `sglang.py` | asks SGLang the same, on one rank |
+| `sglang.py` | asks SGLang the same, on one rank and on two |
 | `verdicts.py` | says what was compared, and whether it held |
 | `page.py` | makes the page |
 | `bench.py` | runs vLLM's own benchmark against servers with the adapter and without, in turn |

@@ -130,18 +130,16 @@ class Run:
         found = json.loads(out.read_text())["tokens"]
         self.answers[HF] = {"kinds": {name: {"tokens": ids} for name, ids in found.items()}}
 
-    def sglang(self) -> None:
-        """Ask SGLang, on one rank, in an environment of its own."""
-        asked = self.cache / "runs" / "kinds.json"
+    def sglang(self, ranks: int) -> None:
+        """Ask SGLang, in an environment of its own."""
+        name, folder = SGLANG[ranks], self.cache / "runs"
+        asked, out = folder / "kinds.json", folder / f"sglang-{ranks}.json"
         asked.write_text(json.dumps(self.answers[V1_TP2.name]))
-        out = asked.with_name("sglang.json")
-        on_cpu = ROOT / "benchmarks" / "engines" / "sglang_on_cpu"
-        own = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": f"{on_cpu}{os.pathsep}{ROOT}"}
-        words = ["-m", "benchmarks.engines.sglang", str(self.model), str(asked), str(out)]
-        with (asked.parent / "sglang.log").open("wb") as log:
+        words = ["benchmarks.engines.sglang", *map(str, (self.model, asked, out, ranks))]
+        with (folder / f"sglang-{ranks}.log").open("wb") as log:
             process = subprocess.Popen(
-                [str(make_sglang(self.cache)), *words],
-                env={**client_variables(), **own},
+                [str(make_sglang(self.cache)), "-m", *words],
+                env={**client_variables(), **sglang_variables(ranks)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -152,8 +150,22 @@ class Run:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         if code:
-            raise RuntimeError(f"{SGLANG}: exit code {code}, see {asked.parent / 'sglang.log'}")
-        self.answers[SGLANG] = json.loads(out.read_text())
+            raise RuntimeError(f"{name}: exit code {code}, see {log.name}")
+        self.answers[name] = json.loads(out.read_text())
+
+
+def sglang_variables(ranks: int) -> dict[str, str]:
+    """Return the variables of SGLang on a CPU.
+
+    It takes as many ranks as the machine has NUMA nodes, unless each rank is told its cores.
+    """
+    on_cpu = ROOT / "benchmarks" / "engines" / "sglang_on_cpu"
+    found = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": f"{on_cpu}{os.pathsep}{ROOT}"}
+    if ranks > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        of_rank = [str(cores[rank % len(cores)]) for rank in range(ranks)]
+        found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(of_rank)
+    return found
 
 
 def client_variables() -> dict[str, str]:
@@ -196,7 +208,8 @@ def main(arguments: list[str] | None = None) -> int:
             run.serve(kind, kill=kind in (V1_TP2, V2_TP2))
             if kind is PLAIN:
                 run.hugging_face()
-                run.sglang()
+                for ranks in SGLANG:
+                    run.sglang(ranks)
         except (RuntimeError, subprocess.SubprocessError) as error:
             say(str(error))
     found = compare(run.answers, run.seen) + run.ended

@@ -16,7 +16,9 @@ DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, drafts=3)
 DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, drafts=3)
 V2_TP2 = Kind("V2, 2 ranks", 2, runner=2)
 V2_TP1 = Kind("V2, 1 rank", 1, runner=2)
-HF, SGLANG = "transformers", "SGLang"
+HF = "transformers"
+SGLANG = {1: "SGLang, 1 rank", 2: "SGLang, 2 ranks"}
+"""By number of ranks."""
 
 PARTS = {
     V1_TP2: ("kinds", "greedy", "sixteen", "more", "failing"),
@@ -99,14 +101,18 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
 
 def _of_sglang(answers: Answers, kinds: Answers) -> list[Verdict]:
     """Compare what SGLang answered."""
-    what = f"{V1_TP2.name} and SGLang, 1 rank: the same tokens"
-    if SGLANG not in answers:
-        return [Verdict(what, None, "it was not run")]
-    answer = answers[SGLANG]
-    tokens = {name: {"tokens": ids} for name, ids in answer["tokens"].items()}
-    same = verdicts.equal_tokens(what, kinds, tokens, tokens)
-    what = "SGLang refuses a field that is not honoured at its door"
-    return [same, Verdict(what, "presence_penalty" in answer["refused"], answer["refused"])]
+    found = []
+    for name in SGLANG.values():
+        what = f"{V1_TP2.name} and {name}: the same tokens"
+        if name not in answers:
+            found.append(Verdict(what, None, "it was not run"))
+            continue
+        answer = answers[name]
+        tokens = {kind: {"tokens": ids} for kind, ids in answer["tokens"].items()}
+        found.append(verdicts.equal_tokens(what, kinds, tokens, tokens))
+        what = f"{name}: a field that is not honoured is refused at its door"
+        found.append(Verdict(what, "presence_penalty" in answer["refused"], answer["refused"]))
+    return found
 
 
 def texts(answers: Answers) -> dict[str, dict[str, str]]:
@@ -121,7 +127,10 @@ def texts(answers: Answers) -> dict[str, dict[str, str]]:
         own = answers.get(V1_TP2.name, {}).get("kinds", {}).get(name, {})
         others = {
             "transformers": answers.get(HF, {}).get("kinds", {}).get(name, {}),
-            "SGLang": {"tokens": answers.get(SGLANG, {}).get("tokens", {}).get(name)},
+            **{
+                sglang: {"tokens": answers.get(sglang, {}).get("tokens", {}).get(name)}
+                for sglang in SGLANG.values()
+            },
         }
         for engine, answer in others.items():
             tokens = answer.get("tokens")

@@ -1,6 +1,6 @@
-"""Asks SGLang, in its own process and on one rank, what a vLLM server was asked.
+"""Asks SGLang, in processes of its own, what a vLLM server was asked.
 
-    python -m benchmarks.engines.sglang MODEL ANSWERS.json OUT.json
+    python -m benchmarks.engines.sglang MODEL ANSWERS.json OUT.json RANKS
 
 It runs in SGLang's environment (`environment.make_sglang`).
 """
@@ -22,12 +22,13 @@ ASKED: dict[str, dict[str, Any]] = {
 """Those kinds that the adapter for SGLang honours, as its arguments."""
 
 
-def main(model: Path, answers: Path, out: Path) -> None:
+def main(model: Path, answers: Path, out: Path, ranks: int) -> None:
     """Write the tokens of each kind, for the prompts that the server made, and a refusal."""
     import sglang
 
     engine = sglang.Engine(
         model_path=str(model),
+        tp_size=ranks,
         device="cpu",
         attention_backend="torch_native",
         dtype="float32",
@@ -60,4 +61,6 @@ def main(model: Path, answers: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*(Path(word) for word in sys.argv[1:]))
+    *paths, ranks = sys.argv[1:]
+    model, answers, out = map(Path, paths)
+    main(model, answers, out, int(ranks))

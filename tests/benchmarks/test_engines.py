@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from copy import deepcopy
 from types import SimpleNamespace
 
 import torch
 
-from benchmarks.engines import comparison, page, verdicts
+from benchmarks.engines import command, comparison, page, verdicts
 from benchmarks.engines.asked import DRAFTED, KINDS, OPENAI, SIXTEEN
 from benchmarks.engines.server import Kind, free_port, summed, variables
 from benchmarks.engines.traffic import GROUP_METHODS, Traffic
@@ -163,6 +164,25 @@ def test_the_page_says_what_was_not_run():
     assert "| x | yes | 1 of 1 |" in text and "| y | **no** | 0 |" in text
     assert "| z | not run |" in text
     assert "| temperature | vLLM, transformers | a\\|b |" in text
+
+
+def test_sglang_is_compared_on_each_number_of_ranks_and_each_has_its_cores(monkeypatch):
+    for name in ("kinds_as_asked", "ways_of_asking", "one_row_fails"):
+        monkeypatch.setattr(verdicts, name, lambda *_: [])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 3})
+    assert command.sglang_variables(2)["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in command.sglang_variables(1)
+    plain, _ = _answered()
+    one, two = comparison.SGLANG.values()
+    asked = {"refused": "presence_penalty: not supported", "tokens": {"greedy": [*range(24)]}}
+    answers = {comparison.V1_TP2.name: plain, two: {**asked, "tokens": {"greedy": [1]}}}
+    held = {each.what: each.held for each in comparison.compare(answers, {})}
+    assert held[f"{comparison.V1_TP2.name} and {one}: the same tokens"] is None
+    assert held[f"{comparison.V1_TP2.name} and {two}: the same tokens"] is False
+    assert held[f"{two}: a field that is not honoured is refused at its door"] is True
+    answers[one] = asked
+    held = {each.what: each.held for each in comparison.compare(answers, {})}
+    assert held[f"{comparison.V1_TP2.name} and {one}: the same tokens"] is True
 
 
 def test_arguments_go_where_the_client_takes_them():
