@@ -54,7 +54,8 @@ def rows(run: Run) -> Iterator[Row]:
                 kinds = {**dict.fromkeys(samplers, "tpsample"), "limit": "limit"}
                 point = {"shape": shape.name, "world_size": world_size, "batch": batch}
                 found = [row(name, kind, times[name], **point) for name, kind in kinds.items()]
-                found[1]["listed_percent"] = listed_percent(samplers["screened"])
+                if (percent := listed_percent(samplers["screened"])) is not None:
+                    found[1]["listed_percent"] = percent
                 yield from with_ratios(found, times["limit"].median_us)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -24,6 +25,7 @@ from benchmarks import (
     plots,
     ranks,
     run,
+    screened,
 )
 from benchmarks.harness import NAMES, NotCaptured, Run, execute
 from benchmarks.problem import (
@@ -144,6 +146,14 @@ class TestEachBenchmark:
         result = Result.load(tmp_path / RESULT)
         assert result.aborted and not result.rows
         assert "Aborted" in write_report(tmp_path).read_text()
+
+    def test_a_page_is_written_where_nobody_counts_what_is_screened(self, tmp_path, monkeypatch):
+        """As on a CPU without the interpreter, which is where a user tries it."""
+        plain = functools.partial(make_sampler, backend="torch")
+        monkeypatch.setattr(screened, "make_sampler", plain)
+        execute("screened", _small(), tmp_path / RESULT)
+        page = write_report(tmp_path).read_text()
+        assert "## Time ÷ time to read the weights once" in page and "Share of" not in page
 
     def test_a_deadline_leaves_whole_points(self):
         run = Run.small(batches=(1, 2), repeats=1)
