@@ -167,6 +167,16 @@ def test_every_rank_refuses_before_it_loads_or_sends(
             load(str(llama), Job(rank, 3, rank, 3), torch.float32, tensor_parallel=True)
 
 
+def test_a_transformers_that_was_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By name, because transformers may put itself into sys.modules a second time.
+    monkeypatch.setattr("transformers.__version__", "5.0.0")
+    with pytest.raises(
+        ValueError, match=r"^tp: .* is supported, 5\.0\.0 is installed; pip install"
+    ):
+        tensor_parallel.loading("MODEL", None, Job(0, 2, 0, 2))
+    assert tensor_parallel.loading("MODEL", None, Job()) == {}
+
+
 def test_one_rank_has_nothing_to_split(llama: Path) -> None:
     done = invoke("generate", "--tp", "--backend", "torch", "--model", llama, "--prompt", "w5")
     assert done.exit_code == 0, done.output
