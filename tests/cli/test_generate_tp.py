@@ -165,6 +165,18 @@ def test_every_rank_refuses_before_it_loads_or_sends(
     for rank in range(3):
         with pytest.raises(ValueError, match=r"4 attention heads and 2 key-value heads, which 3 "):
             load(str(llama), Job(rank, 3, rank, 3), torch.float32, tensor_parallel=True)
+    with pytest.raises(TypeError):  # what it would say if it had begun to load
+        load(str(llama), Job(), torch.float32)
+
+
+def test_a_transformers_that_was_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By name, because transformers may put itself into sys.modules a second time.
+    monkeypatch.setattr("transformers.__version__", "5.0.0")
+    with pytest.raises(
+        ValueError, match=r"^tp: .* is supported, 5\.0\.0 is installed; pip install"
+    ):
+        tensor_parallel.loading("MODEL", None, Job(0, 2, 0, 2))
+    assert tensor_parallel.loading("MODEL", None, Job()) == {}
 
 
 def test_one_rank_has_nothing_to_split(llama: Path) -> None:

@@ -1,4 +1,4 @@
-"""Decodes a batch: every rank has the trunk and its KV cache; a sampler draws the next token."""
+"""Decodes a batch: every rank runs the trunk, or its part of it; a sampler draws the next token."""
 
 from __future__ import annotations
 
