@@ -317,6 +317,13 @@ SLOTS = [
         ("tests/request/test_slots.py::test_masks_by_slot_follow_the_slots",),
     ),
     Fault(
+        "a row whose seed was drawn waits for another when rows move",
+        "tpsample/request/batch_rows.py",
+        "self._host_rows, self.unseeded = self._host_rows.seeded(), []",
+        "self.unseeded = []",
+        ("tests/request/test_arrange.py::test_a_seed_that_was_drawn_moves_with_its_row",),
+    ),
+    Fault(
         "filters stay where they are when rows move",
         "tpsample/request/row_tensors.py",
         "self.numbers[: len(index)].copy_(self.numbers.index_select(0, index))",

@@ -70,6 +70,16 @@ def test_a_full_batch_replaces_a_row_where_it_stands():
     assert (batch.unseeded, batch.rows) == ([0], 2)
 
 
+def test_a_seed_that_was_drawn_moves_with_its_row():
+    params = [SamplingParams(), SamplingParams(seed=5), SamplingParams()]
+    batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=4)
+    batch.draw_seeds(SeedSource(7))
+    drawn = batch.seed.tolist()
+    batch.arrange([2, 3, 0], [SamplingParams()])
+    assert batch.unseeded == [1]
+    assert batch.seed.tolist()[::2] == drawn[::-2]
+
+
 @pytest.mark.parametrize(
     ("order", "joining", "told"),
     [

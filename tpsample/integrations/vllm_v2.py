@@ -7,6 +7,10 @@
 
 Requests live in slots, and a step names those of its rows, in any order and any subset. A row that
 sits a step out leaves our batch, and joins again with its tokens.
+
+The rows are arranged by name as with V1, and not selected by slot. The runner knows on the host
+which requests a step has, so only their rows take the way that they need; `select` would have every
+row take the way of whatever is in any slot.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class SamplingBatch(BatchSlots):
         batch._set_plan(
             BatchPlan.of([], vocab_size, batch.device, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
         )
-        batch._replace(HostRows.of([], vocab_size), ())
+        batch._replace(HostRows.of([], vocab_size))
         batch._join(checked)
         if isinstance(params, SamplingParams):
             batch._single = checked[0]

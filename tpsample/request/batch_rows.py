@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from tpsample.request.batch_checks import (
     token_lists,
 )
 from tpsample.request.controls.tables import ControlTables, needs_controls
-from tpsample.request.host_rows import HostRows
+from tpsample.request.host_rows import UNSEEDED, HostRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
 from tpsample.request.row_tensors import RowTensors
@@ -50,10 +51,12 @@ class BatchRows(StepBatch):
         self._single: CheckedRequest | None = None
         self._repeated: dict[int, Any] = {}  # batches of the single request, by number of rows
         self.unseeded: list[int] = []
+        self._host_rows: HostRows
         self._plan: BatchPlan | None
         self._last_plan: BatchPlan
         self._set_plan(BatchPlan.of([], vocab_size, seed.device))
-        self._replace(HostRows.of([SamplingParams()] * self.max_rows, vocab_size), ())
+        plain = HostRows.of([SamplingParams()] * self.max_rows, vocab_size)
+        self._replace(plain.seeded())
 
     def __len__(self) -> int:
         return self.rows
@@ -207,7 +210,7 @@ class BatchRows(StepBatch):
         """Give every row without a seed the next one of `source`."""
         if self.unseeded:
             self._tensors.write_seeds(self.unseeded, source.draw(len(self.unseeded)))
-            self.unseeded = []
+            self._host_rows, self.unseeded = self._host_rows.seeded(), []
 
     def _join(self, checked: list[CheckedRequest]) -> None:
         """Add rows behind the last."""
@@ -217,11 +220,7 @@ class BatchRows(StepBatch):
         """Replace the requests of some rows, and nothing of the others."""
         news = HostRows.of([each.params for each in checked], self.vocab_size)
         self._load(rows, checked, news)
-        unseeded = set(self.unseeded).difference(rows)
-        unseeded.update(
-            row for row, each in zip(rows, news.requests, strict=True) if each.seed is None
-        )
-        self._replace(self._host_rows.replaced(rows, news), unseeded)
+        self._replace(self._host_rows.replaced(rows, news))
 
     def _load(
         self, rows: Sequence[int], requests: Sequence[CheckedRequest], news: HostRows
@@ -254,10 +253,7 @@ class BatchRows(StepBatch):
         if joined:
             places = list(joined)
             self._load(places, list(joined.values()), arranged.picked(places))
-        waiting = set(self.unseeded)
-        waiting.update(row for row, each in enumerate(news.requests, rows) if each.seed is None)
-        unseeded = [place for place, row in enumerate(order) if row in waiting] if waiting else []
-        self._replace(arranged, unseeded)
+        self._replace(arranged)
 
     def _move(self, order: list[int], joined: list[int]) -> None:
         """Move the rows of the tensors: those that stay, those that join, then those not in use.
@@ -279,7 +275,7 @@ class BatchRows(StepBatch):
             self._tables.move(moved, index, free)
 
     @ordinary_tensors
-    def _replace(self, rows: HostRows, unseeded: Iterable[int]) -> None:
+    def _replace(self, rows: HostRows) -> None:
         """Replace everything that follows from the rows' requests."""
         self._host_rows = rows
         # Kept, because torch.compile would compile anew for every length of a list it looks at.
@@ -287,7 +283,7 @@ class BatchRows(StepBatch):
         if count != self.rows:
             self._row_temperature = self._tensors.temperature[:count]
             self._row_seed = self._tensors.seed[:count]
-        self.unseeded = sorted(unseeded)
+        self.unseeded = list(compress(range(count), rows.selectors(UNSEEDED)))
         self._stale = set(self._masks)
         self._plan = None
         if self._slots is None:

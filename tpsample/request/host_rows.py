@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from tpsample.request.filters import RowFilter
 from tpsample.request.params import SamplingParams
 
-FILTERED, ASKS_LOGPROBS = 1, 2
+FILTERED, ASKS_LOGPROBS, UNSEEDED = 1, 2, 4
 """Bits of the flags of a row."""
 
-_SELECTORS = {bit: bytes(bool(flags & bit) for flags in range(256)) for bit in (1, 2)}
+_SELECTORS = {bit: bytes(bool(flags & bit) for flags in range(256)) for bit in (1, 2, 4)}
+_SEEDED = bytes(flags & ~UNSEEDED for flags in range(256))
 
 
 class HostRows(NamedTuple):
@@ -25,7 +27,8 @@ class HostRows(NamedTuple):
     Attributes:
         requests: of each row.
         filters: of each row.
-        flags: of each row, whether it has filters, and whether it asks for logprobs.
+        flags: of each row, whether it has filters, whether it asks for logprobs, and whether it
+            waits for its seed.
     """
 
     requests: list[SamplingParams]
@@ -37,7 +40,9 @@ class HostRows(NamedTuple):
         """Return rows with these requests."""
         filters = [RowFilter.of(each, vocab_size) for each in requests]
         flags = [
-            FILTERED * (its.top_k > 0) + ASKS_LOGPROBS * each.asks_logprobs
+            FILTERED * (its.top_k > 0)
+            + ASKS_LOGPROBS * each.asks_logprobs
+            + UNSEEDED * (each.seed is None)
             for each, its in zip(requests, filters, strict=True)
         ]
         return HostRows(list(requests), filters, bytes(flags))
@@ -52,10 +57,12 @@ class HostRows(NamedTuple):
 
     def picked(self, order: list[int]) -> HostRows:
         """Return some of the rows, in another order."""
+        if len(order) < 2:  # itemgetter returns a sequence of two or more
+            one = slice(order[0], order[0] + 1) if order else slice(0)
+            return HostRows(self.requests[one], self.filters[one], self.flags[one])
+        pick = itemgetter(*order)
         return HostRows(
-            list(map(self.requests.__getitem__, order)),
-            list(map(self.filters.__getitem__, order)),
-            bytes(map(self.flags.__getitem__, order)),
+            list(pick(self.requests)), list(pick(self.filters)), bytes(pick(self.flags))
         )
 
     def replaced(self, rows: Sequence[int], others: HostRows) -> HostRows:
@@ -64,6 +71,10 @@ class HostRows(NamedTuple):
         for row, place in zip(rows, itertools.count(len(order)), strict=False):
             order[row] = place
         return self.joined_by(others).picked(order)
+
+    def seeded(self) -> HostRows:
+        """Return the rows, none of which waits for its seed any more."""
+        return self._replace(flags=self.flags.translate(_SEEDED))
 
     def selectors(self, bit: int) -> bytes:
         """Return 1 or 0 for each row, whether it has a flag."""

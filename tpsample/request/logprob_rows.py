@@ -128,19 +128,21 @@ def stored_order(
     Returns three things: the kept rows as a list, filtered rows first; the same list as a tensor;
     and for each row of the batch its index in that list, or -1. Without any: [], None, None.
     """
-    stored_index = None
+    stored_index, in_order = None, False
     if filters is not None and logprobs is None and not stores_all:
         stored_list, stored_index = filters.row_list, filters.row_index
+        in_order = True
     else:
         rows = list(range(num_rows)) if stores_all else []
         rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
         stored_list = list(dict.fromkeys(rows))
+        in_order = lists_all(stored_list, num_rows)
     if not stored_list:
         return stored_list, None, None
     if stored_index is None:
         (stored_index,) = integers(stored_list, device=device)
     places = torch.arange(len(stored_list), dtype=torch.int32, device=device)
-    if len(stored_list) == num_rows and stored_list[0] == 0 and lists_all(stored_list, num_rows):
+    if in_order and len(stored_list) == num_rows:
         return stored_list, stored_index, places
     stored_place = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
     return stored_list, stored_index, stored_place.index_copy_(0, stored_index, places)
