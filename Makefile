@@ -24,7 +24,7 @@ demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
 
 test: lint
-	.venv/bin/pytest -n 4 --dist worksteal
+	.venv/bin/pytest -n 3 --dist worksteal
 	@echo "ok: lint and tests passed"
 
 mutants: $(INSTALLED)

@@ -187,18 +187,22 @@ def subjects(
 
 
 def few(archs: Sequence[int]) -> list[Subject]:
-    """The LM head with one tile and the smallest screen on each of `archs`, and on sm_90 all else
+    """The LM head with one tile on each of `archs`; on sm_90 the smallest screen, and all else
     once."""
     short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
     fp32 = rule(64, 0, torch.float32, Gpu())
     smallest = (SCREEN_TILES[16], list_tile(16, torch.bfloat16))
-    on_90 = ("", "push", "everything", "given logits")
+    screens = [
+        subject
+        for subject in _screens(90)
+        if subject.variant in ("screen", "list") and subject.tile in smallest
+    ]
+    once = ("", "push", "everything", "given logits")
     return [
         subject
         for subject in subjects(archs, [(short, torch.bfloat16), (fp32, torch.float32)])
         if (subject.variant == "plain" and subject.tile == short)
-        or (subject.variant in ("screen", "list") and subject.tile in smallest)
-        or (subject.arch == 90 and subject.variant in on_90)
+        or (subject.arch == 90 and (subject.variant in once or subject in screens))
     ]
 
 

@@ -22,10 +22,17 @@ def _small() -> Run:
     return Run.small(batches=(2,), repeats=1)
 
 
-def _shard_result(folder, hardware="NVIDIA H200", **changes):
-    """A result of `shard` whose times are made up."""
-    execute("shard", _small(), folder / RESULT)
-    data = json.loads((folder / RESULT).read_text())
+@pytest.fixture(scope="module")
+def tiny_shards(tmp_path_factory):
+    """What `shard` writes here."""
+    path = tmp_path_factory.mktemp("shards") / RESULT
+    execute("shard", _small(), path)
+    return path.read_text()
+
+
+def _shard_result(tiny_shards, folder, hardware="NVIDIA H200", **changes):
+    """A result of `shard` as if of a GPU."""
+    data = json.loads(tiny_shards)
     data["machine"] |= {"hardware": hardware, "triton_interpreter": False}
     data["settings"]["tiny"] = False
     data |= changes
@@ -55,9 +62,9 @@ def test_without_a_measurement_nothing_is_called_measured():
         assert row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
 
 
-def test_measured_shards_are_taken_as_they_are_and_scale_the_others(tmp_path):
+def test_measured_shards_are_taken_as_they_are_and_scale_the_others(tiny_shards, tmp_path):
     run = _small()
-    run.shard_result = _shard_result(tmp_path)
+    run.shard_result = _shard_result(tiny_shards, tmp_path)
     times = {
         row["world_size"]: row
         for row in json.loads(run.shard_result.read_text())["rows"]
@@ -87,9 +94,9 @@ def test_measured_shards_are_taken_as_they_are_and_scale_the_others(tmp_path):
     ],
     ids=["a CPU", "tiny", "unknown", "another", "empty"],
 )
-def test_what_forecasts_no_gpu_is_refused(changes, said, tmp_path):
+def test_what_forecasts_no_gpu_is_refused(changes, said, tiny_shards, tmp_path):
     run = _small()
-    run.shard_result = _shard_result(tmp_path, **changes)
+    run.shard_result = _shard_result(tiny_shards, tmp_path, **changes)
     with pytest.raises(ValueError, match=said):
         list(scaling_model.rows(run))
 

@@ -7,6 +7,7 @@ from tests.faults.filters import FILTERS, LOGPROBS
 from tests.faults.ranks import AGREEMENT, EXCHANGES, SEEDS, SHARDS
 from tests.faults.requests import ENGINES, FILES, LIFETIME, REQUESTS, SLOTS, SPECULATIVE, VERIFY
 from tests.faults.scores import SCORES, SCREEN_KERNELS, SCREENING, TIES
+from tests.faults.suite import INTERPRETER
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -31,4 +32,5 @@ FAULTS = [
     *FILES,
     *BENCHMARKS,
     *GPU_CHECK,
+    *INTERPRETER,
 ]

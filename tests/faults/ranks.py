@@ -60,17 +60,14 @@ EXCHANGES = [
         "tpsample/kernels/decode.py",
         "    if OVERLAP:\n        wait_for_previous_launch()\n",
         "",
-        ("tests/kernels/test_jit_launches.py::test_a_step_compiles_as_it_is_launched[plain]",),
+        ("tests/kernels/test_jit_launches.py::test_every_step_compiles_as_it_is_launched",),
     ),
     Fault(
         "a bulk prefetch at an odd address",
         "tpsample/local/triton_backend.py",
         "if not self._overlap or not aligned:",
         "if not self._overlap:",
-        (
-            "tests/kernels/test_jit_launches.py::"
-            "test_a_step_compiles_as_it_is_launched[weight at an odd address]",
-        ),
+        ("tests/kernels/test_jit_launches.py::test_every_step_compiles_as_it_is_launched",),
     ),
     Fault(
         "the parity of the inbox is not written",

@@ -4,23 +4,8 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-
 from tests.support.commands import run_command
 from tests.support.jit_launches import cases
-
-
-@pytest.fixture(scope="session")
-def launched() -> dict[str, list[str]]:
-    """Kernels by case, of a process that does not interpret."""
-    done = run_command(sys.executable, "-m", "tests.support.jit_launches")
-    assert done.returncode == 0, done.stderr[-4000:]
-    kernels: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
-        name, kernel = line.rsplit(": ", 1)
-        kernels.setdefault(name, []).append(kernel)
-    return kernels
-
 
 MASKED = (
     "allowed ids",
@@ -85,6 +70,7 @@ MOST_OPERATORS = {
     "fixed rounds, top_p": 6,
     "fixed rounds, top_k 5": 8,
 }
+"""Torch operators beside them, of a batch whose rows all go the same way."""
 NOTHING_AHEAD = (
     "weight at an odd address",
     "given logits",
@@ -92,25 +78,40 @@ NOTHING_AHEAD = (
     "peer, given logits",
 )
 """Cases without weights that can travel while noise is made."""
-"""Torch operators beside them, of a batch whose rows all go the same way."""
 
 
-@pytest.mark.parametrize("name", cases([]))
-def test_a_step_compiles_as_it_is_launched(launched, name):
+def test_every_step_compiles_as_it_is_launched():
+    """In one process that does not interpret: most steps share kernels with others."""
+    done = run_command(sys.executable, "-m", "tests.support.jit_launches")
+    assert done.returncode == 0, done.stderr[-4000:]
+    launched: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        name, kernel = line.rsplit(": ", 1)
+        launched.setdefault(name, []).append(kernel.removesuffix("_kernel"))
+    names = list(cases([]))
+    operators = {name: launched[name].pop() for name in names}
+    assert {name: launched[name] for name in names} == {name: expected(name) for name in names}
+    overlaps = {name: launched[f"overlap, {name}"] for name in names}
+    assert overlaps == {name: overlap(name) for name in names}
+    for name, most in MOST_OPERATORS.items():
+        assert 0 < int(operators[name].split()[0]) <= most, name
+
+
+def expected(name: str) -> list[str]:
+    """The kernels of a step, and the exchanges between them."""
     ways = STORED.get(name.removeprefix("given logits, "), [])
     finish = "peer_finish" if name.startswith("peer") else "decode"
     screen = SCREEN if "screened" in name else []
     if name == "screened, filtered":
         screen = [*SCREEN[:2], "filter_bars", *SCREEN[2:]]
     masks = ["token_mask"] * name.endswith(MASKED)
-    expected = [*masks, *screen, "lm_head", finish, *ways]
-    *kernels, operators = launched[name]
-    assert [kernel.removesuffix("_kernel") for kernel in kernels] == expected
+    return [*masks, *screen, "lm_head", finish, *ways]
+
+
+def overlap(name: str) -> list[str]:
+    """How the kernels of its words overlap."""
+    if "screened" in name:
+        screen = ["launch_dependents", f"{PREFETCHES}+wait+early"]
+        return [*screen, "launch_dependents+wait+early", f"{PREFETCHES}+wait+early", "wait+early"]
     lm_head = "launch_dependents" if name in NOTHING_AHEAD else PREFETCHES
-    if screen:
-        lm_head = f"{PREFETCHES}+wait+early"
-        screen = ["launch_dependents", lm_head, "launch_dependents+wait+early"]
-    assert launched[f"overlap, {name}"] == [*screen, lm_head, "wait+early"]
-    most = MOST_OPERATORS.get(name)
-    if most is not None:
-        assert 0 < int(operators.split()[0]) <= most
+    return [lm_head, "wait+early"]
