@@ -36,6 +36,10 @@ def _batch(**fields: Any) -> SamplingBatch:
     return SamplingBatch.from_params(params, vocab_size=V)
 
 
+def _request(**fields: Any) -> SamplingParams:
+    return SamplingParams(**fields)
+
+
 def _sampler(**options: Any) -> LMHeadSampler:
     return LMHeadSampler(WEIGHT, **{"backend": "torch", "max_rows": 4, **options})
 
@@ -78,22 +82,22 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
         "of text are the tokenizer's to encode",
     ),
     "max_tokens": (
-        lambda: SamplingParams(temperature=1, max_tokens=16),  # type: ignore[call-arg]
+        lambda: _request(temperature=1, max_tokens=16),
         "max_tokens: not a field of SamplingParams; when an answer ends is the engine's to decide, "
         "as in launch/examples/continuous_batching.py",
     ),
     "stop": (
-        lambda: SamplingParams(stop=["."]),  # type: ignore[call-arg]
+        lambda: _request(stop=["."]),
         "stop: not a field of SamplingParams; texts that end an answer are the engine's to look "
         "for; for ids see stop_token_ids",
     ),
     "n": (
-        lambda: SamplingParams(n=2),  # type: ignore[call-arg]
+        lambda: _request(n=2),
         "n: not a field of SamplingParams; give each answer a request with a seed of its own, or "
         "call the sampler with num_samples=",
     ),
     "a typing error": (
-        lambda: SamplingParams(temprature=1),  # type: ignore[call-arg]
+        lambda: _request(temprature=1),
         "temprature: not a field of SamplingParams; did you mean temperature?",
     ),
     "a field of a file": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -158,7 +158,7 @@ def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[i
 def _check_weight(weight: object) -> None:
     require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
-        way_out = "; pass its .weight" if isinstance(weight, torch.nn.Module) else ""
+        way_out = "; pass its .weight" if hasattr(weight, "weight") else ""
         raise TypeError(
             f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}{way_out}"
         )
@@ -215,8 +215,9 @@ def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...])
         raise ValueError(f"{name}: expected one of {', '.join(map(str, choices))}, got {value!r}")
 
 
-def _is_real(value: object) -> bool:
+def _is_real(value: Any) -> bool:
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
     try:
-        return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+        return is_real and math.isfinite(value)
     except OverflowError:  # an int beyond any float
         return False

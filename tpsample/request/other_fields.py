@@ -61,5 +61,5 @@ def names_other_fields(of: type[T]) -> type[T]:
                 raise TypeError(f"{name}: not a field of {of.__name__}; {way_out(name, known)}")
         init(self, *args, **given)
 
-    of.__init__ = checked  # type: ignore[method-assign, assignment]
+    of.__init__ = checked  # type: ignore[assignment, method-assign]
     return of
