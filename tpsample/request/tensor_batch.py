@@ -34,10 +34,10 @@ from tpsample.request.slot_tables import SlotParameters, SlotValues
 from tpsample.request.step_batch import StepBatch
 
 HOTTEST = 2.0**100
-"""Temperatures above it are read as it is, because log2 e / T must not vanish."""
+"""A higher temperature counts as this one, because log2 e / T must not vanish."""
 
 LEAST_TOP_P = 2.0**-60
-"""Shares below it are read as it is; it leaves one token of any total."""
+"""A smaller share counts as this one, which leaves one token of any total."""
 
 NO_NUMBERS = (-torch.inf, -torch.inf)
 """The min_p of a kind, which no search asks about."""
