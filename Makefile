@@ -53,7 +53,7 @@ lint: $(INSTALLED)
 	.venv/bin/lint-imports
 
 clean:
-	rm -rf .venv .engines build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .engines build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The weights' package declares a dependency that builds from source; only its data file is used.
