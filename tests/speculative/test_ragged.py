@@ -102,7 +102,7 @@ def _given(its: torch.Tensor, weightless: bool) -> list[VerifyOutput]:
         else:
             found.append(verify(sampler, HIDDEN, its, batch(), 20, **given))
     if weightless and dist.get_world_size() > 1:
-        with pytest.raises(RankMismatch, match="token_ids: must be the same"):
+        with pytest.raises(RankMismatch, match="token_ids: row 0: must be the same"):
             lengths = torch.full((ROWS,), dist.get_rank())
             verify_logits(sampler, LOGITS[..., rows], its, batch(), 20, lengths=lengths)
     return found
