@@ -26,16 +26,16 @@ AT_ONCE, POISSON = "all at once", "Poisson arrivals"
 
 VIEWS = [
     View("tokens", "Tokens per second", x="slots", y="tokens_per_s"),
-    View("per_token", "Time per output token, µs", x="slots"),
+    View("per_token", "Time per output token", x="slots"),
     View(
         "per_token_p99",
-        "Time per output token, 99th percentile, µs",
+        "Time per output token, 99th percentile",
         x="slots",
         y="per_token_p99_us",
     ),
     View(
         "first_token",
-        "Time to the first token, median, µs",
+        "Time to the first token, median",
         x="slots",
         y="first_token_us",
     ),
