@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ import torch
 import tpsample
 from tpsample.core.interpreted import interpreted
 
-BUSY_LOAD = 0.3
-"""Share of the cores from which on a machine was at work before anything was measured."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -91,28 +88,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def busy_cores(seconds: float = 0.5) -> float:
-    """Return how many cores are at work now, over `seconds`.
-
-    The load average would still count what ended a minute ago, such as an earlier part of the same
-    measurement. It is returned where the system tells nothing else.
-    """
-    try:
-        before = _idle_seconds()
-        started = time.monotonic()
-        time.sleep(seconds)
-        idle, passed = _idle_seconds() - before, time.monotonic() - started
-    except OSError:
-        return os.getloadavg()[0]
-    return max(0.0, (os.cpu_count() or 1) - idle / passed)
-
-
-def _idle_seconds() -> float:
-    """Return for how long the cores had nothing to do, or waited for a disk, in all."""
-    idle, waiting = Path("/proc/stat").read_text().splitlines()[0].split()[4:6]
-    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
 
 
 def printed(*command: str) -> str | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
 
+BUSY_LOAD = 0.3
+"""Share of the cores from which on a machine was at work before anything was measured."""
 BUSY_AFTER = 1.25
 """Load per core from which on more ran in a session than the ranks, which never ask for more
 threads than there are cores."""
@@ -27,9 +31,31 @@ def load() -> Load:
     gpus = [int(line) for line in (used or "").split() if line.isdigit()]
     return {
         "load": [round(each, 2) for each in os.getloadavg()],
-        "busy_cores": round(machine.busy_cores(), 2),
+        "busy_cores": round(busy_cores(), 2),
         "gpu_percent": gpus,
     }
+
+
+def busy_cores(seconds: float = 0.5) -> float:
+    """Return how many cores are at work now, over `seconds`.
+
+    The load average would still count what ended a minute ago, such as an earlier part of the same
+    measurement. It is returned where the system tells nothing else.
+    """
+    try:
+        before = _idle_seconds()
+        started = time.monotonic()
+        time.sleep(seconds)
+        idle, passed = _idle_seconds() - before, time.monotonic() - started
+    except OSError:
+        return os.getloadavg()[0]
+    return max(0.0, (os.cpu_count() or 1) - idle / passed)
+
+
+def _idle_seconds() -> float:
+    """Return for how long the cores had nothing to do, or waited for a disk, in all."""
+    idle, waiting = Path("/proc/stat").read_text().splitlines()[0].split()[4:6]
+    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
 
 
 def disturbances(
@@ -45,7 +71,7 @@ def disturbances(
     found = []
     # The load average counts what has just ended, and the busy cores a rank that has just begun.
     busy = min(before["load"][0], before["busy_cores"])
-    if busy > machine.BUSY_LOAD * cores:
+    if busy > BUSY_LOAD * cores:
         found.append(f"{busy} of {cores} cores were busy when {name} began")
     if after and after["load"][0] > BUSY_AFTER * max(cores, ranks):
         load = after["load"][0]

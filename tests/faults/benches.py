@@ -45,7 +45,7 @@ BENCHMARKS = [
     Fault(
         "a busy machine is called quiet",
         "benchmarks/quiet.py",
-        "if busy > machine.BUSY_LOAD * cores:",
+        "if busy > BUSY_LOAD * cores:",
         "if busy > BUSY_AFTER * cores:",
         ("tests/benchmarks/scaling/test_page.py::test_a_machine_that_was_not_quiet_is_named",),
     ),

@@ -236,8 +236,9 @@ def _filter_of(request: SamplingParams, vocab_size: int) -> RowFilter:
 
 
 def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
+    # The first k tokens cannot decide a row without top_k, or one whose top_p weighs more than them.
     if top_k == vocab_size or (request.top_p < 1 and request.filter_order == "joint"):
-        return Way.REJECTION  # top_p is a share of more than top_k leaves
+        return Way.REJECTION
     if top_k <= MAX_TOP_WORDS and request.ties == "exact":
         return Way.TOP_WORDS
     return Way.REJECTION_IN_TOP_K if request.top_p < 1 else Way.REJECTION

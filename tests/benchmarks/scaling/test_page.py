@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks import drawing, machine, text
+from benchmarks import drawing, quiet, text
 from benchmarks.scaling import pictures
 from benchmarks.scaling.page import write_page
 from benchmarks.scaling.record import RECORD, Record
@@ -78,7 +78,7 @@ def test_cores_at_work_are_counted():
     with ThreadPoolExecutor() as pool:
         before = time.process_time()
         work = pool.submit(_work, time.monotonic() + 0.6)
-        busy = machine.busy_cores(0.5)
+        busy = quiet.busy_cores(0.5)
         work.result()
     of_this_process = (time.process_time() - before) / 0.6
     assert 0.3 * of_this_process < busy <= os.cpu_count()
