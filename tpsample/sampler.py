@@ -14,6 +14,7 @@ from tpsample.agreement.construction import agree
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.overlap import kernels_overlap
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
@@ -93,7 +94,7 @@ class LMHeadSampler(Steps):
         PeerLost: a rank did not come within the timeout of the process group.
     """
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def __init__(
         self,
         lm_head_weight: Tensor,

@@ -240,7 +240,7 @@ LIFETIME = [
     Fault(
         "the state of a shard is made under inference mode",
         "tpsample/request/controls/token_state.py",
-        "    @torch.inference_mode(False)\n    def __init__(",
+        "    @ordinary_tensors\n    def __init__(",
         "    def __init__(",
         (
             "tests/request/test_batch_state.py::test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-grad-inference]",
@@ -249,7 +249,7 @@ LIFETIME = [
     Fault(
         "tables are made under inference mode",
         "tpsample/request/controls/tables.py",
-        "    @torch.inference_mode(False)\n    def __init__(",
+        "    @ordinary_tensors\n    def __init__(",
         "    def __init__(",
         ("tests/request/test_batch_state.py::test_a_mask_may_be_assigned_under_inference_mode",),
     ),

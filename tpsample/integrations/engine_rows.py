@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 
@@ -45,7 +46,7 @@ class EngineRows:
         self._end_of: dict[Hashable, int] = {}
         self.ends = torch.empty(0, dtype=torch.int64, device=device)
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def arrange(
         self, names: Sequence[Hashable], load: Callable[[Hashable], EngineRequest]
     ) -> SamplingBatch:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_bits
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.request.batch_checks import (
     check_appended,
     check_kept,
@@ -53,7 +54,7 @@ class SamplingBatch(BatchSlots):
     """
 
     @staticmethod
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def from_params(
         params: SamplingParams | Sequence[SamplingParams],
         *,

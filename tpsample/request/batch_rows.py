@@ -37,7 +37,7 @@ class BatchRows(StepBatch):
     which are the caller's tensors, are then stale: they are of rows that the batch no longer has.
     """
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def __init__(self, temperature: Tensor, seed: Tensor, *, vocab_size: int) -> None:
         """Make plain rows, with a temperature and a seed alone, over the caller's tensors."""
         self._tensors = RowTensors(temperature, seed)

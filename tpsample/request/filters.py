@@ -236,7 +236,7 @@ def _filter_of(request: SamplingParams, vocab_size: int) -> RowFilter:
 
 
 def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
-    # The first k tokens cannot decide a row without top_k, or one whose top_p weighs more than them.
+    # The first k tokens decide no row without top_k, and none whose top_p weighs others, too.
     if top_k == vocab_size or (request.top_p < 1 and request.filter_order == "joint"):
         return Way.REJECTION
     if top_k <= MAX_TOP_WORDS and request.ties == "exact":

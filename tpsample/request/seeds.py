@@ -8,6 +8,7 @@ import secrets
 import torch
 from torch import Tensor
 
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.noise import philox4x32
 
 _DOMAIN_SEED = 0x73656564
@@ -46,7 +47,7 @@ class SeedSource:
         self.drawn, self.root, self._process = 0, root, os.getpid()
         self._first, self._made = 0, self._made[:0]
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def _make(self, count: int) -> Tensor:
         """Return so many seeds from the next one on."""
         counted = torch.arange(self.drawn, self.drawn + count)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.host_tensors import ALIGNED
+from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.staging import Scratch
 from tpsample.core.word import Status
 from tpsample.request.filters import RowFilter, RowFilters
@@ -48,7 +49,7 @@ class SlotRows:
         scratch: of what a step reads.
     """
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._padded = torch.zeros(num_rows + -num_rows % ALIGNED, dtype=torch.int64, device=device)
         self.index = self._padded[:num_rows]

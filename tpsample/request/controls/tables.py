@@ -67,7 +67,7 @@ class ControlTables:
             and the state is allocated for these.
     """
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self.device, self.vocab_size = device, vocab_size
         self._slot_list, slots = list(range(rows)), rows + 1

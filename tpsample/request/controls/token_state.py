@@ -46,7 +46,7 @@ class TokenState:
     that makes it, so under inference mode too its tensors are ordinary ones.
     """
 
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def __init__(self, shard: VocabShard, slots: int, device: torch.device) -> None:
         self.shard, self.first_id = shard, shard.start // 4 * 4
         blocks = -(-(shard.stop - self.first_id) // TOUCHED_BLOCK)
