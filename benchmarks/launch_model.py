@@ -158,9 +158,9 @@ def duration_us(chip: Chip, grid: Grid) -> float:
     for slot in slots:
         start(slot, slot)
     while events or loading:
-        rates = {
-            slot: grid.load_rate(chip, len(loading), on_sm[slot % chip.sms]) for slot in loading
-        }
+        beside = {slot: on_sm[slot % chip.sms] for slot in loading}
+        rate_of = {each: grid.load_rate(chip, len(loading), each) for each in {*beside.values()}}
+        rates = {slot: rate_of[each] for slot, each in beside.items()}
         first_done = min(
             ((left / rates[slot], slot) for slot, left in loading.items()), default=(1e30, -1)
         )

@@ -16,6 +16,8 @@ BUSY_AFTER = 1.25
 threads than there are cores."""
 BUSY_GPU = 5
 """Percent of use from which on a GPU was at work before a session began."""
+WATCHED_S = 0.5
+"""For how long the cores are watched."""
 
 Load = dict[str, Any]
 
@@ -36,8 +38,8 @@ def load() -> Load:
     }
 
 
-def busy_cores(seconds: float = 0.5) -> float:
-    """Return how many cores are at work now, over `seconds`.
+def busy_cores() -> float:
+    """Return how many cores are at work now.
 
     The load average would still count what ended a minute ago, such as an earlier part of the same
     measurement. It is returned where the system tells nothing else.
@@ -45,7 +47,7 @@ def busy_cores(seconds: float = 0.5) -> float:
     try:
         before = _idle_seconds()
         started = time.monotonic()
-        time.sleep(seconds)
+        time.sleep(WATCHED_S)
         idle, passed = _idle_seconds() - before, time.monotonic() - started
     except OSError:
         return os.getloadavg()[0]

@@ -74,11 +74,12 @@ def test_a_run_that_follows_another_at_once_is_not_called_disturbed(tmp_path):
     assert "was not quiet" not in _page(record, tmp_path)
 
 
-def test_cores_at_work_are_counted():
+def test_cores_at_work_are_counted(monkeypatch):
+    monkeypatch.setattr(quiet, "WATCHED_S", 0.5)
     with ThreadPoolExecutor() as pool:
         before = time.process_time()
         work = pool.submit(_work, time.monotonic() + 0.6)
-        busy = quiet.busy_cores(0.5)
+        busy = quiet.busy_cores()
         work.result()
     of_this_process = (time.process_time() - before) / 0.6
     assert 0.3 * of_this_process < busy <= os.cpu_count()
