@@ -18,14 +18,18 @@ export NPROC PROMPT MODEL
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
 
-.PHONY: demo test mutants soak bench scaling engines gpu lint clean
+.PHONY: demo test pytest mutants soak bench scaling engines gpu lint clean
 
 demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
 
-test: lint
-	.venv/bin/pytest -n 3 --dist worksteal
+# Side by side, because mypy uses one core.
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory -j2 lint pytest
 	@echo "ok: lint and tests passed"
+
+pytest: $(INSTALLED)
+	.venv/bin/pytest -n 3 --dist worksteal
 
 mutants: $(INSTALLED)
 	.venv/bin/python -m tests.mutants --workers 2

@@ -31,9 +31,10 @@ def _kernel(in_ptr, out_ptr, count, BLOCK: tl.constexpr):
     left, right, most = _halves(values)
     mixed = (left * 1103515245).to(tl.uint32) >> 7
     text = tl.where(mixed > 9, mixed.to(tl.int64) << 33, right.to(tl.int64)) + most
+    text = (text + 2) ^ (left * 2).to(tl.int64) ^ (left * 2.0).to(tl.int64)
     tl.store(out_ptr + tl.program_id(0) * 8 + tl.arange(0, 8), text)
     scores = values.to(tl.float32)[:, None] * tl.arange(0, 4).to(tl.float32)[None, :]
-    tl.atomic_max(out_ptr + 32, tl.sum(scores).to(tl.int64))
+    tl.atomic_max(out_ptr + 32, tl.sum(scores + 2).to(tl.int64))
 
 
 def computed() -> list[int]:
@@ -50,21 +51,19 @@ def test_a_kernel_computes_the_same_without_it():
     assert done.stdout.strip() == str(computed()), done.stderr
 
 
-def test_operations_are_put_in_place_once_per_launch_and_taken_away(monkeypatch):
+def test_operations_are_put_in_place_once(monkeypatch):
     spare_repetitions()
-    made = []
-    once, before = interpreter._patch_lang, tl.arange
+    once, made = interpreter._patch_lang, []
     patch = once._patch
     monkeypatch.setattr(once, "_patch", lambda fn: made.append(fn.__name__) or patch(fn))
-    for _ in range(2):
-        made.clear()
+    monkeypatch.setattr(once, "_in_place", set())
+    for _ in range(3):
         computed()
-        assert made[0] == "_kernel" and len(made) <= 2  # tl, then tl.core for what tl itself jits
-        assert tl.arange is before and not once._in_place
+    assert made[0] == "_kernel" and len(made) <= 2  # tl, then tl.core for what tl itself jits
 
 
-def test_a_kernel_that_fails_leaves_the_language_as_it_was():
-    before = tl.arange
+def test_a_launch_after_one_that_failed_computes_the_same():
+    expected = computed()
     with pytest.raises(interpreter.InterpreterError):
         _kernel[(1,)](torch.zeros(16, dtype=torch.int32), None, 16, BLOCK=16)
-    assert tl.arange is before and not interpreter._patch_lang._in_place
+    assert computed() == expected

@@ -52,8 +52,14 @@ CPU = torch.device("cpu")
 SAMPLING = [name for name in NAMES if name not in ("ceilings", "scaling_model")]
 
 
-# Run in processes of their own, and benchmarks that go the way of single_gpu.
+# Run in processes of their own, benchmarks that go the way of single_gpu, and what test_gpu_compile
+# runs.
 NOT_DRY = (
+    "goldens",
+    "oracle",
+    "single_gpu",
+    "virtual_ranks",
+    "invariance",
     "environment",
     "processes",
     "tiles",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 import time
@@ -93,8 +94,8 @@ class TestRehearsal:
     def test_lists_all_that_a_section_launches(self, section, tmp_path):
         rehearsed = _rehearsed(section)
         with listed(run_them=True) as launched:
-            gpu_sections.run_section(section, True, tmp_path, time.time() + 600)
-        assert launched
+            facts = gpu_sections.run_section(section, True, tmp_path, time.time() + 600)
+        assert launched and json.dumps(facts) != "{}"
         assert set(launched) <= set(rehearsed)
 
     def test_of_the_tuner_lists_every_candidate(self):

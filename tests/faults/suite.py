@@ -4,11 +4,18 @@ from tests.faults.fault import Fault
 
 INTERPRETER = [
     Fault(
-        "the operations of a launch count as in place behind it",
+        "operations count as in place before they are",
         "tests/support/interpreter.py",
-        "in_place.clear()",
-        "pass",
+        "self._in_place |= found",
+        "self._in_place |= {tl, tl.core}",
         ("tests/test_interpreter.py",),
+    ),
+    Fault(
+        "a constant of another type is taken for one that was made before",
+        "tests/support/interpreter.py",
+        "key = (repr(rhs), lhs.type.name, how, *named.items())",
+        "key = (repr(rhs), how, *named.items())",
+        ("tests/test_interpreter.py::test_a_kernel_computes_the_same_without_it",),
     ),
     Fault(
         "a shape of a tensor is taken for another of as many elements",

@@ -143,7 +143,7 @@ def _require_flat(world_size: int, *arguments: Any, timeout_s: float = 60) -> No
 
 
 def test_a_changing_batch_does_not_grow():
-    _require_flat(1, 300, 2000, 4.0)
+    _require_flat(1, 200, 2000, 4.0)
 
 
 @pytest.mark.long

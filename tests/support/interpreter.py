@@ -1,14 +1,16 @@
 """Makes Triton's interpreter do once what it does again and again; a kernel computes the same.
 
-Four things cost most of a test of kernels, and none of them has a result:
+Five things cost most of a test of kernels, and none of them has a result:
 
 - Before it runs a function, the interpreter puts its own operations in the place of those of
-  `triton.language`. It does so for the kernel, and once more at each call of a jitted function in
-  it, some hundred times per program, though all of them are in place by then.
+  `triton.language`, and restores those when a launch ends. It does so for the kernel, and once more
+  at each call of a jitted function in it, some hundred times per program.
 - Beside every integer operation of less than 64 bits it computes whether that overflows, and then
   drops the answer, because it only asserts under an option that nothing sets.
 - It makes the table of NumPy's types anew each time it looks one up.
 - It makes the shape of a tensor, and the name of its type, anew for every tensor.
+- It finds the common type and shape of two operands anew at each operation, though most have the
+  same, and makes a tensor of a constant anew each time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 import triton
 import triton.language as tl
 from triton.language import core
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _WRITTEN_FOR = "3.7."
@@ -38,35 +41,26 @@ def spare_repetitions() -> None:
     _keep_numpy_types()
     _keep_shapes_of_types()
     _keep_shapes_of_tensors()
+    _keep_operands()
 
 
 class _Once:
     """Takes the place of `_patch_lang`, which is called with a function that is about to run.
 
-    The operations stay in place until the launch ends, when `GridExecutor` restores the scope that
-    it was given; the scope of a call inside a kernel is restored by nobody. So what was put in
-    place since the last restoration need not be put there again.
+    What it puts in place stays there for the life of the process, in which nothing compiles.
     """
 
     def __init__(self) -> None:
         self._patch = interpreter._patch_lang
-        self._in_place = in_place = set[Any]()
-
-        class Scope(interpreter._LangPatchScope):  # type: ignore[misc]
-            def restore(self) -> None:
-                super().restore()
-                in_place.clear()
-
-        self._scope = Scope
+        self._in_place = set[Any]()
 
     def __call__(self, fn: Any) -> Any:
-        scope = self._scope()
         if len(self._in_place) < 2:  # tl and tl.core, whichever the function's module has
             found = {value for value in fn.__globals__.values() if value is tl or value is tl.core}
             if not found or not found <= self._in_place:
-                scope._changes = self._patch(fn)._changes
+                self._patch(fn)
                 self._in_place |= found
-        return scope
+        return interpreter._LangPatchScope()  # with nothing to restore
 
 
 def _keep_numpy_types() -> None:
@@ -114,3 +108,43 @@ def _keep_shapes_of_tensors() -> None:
         self.numel, self.shape = found
 
     core.tensor.__init__ = init
+
+
+_MOST_CONSTANTS = 4096
+
+
+def _keep_operands() -> None:
+    """Two tensors of one type are operands as they are, and so is a constant that was one before.
+
+    Half floats are left alone, because a division makes floats of them, and so are pointers.
+    """
+    make, plain = TritonSemantic.binary_op_type_checking_impl, dict[str, bool]()
+    constants = dict[tuple[Any, ...], Any]()
+
+    def is_plain(of: Any) -> bool:
+        found = plain.get(of.name)
+        if found is None:
+            scalar = of.scalar
+            found = plain[of.name] = scalar.is_int() or scalar.is_fp32() or scalar.is_fp64()
+        return found
+
+    def operands(self: Any, lhs: Any, rhs: Any, *how: Any, **named: Any) -> Any:
+        left, right = type(lhs), type(rhs)
+        if left is core.tensor and right is core.tensor:
+            if lhs.type.name == rhs.type.name and is_plain(lhs.type):
+                return lhs, rhs
+        elif left is core.tensor and right in (int, float) and is_plain(lhs.type):
+            # repr tells 1.0 from 1.
+            key = (repr(rhs), lhs.type.name, how, *named.items())
+            found = constants.get(key)
+            if found is not None:
+                return lhs, found
+            same, found = make(self, lhs, rhs, *how, **named)
+            if same is lhs and found.numel.value <= _MOST_CONSTANTS:
+                if len(constants) == _MOST_CONSTANTS:
+                    constants.clear()
+                constants[key] = found
+            return same, found
+        return make(self, lhs, rhs, *how, **named)
+
+    TritonSemantic.binary_op_type_checking_impl = operands

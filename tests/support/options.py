@@ -92,8 +92,19 @@ def _in_a_fork(module: str, arguments: list[str]) -> str:
     return said.rstrip("\0") if said else f"{module}: the process died"
 
 
-if __name__ == "__main__":
-    import torch  # noqa: F401 - once, not in every fork
+def _import_what_many_need() -> None:
+    """Once, not in every fork; what a parser of ours imports, too."""
+    for module in (
+        *("torch._dynamo", "torch.distributed.run", "pip._internal.commands.install"),
+        "tpsample.local.triton_backend",
+    ):
+        importlib.import_module(module)
+    _said("tpsample.cli", ["generate"])
+    _said("benchmarks.run", [])
 
-    asked = json.load(sys.stdin)
-    print(json.dumps([_in_a_fork(module, arguments) for module, arguments in asked]))
+
+if __name__ == "__main__":
+    _import_what_many_need()
+    asked = [(module, tuple(arguments)) for module, arguments in json.load(sys.stdin)]
+    said = {each: _in_a_fork(each[0], [*each[1]]) for each in dict.fromkeys(asked)}
+    print(json.dumps([said[each] for each in asked]))

@@ -26,10 +26,6 @@ from tests.support.interpreter import spare_repetitions
 from tests.support.limits import slowness
 
 _AFTER_FIRST_ERROR_S = 2.0
-_PRELOAD = [
-    *("torch.distributed", "triton", "pytest", "scipy.stats"),
-    *("tpsample", "tpsample.local.triton_backend", "tpsample.exchange.peer"),
-]
 
 
 class RankFailed(AssertionError):
@@ -60,7 +56,7 @@ def run_ranks(
     timeout_s *= slowness()
     group_timeout_s = timeout_s if group_timeout_s is None else group_timeout_s * slowness()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload(["tests.support.preloaded"])
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         processes, receivers = [], []

@@ -1,0 +1,39 @@
+"""What the server loads from which `tests.support.ranks` forks its processes.
+
+A rank that did any of it by itself would take seconds: torch's compiler and DTensor are imported by
+the first test that calls something of theirs, the interpreter rewrites a kernel when it is first
+launched, and a rank does both in a process of its own.
+"""
+
+import gc
+import pkgutil
+from importlib import import_module
+
+import pytest  # noqa: F401
+import scipy.stats  # noqa: F401
+import torch._dynamo
+import torch.distributed.tensor  # noqa: F401
+import triton.language.standard
+from triton.runtime.interpreter import InterpretedFunction
+
+import tests.support.agreement
+import tests.support.mixtures
+import tests.support.virtual  # noqa: F401
+import tpsample.exchange.peer
+import tpsample.kernels
+import tpsample.local.triton_backend
+
+for module in [
+    triton.language.standard,
+    *(
+        import_module(found.name)
+        for found in pkgutil.iter_modules(tpsample.kernels.__path__, "tpsample.kernels.")
+    ),
+]:
+    for value in [*vars(module).values()]:
+        if isinstance(value, InterpretedFunction):
+            value.rewrite()
+
+# A process that collects garbage would write to the memory of all this, and so copy it.
+gc.collect()
+gc.freeze()
