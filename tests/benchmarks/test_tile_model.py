@@ -55,6 +55,27 @@ def test_an_sm_holds_what_its_memory_and_registers_allow():
     assert programs_per_sm(replace(TILE, block_b=256, num_warps=8, num_stages=3)) == 1
 
 
+def test_programs_of_one_sm_share_its_link_and_no_other():
+    """Two multiprocessors, whose links alone hold the programs up: the third waits beside one."""
+    chip = replace(H200, sms=2, memory=1e12, l2=1e12, flops=1e12)
+    one = launch_model.Grid(
+        tiles=1,
+        resident=2,
+        weight_bytes=1e8,
+        prefetched=0.0,
+        readers=1,
+        through_l2=1.0,
+        in_flight=1e12,
+        operations=1.0,
+        epilogue_us=0.0,
+    )
+    alone, apart, beside = (
+        launch_model.duration_us(chip, replace(one, tiles=tiles)) for tiles in (1, 2, 3)
+    )
+    assert apart == pytest.approx(alone, rel=0.01)
+    assert beside == pytest.approx(2 * alone, rel=0.01)
+
+
 def test_a_screened_step_saves_bytes_and_costs_launches(monkeypatch, capsys):
     """Half of a large head's time, and nothing of a small one's."""
     large, small = Shape(128256, 8192, "large"), Shape(8192, 1024, "small")
