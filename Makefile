@@ -25,7 +25,8 @@ demo: $(INSTALLED)
 
 # Side by side, because mypy uses one core.
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory -j2 lint pytest
+	@$(MAKE) --no-print-directory -j2 lint pytest || \
+		{ echo "failed: see above, or run \`make lint\` and \`make pytest\` one by one"; exit 1; }
 	@echo "ok: lint and tests passed"
 
 pytest: $(INSTALLED)
