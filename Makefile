@@ -1,4 +1,4 @@
-# make demo | test | mutants | soak | bench | scaling | engines | gpu | lint | clean. Each makes the environment .venv on first use.
+# make demo | test | pytest | mutants | soak | bench | scaling | engines | gpu | lint | clean. Each makes the environment .venv on first use.
 #
 #   PYTHON  interpreter of the environment, 3.10 or later
 #   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,hf,mpi,bench,test,dev,cu12
