@@ -1,4 +1,4 @@
-"""Every page of results watches the cores twice; in tests it does not take half a second."""
+"""A benchmark watches the cores before and after it; in tests it does so for a moment only."""
 
 import pytest
 

@@ -95,7 +95,8 @@ class TestRehearsal:
         rehearsed = _rehearsed(section)
         with listed(run_them=True) as launched:
             facts = gpu_sections.run_section(section, True, tmp_path, time.time() + 600)
-        assert launched and json.dumps(facts) != "{}"
+        assert launched and facts
+        json.dumps(facts)  # it is part of a record
         assert set(launched) <= set(rehearsed)
 
     def test_of_the_tuner_lists_every_candidate(self):

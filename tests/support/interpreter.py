@@ -110,7 +110,8 @@ def _keep_shapes_of_tensors() -> None:
     core.tensor.__init__ = init
 
 
-_MOST_CONSTANTS = 4096
+_MOST_CONSTANTS, _LARGEST_CONSTANT = 4096, 4096
+"""How many are kept, and how many elements one has at most."""
 
 
 def _keep_operands() -> None:
@@ -140,7 +141,7 @@ def _keep_operands() -> None:
             if found is not None:
                 return lhs, found
             same, found = make(self, lhs, rhs, *how, **named)
-            if same is lhs and found.numel.value <= _MOST_CONSTANTS:
+            if same is lhs and found.numel.value <= _LARGEST_CONSTANT:
                 if len(constants) == _MOST_CONSTANTS:
                     constants.clear()
                 constants[key] = found

@@ -113,7 +113,8 @@ def push_last_arrival(
 
 
 def host_clock():
-    """The interpreter's timer: it calls plain Python. Ranks share its cores, so who asks sleeps."""
+    """The interpreter's timer, which is plain Python. A rank that waits asks it again and again, so
+    it sleeps first, because another rank may need the core."""
     time.sleep(1e-3)
     return time.monotonic_ns()
 

@@ -236,7 +236,7 @@ def _filter_of(request: SamplingParams, vocab_size: int) -> RowFilter:
 
 
 def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
-    # The first k tokens decide no row without top_k, and none whose top_p weighs others, too.
+    # Without top_k there are no first k tokens, and a joint top_p is a share of all tokens.
     if top_k == vocab_size or (request.top_p < 1 and request.filter_order == "joint"):
         return Way.REJECTION
     if top_k <= MAX_TOP_WORDS and request.ties == "exact":
