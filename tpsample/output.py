@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -124,6 +125,13 @@ class SampleOutput:
     logprobs: Logprobs | None = None
     kept: KeptSets | None = None
     screened: Screened | None = None
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes, and tells of others
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError that names what there is."""
+            names = ", ".join(field.name for field in fields(self))
+            raise AttributeError(f"SampleOutput has no {name!r}; it has {names}")
 
     @property
     def num_samples(self) -> int:

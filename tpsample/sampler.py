@@ -13,7 +13,7 @@ from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningNam
 from tpsample.agreement.construction import agree
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
-from tpsample.agreement.step_checks import StepChecks
+from tpsample.agreement.step_checks import MISSING, StepChecks
 from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.overlap import kernels_overlap
 from tpsample.core.score import Head
@@ -186,7 +186,7 @@ class LMHeadSampler(Steps):
         self,
         hidden_states: Tensor,
         batch: StepBatch | BatchView,
-        positions: Tensor | int,
+        positions: Tensor | int = MISSING,
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
@@ -231,7 +231,7 @@ class LMHeadSampler(Steps):
         self,
         local_logits: Tensor,
         batch: StepBatch | BatchView,
-        positions: Tensor | int,
+        positions: Tensor | int = MISSING,
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,

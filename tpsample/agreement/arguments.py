@@ -159,6 +159,8 @@ def _check_weight(weight: object) -> None:
     require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         way_out = "; pass its .weight" if hasattr(weight, "weight") else ""
+        if hasattr(weight, "lm_head"):
+            way_out = "; pass its .lm_head.weight"
         raise TypeError(
             f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}{way_out}"
         )
@@ -170,8 +172,9 @@ def _check_weight(weight: object) -> None:
         )
     if weight.shape[1] > 1 and weight.shape[0] > 1 and weight.stride(1) != 1:
         raise ValueError(
-            f"lm_head_weight: expected a contiguous last axis, got strides {weight.stride()}; "
-            "pass the [V_local, D] layout, not a transposed view"
+            f"lm_head_weight: expected [V_local, D] with a contiguous last axis, got "
+            f"{tuple(weight.shape)} with strides {weight.stride()}; call .contiguous(), or pass "
+            ".T of it if it is [D, V_local]"
         )
 
 

@@ -7,6 +7,7 @@ out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,10 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
+
+MISSING: Any = None
+"""The default of an argument that is required. Without a default Python refuses the call before
+this rank's peers can learn of it."""
 
 
 @dataclass
@@ -201,14 +206,24 @@ def check_hidden_states(hidden_states: Tensor, weight: Tensor) -> None:
     check_has_weight(weight)
     require_plain("hidden_states", hidden_states)
     if not isinstance(hidden_states, Tensor) or hidden_states.ndim != 2:
+        way_out = {
+            1: "; one row is hidden_states.unsqueeze(0)",
+            3: "; pass those of the last position, hidden_states[:, -1]",
+        }.get(getattr(hidden_states, "ndim", 0), "")
         raise ValueError(
             f"hidden_states: expected a tensor [B, {weight.shape[1]}], "
-            f"got {describe(hidden_states)}"
+            f"got {describe(hidden_states)}{way_out}"
         )
     if hidden_states.shape[1] != weight.shape[1]:
+        way_out = ""
+        if hidden_states.shape[1] == weight.shape[0]:
+            way_out = (
+                "; lm_head_weight seems to be [D, V_local]: build the sampler of "
+                "lm_head_weight.T.contiguous()"
+            )
         raise ValueError(
             f"hidden_states: expected D = {weight.shape[1]} columns as lm_head_weight has, "
-            f"got {describe(hidden_states)}"
+            f"got {describe(hidden_states)}{way_out}"
         )
     check_fits_weight(hidden_states, weight)
 
@@ -276,6 +291,7 @@ def positions_tensor(
     ):
         raise ValueError(
             f"positions: expected an int or an int64 tensor [{rows}] on {device}, "
-            f"got {describe(positions)}"
+            f"got {describe(positions)}; a position is the index, in its sequence, of the token "
+            "being generated"
         )
     return positions.contiguous()

@@ -11,6 +11,7 @@ from tpsample.core.digest import digest_bits
 from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.request.batch_checks import (
     check_appended,
+    check_device,
     check_kept,
     check_per_row,
     check_requests,
@@ -92,9 +93,10 @@ class SamplingBatch(BatchSlots):
             TypeError: params is not a SamplingParams or a sequence of them, or ids are not ints.
             UnsupportedParameter: kept_cap, which the host counts, with fixed_rounds.
             ValueError: an output id or an id of a request outside [0, V), token lists that do not
-                match the rows, or a size out of range.
+                match the rows, a size out of range, or a device that torch does not have.
         """
         requests = request_list(params)
+        check_device(device)
         slots, vocab_size = check_sizes(vocab_size, max_rows, len(requests)), int(vocab_size)
         check_kept(kept_cap, fixed_rounds)
         prompts = token_lists("prompt_token_ids", prompt_token_ids, len(requests))

@@ -105,6 +105,17 @@ def check_sizes(vocab_size: Any, max_rows: Any, num_rows: int) -> int:
     return num_rows if max_rows is None else check_int("max_rows", max_rows, 0, MAX_ROWS)
 
 
+def check_device(device: Any) -> None:
+    """Check that torch has a device here, before tensors are made on it."""
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        why = str(error).partition("\n")[0]
+        raise ValueError(
+            f"device: torch has no {str(device)!r} here ({why}); pass that of the hidden states"
+        ) from error
+
+
 def check_kept(kept_cap: Any, fixed_rounds: Any) -> None:
     """Check two options that exclude each other, because the host reads the kept sets' sizes."""
     if kept_cap is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -170,17 +170,28 @@ class BatchRows(StepBatch):
     def update(
         self,
         row: int,
-        params: SamplingParams,
+        params: SamplingParams | None = None,
         *,
         prompt_token_ids: Sequence[int] | None = None,
         output_token_ids: Sequence[int] | None = None,
+        **fields: NoReturn,
     ) -> None:
         """Replace the request of a row, and its tokens so far if the request looks at them.
+
+        Args:
+            params: a whole request; a field by itself is refused with the call that sets it.
 
         Raises:
             TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
         """
         (row,) = check_rows("update", [row], self.rows)
+        if fields:
+            values: dict[str, object] = {**fields}
+            got = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            raise TypeError(
+                f"update: expected a whole SamplingParams, got {got}; pass "
+                f"dataclasses.replace(batch.requests[{row}], {got})"
+            )
         self._require_list("update")
         if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
             raise ValueError(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.agreement.step import Call
-from tpsample.agreement.step_checks import positions_tensor
+from tpsample.agreement.step_checks import MISSING, positions_tensor
 from tpsample.core import word
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
@@ -25,7 +25,7 @@ def verify(
     hidden_states: Tensor,
     draft_token_ids: Tensor,
     batch: StepBatch,
-    positions: Tensor | int,
+    positions: Tensor | int = MISSING,
     *,
     method: Method = "coupled",
     draft: Tensor | None = None,
@@ -80,7 +80,7 @@ def verify_logits(
     local_logits: Tensor,
     draft_token_ids: Tensor,
     batch: StepBatch,
-    positions: Tensor | int,
+    positions: Tensor | int = MISSING,
     *,
     method: Method = "coupled",
     draft: Tensor | None = None,
