@@ -6,6 +6,7 @@
 #   NPROC   ranks of the demo; default 2, or 1 where there is one GPU
 #   PROMPT  what to ask; default a batch of five prompts
 #   BENCH   arguments of `make bench`, such as --help; without a GPU: BENCH=--tiny
+#   GPU     arguments of `make gpu`, such as "--output r --archive r.tgz"
 #   ENGINES arguments of `make engines`, such as --help or --minutes 30
 #   SCALING arguments of `make scaling`, such as --help or --minutes 10
 #   MODEL   folder or Hugging Face id; default the bundled SmolLM2-135M-Instruct
@@ -48,8 +49,13 @@ scaling: $(INSTALLED)
 engines: $(INSTALLED)
 	.venv/bin/python -m benchmarks.engines $(ENGINES)
 
-gpu: $(INSTALLED)
-	.venv/bin/python -m benchmarks.gpu_check
+# A machine without a network has its own torch, which is taken where there is no .venv.
+ifeq ($(MAKECMDGOALS),gpu)
+OWN := $(shell test -d .venv || ! $(PYTHON) -c 'import torch, triton' 2>/dev/null || echo yes)
+endif
+
+gpu: $(if $(OWN),,$(INSTALLED))
+	$(if $(OWN),$(PYTHON),.venv/bin/python) -m benchmarks.gpu_check $(GPU)
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .

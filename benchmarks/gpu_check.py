@@ -4,6 +4,7 @@
     python -m benchmarks.gpu_check --dry-run    tiny, on a CPU, in the Triton interpreter
     python -m benchmarks.gpu_check --sections tiles,processes      adds to the day's record
     python -m benchmarks.gpu_check --seconds 220 --output r        ends in time, all below r
+    python -m benchmarks.gpu_check --archive r.tgz --output r      all of r in one file
     python -m benchmarks.gpu_check --sections compile,tune,shard   tunes, then measures with that
 
 `tune` runs when it is named, because it takes minutes and writes the table that the sampler reads;
@@ -12,10 +13,11 @@ first, in as many processes as there are cores, so that a section that measures 
 
 Every section is a process of its own with its own time limit, so that whatever goes wrong in one
 leaves the others alone. What is known is written after each section, and everything that this run
-has written goes into one archive, `gpu_check.tar.gz`, because a borrowed machine may hand back few
-files. A run that is told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record, with
-what that section had measured. One that is killed outright keeps what was written, and its section
-ends with it. Needs torch, triton, numpy and the standard library; plots also matplotlib.
+has written goes into one archive, because a borrowed machine may hand back few files. A run that is
+told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record, with what that section had
+found. One that is killed outright keeps what was written, and its section ends with it. A file that
+cannot be written stops nothing. Needs torch, triton, numpy and the standard library; plots also
+matplotlib.
 """
 
 from __future__ import annotations
@@ -34,12 +36,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_record import archive, keep
-from benchmarks.gpu_sections import ON_REQUEST, SECTIONS, run_section
+from benchmarks.gpu_record import ARCHIVE, Record, joined, tell, told
+from benchmarks.gpu_sections import ON_REQUEST, SECTIONS, TOTAL_SECONDS, run_section
 from benchmarks.orphans import with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
-TOTAL_SECONDS = 510.0
 DRY_RUN_SECONDS = 480.0
 TILE_PROCESSES = 6
 POLL_SECONDS = 0.05
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--sections", help="comma-separated, environment always; default all")
     parser.add_argument("--output", type=Path, help="folder of result folders")
+    parser.add_argument("--archive", type=Path, help=f"default {ARCHIVE} in the output folder")
     parser.add_argument("--seconds", type=float, help="for all sections together")
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=time.time() + 600, help=argparse.SUPPRESS)
@@ -77,13 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
     default = ROOT / "benchmarks" / "results"
     if options.dry_run:
         default = Path(tempfile.gettempdir()) / "tpsample-benchmarks"
-    output = (options.output or default).resolve()  # sections start in another folder
+    output = options.output or default
     if options.section:
         # Where it hangs, should it be killed.
         faulthandler.dump_traceback_later(max(1.0, options.until - time.time() - 2))
         sys.argv[1:] = ["--dry-run"] * options.dry_run  # the command that results are to name
-        facts = run_section(options.section, options.dry_run, output, options.until)
-        print(json.dumps(facts))
+        for facts in run_section(options.section, options.dry_run, output, options.until):
+            tell(facts)
         return 0
     chosen = set(SECTIONS) - set(ON_REQUEST)
     if options.sections:
@@ -95,93 +97,95 @@ def main(arguments: list[str] | None = None) -> int:
     ending = Ending(total)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ending.now)
-    failed = run_all(names, options.dry_run, output, ending)
+    output = writable(output.resolve())  # sections start in another folder
+    archive = (options.archive or output / ARCHIVE).resolve()
+    failed = run_all(names, Record(output, archive, options.dry_run), ending)
     return 128 + ending.signal if ending.signal else failed
 
 
-def run_all(names: list[str], dry_run: bool, output: Path, ending: Ending) -> int:
+def writable(folder: Path) -> Path:
+    """Return the folder, or another one where nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        other = Path(tempfile.mkdtemp(prefix="gpu_check-"))
+        print(f"{folder} cannot be written, so results go to {other}: {error}", flush=True)
+        return other
+    return folder
+
+
+def run_all(names: list[str], record: Record, ending: Ending) -> int:
     """Run every section in a process of its own, and bring the record up to date after each."""
-    folder = output / ("gpu_check-dry-run" if dry_run else "gpu_check")
-    done: dict[str, Any] = {}
+    record.folder = "gpu_check-dry-run" if record.dry_run else "gpu_check"
     commit = None
     for name in names:
-        seconds = min(SECTIONS[name], ending.left())
         if ending.signal:
             break
+        seconds = min(SECTIONS[name].limit_s, ending.left())
         part = f"compile:{','.join(names)}" if name == "compile" else name
-        section = _section(part, dry_run, output, seconds, ending)
+        section = _section(part, record, seconds, ending)
         if name == "environment" and section["status"] == "passed":
             commit = section["facts"]["commit"]
-            folder = folder if dry_run else output / _folder_name(section["facts"])
-        done[name] = section | {"commit": commit}
+            if not record.dry_run:
+                record.folder = _folder_name(section["facts"])
+        record.sections[name] = section | {"commit": commit}
         print(f"{name:14} {section['status']:8} {section['seconds']:6.1f} s  {_summary(section)}")
         sys.stdout.flush()
-        keep(done, dry_run, folder)
-        archive(
-            output, [folder.name, *(each.get("facts", {}).get("folder") for each in done.values())]
-        )
-    print(folder)
-    return int(any(section["status"] != "passed" for section in done.values()))
+        record.keep()
+    for goal in record.goals:
+        print(f"{goal['goal']}, at most {goal['target']}: {goal['found']}")
+    print(record.output / record.folder)
+    print(record.archive)
+    return int(any(section["status"] != "passed" for section in record.sections.values()))
 
 
-def _section(
-    name: str, dry_run: bool, output: Path, seconds: float, ending: Ending
-) -> dict[str, Any]:
+def _section(name: str, record: Record, seconds: float, ending: Ending) -> dict[str, Any]:
     """Run one section; its status, duration, and what it found or why it failed."""
     if seconds < 5:
         return {"status": "skipped", "seconds": 0.0, "error": "no time left"}
-    if name != "tiles":
-        return _in_a_process(name, dry_run, output, seconds, ending)
-    # Every tile has to be compiled, and nothing is timed: several processes at once.
-    count = 2 if dry_run else TILE_PROCESSES
-    names = [f"tiles:{part}/{count}" for part in range(count)]
-    with ThreadPoolExecutor(count) as pool:
-        parts = list(
-            pool.map(lambda each: _in_a_process(each, dry_run, output, seconds, ending), names)
-        )
+    names = [name]
+    if name == "tiles":
+        # Every tile has to be compiled, and nothing is timed: several processes at once.
+        count = 2 if record.dry_run else TILE_PROCESSES
+        names = [f"tiles:{part}/{count}" for part in range(count)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        parts = list(pool.map(lambda each: _in_a_process(each, record, seconds, ending), names))
     section = {
         "status": "passed",
         "seconds": max(part["seconds"] for part in parts),
-        "facts": {"tiles": [t for part in parts for t in part.get("facts", {}).get("tiles", [])]},
+        "facts": joined(part["facts"] for part in parts),
     }
-    if failed := [part for part in parts if part["status"] != "passed"]:
+    if failed := [part for part in parts if "error" in part]:
         section |= {
             "status": "failed",
             "error": "; ".join(part["error"] for part in failed),
             "log": [line for part in failed for line in part["log"]],
         }
+    if "folder" in section["facts"]:
+        with record.survives(f"The page of {name} was not written"):
+            write_page(record.output / section["facts"]["folder"], section.get("error"))
     return section
 
 
-def _in_a_process(
-    name: str, dry_run: bool, output: Path, seconds: float, ending: Ending
-) -> dict[str, Any]:
+def _in_a_process(name: str, record: Record, seconds: float, ending: Ending) -> dict[str, Any]:
     start = time.time()
-    command = [sys.executable, "-u", "-m", "benchmarks.gpu_check", "--section", name]
-    command += ["--output", str(output), "--until", str(start + seconds)]
-    command += ["--dry-run"] if dry_run else []
-    code, stdout, stderr = wait_for(command, seconds, ending)
-    section: dict[str, Any] = {"seconds": time.time() - start}
-    if code == 0 and (facts := last_object(stdout)) is not None:
-        return {"status": "passed", **section, "facts": facts}
+    code, stdout, stderr = wait_for(command_of(name, record, start + seconds), seconds, ending)
+    part: dict[str, Any] = {"seconds": time.time() - start, "facts": told(stdout)}
+    if code == 0:
+        return part
     lines = stderr.strip().splitlines() or [f"exit code {code}"]
     error = lines[-1]
     if code is None:
         error = "told to stop" if ending.signal else f"not done in {seconds:.0f} s"
-    log = [*stdout.splitlines(), *lines][-40:]
-    section |= {"status": "failed", "error": error, "log": log}
-    if facts := left_behind(name, output, start, error):
-        section["facts"] = facts
-    return section
+    return part | {"error": error, "log": [*stdout.splitlines(), *lines][-40:]}
 
 
-def last_object(text: str) -> dict[str, Any] | None:
-    """Return the last line of `text` that is a JSON object: libraries print at their end too."""
-    for line in reversed(text.splitlines()):
-        with suppress(ValueError):
-            if isinstance(value := json.loads(line), dict):
-                return value
-    return None
+def command_of(name: str, record: Record, until: float) -> list[str]:
+    """Return what runs one section, or one part of it, by itself."""
+    command = [sys.executable, "-u", "-m", "benchmarks.gpu_check", "--section", name]
+    command += ["--output", str(record.output), "--until", str(until)]
+    return command + ["--dry-run"] * record.dry_run
 
 
 def wait_for(command: list[str], seconds: float, ending: Ending) -> tuple[int | None, str, str]:
@@ -205,23 +209,19 @@ def wait_for(command: list[str], seconds: float, ending: Ending) -> tuple[int | 
         return code, out.read().decode(errors="replace"), err.read().decode(errors="replace")
 
 
-def left_behind(name: str, output: Path, since: float, error: str) -> dict[str, Any]:
-    """What a section that failed had measured by then: its folder, with its page written."""
+def write_page(folder: Path, error: str | None) -> None:
+    """Write the page of a benchmark's result, with what ended its section early."""
     from benchmarks.report import RESULT, write_report
     from benchmarks.results import Result
 
-    facts: dict[str, Any] = {}
-    for path in output.glob(f"{name}-*/*.json"):
-        if path.stat().st_mtime < since:
-            continue
-        facts["folder"] = path.parent.name
-        if path.name == RESULT:
-            result = Result.load(path)
-            result.notes.append(f"The section failed: {error}")
-            result.save(path)
-            write_report(path.parent)
-            facts["rows"] = len(result.rows)
-    return facts
+    path = folder / RESULT
+    if not path.exists():
+        return
+    if error is not None:
+        result = Result.load(path)
+        result.notes.append(f"The section failed: {error}")
+        result.save(path)
+    write_report(folder)
 
 
 def _folder_name(facts: dict[str, Any]) -> str:
@@ -231,7 +231,8 @@ def _folder_name(facts: dict[str, Any]) -> str:
 
 
 def _summary(section: dict[str, Any]) -> str:
-    text = section.get("error") or json.dumps(section["facts"])
+    facts = {k: v for k, v in section.get("facts", {}).items() if k != "rows"}
+    text = section.get("error") or json.dumps(facts)
     return text if len(text) <= 300 else text[:299] + "…"
 
 

@@ -2,7 +2,8 @@
 
 Compiling one kernel takes one core a second or more, and a section that compiles does not measure.
 So every section is rehearsed first, and what it would launch is compiled by as many processes as
-there are cores, into the cache of Triton that all sections share. `torch.compile` keeps a cache
+there are cores, into the cache of Triton that all sections share. Each kernel is loaded too, which
+shows one that needs more shared memory than there is. `torch.compile` keeps a cache
 too, which the rehearsal of the baselines fills.
 """
 
@@ -55,7 +56,7 @@ def compile_parts(
 
     The pool is ended with the last answer or at `until`, whatever its processes are busy with.
     """
-    start, problems = time.time(), []
+    start, problems, on_gpu = time.time(), [], device.type == "cuda"
     compiling: dict[Launch, AsyncResult[str | None]] = {}
     # Not a fork: this process may hold a GPU already.
     context = multiprocessing.get_context("spawn")
@@ -67,7 +68,7 @@ def compile_parts(
                 problems += [f"{' '.join(part)}: {problem}"] if problem else []
                 for launch in launches:
                     if launch not in compiling:
-                        compiling[launch] = pool.apply_async(compiled, (launch,))
+                        compiling[launch] = pool.apply_async(compiled, (launch, on_gpu))
             time.sleep(0.05)
         rehearsed = time.time() - start
         failed, late = [], 0
@@ -94,10 +95,10 @@ def processes() -> int:
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
-def compiled(launch: Launch) -> str | None:
-    """Compile one launch; why it cannot be, or None."""
+def compiled(launch: Launch, load: bool = False) -> str | None:
+    """Compile one launch, and load it; why it cannot be, or None."""
     try:
-        launch.compile()
+        launch.compile(load)
     except Exception as error:
         return one_line(error)
     return None

@@ -8,7 +8,7 @@ the device nor allocates.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from benchmarks import ranks
 from benchmarks.allocations import noise_on_cpu, noise_on_gpu
 from benchmarks.gpu_screening import product_error, screened_ids
 from benchmarks.gpu_slots import SLOT_KINDS, steps_over_slots
+from benchmarks.launches import listed
 from benchmarks.problem import Problem, differing, make_sampler, make_weight
 from benchmarks.timing import one_line
 from tpsample import (
@@ -36,14 +37,16 @@ _DRY_ODD_BOUNDS = (333, 500)
 _LOGPROB_ERROR = 1e-3
 
 
-def features(device: torch.device, dry_run: bool) -> dict[str, Any]:
-    """Try each, and raise once for all that is wrong."""
+def features(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
+    """Try each, the goals first, and raise once for all that is wrong."""
     vocab_size, hidden_size, rows = (1000, 64, 8) if dry_run else (128256, 2048, 16)
     weight = make_weight(vocab_size, hidden_size, device)
     plain = Problem.make(weight, rows, (0.0, 0.5, 1.0, 2.0))
     bounds = (0, *(_DRY_ODD_BOUNDS if dry_run else ODD_BOUNDS), vocab_size)
     shards = [VocabShard(*pair) for pair in itertools.pairwise(bounds)]
     tried: dict[str, Callable[[], Any]] = {
+        "launches": lambda: _launches(plain, shards),
+        "allocations and waits": lambda: _quiet(plain, shards),
         "odd shards": lambda: _odd_shards(plain, shards),
         **{
             f"every control, {name}": partial(_every_control, plain, dtype)
@@ -61,17 +64,27 @@ def features(device: torch.device, dry_run: bool) -> dict[str, Any]:
             f"slots, {kind}": partial(steps_over_slots, plain, kind, dry_run) for kind in SLOT_KINDS
         },
         "torch.compile": lambda: _compiled(plain, dry_run),
-        "a step waits and allocates": lambda: _quiet(plain, shards),
     }
-    facts, wrong = {}, []
+    wrong = []
     for name, attempt in tried.items():
         try:
-            facts[name] = attempt()
+            yield {name: attempt()}
         except Exception as error:
             wrong.append(f"{name}: {one_line(error)}")
     if wrong:
         raise AssertionError("; ".join(wrong))
-    return facts
+
+
+def _launches(problem: Problem, shards: list[VocabShard]) -> int:
+    """How many kernels each of several ranks launches in a plain step."""
+    candidate, _ = ranks.virtual(problem, len(shards), shards=shards)
+    candidate.check()
+    with listed(run_them=True) as launches:
+        candidate.step()
+    count, left = divmod(sum(launches.values()), len(shards))
+    if left or count > 2:
+        raise AssertionError(f"{sum(launches.values())} launches of {len(shards)} ranks")
+    return count
 
 
 def _odd_shards(problem: Problem, shards: list[VocabShard]) -> str:
@@ -159,8 +172,8 @@ def _compiled(problem: Problem, dry_run: bool) -> str:
     return backend
 
 
-def _quiet(problem: Problem, shards: list[VocabShard]) -> str:
-    """Plain eager steps of one rank and of virtual ranks, which must not wait or allocate."""
+def _quiet(problem: Problem, shards: list[VocabShard]) -> int:
+    """How often plain eager steps, of one rank and of virtual ones, wait or allocate: never."""
     single = problem.sampled_by(make_sampler(problem.weight, problem.rows))
     several, _ = ranks.virtual(problem, len(shards), shards=shards)
     for candidate in (single, several):
@@ -169,4 +182,4 @@ def _quiet(problem: Problem, shards: list[VocabShard]) -> str:
         noise = noise_on_gpu if problem.weight.device.type == "cuda" else noise_on_cpu
         if found := noise(candidate.step):
             raise AssertionError(f"{candidate.token_ids.numel() // problem.rows} ranks: {found}")
-    return f"nothing, 1 and {len(shards)} ranks"
+    return 0

@@ -1,6 +1,6 @@
 """Sections of `gpu_check` on numbers: noise, planted tails, the oracle, bitwise invariance.
 
-Each takes the device and whether this is a dry run on a CPU, returns what it found as JSON values
+Each takes the device and whether this is a dry run on a CPU, yields what it finds as JSON values
 and raises if something is wrong; those that try one thing after another raise once, naming all.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def device_of(dry_run: bool) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def noise(device: torch.device, dry_run: bool) -> dict[str, Any]:
+def noise(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Jitted noise of every 32-bit word against float64, and the law of the exponential."""
     stride, chunk = (2**14, 2**17) if dry_run else (1, 2**26)
     small = 16 if dry_run else 4096
@@ -94,7 +95,7 @@ def noise(device: torch.device, dry_run: bool) -> dict[str, Any]:
     far_mean = far_error_sum * stride * 2.0**-32
     _require(worst_error <= MAX_ERROR, f"noise is off by {worst_error:.3g} in log2")
     _require(far_mean < 1e-6, f"noise beyond E = 5.5 is off by {far_mean:.3g} on average")
-    return {
+    yield {
         "words": 2**32 // stride,
         "sup_error_log2_to_e_5.5": worst_error,
         "sup_error_log2_beyond": far_worst,
@@ -118,7 +119,7 @@ def _noise_error(word: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     return value, (value.double() - true).abs()
 
 
-def goldens(device: torch.device, dry_run: bool) -> dict[str, Any]:
+def goldens(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Ids so unlikely that coarser noise never draws them must win where they are planted."""
     vocab_size = 16384 if dry_run else 131072
     cases = [case for case in GOLDENS if case[2] < vocab_size]
@@ -145,10 +146,10 @@ def goldens(device: torch.device, dry_run: bool) -> dict[str, Any]:
                 wrong.append(f"{dtype}, {rounds} rounds: got {got}, planted {expected}")
             won += len(chosen)
     _require(not wrong, "; ".join(wrong))
-    return {"planted_ids_that_won": won}
+    yield {"planted_ids_that_won": won}
 
 
-def oracle(device: torch.device, dry_run: bool) -> dict[str, Any]:
+def oracle(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Ids against logits summed in float64; only near ties may differ."""
     vocab_size, hidden_size, rows = (1000, 64, 5) if dry_run else (128256, 4096, 256)
     weight = make_weight(vocab_size, hidden_size, device)
@@ -158,7 +159,7 @@ def oracle(device: torch.device, dry_run: bool) -> dict[str, Any]:
     for step in range(steps):
         moved = dataclasses.replace(problem, positions=problem.positions + 1000 * step)
         near_ties += moved.sampled_by(sampler).check()
-    return {
+    yield {
         "vocab_size": vocab_size,
         "draws": steps * rows,
         "near_ties": near_ties.rows,
@@ -166,7 +167,7 @@ def oracle(device: torch.device, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def invariance(device: torch.device, dry_run: bool) -> dict[str, Any]:
+def invariance(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Best scores bit by bit, and ids, whatever the batch, row order or shard."""
     batches = (1, 2, 5) if dry_run else (1, 2, 16, 17, 64, 256)
     problem = _mixed_problem(device, dry_run)
@@ -200,22 +201,22 @@ def invariance(device: torch.device, dry_run: bool) -> dict[str, Any]:
         if not torch.equal(best.amax(dim=0) >> 20, whole):
             wrong.append(f"{parts} shards")
     _require(not wrong, f"logits or ids differ: {'; '.join(wrong)}")
-    return {"batches": list(batches), "shards": [2, 3, 8]}
+    yield {"batches": list(batches), "shards": [2, 3, 8]}
 
 
-def tiles(device: torch.device, dry_run: bool, part: int, parts: int) -> dict[str, Any]:
+def tiles(device: torch.device, dry_run: bool, part: int, parts: int) -> Iterator[dict[str, Any]]:
     """Best scores bit by bit, and ids, whatever the tile: every `parts`-th tile from `part` on."""
     problem = _mixed_problem(device, dry_run)
     expected = best_words(problem)
-    tried, wrong = tiles_to_try(dry_run)[part::parts], []
-    for tile in tried:
+    wrong = []
+    for tile in tiles_to_try(dry_run)[part::parts]:
         try:
             if not torch.equal(best_words(problem, tile), expected):
                 wrong.append(f"{tile} changes a score")
         except Exception as error:  # too much shared memory, or a compiler that gives up
             wrong.append(f"{tile}: {one_line(error)}")
+        yield {"tiles": [str(tile)]}
     _require(not wrong, "; ".join(wrong))
-    return {"tiles": [str(tile) for tile in tried]}
 
 
 def _mixed_problem(device: torch.device, dry_run: bool) -> Problem:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ _ATTEMPT_SECONDS = 45.0
 _STEPS = 20
 
 
-def virtual_ranks(device: torch.device, dry_run: bool) -> dict[str, Any]:
+def virtual_ranks(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     """W = 1, 2, 4, 8 in this process; on a GPU as graph replays over the wrap of the epoch."""
     vocab_size, hidden_size, rows = (1000, 64, 3) if dry_run else (128256, 4096, 64)
     replays, distinct = (3, 3) if dry_run else (2100, 16)
@@ -51,16 +52,16 @@ def virtual_ranks(device: torch.device, dry_run: bool) -> dict[str, Any]:
         single.check()
         expected.append(single.token_ids.clone())
 
-    world_sizes, wrong = ((1, 2) if dry_run else (1, 2, 4, 8)), []
-    for world_size in world_sizes:
+    wrong = []
+    for world_size in (1, 2) if dry_run else (1, 2, 4, 8):
         problem.positions.copy_(first)
         try:
             _replay(problem, expected, world_size, replays)
+            yield {"world_sizes": [world_size], "replays_each": replays}
         except Exception as error:
             wrong.append(f"{world_size} virtual ranks: {one_line(error)}")
     if wrong:
         raise AssertionError("; ".join(wrong))
-    return {"world_sizes": list(world_sizes), "replays_each": replays}
 
 
 def _replay(problem: Problem, expected: list[Tensor], world_size: int, replays: int) -> None:
@@ -84,18 +85,18 @@ def _replay(problem: Problem, expected: list[Tensor], world_size: int, replays: 
         raise AssertionError(f"{int(wrong)} ids are wrong")
 
 
-def processes(device: torch.device, dry_run: bool) -> dict[str, Any]:
+def processes(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Several processes on one GPU, each way tried: "worked", or why it did not.
 
-    All start together, since each is mostly waiting for imports. Nothing fails here: none of this
-    is a supported way to run, it only shows what a machine with one GPU can show of the exchanges
-    between processes.
+    All start together, since each is mostly waiting for imports. Nothing fails here, because none
+    of this is a supported way to run. No step is timed: processes of one GPU take turns of a
+    millisecond, which would hide an exchange of microseconds. That needs a GPU per rank.
     """
-    if dry_run:
-        return {"gloo, collective": _attempt("gloo", "collective", True)}
-    with ThreadPoolExecutor(len(ATTEMPTS)) as pool:
-        answers = pool.map(lambda pair: _attempt(pair[0], pair[1], dry_run), ATTEMPTS.values())
-        return dict(zip(ATTEMPTS, answers, strict=True))
+    attempts = {"gloo, collective": ("gloo", "collective")} if dry_run else ATTEMPTS
+    with ThreadPoolExecutor(len(attempts)) as pool:
+        answers = {pool.submit(_attempt, *pair, dry_run): n for n, pair in attempts.items()}
+        for answer in as_completed(answers):
+            yield {answers[answer]: answer.result()}
 
 
 def _attempt(backend: str, exchange: str, dry_run: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ TABLE, RECORD = "measured_tiles.json", "tune.json"
 _SPARE_SECONDS = 15.0
 
 
-def tune_shapes(device: torch.device, dry_run: bool, output: Path, until: float) -> dict[str, Any]:
+def tune_shapes(
+    device: torch.device, dry_run: bool, output: Path, until: float
+) -> Iterator[dict[str, Any]]:
     """Compile every candidate, then time shape by shape; the table is whole after each.
 
     A dry run writes no table but the one in its folder.
@@ -38,6 +41,7 @@ def tune_shapes(device: torch.device, dry_run: bool, output: Path, until: float)
     facts = machine.describe(device)
     folder = output / f"tune-{machine.slug(facts)}-{facts['date']}"
     folder.mkdir(parents=True, exist_ok=True)
+    yield {"folder": folder.name}
     table = folder / TABLE if dry_run else measured_tiles.FILE
     until -= min(_SPARE_SECONDS, (until - time.time()) / 3)
     try:
@@ -50,6 +54,6 @@ def tune_shapes(device: torch.device, dry_run: bool, output: Path, until: float)
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
         if table.parent != folder:
             shutil.copy(table, folder / TABLE)
-        print(line, flush=True)
+        yield {"tuned": [line]}
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-    return {"folder": folder.name, **compiled, "tuned": record["tuned"], "notes": run.notes}
+    yield {**compiled, "notes": run.notes}

@@ -216,6 +216,7 @@ def execute(
     Raises:
         WrongToken: after the result was marked as aborted.
         NotCaptured: after everything was measured.
+        OSError: the file cannot be written; likewise.
     """
     benchmark = load(name)
     run.deadline = time.monotonic() + seconds
@@ -236,14 +237,21 @@ def execute(
         loads={"before": quiet.load()},
     )
 
+    unwritten: OSError | None = None
+
     def flush() -> None:
+        nonlocal unwritten
         result.checks = {
             "rows_compared": run.checked_rows,
             "near_ties": run.near_ties.rows,
             "largest_gap": run.near_ties.largest_gap,
         }
-        if path is not None:
-            result.save(path)
+        unwritten = None
+        try:
+            if path is not None:
+                result.save(path)
+        except OSError as error:  # it costs the file, not what is measured next
+            unwritten = error
 
     try:
         for row in benchmark.rows(run):
@@ -260,4 +268,6 @@ def execute(
     finally:
         result.loads["after"] = quiet.load()
         flush()
+    if unwritten is not None:
+        raise unwritten
     return result

@@ -63,11 +63,22 @@ class Launch:
         found = f"{function.fn.__module__}:{function.fn.__name__}"
         return Launch(found, tuple(sorted({**seen, **options}.items())))
 
-    def compile(self) -> Any:
-        """Compile it, or take it from Triton's cache; nothing is launched."""
+    def compile(self, load: bool = False) -> Any:
+        """Compile it, or take it from Triton's cache; nothing is launched.
+
+        Args:
+            load: whether it is loaded into the GPU as well, as its first launch would do. Triton
+                3.6 then has a C compiler build what launches it, which it keeps in its cache too.
+
+        Raises:
+            Exception: it does not compile, or the GPU has too little shared memory for it.
+        """
         module, name = self.kernel.split(":")
         function = getattr(import_module(module), name)
-        return function.warmup(grid=(1,), **dict(self.arguments))
+        kernel = function.warmup(grid=(1,), **dict(self.arguments))
+        if load:
+            kernel._init_handles()
+        return kernel
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ not compared, times are not taken.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from time import monotonic
@@ -67,7 +68,7 @@ def _run(part: tuple[str, ...], device: torch.device, dry_run: bool) -> None:
     name, *point = part
     if name in CHECKS:
         with _filled():
-            gpu_sections.checks(name)(device, dry_run)
+            deque(gpu_sections.checks(name)(device, dry_run), maxlen=0)
         return
     run = gpu_sections.run_of(name, dry_run, Job(device=device))
     if point:

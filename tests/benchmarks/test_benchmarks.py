@@ -27,6 +27,8 @@ from benchmarks import (
     run,
     screened,
 )
+from benchmarks.gpu_record import ARCHIVE, Record
+from benchmarks.gpu_sections import Section
 from benchmarks.harness import NAMES, NotCaptured, Run, execute
 from benchmarks.problem import (
     NEAR_TIE,
@@ -382,20 +384,19 @@ class TestCommand:
 class TestGpuCheck:
     @pytest.mark.parametrize("section", [s for s in gpu_check.SECTIONS if s not in NOT_DRY])
     def test_sections_run_dry(self, section, tmp_path):
-        facts = gpu_check.run_section(section, True, tmp_path, time.time() + 600)
+        facts = list(gpu_check.run_section(section, True, tmp_path, time.time() + 600))
         json.dumps(facts)
         assert facts
 
     @pytest.mark.long
     def test_processes_start_and_report(self, tmp_path):
-        facts = gpu_check.run_section("processes", True, tmp_path, time.time() + 600)
+        (facts,) = gpu_check.run_section("processes", True, tmp_path, time.time() + 600)
         assert facts["gloo, collective"].startswith("worked")
 
     def test_a_failing_section_leaves_the_others_alone(self, tmp_path, monkeypatch):
-        monkeypatch.setitem(gpu_check.SECTIONS, "broken", 60)
-        assert (
-            gpu_check.run_all(["broken", "environment"], True, tmp_path, gpu_check.Ending(480)) == 1
-        )
+        monkeypatch.setitem(gpu_check.SECTIONS, "broken", Section(60, 0))
+        record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
+        assert gpu_check.run_all(["broken", "environment"], record, gpu_check.Ending(480)) == 1
         folder = tmp_path / "gpu_check-dry-run"
         sections = json.loads((folder / "check.json").read_text())["sections"]
         assert sections["broken"]["status"] == "failed" and "broken" in sections["broken"]["error"]
@@ -405,10 +406,12 @@ class TestGpuCheck:
     def test_another_run_adds_to_the_record(self, tmp_path, monkeypatch):
         """With children that only print what their section would."""
         facts = {"commit": "0123abc", "tiles": [{"tile": "128x16"}], "date": "2026-11-22"}
-        monkeypatch.setattr(gpu_check, "wait_for", lambda *_: (0, json.dumps(facts), ""))
+        printed = f"gpu_check: {json.dumps(facts)}\n"
+        monkeypatch.setattr(gpu_check, "wait_for", lambda *_: (0, printed, ""))
         folder = tmp_path / "gpu_check-dry-run"
-        assert gpu_check.run_all(["environment"], True, tmp_path, gpu_check.Ending(480)) == 0
-        assert gpu_check.run_all(["tiles"], True, tmp_path, gpu_check.Ending(480)) == 0
+        for name in ("environment", "tiles"):
+            record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
+            assert gpu_check.run_all([name], record, gpu_check.Ending(480)) == 0
         sections = json.loads((folder / "check.json").read_text())["sections"]
         assert list(sections) == ["environment", "tiles"]
         assert len(sections["tiles"]["facts"]["tiles"]) == 2
@@ -418,7 +421,7 @@ class TestGpuCheck:
         words = iter(torch.tensor([[1], [2], [3]]))
         monkeypatch.setattr(gpu_numerics, "best_words", lambda problem, tile=None: next(words))
         with pytest.raises(AssertionError, match=r"block_v=256.*block_v=128"):
-            gpu_numerics.tiles(CPU, True, 0, 1)
+            list(gpu_numerics.tiles(CPU, True, 0, 1))
 
     def test_a_process_at_its_limit_leaves_its_output_and_no_child(self):
         code = """
@@ -435,14 +438,6 @@ child.wait()
                 return
             time.sleep(0.05)
         raise AssertionError("the child lives on")
-
-    def test_a_killed_benchmark_keeps_its_page(self, tmp_path):
-        since = time.time() - 1
-        execute("scaling_model", _small(), tmp_path / "scaling_model-cpu-today" / RESULT)
-        facts = gpu_check.left_behind("scaling_model", tmp_path, since, "not done in 45 s")
-        assert facts["rows"] > 0
-        page = (tmp_path / facts["folder"] / PAGE).read_text()
-        assert "The section failed: not done in 45 s" in page
 
     def test_the_commit_of_files_without_their_repository(self, monkeypatch):
         monkeypatch.setattr(machine, "printed", lambda *command: None)

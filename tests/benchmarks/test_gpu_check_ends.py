@@ -12,36 +12,160 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_check, gpu_record
-from benchmarks.report import RESULT
+from benchmarks import gpu_check
+from benchmarks.gpu_record import ARCHIVE, Record, tell, told
+from benchmarks.gpu_sections import SECTIONS, TOTAL_SECONDS
+from benchmarks.harness import Run, execute
+from benchmarks.report import PAGE, RESULT
 from benchmarks.results import Result
 from tests.support.limits import slowness
 from tests.support.tiers import long
 
-
-@pytest.mark.parametrize(
-    ("text", "facts"),
-    [
-        ('{"a": 1}\n', {"a": 1}),
-        ('{"a": 1}\nNCCL WARN: bye\n', {"a": 1}),
-        ('warning\n{"a": 1}\n3\n[1]\n', {"a": 1}),
-        ("nothing\n", None),
-        ("", None),
-    ],
-)
-def test_the_facts_are_the_last_object_that_is_printed(text, facts):
-    assert gpu_check.last_object(text) == facts
+FOUND = {"found": ["a fact"], "rows": [{"candidate": "race", "kind": "baseline"}]}
+TELLS = f"""
+import sys, time
+from benchmarks.gpu_record import tell
+print("NCCL WARN: hello")
+tell({FOUND})
+print("[1]")
+"""
+"""The start of a section in place of a real one."""
 
 
-def test_the_archive_has_the_folders_of_this_run_alone(tmp_path):
+class Clock:
+    """A time that goes a hundred times as fast while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def time(self):
+        return self.now
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        self.now += 100 * seconds
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Sections that run the code they are given; none of them is real."""
+
+    def set_code(code, name=None):
+        each = set_code.codes
+        each[name] = code
+        monkeypatch.setattr(
+            gpu_check,
+            "command_of",
+            lambda part, *_: [sys.executable, "-c", each.get(part.split(":")[0], each[None])],
+        )
+
+    set_code.codes = {}
+    set_code(TELLS)
+    return set_code
+
+
+def _record(output: Path, archive: Path | None = None) -> Record:
+    return Record(output, archive or output / ARCHIVE, dry_run=True)
+
+
+def _archived(archive: Path) -> dict:
+    with tarfile.open(archive) as tar:
+        return json.load(tar.extractfile("gpu_check-dry-run/check.json"))
+
+
+def test_facts_are_told_beside_what_libraries_print(capsys):
+    tell({"a": 1, "rows": [1]})
+    print("warning\n[2]")
+    tell({"rows": [2], "b": 2})
+    text = capsys.readouterr().out
+    assert told(text) == {"a": 1, "b": 2, "rows": [1, 2]}
+    assert told(text[:-4]) == {"a": 1, "rows": [1]}  # killed within a line
+    assert told("") == {}
+
+
+def test_every_section_that_is_too_slow_leaves_what_it_found(pretended, tmp_path, monkeypatch):
+    """Each hangs once it has found something, until the clock of the run is over."""
+    monkeypatch.setattr(gpu_check, "time", Clock())
+    pretended(TELLS + "time.sleep(60)")
+    names = list(SECTIONS)
+    ending = gpu_check.Ending(TOTAL_SECONDS)
+    assert gpu_check.run_all(names, _record(tmp_path), ending) == 1
+    sections = _archived(tmp_path / ARCHIVE)["sections"]
+    assert list(sections) == names
+    begun = [each for each in sections.values() if each["status"] == "failed"]
+    assert len(begun) > 4 and ending.left() < 5
+    assert all(each["facts"] == FOUND and "not done in" in each["error"] for each in begun)
+    assert {each["status"] for each in sections.values()} == {"failed", "skipped"}
+
+
+def test_a_section_that_fails_keeps_its_facts_beside_its_error(pretended, tmp_path):
+    pretended(TELLS + "raise AssertionError('a wrong id')")
+    assert gpu_check.run_all(["oracle"], _record(tmp_path), gpu_check.Ending(60)) == 1
+    section = _archived(tmp_path / ARCHIVE)["sections"]["oracle"]
+    assert section["facts"] == FOUND and section["error"] == "AssertionError: a wrong id"
+    page = (tmp_path / "gpu_check-dry-run" / PAGE).read_text()
+    assert "a wrong id" in page and "a fact" in page
+
+
+def test_a_folder_that_cannot_be_written_loses_nothing(pretended, tmp_path):
+    """It became a file when the run had begun; the archive is elsewhere."""
+    output, archive = tmp_path / "out", tmp_path / "all.tgz"
+    output.write_text("")
+    names = ["oracle", "noise", "filters"]
+    assert gpu_check.run_all(names, _record(output, archive), gpu_check.Ending(60)) == 0
+    record = _archived(archive)
+    assert [each["facts"] for each in record["sections"].values()] == [FOUND] * 3
+    assert any("README.md was not written" in line for line in record["problems"])
+
+
+def test_a_page_that_cannot_be_written_costs_the_page_alone(pretended, tmp_path):
+    folder = tmp_path / "noise-cpu"
+    (folder / PAGE).mkdir(parents=True)
+    execute("scaling_model", Run.small(batches=(2,), repeats=1), folder / RESULT)
+    pretended(TELLS + f"tell({{'folder': {folder.name!r}}})", "noise")
+    assert gpu_check.run_all(["noise", "oracle"], _record(tmp_path), gpu_check.Ending(60)) == 0
+    record = _archived(tmp_path / ARCHIVE)
+    assert list(record["sections"]) == ["noise", "oracle"]
+    assert ["IsADirectoryError" in line for line in record["problems"]] == [True]
+    with tarfile.open(tmp_path / ARCHIVE) as tar:
+        assert f"{folder.name}/{RESULT}" in tar.getnames()
+
+
+def test_results_go_elsewhere_where_the_folder_cannot_be_made(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    other = gpu_check.writable(tmp_path / "file" / "results")
+    assert other.is_dir() and "cannot be written" in capsys.readouterr().out
+    other.rmdir()
+    assert gpu_check.writable(tmp_path / "new") == tmp_path / "new"
+
+
+def test_a_benchmark_whose_result_cannot_be_written_measures_and_tells_every_row(tmp_path):
+    (tmp_path / "file").write_text("")
+    rows, path = [], tmp_path / "file" / RESULT
+    with pytest.raises(OSError):
+        execute("scaling_model", Run.small(batches=(1,), repeats=1), path, on_row=rows.append)
+    assert rows == execute("scaling_model", Run.small(batches=(1,), repeats=1), None).rows != []
+
+
+def test_the_page_of_a_killed_benchmark_says_so(pretended, tmp_path, monkeypatch):
+    folder = tmp_path / "filters-cpu"
+    execute("scaling_model", Run.small(batches=(2,), repeats=1), folder / RESULT)
+    monkeypatch.setattr(gpu_check, "time", Clock())
+    pretended(TELLS + f"tell({{'folder': {folder.name!r}}})\ntime.sleep(60)")
+    gpu_check.run_all(["filters"], _record(tmp_path), gpu_check.Ending(45))
+    assert "The section failed: not done in 45 s" in (folder / PAGE).read_text()
+
+
+def test_the_archive_has_the_folders_of_this_run_alone(pretended, tmp_path):
     for name in ("ours", "earlier"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "result.json").write_text(name)
-    for _ in range(2):  # it is written again after every section
-        gpu_record.archive(tmp_path, ["ours", None, "ours"])
-    with tarfile.open(tmp_path / gpu_record.ARCHIVE) as tar:
-        assert tar.getnames() == ["ours", "ours/result.json"]
-    assert not list(tmp_path.glob("*.part"))
+        (tmp_path / name / "other.json").write_text(name)
+    pretended(TELLS + "tell({'folder': 'ours'})")
+    gpu_check.run_all(["filters", "oracle"], _record(tmp_path), gpu_check.Ending(60))
+    with tarfile.open(tmp_path / ARCHIVE) as tar:
+        of_record = [f"gpu_check-dry-run/{name}" for name in ("check.json", PAGE)]
+        assert tar.getnames() == [*of_record, "ours", "ours/other.json"]
+    assert not list(tmp_path.glob("**/*.part"))
 
 
 @pytest.mark.parametrize(("section", "processes"), [("tiles", 2), *long(("noise", 1))])
@@ -60,7 +184,7 @@ def test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew(
     record = json.loads((tmp_path / "gpu_check-dry-run" / "check.json").read_text())
     assert record["sections"]["environment"]["status"] == "passed"
     assert "told to stop" in record["sections"][section]["error"]
-    with tarfile.open(tmp_path / gpu_record.ARCHIVE) as tar:
+    with tarfile.open(tmp_path / ARCHIVE) as tar:
         assert "gpu_check-dry-run/check.json" in tar.getnames()
 
 
@@ -100,7 +224,7 @@ def test_a_run_that_is_killed_outright_leaves_its_results_and_no_process(section
     assert not _sections(tmp_path)
     record = json.loads((tmp_path / "gpu_check-dry-run" / "check.json").read_text())
     assert record["sections"]["environment"]["status"] == "passed"
-    with tarfile.open(tmp_path / gpu_record.ARCHIVE) as tar:
+    with tarfile.open(tmp_path / ARCHIVE) as tar:
         assert "gpu_check-dry-run/check.json" in tar.getnames()
     for path in tmp_path.glob(f"{section}-*/{RESULT}"):
         assert Result.load(path).rows[: len(rows)] == rows

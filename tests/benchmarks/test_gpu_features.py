@@ -1,5 +1,6 @@
 """The section `features`: what it tries is tried, and what is wrong is named, all of it."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -7,11 +8,14 @@ import torch
 
 from benchmarks import gpu_features, gpu_screening
 from benchmarks.allocations import noise_on_cpu
+from benchmarks.gpu_goals import GOALS
 from benchmarks.problem import Problem, make_sampler, make_weight
 from tpsample import LMHeadSampler, SamplingParams
 
 CPU = torch.device("cpu")
 TRIED = (
+    "launches",
+    "allocations and waits",
     "odd shards",
     "every control, bf16",
     "every control, fp16",
@@ -22,7 +26,6 @@ TRIED = (
     "slots, controls",
     "slots, filters",
     "torch.compile",
-    "a step waits and allocates",
 )
 
 
@@ -49,10 +52,14 @@ def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(monkeypatch):
         return out
 
     monkeypatch.setattr(LMHeadSampler, "finish", planted)
+    facts = {}
     with pytest.raises(AssertionError) as raised:
-        gpu_features.features(CPU, True)
+        for fact in gpu_features.features(CPU, True):
+            facts |= fact
     # Compiled and not, the token is as wrong; a planted step calls operators.
     assert _attempts(str(raised.value)) == [name for name in TRIED if name != "torch.compile"]
+    # The other facts are told all the same.
+    assert set(facts) == {"torch.compile", *(f"products, {name}" for name in gpu_features.DTYPES)}
 
 
 def test_every_control_is_asked_for():
@@ -83,3 +90,9 @@ def test_a_step_that_allocates_is_seen():
 
     fresh()
     assert "empty" in noise_on_cpu(fresh)
+
+
+def test_the_numbers_that_goals_need_come_first():
+    found = (name for facts in gpu_features.features(CPU, True) for name in facts)
+    goals = {goal.fact for goal in GOALS if goal.section == "features"}
+    assert set(itertools.islice(found, 2)) == goals

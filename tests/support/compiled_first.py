@@ -3,7 +3,8 @@
     python -m tests.support.compiled_first compile PART …    compiles what the parts list
     python -m tests.support.compiled_first launch PART …     launches it, and compiles no more
 
-Both print what Triton's cache holds then. Two processes, because one remembers what it compiled.
+Both load each kernel as well, for which Triton 3.6 needs a C compiler and libcuda.so.1, and print
+what Triton's cache holds then. Two processes, because one remembers what it compiled.
 A part is as `benchmarks.rehearsal.parts` has it; the GPU is absent.
 """
 
@@ -33,6 +34,8 @@ def main(action: str, parts: list[str]) -> None:
         with patch.object(rehearsal, "listed", _unlisted):
             for part in parts:
                 print(part, rehearsal.rehearse((part,), CPU, True)[1])
+        for kernel, _ in launches:
+            kernel._init_handles()
     else:
         found: dict[Launch, None] = {}
         for part in parts:
@@ -40,10 +43,11 @@ def main(action: str, parts: list[str]) -> None:
             print(part, problem)
             found |= dict.fromkeys(listed)
         for launch in found:
-            print(launch.kernel, compiled(launch))
+            print(launch.kernel, compiled(launch, load=True))
     print(len(launches), "launches")
     cache = Path(triton.knobs.cache.dir)
-    print("cubins", sorted(path.parent.name for path in cache.glob("*/*.cubin")))
+    for kind, pattern in (("cubins", "*.cubin"), ("launchers", "__triton_launcher*.so")):
+        print(kind, sorted(path.parent.name for path in cache.glob(f"*/{pattern}")))
 
 
 @contextlib.contextmanager
