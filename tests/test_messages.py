@@ -381,7 +381,8 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
     ),
     "tokens appended on one rank alone": (
         _appended_on_one,
-        f"tokens so far: {SAME}, by digest; every rank appends the same tokens as often, got ",
+        f"tokens so far: row 0: {SAME}, by digest; every rank appends the same tokens as often, "
+        "got ",
     ),
     "another call": (
         lambda sampler, rank: sampler.compare() if rank else sampler(HIDDEN, _batch(), 0),

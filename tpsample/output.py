@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass
+@dataclass(slots=True)
 class Logprobs:
     """Log-probabilities of a step: of the tokens drawn, of each row's N most likely, of chosen ids.
 
@@ -47,7 +47,7 @@ class Logprobs:
         return whole
 
 
-@dataclass
+@dataclass(slots=True)
 class KeptSets:
     """The tokens that the filters of a step left to be drawn: one set per filtered row.
 
@@ -71,7 +71,7 @@ class KeptSets:
     overflow: Tensor
 
 
-@dataclass
+@dataclass(slots=True)
 class Screened:
     """What screening did in one step on this rank; every rank has its own numbers.
 
@@ -104,7 +104,7 @@ class Screened:
         self.num_bytes += part.num_bytes
 
 
-@dataclass
+@dataclass(slots=True)
 class SampleOutput:
     """The tokens of one step, the same on every rank. Later changes of the batch do not change it.
 

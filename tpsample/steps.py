@@ -16,6 +16,7 @@ from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import Call, StepAgreement
 from tpsample.agreement.step_checks import StepChecks
 from tpsample.core.checks import check_int
+from tpsample.core.sealed import Sealed
 from tpsample.core.step_buffer import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
@@ -31,7 +32,7 @@ from tpsample.request.step import Step
 from tpsample.request.step_batch import StepBatch
 
 
-class Steps:
+class Steps(Sealed):
     """The halves of a step; `LMHeadSampler` builds what they need.
 
     Attributes:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from tpsample.core.checks import is_integer
+from tpsample.core.sealed import Sealed
 from tpsample.output import Logprobs
 
 
-class TopKTrace:
+class TopKTrace(Sealed):
     """Records the logprobs of a generation, step by step.
 
         trace = TopKTrace(rows=B, steps=200, k=20)          # requests with logprobs=20

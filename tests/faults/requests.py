@@ -282,6 +282,68 @@ SLOTS = [
         ("tests/request/test_slots.py::test_a_slot_that_is_named_twice_counts_its_first_row",),
     ),
     Fault(
+        "a selection is taken after rows have changed",
+        "tpsample/request/selection.py",
+        "if self.version != self._batch.version:",
+        "if False:",
+        ("tests/request/test_slots.py::test_a_selection_of_rows_that_changed_is_refused[free]",),
+    ),
+    Fault(
+        "a step of the whole batch draws its empty slots",
+        "tpsample/request/batch.py",
+        "if self._idle:",
+        "if False:",
+        ("tests/request/test_slots.py::test_a_step_of_all_slots_is_refused_while_one_is_empty",),
+    ),
+    Fault(
+        "an empty slot is known as such until rows move",
+        "tpsample/request/host_rows.py",
+        "bytes(pick(self.flags))",
+        "bytes(pick(self.flags)).translate(bytes(n & ~IDLE for n in range(256)))",
+        ("tests/request/test_slots.py::test_a_copy_of_a_batch_lives_by_itself[deepcopy]",),
+    ),
+    Fault(
+        "a pickled batch reads numbers that it no longer writes",
+        "tpsample/request/batch_rows.py",
+        "self._view_rows(self.rows)",
+        "pass",
+        ("tests/request/test_slots.py::test_a_copy_of_a_batch_lives_by_itself",),
+    ),
+    Fault(
+        "a seed that was written before the first step is lost",
+        "tpsample/request/row_tensors.py",
+        "written.where(written != WAITING,",
+        "written.where(written != written,",
+        (
+            "tests/request/test_slots.py::"
+            "test_a_seed_that_was_written_before_the_first_step_is_the_rows",
+        ),
+    ),
+    Fault(
+        "ranks do not compare the order of filters of an engine's tensors",
+        "tpsample/request/tensor_batch.py",
+        'del found["temperature"], found["seed"]',
+        'del found["temperature"], found["seed"], found["filter_order"]',
+        (
+            "tests/request/test_tensor_batch.py::"
+            "test_ranks_with_other_numbers_or_another_order_are_told_each_value",
+        ),
+    ),
+    Fault(
+        "masks of an engine's rows do not follow its slots",
+        "tpsample/request/tensor_batch.py",
+        "self._parameters, self._tables, self._masks)",
+        "self._parameters, self._tables)",
+        ("tests/request/test_tensor_batch.py::test_masks_of_all_rows_and_of_slots_bind",),
+    ),
+    Fault(
+        "objects take any attribute",
+        "tpsample/core/sealed.py",
+        'if "_sealed" in own and',
+        "if False and",
+        ("tests/test_interface.py::test_an_attribute_that_an_object_does_not_have_is_refused",),
+    ),
+    Fault(
         "a row without filters takes the way of those with top_k alone",
         "tpsample/request/slot_tables.py",
         "kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]",
@@ -359,8 +421,8 @@ SLOTS = [
     Fault(
         "what an engine writes to its tensors is not seen",
         "tpsample/request/tensor_batch.py",
-        "self.temperature, self.seed, self.filters = temperature, seed, filters",
-        "self.temperature, self.seed, self.filters = temperature.clone(), seed, filters",
+        "seed = self.seed\n",
+        "seed, self.temperature = self.seed, self.temperature.clone()\n",
         (
             "tests/request/test_tensor_batch.py::"
             "test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]",

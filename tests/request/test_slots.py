@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from typing import Any
 
@@ -23,6 +25,7 @@ from tpsample import (
     UnsupportedParameter,
     VocabShard,
     reference,
+    sample_draft,
     verify,
 )
 from tpsample.request.selection import Selection
@@ -249,7 +252,7 @@ def test_ranks_draw_the_same_tokens_and_notice_other_slots():
     for found, expected in zip(three[0][0], one[0], strict=False):
         for of_ranks, of_one in zip(found, expected, strict=True):
             assert of_ranks[1:] == of_one[1:]  # row 0 draws a seed of its own
-    assert three[0][0][-1].startswith("slots: must be the same on every rank")
+    assert three[0][0][-1].startswith("slots: row 0: must be the same on every rank")
     tokens, status, seeds = three[0][0][0]
     assert [tokens[place] for place in (2, 5, 7, 9)] == [-1] * 4
     assert status == [0, 0, 0, 0, 0, Status.BAD_SLOT, 0, Status.BAD_SLOT, 0, Status.BAD_SLOT]
@@ -281,6 +284,100 @@ def test_masks_by_slot_follow_the_slots():
     batch.put(1, SamplingParams(seed=9))
     with pytest.raises(ValueError, match="assign it anew"):
         sampler(hidden_states[:1], batch.select(torch.tensor([3])), 5)
+
+
+CHANGES = {
+    "free": lambda batch: batch.free(1),
+    "put": lambda batch: batch.put(1, SamplingParams(seed=9)),
+    "update": lambda batch: batch.update(0, SamplingParams(seed=9)),
+    "permute": lambda batch: batch.permute([1, 2, 0]),
+    "drop": lambda batch: batch.drop(0),
+    "arrange": lambda batch: batch.arrange([0, 2, 1]),
+    "add": lambda batch: (batch.drop(2), batch.add(SamplingParams(seed=9))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_selection_of_rows_that_changed_is_refused(change):
+    """A step would take some of what it reads from before the change, and some from after it."""
+    sampler, batch = sampler_of(), SamplingBatch.of_slots(3, vocab_size=V)
+    kinds = [{"top_k": 1, "temperature": 5.0}, {"temperature": 5.0}, {"frequency_penalty": 1.0}]
+    batch.put([0, 1, 2], [SamplingParams(seed=i, **kind) for i, kind in enumerate(kinds)])
+    rows, hidden_states = batch.select(torch.tensor([0, 1])), torch.randn(2, D)
+    drafts = torch.zeros(2, 0, dtype=torch.int64)
+    tokens = sampler(hidden_states, rows, 1).token_ids
+    CHANGES[change](batch)
+    for call in (
+        lambda: sampler(hidden_states, rows, 2),
+        lambda: verify(sampler, hidden_states.unsqueeze(1), drafts, rows, 2),
+        lambda: sample_draft(sampler, torch.zeros(2, V), rows, 2, 0),
+        lambda: reference.sample(torch.zeros(2, V), rows, 2),
+        lambda: rows.append(tokens),
+    ):
+        with pytest.raises(ValueError, match=r"joined, left, .* call batch.select again"):
+            call()
+    again = batch.select(torch.tensor([0, 1]), out=rows)
+    logits = reference.logits(hidden_states, WEIGHT)
+    expected = reference.sample(logits, batch.select(torch.tensor([0, 1])), 2)
+    assert torch.equal(sampler(hidden_states, again, 2).token_ids, expected.token_ids)
+
+
+def test_a_step_of_all_slots_is_refused_while_one_is_empty():
+    sampler, batch = sampler_of(), SamplingBatch.of_slots(3, vocab_size=V)
+    batch.put([0, 2], [SamplingParams(seed=1), SamplingParams(seed=2)])
+    for call in (
+        lambda: sampler(torch.zeros(3, D), batch, 1),
+        lambda: verify(sampler, torch.zeros(3, 1, D), torch.zeros(3, 0).long(), batch, 1),
+        lambda: reference.sample(torch.zeros(3, V), batch, 1),
+    ):
+        with pytest.raises(ValueError, match=r"slots \[1\] have no request; name the slots of the"):
+            call()
+    batch.put(1, SamplingParams(seed=3))
+    assert (sampler(torch.zeros(3, D), batch, 1).status == Status.OK).all()
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b)), copy.copy]
+)
+def test_a_copy_of_a_batch_lives_by_itself(copied):
+    """What a batch knows by identity, or by memory that tensors share, its copy must know too."""
+    params = [SamplingParams(seed=i, frequency_penalty=-2.0, top_p=0.9) for i in range(4)]
+    batch = SamplingBatch.of_slots(5, vocab_size=V)
+    batch.put([0, 1, 2], params[:3])
+    batch.prepare(VocabShard(0, V))
+    rows = batch.select(torch.arange(5))
+    other, others = copied((batch, rows)) if copied is not copy.copy else (copy.copy(batch), None)
+    logits = torch.randn(5, V, generator=torch.Generator().manual_seed(2))
+
+    def tokens(of: SamplingBatch, used: Any = None) -> tuple[list[int], ...]:
+        out = sampler_of().sample_logits(logits, used or of.select(torch.arange(5)), 7)
+        return out.token_ids.tolist(), out.status.tolist(), out.seeds.tolist()
+
+    before = tokens(batch)
+    assert before[1] == [0, 0, 0, Status.BAD_SLOT, Status.BAD_SLOT]
+    assert tokens(other) == tokens(other, others) == before
+    other.put(3, params[3])
+    other.free(0)
+    other.permute([4, 3, 2, 1, 0])
+    other.select(torch.arange(5)).append(torch.full((5, 4), 11))
+    other.temperature[1], other.seed[2] = 0.0, 99
+    fresh = SamplingBatch.of_slots(5, vocab_size=V)
+    fresh.put([1, 2, 3], params[:0:-1], output_token_ids=[[11] * 4] * 3)
+    fresh.temperature[1], fresh.seed[2] = 0.0, 99
+    assert tokens(other) == tokens(fresh)
+    assert tokens(batch) == tokens(batch, rows) == before
+
+
+def test_a_seed_that_was_written_before_the_first_step_is_the_rows():
+    sampler, hidden_states = sampler_of(), torch.randn(3, D)
+    batch = SamplingBatch.from_params([SamplingParams(), SamplingParams(seed=5)], vocab_size=V)
+    batch.seed[0] = 7
+    assert sampler(hidden_states[:2], batch, 1).seeds.tolist() == [7, 5]
+    shared = SamplingBatch.from_params(SamplingParams(), vocab_size=V)
+    shared.seed.fill_(7)
+    assert sampler(hidden_states, shared, 1).seeds.tolist() == [7, 7, 7]
+    own = SamplingBatch.from_params(SamplingParams(), vocab_size=V)
+    assert len(set(sampler(hidden_states, own, 1).seeds.tolist())) == 3
 
 
 def test_the_capture_key_tells_when_launches_change():
@@ -375,9 +472,9 @@ def test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens():
         (lambda b: b.select(torch.zeros(1), out=1), "slots: expected an int32 or int64 tensor"),
         (lambda b: b.select(torch.tensor([0]), out=b), "out: expected a Selection, got Sampling"),
         (lambda b: b.select(torch.tensor([0]), out=b.select(torch.tensor([0, 1]))),
-         "out: expected an earlier selection of 1 rows of this batch, as slots has, got one of 2"),
+         "out: expected an earlier selection of 1 rows, as slots has, got one of 2"),
         (lambda b: b.select(torch.tensor([0]), out=SamplingBatch.of_slots(
-            2, vocab_size=V).select(torch.tensor([0]))), "out: expected an earlier selection of 1"),
+            2, vocab_size=V).select(torch.tensor([0]))), "of this batch, got another batch's"),
         (lambda b: b.put(3, SamplingParams()), r"put: expected rows in \[0, 3\)"),
         (lambda b: b.put([0, 0], [SamplingParams()] * 2), "each slot once, got 2 requests"),
         (lambda b: b.put([0, 1], SamplingParams()), "as many requests as slots"),

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support import host_reads
+from tests.support.controls import bitmask_of
+from tests.support.ranks import run_ranks
 from tests.support.replays import Replays
 from tests.support.slots import WEIGHT, D, V, sampler_of
-from tpsample import Needs, SamplingBatch, SamplingParams, Status, reference, verify
+from tpsample import (
+    LMHeadSampler,
+    Needs,
+    RankMismatch,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    VocabShard,
+    reference,
+    sample_draft,
+    verify,
+)
 
 ROWS = 8
 ORDERS = ("sequential", "joint", "min_p_last")
@@ -133,6 +149,85 @@ def test_a_filter_that_cannot_occur_is_not_read():
     batch.needs = Needs(top_k=True)
     argmax = reference.logits(hidden_states, WEIGHT).argmax(dim=1).tolist()
     assert sampler(hidden_states, batch, 1).token_ids.tolist() == argmax
+
+
+def test_masks_of_all_rows_and_of_slots_bind():
+    sampler, its = sampler_of(), tensors(6)
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    hidden_states = torch.randn(ROWS, 1, D)
+    batch.forced_token_ids = torch.tensor([5, -1] * (ROWS // 2))
+    batch.grammar_bitmask = bitmask_of([{5, 9, 11}] * ROWS, V)
+    tokens = sampler(hidden_states[:, 0], batch, 1).token_ids
+    assert tokens[::2].tolist() == [5] * (ROWS // 2) and set(tokens.tolist()) <= {5, 9, 11}
+    drafts = torch.zeros(ROWS, 0, dtype=torch.int64)
+    assert torch.equal(verify(sampler, hidden_states, drafts, batch, 1).token_ids[:, 0], tokens)
+    order = torch.tensor([3, 0, 6])
+    picked = batch.select(order)
+    assert torch.equal(sampler(hidden_states[order, 0], picked, 1).token_ids, tokens[order])
+    batch.forced_token_ids = batch.grammar_bitmask = None
+    plain = SamplingBatch.from_params(requests(its), vocab_size=V)
+    expected = sampler(hidden_states[:, 0], plain, 1).token_ids
+    assert torch.equal(sampler(hidden_states[:, 0], batch, 1).token_ids, expected)
+
+
+def test_a_draft_at_an_infinite_temperature_is_one():
+    its = {"temperature": torch.full((2,), torch.inf), "seed": torch.arange(2)}
+    batch, logits = SamplingBatch.over(vocab_size=V, **its), torch.zeros(2, V)
+    logits[:, 3:] = -torch.inf
+    drawn = sample_draft(sampler_of(), logits, batch, 1, 0)
+    assert (drawn >= 0).all() and (drawn < 3).all()
+    picked = batch.select(torch.arange(2))
+    assert torch.equal(sample_draft(sampler_of(), logits, picked, 1, 0), drawn)
+
+
+def _other_numbers() -> list[str]:
+    """Each rank's own numbers, order or needs in one of two rows; a step of both ranks after."""
+    rank, found = dist.get_rank(), []
+    shard = VocabShard.even(V, rank, 2)
+    sampler = LMHeadSampler(WEIGHT[shard.start : shard.stop], shard=shard, backend="torch")
+    hidden_states = torch.ones(2, D)
+    same = {
+        "temperature": torch.full((2,), 3.0),
+        "seed": torch.arange(2),
+        "top_k": torch.full((2,), 4),
+        "top_p": torch.full((2,), 0.5),
+        "min_p": torch.full((2,), 0.1),
+    }
+    others: list[dict[str, Any]] = [
+        {"temperature": torch.tensor([3.0, 3.0 + rank])},
+        {"seed": torch.tensor([0, 1 + rank])},
+        {"top_k": torch.tensor([4, 4 + rank])},
+        {"top_p": torch.tensor([0.5, 0.5 + 0.25 * rank])},
+        {"min_p": torch.tensor([0.1, 0.1 + 0.25 * rank])},
+        *({"filter_order": pair[rank]} for pair in permutations(ORDERS, 2)),
+        {"needs": (Needs(top_k=True), Needs(top_p=True))[rank]},
+    ]
+    for other in others:
+        batch = SamplingBatch.over(vocab_size=V, **(same | other))
+        for rows in (batch, batch.select(torch.tensor([1, 0]))):
+            with pytest.raises(RankMismatch) as error:
+                sampler(hidden_states, rows, 1)
+            found.append(str(error.value))
+    right = sampler(hidden_states, SamplingBatch.over(vocab_size=V, **same), 1).token_ids.tolist()
+    return [*found, str(right)]
+
+
+def test_ranks_with_other_numbers_or_another_order_are_told_each_value():
+    first, second = run_ranks(2, _other_numbers)
+    assert first == second
+    *told, tokens = first
+    names = ["temperatures", "seeds", "top_k", "top_p", "min_p"]
+    for name, (whole, picked) in zip(names, zip(told[::2], told[1::2], strict=True), strict=False):
+        assert whole.startswith(f"{name}: row 1: must be the same on every rank, got rank 0: ")
+        assert picked.startswith(f"{name}: row 0: must be the same on every rank, got rank 0: ")
+    orders = [text for text in told if text.startswith("filter_order: ")]
+    assert len(orders) == 2 * 6 and orders[0].endswith("got rank 0: sequential, rank 1: joint")
+    assert told[-1].startswith("needs: must be the same on every rank, got rank 0: Needs(top_k=")
+    its = {"temperature": torch.full((2,), 3.0), "seed": torch.arange(2)}
+    its |= {"top_k": torch.full((2,), 4), "top_p": torch.full((2,), 0.5)}
+    its |= {"min_p": torch.full((2,), 0.1)}
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    assert str(sampler_of()(torch.ones(2, D), batch, 1).token_ids.tolist()) == tokens
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -632,12 +633,14 @@ def _copy(out: Any) -> Any:
     """The tensors of an output, and of what is in it, as they are now."""
     if isinstance(out, Tensor):
         return out.clone()
-    return {k: _copy(v) for k, v in vars(out).items()} if hasattr(out, "__dict__") else out
+    if is_dataclass(out):
+        return {each.name: _copy(getattr(out, each.name)) for each in fields(out)}
+    return out
 
 
 def _same(out: Any, before: Any) -> bool:
     if isinstance(out, Tensor):
         return torch.equal(out.nan_to_num(), before.nan_to_num())
     if isinstance(before, dict):
-        return all(_same(value, before[name]) for name, value in vars(out).items())
+        return all(_same(getattr(out, name), value) for name, value in before.items())
     return out == before

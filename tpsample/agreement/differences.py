@@ -10,36 +10,45 @@ from typing import Any
 _SAME = "must be the same on every rank"
 _EXPECTED = {
     "call": "every rank must make the same call",
-    "hidden_states rows": _SAME,
-    "num_samples": _SAME,
     "rows without a seed": f"{_SAME}, and so must be how many seeds were drawn before",
     "positions": f"{_SAME}; a rank that skipped a step has others",
-    "seeds": _SAME,
-    "temperatures": _SAME,
-    "token_ids": _SAME,
     "tokens so far": f"{_SAME}, by digest; every rank appends the same tokens as often",
 }
-"""What is expected of a part of a call; of others, which have no entry, ranks see digests alone."""
+"""What is expected of some parts of a call, beside being the same."""
+
+_WIDE = 8
+"""Numbers of a row that a message shows together."""
 
 
-def difference(name: str, values: list[int], texts: list[dict[str, Any]]) -> str:
-    """Return a message about the part `name` of a call, which is not the same on all ranks.
+def difference(texts: list[dict[str, Any]]) -> str:
+    """Return a message about the first part of a call that is not the same on all ranks.
 
     Args:
-        values: every rank's number or digest.
         texts: every rank's `Call.texts`, in which lists have an entry per row.
     """
-    shown: list[Any] = [text.get(name) for text in texts]
-    if name == "batch":
-        return _in_batch(shown)
-    expected = _EXPECTED.get(name, f"{_SAME}, by digest")
+    for name in texts[0]:
+        shown: list[Any] = [text.get(name) for text in texts]
+        if any(each != shown[0] for each in shown):
+            return _in_batch(shown) if name == "batch" else _in_part(name, shown)
+    return f"batch: {_SAME}, got other parts of it"
+
+
+def _in_part(name: str, shown: list[Any]) -> str:
+    """Say where the values of a part first differ."""
+    expected, where = _EXPECTED.get(name, _SAME), name
     if all(isinstance(each, list) for each in shown):
-        for row, of_ranks in enumerate(zip(*shown, strict=False)):
-            if any(each != of_ranks[0] for each in of_ranks):
-                return f"{name}: row {row}: {expected}, got {_each(of_ranks)}"
-    if name not in texts[0]:
-        shown = list(values)
-    return f"{name}: {expected}, got {_each(shown)}"
+        where, shown = _first(f"{name}: row", shown)
+    if all(isinstance(each, list) and len(each) > _WIDE for each in shown):
+        where, shown = _first(f"{where}, column", shown)
+    return f"{where}: {expected}, got {_each(shown)}"
+
+
+def _first(of: str, lists: list[list[Any]]) -> tuple[str, list[Any]]:
+    """Return the name and the values of the first entry in which lists differ."""
+    for place, values in enumerate(zip(*lists, strict=False)):
+        if any(each != values[0] for each in values):
+            return f"{of} {place}", list(values)
+    return f"{of}s", [len(each) for each in lists]
 
 
 def _in_batch(plans: list[list[str]]) -> str:

@@ -1,9 +1,9 @@
 """Lets every rank learn of a call that is wrong on one, so that none takes part in it.
 
-Where ranks meet on the host (CPU tensors; `Exchange.compares_steps`) they compare a few integers
-before anything of a call is sent: whether the arguments are right, which call it is, its sizes, and
-digests of the batch, the seeds, the positions and what else a step reads. If one has an error, or
-they differ, a second gather brings the texts. A rank that skipped a step has other positions.
+Where ranks meet on the host (CPU tensors; `Exchange.compares_steps`) they compare two integers
+before anything of a call is sent: whether the arguments are right, and a digest of all that decides
+the result (`Call.parts`). If one has an error, or they differ, a second gather brings the values. A
+rank that skipped a step has other positions.
 
 Where ranks meet on the device the host must not wait in every step. There a rank that refuses one
 leaves the text in the store of the process group, where the `check()` of the others finds it.
@@ -20,35 +20,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tpsample.agreement.differences import difference
 from tpsample.core.digest import digest_bits, digest_text
+from tpsample.core.host_tensors import integers
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.ranks.ranks import Ranks, gather_or_raise
-from tpsample.request.plan import BatchView
+from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
-
-_FIELDS = (
-    "arguments",
-    "call",
-    "hidden_states rows",
-    "num_samples",
-    "batch",
-    "rows without a seed",
-    "slots",
-    "seeds",
-    "temperatures",
-    "positions",
-    "token_ids",
-    "grammar_bitmask",
-    "forced_token_ids",
-    "tokens so far",
-    "parameters",
-)
-"""What ranks compare of a call, in the order in which a difference is told."""
 
 
 @dataclass(frozen=True)
@@ -84,47 +65,34 @@ class Call:
         """Whether this is a step or a verification, which `PeerLost.step` counts."""
         return self.name.startswith(("step", "verify"))
 
-    def record(self) -> dict[str, int]:
-        """Return what the ranks compare. It reads tensors, so they must be on a CPU."""
-        found = dict.fromkeys(_FIELDS, 0) | {
-            "arguments": 1,
-            "call": digest_text(self.name),
+    @cached_property
+    def parts(self) -> dict[str, Any]:
+        """All that decides the result, by name, in the order in which a difference is told."""
+        found: dict[str, Any] = {
+            "call": self.name,
             "hidden_states rows": self.rows,
             "num_samples": self.num_samples,
-            "positions": _digest(self.positions),
-            "token_ids": _digest(self.token_ids),
         }
-        if self.batch is not None:
-            found["batch"] = self.batch.plan.digest
-            found["seeds"] = _digest(self.batch.seed)
-            found["temperatures"] = _digest(self.batch.temperature)
-        if isinstance(self.batch, StepBatch):
-            waiting = self.batch.unseeded
-            found["rows without a seed"] = digest_text(f"{waiting}, {self.seeds_drawn}")
-            found |= self.batch.state_digests()
+        batch = self.batch
+        if batch is not None:
+            found["batch"] = batch.plan
+        if isinstance(batch, StepBatch):
+            found["rows without a seed"] = f"{batch.unseeded} after {self.seeds_drawn} drawn seeds"
+            found["slots"] = None  # of a selection, told before what follows from them
+        if batch is not None:
+            found |= {"seeds": batch.seed, "temperatures": batch.temperature}
+        found |= {"positions": self.positions, "token_ids": self.token_ids}
+        if isinstance(batch, StepBatch):
+            found |= batch.state()
         return found
+
+    def digest(self) -> int:
+        """Return 64 bits of all parts. It reads tensors, so they must be on a CPU."""
+        return digest_text(str({name: _digest(part) for name, part in self.parts.items()}))
 
     def texts(self) -> dict[str, Any]:
-        """Return what the digests are made of, as JSON values, to say where they differ.
-
-        A list has an entry per row.
-        """
-        found: dict[str, Any] = {"call": self.name}
-        found |= {
-            name: tensor.tolist()
-            for name, tensor in (("positions", self.positions), ("token_ids", self.token_ids))
-            if tensor is not None
-        }
-        if self.batch is not None:
-            found["batch"] = self.batch.plan.text.split("\n")
-            found["seeds"] = self.batch.seed.tolist()
-            # Nine digits tell any two numbers of fp32 apart.
-            found["temperatures"] = [f"{each:.9g}" for each in self.batch.temperature.tolist()]
-        if isinstance(self.batch, StepBatch):
-            found["rows without a seed"] = (
-                f"{self.batch.unseeded} after {self.seeds_drawn} drawn seeds"
-            )
-        return found
+        """Return all parts as JSON values, to say where they differ. A list is one of rows."""
+        return {name: _text(part) for name, part in self.parts.items()}
 
 
 class StepAgreement:
@@ -161,11 +129,11 @@ class StepAgreement:
         if self._left is not None:
             raise RankMismatch(f"{self._left}; call reset() on every rank first")
         call, error = None, None
-        own = dict.fromkeys(_FIELDS, 0)
+        own = 0
         try:
             call = check()
             if self.compares_steps:
-                own = call.record()
+                own = call.digest()
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
         if self.compares_steps:
@@ -199,17 +167,15 @@ class StepAgreement:
             self.leave(f"{type(error).__name__}: {error}", refused=False)
             raise
 
-    def _compare(self, call: Call | None, own: dict[str, int], error: Exception | None) -> None:
+    def _compare(self, call: Call | None, own: int, error: Exception | None) -> None:
         ranks = self._ranks
-        values = torch.tensor([own[name] for name in _FIELDS], dtype=torch.int64)
+        (values,) = integers([call is not None, own], device=None)
         records = ranks.gather_tensor(values).tolist()
-        if not all(right for right, *_ in records):
+        if not all(right for right, _ in records):
             gather_or_raise(ranks, {}, error)
-        for place, name in enumerate(_FIELDS):
-            of_ranks = [record[place] for record in records]
-            if len(set(of_ranks)) > 1:
-                assert call is not None
-                raise RankMismatch(difference(name, of_ranks, ranks.gather(call.texts())))
+        if len({digest for _, digest in records}) > 1:
+            assert call is not None
+            raise RankMismatch(difference(ranks.gather(call.texts())))
 
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may be waiting, that this rank is not in the step with them."""
@@ -219,5 +185,17 @@ class StepAgreement:
             self._left = text
 
 
-def _digest(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else digest_bits(tensor)
+def _digest(part: Any) -> object:
+    if isinstance(part, Tensor):
+        return digest_bits(part)
+    return part.digest if isinstance(part, BatchPlan) else part
+
+
+def _text(part: Any) -> Any:
+    if isinstance(part, BatchPlan):
+        return part.text.split("\n")
+    if not isinstance(part, Tensor):
+        return part if isinstance(part, int) else str(part)
+    if part.is_floating_point():  # nine digits tell any two numbers of fp32 apart
+        return [f"{each:.{9 if part.itemsize <= 4 else 17}g}" for each in part.tolist()]
+    return part.tolist()

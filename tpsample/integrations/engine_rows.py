@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from tpsample.core.ordinary_tensors import ordinary_tensors
+from tpsample.core.sealed import Sealed
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 
@@ -29,7 +30,7 @@ class EngineRequest(NamedTuple):
     end: int
 
 
-class EngineRows:
+class EngineRows(Sealed):
     """The batch of an engine, by the names of its rows.
 
     Attributes:

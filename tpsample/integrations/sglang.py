@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.sglang_params import check_request, check_version, seed_of
@@ -28,7 +29,7 @@ _WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_p
 _PLAIN = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
 
-class Place:
+class Place(Sealed):
     """What the hooks of one process share.
 
     Attributes:

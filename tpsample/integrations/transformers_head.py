@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.sampler import LMHeadSampler
 
 _PROBE = (-55.0, -7.0, -1.0, -0.125, 0.0, 0.5, 3.0, 31.0)
 
 
-class Head:
+class Head(Sealed):
     """The LM head of one model.
 
     Raises:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.arguments import WEIGHT_DTYPES
+from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.output import Logprobs, SampleOutput
@@ -24,7 +25,7 @@ from tpsample.sampler import LMHeadSampler
 _PRODUCTS = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
 
-class Head:
+class Head(Sealed):
     """The LM head of one model on one rank.
 
     Args:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.sealed import Sealed
 from tpsample.integrations.vllm_steps import EngineSteps, Tables
 
 
-class PromptLogprobs:
+class PromptLogprobs(Sealed):
     """Stands where vLLM's `PromptLogprobsWorker` stands."""
 
     def __init__(self, steps: EngineSteps, logprobs: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpsample.core.sealed import Sealed
 from tpsample.core.word import Status
 from tpsample.integrations.engine_rows import EngineRequest, EngineRows
 from tpsample.integrations.vllm_head import Head
@@ -37,7 +38,7 @@ class Sampled(NamedTuple):
     logprobs: Tables | None
 
 
-class EngineSteps:
+class EngineSteps(Sealed):
     """The steps of one runner.
 
     Attributes:
@@ -138,7 +139,7 @@ class EngineSteps:
         return bitmask.contiguous().to(self.device, non_blocking=True)
 
 
-class Failures:
+class Failures(Sealed):
     """Tells the log which requests had no token, without waiting for the device.
 
     What a step found is read before the next one, if the device is done with it by then.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tpsample.core.digest import digest_bits
 from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.request.batch_checks import (
     check_appended,
@@ -25,8 +25,9 @@ from tpsample.request.controls.rows import ControlRows
 from tpsample.request.host_rows import HostRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.selection import MASKS
-from tpsample.request.slot_tables import IDLE
+from tpsample.request.row_tensors import WAITING
+from tpsample.request.slot_batch import MASKS
+from tpsample.request.slot_tables import NO_REQUEST
 from tpsample.request.tensor_batch import Needs, TensorBatch, batch_over
 
 
@@ -125,7 +126,9 @@ class SamplingBatch(BatchSlots):
         Raises:
             ValueError: a size out of range.
         """
-        batch = SamplingBatch.from_params([IDLE] * slots, vocab_size=vocab_size, device=device)
+        none = [NO_REQUEST] * slots
+        batch = SamplingBatch.from_params(none, vocab_size=vocab_size, device=device)
+        batch.free(range(slots))
         batch._make_slots()
         return batch
 
@@ -170,8 +173,16 @@ class SamplingBatch(BatchSlots):
         """Return this batch, or its one request repeated for so many rows.
 
         Raises:
-            ValueError: the batch was built from a list of another length.
+            ValueError: the batch was built from a list of another length, or has empty slots.
         """
+        if self._idle:
+            raise ValueError(
+                f"batch: slots {self._idle} have no request; name the slots of the step by "
+                "batch.select, or drop these"
+            )
+        return self._of_rows(num_rows)
+
+    def _of_rows(self, num_rows: int) -> SamplingBatch:
         if num_rows == self.rows:
             return self
         single = self._single
@@ -194,14 +205,23 @@ class SamplingBatch(BatchSlots):
         # The caller may have written since.
         with torch.inference_mode(False):
             repeated.temperature.copy_(self.temperature.expand(num_rows))
+            # Without a seed each row has its own, unless the caller wrote one before the first.
+            seed = self.seed.expand(num_rows)
             if single.params.seed is not None:
-                repeated.seed.copy_(self.seed.expand(num_rows))
+                repeated.seed.copy_(seed)
+            elif self.unseeded:
+                repeated.seed.copy_(repeated.seed.where(seed == WAITING, seed))
         for name in MASKS:
             mask = self._masks.get(name)
             if mask is not None and len(mask) == 1:
                 mask = mask.expand(num_rows, *mask.shape[1:]).contiguous()
             setattr(repeated, name, mask)
         return repeated
+
+    def __copy__(self) -> SamplingBatch:
+        """Return a copy with tensors of its own: two batches over the same ones would differ from
+        them after the first change."""
+        return copy.deepcopy(self)
 
     def view(self, num_rows: int) -> BatchView:
         """Return what a step of so many rows reads.
@@ -227,7 +247,7 @@ class SamplingBatch(BatchSlots):
         check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, "K")
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
-        self.check_masks((draft_token_ids.shape[1] + 1) * self.rows)
+        self.for_rows(self.rows).check_masks((draft_token_ids.shape[1] + 1) * self.rows)
         view = BatchView(self.temperature, self.seed, self.plan, self._controls())
         return view.after_drafts(draft_token_ids)
 
@@ -247,7 +267,7 @@ class SamplingBatch(BatchSlots):
                 f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
                 f"{num_rows} rows"
             )
-        tables = self.for_rows(num_rows)._tables
+        tables = self._of_rows(num_rows)._tables
         if tables is not None:
             columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
             for column in columns.unbind(dim=1):
@@ -300,13 +320,11 @@ class SamplingBatch(BatchSlots):
                     f"got {len(mask)}; assign another"
                 )
 
-    def state_digests(self) -> dict[str, int]:
-        """Return 64 bits of each thing a step reads beside requests and seeds, for ranks to
-        compare. Reads tensors, so it is for those on a CPU."""
-        found = dict(self._masks)
+    def state(self) -> dict[str, object]:
+        found: dict[str, object] = dict(self._masks)
         if self._tables is not None:
             found["tokens so far"] = self._tables.token_digest[self._tables.slot_of[: self.rows]]
-        return {name: digest_bits(each) for name, each in found.items()}
+        return found
 
     def _assign(self, name: str, mask: Tensor | None, dtype: torch.dtype, *width: int) -> None:
         if mask is None:

@@ -21,7 +21,7 @@ from tpsample.request.batch_checks import (
     token_lists,
 )
 from tpsample.request.controls.tables import ControlTables, needs_controls
-from tpsample.request.host_rows import UNSEEDED, HostRows
+from tpsample.request.host_rows import IDLE, UNSEEDED, HostRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
 from tpsample.request.row_tensors import RowTensors
@@ -51,12 +51,19 @@ class BatchRows(StepBatch):
         self._single: CheckedRequest | None = None
         self._repeated: dict[int, Any] = {}  # batches of the single request, by number of rows
         self.unseeded: list[int] = []
+        self._idle: list[int] = []  # slots without a request
+        self.version = 0
         self._host_rows: HostRows
         self._plan: BatchPlan | None
         self._last_plan: BatchPlan
         self._set_plan(BatchPlan.of([], vocab_size, seed.device))
         plain = HostRows.of([SamplingParams()] * self.max_rows, vocab_size)
         self._replace(plain.seeded())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
+        vars(self).update(state)
+        self._view_rows(self.rows)
 
     def __len__(self) -> int:
         return self.rows
@@ -227,9 +234,15 @@ class BatchRows(StepBatch):
         """Add rows behind the last."""
         self._arrange(list(range(self.rows + len(checked))), checked)
 
-    def _load_rows(self, rows: Sequence[int], checked: Sequence[CheckedRequest]) -> None:
-        """Replace the requests of some rows, and nothing of the others."""
-        news = HostRows.of([each.params for each in checked], self.vocab_size)
+    def _load_rows(
+        self, rows: Sequence[int], checked: Sequence[CheckedRequest], *, idle: bool = False
+    ) -> None:
+        """Replace the requests of some rows, and nothing of the others.
+
+        Args:
+            idle: these requests stand for none.
+        """
+        news = HostRows.of([each.params for each in checked], self.vocab_size, idle=idle)
         self._load(rows, checked, news)
         self._replace(self._host_rows.replaced(rows, news))
 
@@ -243,7 +256,7 @@ class BatchRows(StepBatch):
         if self._tables is not None:
             self._tables.load(rows, requests)
         if self._slots is not None:
-            self._slots.load(rows, news.requests)
+            self._slots.load(rows, news)
 
     @ordinary_tensors
     def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
@@ -288,17 +301,22 @@ class BatchRows(StepBatch):
     @ordinary_tensors
     def _replace(self, rows: HostRows) -> None:
         """Replace everything that follows from the rows' requests."""
-        self._host_rows = rows
-        # Kept, because torch.compile would compile anew for every length of a list it looks at.
+        self._host_rows, self.version = rows, self.version + 1
         count = len(rows.requests)
         if count != self.rows:
-            self._row_temperature = self._tensors.temperature[:count]
-            self._row_seed = self._tensors.seed[:count]
+            self._view_rows(count)
         self.unseeded = list(compress(range(count), rows.selectors(UNSEEDED)))
+        self._idle = list(compress(range(count), rows.selectors(IDLE)))
         self._stale = set(self._masks)
         self._plan = None
         if self._slots is None:
             _ = self.plan  # now, because a step that is captured can send nothing to the device
+
+    def _view_rows(self, count: int) -> None:
+        """Make the tensors of so many rows, parts of those of all rows there is room for."""
+        # Kept, because torch.compile would compile anew for every length of a list it looks at.
+        self._row_temperature = self._tensors.temperature[:count]
+        self._row_seed = self._tensors.seed[:count]
 
     def _set_plan(self, plan: BatchPlan) -> None:
         """Take the options of a plan for all plans to come."""

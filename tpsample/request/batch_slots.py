@@ -19,7 +19,7 @@ from tpsample.request.batch_rows import BatchRows
 from tpsample.request.controls.tables import ControlTables
 from tpsample.request.params import SamplingParams
 from tpsample.request.selection import Selection, selection_of
-from tpsample.request.slot_tables import IDLE, SlotTables
+from tpsample.request.slot_tables import NO_REQUEST, SlotTables
 
 
 class BatchSlots(BatchRows):
@@ -67,7 +67,8 @@ class BatchSlots(BatchRows):
             self._load_rows(rows, checked)
 
     def free(self, slots: int | Sequence[int]) -> None:
-        """Let requests leave their slots. A row that names such a slot has the status BAD_SLOT.
+        """Let requests leave their slots. A row of a selection that names such a slot has the
+        status BAD_SLOT; a step of the whole batch is refused while it has one.
 
         Raises:
             ValueError: a slot that is not there.
@@ -75,7 +76,7 @@ class BatchSlots(BatchRows):
         self._require_list("free")
         rows = list(dict.fromkeys(check_rows("free", slots, self.rows)))
         if rows:
-            self._load_rows(rows, [CheckedRequest(IDLE, (), ())] * len(rows))
+            self._load_rows(rows, [CheckedRequest(NO_REQUEST, (), ())] * len(rows), idle=True)
 
     def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
         """Return the rows of a step, by slot: pass it to the sampler, `verify` and `sample_draft`
@@ -126,5 +127,5 @@ class BatchSlots(BatchRows):
             tensors = self._tensors
             self._slots = SlotTables(tensors.temperature, tensors.seed, self.vocab_size)
             if self.requests:
-                self._slots.load(range(self.rows), self.requests)
+                self._slots.load(range(self.rows), self._host_rows)
         return self._slots, self._make_tables()

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tpsample.core.sealed import Sealed
 from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
@@ -22,7 +23,7 @@ from tpsample.request.params import SamplingParams
 Tokens = Sequence[Sequence[int]] | None
 
 
-class Changes:
+class Changes(Sealed):
     """A list of calls of `SamplingBatch`. Arguments are checked when they are made on a batch."""
 
     def __init__(self) -> None:

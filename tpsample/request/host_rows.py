@@ -14,10 +14,10 @@ from typing import NamedTuple
 from tpsample.request.filters import RowFilter
 from tpsample.request.params import SamplingParams
 
-FILTERED, ASKS_LOGPROBS, UNSEEDED = 1, 2, 4
+FILTERED, ASKS_LOGPROBS, UNSEEDED, IDLE = 1, 2, 4, 8
 """Bits of the flags of a row."""
 
-_SELECTORS = {bit: bytes(bool(flags & bit) for flags in range(256)) for bit in (1, 2, 4)}
+_SELECTORS = {bit: bytes(bool(flags & bit) for flags in range(256)) for bit in (1, 2, 4, 8)}
 _SEEDED = bytes(flags & ~UNSEEDED for flags in range(256))
 
 
@@ -27,8 +27,8 @@ class HostRows(NamedTuple):
     Attributes:
         requests: of each row.
         filters: of each row.
-        flags: of each row, whether it has filters, whether it asks for logprobs, and whether it
-            waits for its seed.
+        flags: of each row, whether it has filters, whether it asks for logprobs, whether it waits
+            for its seed, and whether it is a slot without a request.
     """
 
     requests: list[SamplingParams]
@@ -36,13 +36,14 @@ class HostRows(NamedTuple):
     flags: bytes
 
     @staticmethod
-    def of(requests: Sequence[SamplingParams], vocab_size: int) -> HostRows:
-        """Return rows with these requests."""
+    def of(requests: Sequence[SamplingParams], vocab_size: int, *, idle: bool = False) -> HostRows:
+        """Return rows with these requests; with `idle` they stand for slots without any."""
         filters = [RowFilter.of(each, vocab_size) for each in requests]
         flags = [
             FILTERED * (its.top_k > 0)
             + ASKS_LOGPROBS * each.asks_logprobs
             + UNSEEDED * (each.seed is None)
+            + IDLE * idle
             for each, its in zip(requests, filters, strict=True)
         ]
         return HostRows(list(requests), filters, bytes(flags))

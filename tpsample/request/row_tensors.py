@@ -14,6 +14,9 @@ from tpsample.noise import signed64
 from tpsample.request.filters import COLUMNS
 from tpsample.request.host_rows import FILTERED, HostRows
 
+WAITING = 0x54505F5741495421
+"""The seed of a row that waits for one, an arbitrary number that nobody else writes."""
+
 
 class RowTensors:
     """Tensors with a row for each that there is room for. They keep their place in memory.
@@ -33,7 +36,8 @@ class RowTensors:
     def load(self, rows: Sequence[int], news: HostRows) -> None:
         """Write the requests of some rows."""
         send, requests = self._scratch.send, news.requests
-        places, seeds = integers(rows, [signed64(each.seed or 0) for each in requests], device=None)
+        its_seeds = [WAITING if each.seed is None else signed64(each.seed) for each in requests]
+        places, seeds = integers(rows, its_seeds, device=None)
         (temperatures,) = reals(
             [each.temperature for each in requests], device=None, dtype=torch.float32
         )
@@ -56,6 +60,8 @@ class RowTensors:
             self.numbers[: len(index)].copy_(self.numbers.index_select(0, index))
 
     def write_seeds(self, rows: Sequence[int], seeds: Tensor) -> None:
-        """Give some rows their seeds, int64 on the host."""
+        """Give some rows their seeds, int64 on the host, unless the caller wrote others."""
         index = self._scratch.send("rows", integers(rows, device=None)[0])
-        self.seed.index_copy_(0, index, self._scratch.send("seeds", seeds))
+        written = self.seed.index_select(0, index)
+        seeds = written.where(written != WAITING, self._scratch.send("seeds", seeds))
+        self.seed.index_copy_(0, index, seeds)

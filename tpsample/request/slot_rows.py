@@ -7,7 +7,7 @@ lies in memory of the rows, so that a step that uses rows again allocates nothin
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class SlotRows:
     @ordinary_tensors
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._padded = torch.zeros(num_rows + -num_rows % ALIGNED, dtype=torch.int64, device=device)
-        self.index = self._padded[:num_rows]
+        self._view(num_rows)
         self.inside = torch.zeros_like(self.index)
         self.undrawn = Undrawn(
             torch.zeros(num_rows, dtype=torch.bool, device=device),
@@ -61,6 +61,14 @@ class SlotRows:
         self.places = torch.arange(num_rows, device=device)
         self.stored_places = self.places.to(torch.int32)
         self.scratch = Scratch(device)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
+        vars(self).update(state)
+        self._view(len(self.places))
+
+    def _view(self, num_rows: int) -> None:
+        self.index = self._padded[:num_rows]
 
     def __len__(self) -> int:
         return self.index.shape[0]

@@ -22,12 +22,13 @@ from tpsample.core.host_tensors import columns_of, integers
 from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.staging import Scratch
 from tpsample.request.filters import COLUMNS, RowFilter, RowFilters, Way, keeps_all
+from tpsample.request.host_rows import IDLE, HostRows
 from tpsample.request.logprob_rows import LogprobRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.slot_rows import OPEN, SHUT, SlotRows
 
-IDLE = SamplingParams(temperature=0.0, seed=0)
-"""The request of a slot that has none."""
+NO_REQUEST = SamplingParams(temperature=0.0, seed=0)
+"""What stands in a slot that has no request."""
 
 
 class SlotValues(NamedTuple):
@@ -48,11 +49,26 @@ class SlotParameters(ABC):
     """Parameters by slot.
 
     Attributes:
+        temperature, seed: fp32 and int64 [S].
         gate: int64 [S + 1], OPEN where a slot may be drawn, else SHUT. The last one stands for no
             slot.
     """
 
+    temperature: Tensor
+    seed: Tensor
     gate: Tensor
+
+    def temperature_of(self, rows: SlotRows) -> Tensor:
+        """Return the temperatures of some rows, fp32 [B]; a row that is not drawn is greedy."""
+        return rows.pick_drawn("temperature", self.temperature)
+
+    def seed_of(self, rows: SlotRows) -> Tensor:
+        """Return the seeds of some rows, int64 [B]."""
+        return rows.pick_drawn("seed", self.seed)
+
+    def state(self, rows: SlotRows) -> dict[str, object]:
+        """Return what these rows read and no plan has, as `StepBatch.state` does."""
+        return {}
 
     @property
     @abstractmethod
@@ -89,32 +105,37 @@ class SlotTables(SlotParameters):
     """
 
     def __init__(self, temperature: Tensor, seed: Tensor, vocab_size: int) -> None:
-        self._temperature, self._seed, self._vocab_size = temperature, seed, vocab_size
+        self.temperature, self.seed, self._vocab_size = temperature, seed, vocab_size
         slots, device = seed.shape[0], seed.device
-        idle = columns_of(_packed(IDLE, vocab_size), GATE + 1, device=device)[:, :1]
-        self.numbers = idle.repeat(1, slots + 1)
-        self.gate = self.numbers[GATE]
+        no_request = _packed(NO_REQUEST, keeps_all(vocab_size), vocab_size, SHUT)
+        self.numbers = columns_of(no_request, GATE + 1, device=device)[:, :1].repeat(1, slots + 1)
         self.chosen = self.numbers.new_full((slots + 1, 0), word.NO_TOKEN)
         self._filters: dict[int, RowFilter] = {}  # of the slots that have some
         self._logprobs: dict[int, tuple[int, bool]] = {}  # N, and whether the mode is processed
         self._scratch = Scratch(device)
 
     @ordinary_tensors
-    def load(self, slots: Sequence[int], requests: Sequence[SamplingParams]) -> None:
-        """Write the requests of some slots; `IDLE` frees a slot."""
-        packed = b"".join([_packed(each, self._vocab_size) for each in requests])
+    def load(self, slots: Sequence[int], rows: HostRows) -> None:
+        """Write the requests of some slots."""
+        requests, vocab_size = rows.requests, self._vocab_size
+        gates = [SHUT if idle else OPEN for idle in rows.selectors(IDLE)]
+        each_of = zip(requests, rows.filters, gates, strict=True)
+        packed = b"".join([_packed(its, filters, vocab_size, g) for its, filters, g in each_of])
         numbers = columns_of(packed, GATE + 1, device=None)[:, : len(slots)]
         index = self._scratch.send("slots", integers(slots, device=None)[0])
         self.numbers.index_copy_(1, index, self._scratch.send("numbers", numbers))
         self._load_chosen(index, [list(each.logprob_token_ids or ()) for each in requests])
-        for slot, each in zip(slots, requests, strict=True):
+        for slot, each, filters in zip(slots, requests, rows.filters, strict=True):
             self._filters.pop(slot, None)
             self._logprobs.pop(slot, None)
-            filters = RowFilter.of(each, self._vocab_size)
             if filters.top_k:
                 self._filters[slot] = filters
             if each.asks_logprobs:
-                self._logprobs[slot] = (_top_of(each, self._vocab_size), _is_processed(each))
+                self._logprobs[slot] = (_top_of(each, vocab_size), _is_processed(each))
+
+    @property
+    def gate(self) -> Tensor:  # type: ignore[override]
+        return self.numbers[GATE]
 
     def _load_chosen(self, index: Tensor, chosen: list[list[int]]) -> None:
         missing = max(map(len, chosen)) - self.chosen.shape[1]
@@ -146,8 +167,8 @@ class SlotTables(SlotParameters):
         )
 
     def read(self, rows: SlotRows) -> SlotValues:
-        temperature = rows.pick_drawn("temperature", self._temperature)
-        seed, filters, logprobs = rows.pick_drawn("seed", self._seed), None, None
+        temperature, seed = self.temperature_of(rows), self.seed_of(rows)
+        filters = logprobs = None
         if self.stores_logits:
             numbers = rows.pick_columns("numbers", self.numbers)
             if self._filters:
@@ -175,12 +196,10 @@ class SlotTables(SlotParameters):
         )
 
 
-def _packed(request: SamplingParams, vocab_size: int) -> bytes:
+def _packed(request: SamplingParams, filters: RowFilter, vocab_size: int, gate: int) -> bytes:
     """Return the numbers of a slot with this request."""
-    filters = RowFilter.of(request, vocab_size)
     filters = filters if filters.top_k else keeps_all(vocab_size)
     asks, as_logits = request.asks_logprobs, request.logprobs_mode.endswith("logits")
-    gate = SHUT if request is IDLE else OPEN
     of_logprobs = asks, _is_processed(request), as_logits, _top_of(request, vocab_size)
     return filters.packed + struct.pack("=qqqqq", *of_logprobs, gate)
 

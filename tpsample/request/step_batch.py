@@ -7,22 +7,25 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.request.slot_rows import Undrawn
 
 
-class StepBatch(ABC):
+class StepBatch(Sealed, ABC):
     """The rows of a call, as the call's checks, its settlement and its step ask for them.
 
     Attributes:
         vocab_size: V.
         unseeded: the rows that still wait for their seed.
+        version: another one after rows joined, left, moved or changed.
     """
 
     vocab_size: int
     unseeded: list[int]
+    version: int = 0
 
     @property
     @abstractmethod
@@ -84,6 +87,6 @@ class StepBatch(ABC):
         """Give every row without a seed the next one of `source`."""
 
     @abstractmethod
-    def state_digests(self) -> dict[str, int]:
-        """Return 64 bits of each thing a step reads beside requests and seeds, for ranks to
-        compare. Reads tensors, so it is for those on a CPU."""
+    def state(self) -> dict[str, object]:
+        """Return all that a step reads beside plan, seeds and temperatures, by name, for ranks to
+        compare: tensors with a row for each row of the batch, or values that `str` tells apart."""

@@ -15,23 +15,22 @@ the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from tpsample.core.digest import digest_bits, digest_text
 from tpsample.core.host_tensors import ALIGNED
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_parameter
 from tpsample.request.controls.tables import ControlTables
 from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all
-from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.plan import BatchPlan
 from tpsample.request.seeds import SeedSource
-from tpsample.request.selection import Selection, selection_of, view_of_slots
+from tpsample.request.selection import Selection, selection_of
+from tpsample.request.slot_batch import SlotBatch
 from tpsample.request.slot_rows import OPEN, SHUT, SlotRows
 from tpsample.request.slot_tables import SlotParameters, SlotValues
-from tpsample.request.step_batch import StepBatch
 
 HOTTEST = 2.0**100
 """A higher temperature counts as this one, because log2 e / T must not vanish."""
@@ -55,26 +54,35 @@ class Needs:
     min_p: bool = False
 
 
+@dataclass
 class TensorParameters(SlotParameters):
-    """The tensors by slot.
+    """The tensors by slot. Ranks compare every field.
 
     Attributes:
         needs: which of the filters are read.
     """
 
-    def __init__(
-        self,
-        temperature: Tensor,
-        seed: Tensor,
-        filters: dict[str, Tensor],
-        needs: Needs,
-        vocab_size: int,
-        filter_order: str,
-    ) -> None:
-        self.temperature, self.seed, self.filters = temperature, seed, filters
-        self.needs, self._vocab_size, self._order = needs, vocab_size, filter_order
+    temperature: Tensor
+    seed: Tensor
+    filters: dict[str, Tensor]
+    needs: Needs
+    vocab_size: int
+    filter_order: str
+
+    def __post_init__(self) -> None:
+        seed = self.seed
         self.gate = torch.full((len(seed) + 1,), OPEN, dtype=torch.int64, device=seed.device)
         self.gate[-1] = SHUT
+
+    def state(self, rows: SlotRows) -> dict[str, object]:
+        """Return every field but temperature and seed, which each call compares by itself."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        del found["temperature"], found["seed"]
+        read = {name: each for name, each in found.pop("filters").items() if vars(self.needs)[name]}
+        return found | {name: rows.pick_drawn(name, each) for name, each in read.items()}
+
+    def temperature_of(self, rows: SlotRows) -> Tensor:
+        return super().temperature_of(rows).clamp_(max=HOTTEST)
 
     @property
     def stores_logits(self) -> bool:
@@ -82,16 +90,15 @@ class TensorParameters(SlotParameters):
 
     @property
     def launches(self) -> tuple[object, ...]:
-        return (self.needs,)
+        return self.needs, self.filter_order
 
     def read(self, rows: SlotRows) -> SlotValues:
-        temperature = rows.pick_drawn("temperature", self.temperature).clamp_(max=HOTTEST)
         filters = self._filters(rows) if self.stores_logits else None
-        return SlotValues(temperature, rows.pick_drawn("seed", self.seed), filters, None)
+        return SlotValues(self.temperature_of(rows), self.seed_of(rows), filters, None)
 
     def _filters(self, rows: SlotRows) -> RowFilters:
         """Return the filters of some rows; those that are not drawn keep all tokens."""
-        vocab_size, needs, joint = self._vocab_size, self.needs, self._order == "joint"
+        vocab_size, needs, joint = self.vocab_size, self.needs, self.filter_order == "joint"
         there = ~rows.undrawn.rows
         top_k = torch.full_like(rows.index, vocab_size)
         top_p = torch.ones_like(rows.index, dtype=torch.float64)
@@ -106,7 +113,7 @@ class TensorParameters(SlotParameters):
             p = rows.pick_any("min_p", self.filters["min_p"]).double()
             log_min_p = p.clamp(max=1.0).log().where(there & (p > 0), -torch.inf)
         of_total = torch.full_like(log_min_p, -torch.inf)
-        if self._order != "min_p_last":
+        if self.filter_order != "min_p_last":
             of_total = log_min_p
         no = torch.zeros_like(top_k)
         both = (top_k < vocab_size) & (top_p < 1)
@@ -126,23 +133,26 @@ class TensorParameters(SlotParameters):
         return rows.filters(padded, kinds)
 
 
-class TensorBatch(StepBatch):
+class TensorBatch(SlotBatch):
     """S rows over the caller's tensors; `SamplingBatch.over` makes it.
 
-    Either all of them are the rows of a step, or `select` names some as slots. Masks go to a
-    selection. Penalties, biases and logprobs need requests: see `SamplingBatch.of_slots`.
+    Either all of them are the rows of a step, or `select` names some as slots. Penalties, biases
+    and logprobs need requests: see `SamplingBatch.of_slots`.
 
     Attributes:
         needs: which filters may occur; assign another between two steps. Every rank has the same.
     """
 
-    def __init__(self, parameters: TensorParameters, vocab_size: int) -> None:
-        self.vocab_size, self.unseeded, self._parameters = vocab_size, [], parameters
-        seed = parameters.seed
+    _parameters: TensorParameters
+
+    def __init__(self, parameters: TensorParameters) -> None:
+        seed, vocab_size = parameters.seed, parameters.vocab_size
+        rows = SlotRows(len(seed), seed.device)
+        tables = ControlTables(len(seed), vocab_size, seed.device)
+        rows.resolve(rows.places, parameters.gate)
+        super().__init__(vocab_size, rows, parameters, tables)
+        self.unseeded = []
         self._plan = BatchPlan.of((), vocab_size, seed.device, fixed_rounds=True)
-        self._rows = SlotRows(len(seed), seed.device)
-        self._rows.resolve(self._rows.places, parameters.gate)
-        self._tables = ControlTables(len(seed), vocab_size, seed.device)
 
     @property
     def needs(self) -> Needs:
@@ -154,32 +164,16 @@ class TensorBatch(StepBatch):
         self._parameters.needs = needs
 
     @property
-    def rows(self) -> int:
-        return len(self._rows)
-
-    @property
-    def device(self) -> torch.device:
-        return self._rows.index.device
-
-    @property
-    def temperature(self) -> Tensor:
-        return self._parameters.temperature
-
-    @property
-    def seed(self) -> Tensor:
-        return self._parameters.seed
-
-    @property
     def plan(self) -> BatchPlan:
         return self._plan
 
     @property
-    def stores_logits(self) -> bool:
-        return self._parameters.stores_logits
+    def undrawn(self) -> None:
+        return None
 
     def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
         """Return the rows of a step, by slot; see `SamplingBatch.select`."""
-        return selection_of(self, slots, out, self._parameters, self._tables)
+        return selection_of(self, slots, out, self._parameters, self._tables, self._masks)
 
     def for_rows(self, num_rows: int) -> TensorBatch:
         if num_rows != self.rows:
@@ -189,30 +183,11 @@ class TensorBatch(StepBatch):
             )
         return self
 
-    def view(self, num_rows: int) -> BatchView:
-        self.for_rows(num_rows)
-        return view_of_slots(self._parameters, self._rows, self.vocab_size)
-
-    def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
-        rows = self._rows.repeated(draft_token_ids.shape[1] + 1)
-        return view_of_slots(self._parameters, rows, self.vocab_size)
-
-    def append(self, token_ids: Tensor) -> None:
-        """Do nothing, because no parameter looks at the output."""
-
-    def check_masks(self, num_rows: int) -> None:
-        pass
-
     def prepare(self, shard: VocabShard) -> None:
-        pass
+        """Do nothing, because no parameter has state."""
 
     def draw_seeds(self, source: SeedSource) -> None:
-        pass
-
-    def state_digests(self) -> dict[str, int]:
-        filters = self._parameters.filters
-        read = {name: digest_bits(each) for name, each in filters.items() if vars(self.needs)[name]}
-        return {"parameters": digest_text(f"{self.needs}{read}")}
+        """Do nothing, because every row has a seed."""
 
 
 def check_needs(needs: object, filters: dict[str, Tensor]) -> Needs:
@@ -248,4 +223,4 @@ def batch_over(
         )
     its = Needs(**dict.fromkeys(given, True)) if needs is None else check_needs(needs, given)
     parameters = TensorParameters(temperature, seed, given, its, vocab_size, filter_order)
-    return TensorBatch(parameters, vocab_size)
+    return TensorBatch(parameters)

@@ -11,7 +11,7 @@ from tpsample.core import word
 from tpsample.output import Logprobs
 
 
-@dataclass
+@dataclass(slots=True)
 class VerifyOutput:
     """The tokens of one verification, the same on every rank.
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,9 +77,9 @@ class ControlTables:
         # In one piece, because the three change together when a request comes.
         width = slots + -slots % ALIGNED
         self._numbers = torch.zeros(3, width, dtype=torch.int32, device=device)
-        self.wants, self.min_tokens, self.length = self._numbers[:, :slots].unbind()
         self.penalties = torch.zeros(slots, 3, dtype=torch.float32, device=device)
         self.penalties[:, 0] = 1.0
+        self._view_numbers()
         self.stop_ids = self._ids(slots, 1)
         self.bad_words = self._ids(slots, 1, 1)
         self.recent = self._ids(slots, 1).fill_(ABSENT)
@@ -92,6 +93,15 @@ class ControlTables:
         self._requests: dict[int, tuple[CheckedRequest, int]] = {}  # and the appends before it
         self._states: dict[VocabShard, TokenState] = {}
         self._appends = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
+        vars(self).update(state)
+        self._view_numbers()
+
+    def _view_numbers(self) -> None:
+        columns = self._numbers[:, : len(self.slot_of)]
+        self.wants, self.min_tokens, self.length = columns.unbind()
 
     @property
     def slots(self) -> int:
