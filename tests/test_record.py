@@ -229,6 +229,7 @@ def test_the_command(tmp_path):
     runner = CliRunner()
     good = runner.invoke(app, ["verify", str(tmp_path / "good")])
     assert good.exit_code == 0 and good.stdout.count("confirmed: token") == 6
+    assert good.stdout.endswith("\n6 rows: 6 confirmed, 0 refuted\n")
     assert "row 2: confirmed: token -1 (NAN)" in good.stdout
     bad = runner.invoke(app, ["verify", str(tmp_path / "good"), str(tmp_path / "bad")])
     assert bad.exit_code == 1 and bad.stdout.count("REFUTED: recorded token") == 6

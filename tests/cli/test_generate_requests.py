@@ -84,6 +84,12 @@ def test_a_file_gives_each_prompt_its_own_request(tiny: Path, tmp_path: Path) ->
         ('[{"temperature": "hot"}]', "params[0]: temperature: expected"),
         ('[{"temperature": 1e39}]', "params[0]: temperature: "),
         ('[{"temperature": Infinity}]', "params[0]: temperature: expected"),
+        (
+            '[{"logprobs": true, "top_logprobs": 3}]',
+            "params[0]: logprobs: generate shows none; --t",
+        ),
+        ('[{"logprob_token_ids": [3]}]', "params[0]: logprob_token_ids: generate shows none"),
+        ('[{"best_of": 3}]', "params[0]: best_of: not a field of SamplingParams; answers are not"),
         ('[{"top_logprobs": 2}]', "params[0]: top_logprobs: expected logprobs: true"),
         ('[{"allowed_token_ids": [5], "bad_words": [[5]]}]', "params[0]: allowed_token_ids: "),
     ],
@@ -122,11 +128,10 @@ def test_one_prompt_at_two_temperatures_says_why_there_are_two_rows(tmp_path: Pa
     ids=["null", "string keys", "top_logprobs", "in any order", "logprobs", "false", "ours"],
 )
 def test_requests_as_clients_of_openai_send_them(
-    sent: dict[str, Any], taken: dict[Any, Any], tmp_path: Path
+    sent: dict[str, Any], taken: dict[Any, Any]
 ) -> None:
-    (tmp_path / "sent.json").write_text(json.dumps(sent))
-    found = read_params(tmp_path / "sent.json", 2)
-    assert found == [{"logit_bias": taken} if 17 in taken else taken] * 2
+    found = from_json("sent", json.loads(json.dumps(sent)))
+    assert found == ({"logit_bias": taken} if 17 in taken else taken)
 
 
 def test_one_prompt_has_one_answer_and_others_by_request(tmp_path: Path) -> None:

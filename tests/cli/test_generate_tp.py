@@ -115,7 +115,7 @@ def test_two_ranks_split_the_model_and_write_what_it_writes(llama: Path, ranks: 
     assert (folder / "run.safetensors").stat().st_size > 1000
     verified = invoke("verify", folder / "record")
     assert verified.exit_code == 0, verified.output
-    assert verified.output.count("confirmed") == compared
+    assert verified.output.count(": confirmed: ") == compared
 
 
 def test_ranks_with_other_hidden_states_are_found(ranks: Any) -> None:
@@ -183,6 +183,7 @@ def test_one_rank_has_nothing_to_split(llama: Path) -> None:
     done = invoke("generate", "--tp", "--backend", "torch", "--model", llama, "--prompt", "w5")
     assert done.exit_code == 0, done.output
     assert "tensor-parallel" not in done.stdout
+    assert re.search(r"trunk +whole: one rank has nothing to split", done.stdout)
 
 
 @pytest.mark.long

@@ -148,7 +148,6 @@ def generate(
                     "chunks": chunks,
                     "backend": backend,
                     "screening": None if screening == "none" else screening,
-                    "count_screened": True,
                 },
             )
     except ModuleNotFoundError as missing:

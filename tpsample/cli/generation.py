@@ -17,7 +17,6 @@ from tpsample.cli.decode import Sampler, decode
 from tpsample.cli.drafters import Drafting
 from tpsample.cli.model import Model, load
 from tpsample.cli.requests import Request
-from tpsample.cli.screening import ScreenedSteps
 from tpsample.cli.speculate import Speculated, decode_with_drafts
 from tpsample.cli.summary import summary
 from tpsample.core.vocab_shard import VocabShard
@@ -55,7 +54,7 @@ def run(
         sampler = shard_sampler(lm, job, rows=rows, options=options)
         params = [each.complete(lm.tokenizer, lm.eos_token_ids) for each in asked]
         prompts = [lm.prompt_token_ids(each.prompt, raw=raw) for each in asked]
-        traced, trace, screened = params, None, ScreenedSteps()
+        traced, trace = params, None
         if trace_path is not None:
             k = min(trace_top, sampler.vocab_size)
             trace = TopKTrace(len(prompts), max_new_tokens, k, device=job.device)
@@ -65,7 +64,7 @@ def run(
         plain = decoded = decode(
             lm,
             prompts,
-            _step(sampler, _batch(traced, prompts, sampler), trace, screened),
+            _step(sampler, _batch(traced, prompts, sampler), trace),
             max_new_tokens=max_new_tokens,
             on_step=phase("generating tokens", max_new_tokens),
             ends=ends,
@@ -101,7 +100,8 @@ def run(
             shown.text(each.prompt, request, answers.text_of(lm, each, row))
     lines = summary(lm, sampler, plain, job)
     lines += split.lines(lm.trunk, [step.hidden_states for step in plain.steps], job)
-    lines.append(("screening, rank 0", screened.line()))
+    if tensor_parallel and job.world_size == 1:
+        lines.append(("trunk", "whole: one rank has nothing to split"))
     if trace is not None and trace_path is not None and job.rank == 0:
         texts = [each.prompt for each in asked]
         lines.append(("trace", trace_file.write(trace, trace_path, lm, texts, plain)))
@@ -130,15 +130,12 @@ def _batch(
     )
 
 
-def _step(
-    sampler: LMHeadSampler, batch: SamplingBatch, trace: TopKTrace | None, screened: ScreenedSteps
-) -> Sampler:
+def _step(sampler: LMHeadSampler, batch: SamplingBatch, trace: TopKTrace | None) -> Sampler:
     """Sample, let the batch count what was drawn, and record it if there is a trace."""
 
     def step(hidden_states: Tensor, positions: Tensor) -> SampleOutput:
         out = sampler(hidden_states, batch, positions)
         batch.append(out.token_ids)
-        screened.add(out)
         if trace is not None:
             trace.record(out.logprobs)
         return out

@@ -39,10 +39,17 @@ class Report:
         with Progress(*columns, console=self._console, disable=not self._bars) as progress:
 
             def phase(name: str, total: int) -> Callable[[], None]:
+                end()
                 task = progress.add_task(name, total=total)
                 return lambda: progress.advance(task)
 
+            def end() -> None:
+                """Let the last bar be full: texts may end before their limit."""
+                for task in progress.tasks[-1:]:
+                    progress.update(task.id, total=task.completed)
+
             yield phase
+            end()
 
     def text(self, prompt: str, params: SamplingParams, text: str) -> None:
         """Show one prompt, how it was sampled, and what came."""

@@ -17,6 +17,8 @@ _LATER = ("bad_words", "min_tokens", "stop_token_ids")
 """Fields that may need the model: its tokenizer, its end-of-sequence ids."""
 _ENGINE = ("max_tokens", "stop", "n")
 """Fields that the sampler does not know: how long answers are, what ends them, how many."""
+_NOT_SHOWN = {"logprobs", "logprob_token_ids"}
+"""Fields that ask for what the command does not print."""
 
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Divides logits > 0 of tokens so far, multiplies the others.")
@@ -175,7 +177,13 @@ def _fields(where: str, values: Any) -> dict[str, Any]:
             isinstance(text, str) and text for text in mine["stop"]
         ):
             raise ValueError(f"{where}: stop: expected a text or a list of texts, got {stop!r}")
-    return from_json(where, rest) | mine
+    fields = from_json(where, rest)
+    for name in _NOT_SHOWN & fields.keys():
+        raise ValueError(
+            f"{where}: {name}: generate shows none; --trace FILE.safetensors writes the logprobs "
+            "of every step"
+        )
+    return fields | mine
 
 
 def asked(

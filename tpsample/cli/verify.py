@@ -29,7 +29,7 @@ def verify(
     positions. Exit status 0 if every token is confirmed, 1 if one is refuted, 2 if a file is not a
     record or cannot be repeated. Nothing a file brings is run.
     """
-    refuted = unusable = 0
+    refuted = unusable = rows = 0
     for path in records:
         try:
             verdicts = verify_record(path, load_head=head_loader(allow_download))
@@ -43,7 +43,9 @@ def verify(
             continue
         for row, verdict in enumerate(verdicts):
             typer.echo(f"{path}: row {row}: {_line(verdict)}")
+        rows += len(verdicts)
         refuted += sum(not verdict.confirmed for verdict in verdicts)
+    typer.echo(f"{rows} rows: {rows - refuted} confirmed, {refuted} refuted")
     if refuted or unusable:
         raise typer.Exit(2 if unusable else 1)
 

@@ -19,10 +19,8 @@ _ENGINES = {
         ("stop", "include_stop_str_in_output"),
         "texts that end an answer are the engine's to look for; for ids see stop_token_ids",
     ),
-    **dict.fromkeys(
-        ("n", "best_of"),
-        "give each answer a request with a seed of its own, or call the sampler with num_samples=",
-    ),
+    "n": "give each answer a request with a seed of its own, or call the sampler with num_samples=",
+    "best_of": "answers are not ranked; give each a request with a seed of its own",
     **dict.fromkeys(
         ("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind"),
         "making text of tokens is the engine's",
