@@ -18,7 +18,7 @@ from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.overlap import kernels_overlap
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.errors import UnsupportedParameter
+from tpsample.errors import PeerLost, UnsupportedParameter
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Setup
 from tpsample.exchange.decode import decoder
@@ -223,7 +223,7 @@ class LMHeadSampler(Steps):
                     f"{type(batch).__name__}; call the sampler outside the compiled function"
                 )
             return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
-        return self.finish(
+        return self._counted(
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
         )
 
@@ -255,7 +255,7 @@ class LMHeadSampler(Steps):
         Raises:
             As a call with hidden states; UnsupportedParameter inside torch.compile, too.
         """
-        return self.finish(
+        return self._counted(
             self.start_logits(local_logits, batch, positions, num_samples=num_samples, out=out)
         )
 
@@ -303,7 +303,11 @@ class LMHeadSampler(Steps):
             RankMismatch: a rank refused its step; the text is that of its error.
         """
         self.checks.ready()
-        self.exchange.check()
+        try:
+            self.exchange.check()
+        except PeerLost as error:
+            self.ranks.counters.lost.update(error.ranks)
+            raise
 
     def compare(self) -> None:
         """Raise if the ranks sampled differently since they last compared, or in the last step.

@@ -153,6 +153,31 @@ class Steps(Sealed):
                 self._desync.add(step.noise.positions, out)
         return out
 
+    def counters(self) -> dict[str, int]:
+        """Return what this rank has counted since the sampler was built, for an engine's metrics.
+
+        The names and what each counts are those of `tpsample.core.counters.Counters`. Nothing is
+        sent, and the device is not waited for.
+        """
+        return self.ranks.counters.numbers()
+
+    def count_failed(self, status: Tensor) -> None:
+        """Count the failed rows of a status that the caller has read from a GPU.
+
+        On a CPU every step does so itself, because its status is on the host.
+
+        Args:
+            status: int32 [B], of a `SampleOutput` or a `VerifyOutput`.
+        """
+        self.ranks.counters.failed_rows += int(status.count_nonzero())
+
+    def _counted(self, step: Step) -> SampleOutput:
+        """Finish a step whose output goes to the caller."""
+        out = self.finish(step)
+        if out.status.device.type == "cpu":
+            self.count_failed(out.status)
+        return out
+
     def broadcast(
         self, batch: SamplingBatch, changes: Changes | None = None, *, src: int = 0
     ) -> None:

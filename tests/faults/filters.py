@@ -148,6 +148,26 @@ FILTERS = [
         "fits = sizes < cap",
         ("tests/logits/test_kept_tokens.py::test_by_hand",),
     ),
+    Fault(
+        "second rounds are not counted",
+        "tpsample/logits/filters.py",
+        "ranks.counters.second_rounds += len(undecided)",
+        "ranks.counters.second_rounds += bool(undecided)",
+        (
+            "tests/logits/test_filters.py::"
+            "test_the_threshold_decides_what_the_rejection_cannot[hot-joint]",
+        ),
+    ),
+    Fault(
+        "the failed rows of a step are not counted",
+        "tpsample/steps.py",
+        "self.count_failed(out.status)",
+        "pass",
+        (
+            "tests/sampler/test_on_failed.py::"
+            "test_fixed_rounds_and_logits_of_the_caller_return_it_too",
+        ),
+    ),
 ]
 
 LOGPROBS = [

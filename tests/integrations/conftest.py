@@ -4,14 +4,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_model import save_tiny_llama
+from tpsample.integrations.versions import TRIED
 
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small Llama."""
     pytest.importorskip("transformers", reason="needs the extra hf")
-    if not importlib.metadata.version("transformers").startswith("5.23."):
-        pytest.skip("needs transformers 5.23, which the adapter supports")
+    tried = TRIED["transformers"]
+    if not importlib.metadata.version("transformers").startswith(f"{tried}."):
+        pytest.skip(f"needs transformers {tried}, which the adapter supports")
     folder = tmp_path_factory.mktemp("llama")
     save_tiny_llama(folder)
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,17 @@ from tests.support.vllm_fakes import D, Request, V
 from tests.support.vllm_steps import HIDDEN, WEIGHT, expected, rows_of, step_v1, v1, v2
 from tpsample import UnsupportedParameter, reference
 from tpsample.integrations.vllm_head import only_processor
+
+
+@pytest.mark.parametrize("make", [v1, v2])
+def test_the_log_says_who_samples(make, caplog):
+    with caplog.at_level(logging.INFO, logger="vllm"):
+        make()
+    (record,) = caplog.records
+    assert record.name.startswith("vllm.tpsample.")  # vLLM shows no others at this level
+    assert record.message.startswith("tpsample 0.") and "samples, not vLLM: LMHeadSampler(" in (
+        record.message
+    )
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])

@@ -26,8 +26,9 @@ from tests.support.vllm_steps import (
     v1,
     v2,
 )
-from tpsample import SamplingParams, VocabShard, reference
+from tpsample import SamplingParams, Status, VocabShard, reference
 from tpsample.integrations.vllm_params import to_params
+from tpsample.integrations.vllm_steps import Failures
 
 
 @pytest.mark.parametrize("runner", STEPS)
@@ -75,6 +76,17 @@ def test_a_row_of_nan_ends_its_request_and_no_other(runner, caplog):
     told = [record.message for record in caplog.records]
     assert len(told) == 1 and "no token could be drawn, status NAN" in told[0]
     assert re.match(r"request (b|\('b', 2\)) is ended", told[0])
+
+
+def test_a_status_that_came_from_a_gpu_is_counted_once(caplog):
+    counted = []
+    failures = Failures(torch.device("cpu"), lambda status: counted.append(status.tolist()))
+    status = torch.tensor([int(Status.OK), int(Status.EMPTY)])
+    for done in (False, True):
+        failures._last = (["a", "b"], status, SimpleNamespace(query=lambda done=done: done))
+        failures.tell()
+    failures.tell()
+    assert counted == [[0, 2]] and len(caplog.records) == 1
 
 
 def test_rows_in_the_middle_of_their_prompt_count_nothing_and_fail_silently(caplog):

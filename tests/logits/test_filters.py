@@ -92,7 +92,9 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     sampler = LMHeadSampler(**rows.head(_own_shard(V, even=False)))
     # Of given logits all are there, where a step from hidden states might list those that count.
     own = rows.logits[:, sampler.shard.start : sampler.shard.stop].contiguous()
-    return sampler.sample_logits(own, rows.batch, rows.positions).token_ids, taken
+    token_ids = sampler.sample_logits(own, rows.batch, rows.positions).token_ids
+    assert sampler.counters()["second_rounds"] == taken["_by_threshold"]
+    return token_ids, taken
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,9 @@ def test_fixed_rounds_and_logits_of_the_caller_return_it_too():
     same_but_for_failed(
         sampler.sample_logits(logits, batch, 5), plain.sample_logits(logits, batch, 5), FAILED
     )
+    assert sampler.counters() == {"failed_rows": 12, "second_rounds": 0, "lost_ranks": 0}
+    sampler.count_failed(before.status)  # as who has read it from a GPU
+    assert sampler.counters()["failed_rows"] == 18
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -96,17 +99,19 @@ def test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_tok
     hidden_states[0, 1, 0] = hidden_states[1, 0, 0] = torch.nan
     best = int((hidden_states[2, 2] @ weight.T).argmax())
     drafts = torch.tensor([[best, END], [END, END], [best, best]])
+    samplers = [sampler_of(weight, backend, on_failed=on_failed) for on_failed in (END, -1)]
     out, before = (
         verify(
-            sampler_of(weight, backend, on_failed=on_failed),
+            sampler,
             hidden_states,
             drafts,
             SamplingBatch.from_params(params, vocab_size=V),
             4,
             method=method,
         )
-        for on_failed in (END, -1)
+        for sampler in samplers
     )
+    assert [sampler.counters()["failed_rows"] for sampler in samplers] == [2, 2]
     assert before.token_ids.tolist() == [[best, -1, -1], [-1, -1, -1], [best] * 3]
     assert out.token_ids.tolist() == [[best, END, -1], [END, -1, -1], [best] * 3]
     for each in (out, before):

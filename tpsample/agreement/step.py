@@ -161,7 +161,10 @@ class StepAgreement:
         """Tell the peers why this rank cannot go on, if the body raises; they wait for it."""
         try:
             yield
-        except (PeerLost, Desync, RankMismatch):
+        except PeerLost as error:
+            self._ranks.counters.lost.update(error.ranks)
+            raise
+        except (Desync, RankMismatch):
             raise
         except BaseException as error:
             self.leave(f"{type(error).__name__}: {error}", refused=False)

@@ -20,7 +20,7 @@ from torch import Tensor
 from tpsample.agreement.dtensor import is_dtensor
 from tpsample.cli import report
 from tpsample.distributed import Job
-from tpsample.integrations.transformers_version import check_version
+from tpsample.integrations.versions import check_version
 
 
 def loading(name: str, config: Any, job: Job) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def loading(name: str, config: Any, job: Job) -> dict[str, Any]:
     if job.world_size == 1:
         return {}
     try:
-        check_version(transformers.__version__)
+        check_version("transformers", transformers.__version__)
     except ImportError as error:
         raise ValueError(f"tp: {error}") from error
     from transformers.distributed import DistributedConfig

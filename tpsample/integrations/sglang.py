@@ -9,6 +9,7 @@ something only in a process in which the sampler of this file was built.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,16 @@ import torch
 from torch import Tensor
 
 from tpsample.core.sealed import Sealed
+from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
-from tpsample.integrations.sglang_params import check_request, check_version, seed_of
+from tpsample.integrations.sglang_params import check_request, seed_of
+from tpsample.integrations.versions import check_version
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
+
+logger = logging.getLogger(__name__)
 
 _SRT = "sglang.srt."
 _WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_penalties")
@@ -108,7 +113,7 @@ class Place(Sealed):
         if type(lm_head.quant_method).__name__ not in _PLAIN:
             raise UnsupportedParameter("model: a quantised LM head is not supported with SGLang")
         rows = lm_head.shard_indices
-        return LMHeadSampler(
+        sampler = LMHeadSampler(
             lm_head.weight.data,
             shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
             vocab_size=lm_head.org_vocab_size,
@@ -120,6 +125,8 @@ class Place(Sealed):
             backend="torch" if lm_head.weight.device.type == "cpu" else "auto",
             on_failed=self.eos,
         )
+        logger.info("tpsample %s samples, not SGLang: %r", __version__, sampler)
+        return sampler
 
 
 def batch_of(info: Any, vocab_size: int, device: torch.device) -> SamplingBatch:
@@ -169,7 +176,7 @@ def register(backend: str = "tpsample") -> None:
     """Register the sampling backend and the hooks; SGLang calls this in each of its processes."""
     import sglang
 
-    check_version(sglang.__version__)
+    check_version("sglang", sglang.__version__)
     from sglang.srt.layers.sampler import Sampler, register_sampler_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.runtime_context import get_exec, get_server_args

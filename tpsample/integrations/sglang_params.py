@@ -8,9 +8,6 @@ from typing import Any
 
 from tpsample.errors import UnsupportedParameter
 
-SUPPORTED = "0.5.23"
-"""The version whose seams were tried."""
-
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "sampling_seed")
 """Fields that the sampler of a step reads."""
 
@@ -40,14 +37,6 @@ REFUSED: dict[str, Any] = {
 
 REFUSED_OF_REQUEST = ("return_logprob", "custom_logit_processor", "lora_path")
 """The same of a whole request."""
-
-
-def check_version(found: str) -> None:
-    """Raise an ImportError for a version whose seams were not tried."""
-    if found.split("+")[0] != SUPPORTED:
-        raise ImportError(
-            f"tpsample.integrations.sglang: SGLang {SUPPORTED} is supported, {found} is installed"
-        )
 
 
 def check_request(request: Any) -> None:

@@ -25,11 +25,11 @@ from tpsample.core.word import Status
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.transformers_head import Head
 from tpsample.integrations.transformers_params import Prompts, requests_of
-from tpsample.integrations.transformers_version import check_version
+from tpsample.integrations.versions import check_version
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
-check_version(transformers.__version__)
+check_version("transformers", transformers.__version__)
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 

@@ -14,9 +14,9 @@ from typing import Any
 import vllm
 
 from tpsample.errors import UnsupportedParameter
-from tpsample.integrations.vllm_version import check_version
+from tpsample.integrations.versions import check_version
 
-check_version(vllm.__version__)
+check_version("vllm", vllm.__version__)
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group  # noqa: E402
 from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
@@ -36,15 +36,21 @@ else:
 class Worker(BaseWorker):
     """A worker of vLLM whose model runner samples with tpsample."""
 
+    _head: Head | None = None
+
     def load_model(self, **kwargs: Any) -> None:
         """Load the model, then let its runner sample with tpsample."""
         check_modes(self.model_runner)
         super().load_model(**kwargs)
         if get_pp_group().is_last_rank:
-            attach(self.model_runner)
+            self._head = attach(self.model_runner)
+
+    def tpsample_counters(self) -> dict[str, int]:
+        """Return this rank's counters, for `collective_rpc("tpsample_counters")`."""
+        return {} if self._head is None else self._head.sampler.counters()
 
 
-def attach(runner: Any) -> None:
+def attach(runner: Any) -> Head:
     """Let a model runner, V1 or V2, sample with tpsample. Collective over tensor parallelism.
 
     Raises:
@@ -62,6 +68,7 @@ def attach(runner: Any) -> None:
         _attach_v2(runner, head)
     else:
         _attach_v1(runner, head)
+    return head
 
 
 def _attach_v1(runner: Any, head: Head) -> None:

@@ -8,6 +8,7 @@ than a product (quantised, of another dtype, scaled behind a soft-cap) its logit
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -15,12 +16,15 @@ from torch import Tensor
 
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.core.sealed import Sealed
+from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
+
+logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
 _PRODUCTS = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
@@ -74,6 +78,7 @@ class Head(Sealed):
             max_rows=runner.max_num_reqs * depth,
             backend="torch" if device.type == "cpu" else "auto",
         )
+        logger.info("tpsample %s samples, not vLLM: %r", __version__, self.sampler)
 
     def take(self, handed: Tensor) -> Tensor:
         """Return what was kept for a tensor that `compute_logits` returned, once.

@@ -13,7 +13,7 @@ from typing import Any
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.params import LogprobsMode, SamplingParams
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
 SAMPLED = (
     *("temperature", "top_k", "top_p", "min_p", "seed"),

@@ -20,7 +20,7 @@ from tpsample.output import Logprobs
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import LogprobsMode
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
 
 class Tables(NamedTuple):
@@ -53,7 +53,7 @@ class EngineSteps(Sealed):
         self.vocab_size, self.device = head.sampler.vocab_size, head.sampler.weight.device
         self.rows = EngineRows(self.vocab_size, max_rows, self.device)
         self.grammar: Tensor | None = None
-        self._failures = Failures(self.device)
+        self._failures = Failures(self.device, head.sampler.count_failed)
 
     def batch(
         self,
@@ -143,10 +143,13 @@ class Failures(Sealed):
     """Tells the log which requests had no token, without waiting for the device.
 
     What a step found is read before the next one, if the device is done with it by then.
+
+    Args:
+        count: counts the failed rows of a status that came from a GPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+    def __init__(self, device: torch.device, count: Callable[[Tensor], None]) -> None:
+        self._on_gpu, self._count = device.type == "cuda", count
         self._last: tuple[list[Hashable], Tensor, Any] | None = None
 
     def note(self, names: Sequence[Hashable], status: Tensor) -> None:
@@ -170,6 +173,8 @@ class Failures(Sealed):
         names, status, event = self._last
         if event is not None and not event.query():
             return
+        if event is not None:  # on a CPU the sampler has counted them
+            self._count(status)
         for name, code in zip(names, status.tolist(), strict=True):
             if code != Status.OK:
                 logger.error(

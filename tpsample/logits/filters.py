@@ -63,6 +63,7 @@ def sample_filtered(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Ten
         )
         words = _put(words, index, found)
         undecided += [row for row, done in zip(index, decided.tolist(), strict=True) if not done]
+    ranks.counters.second_rounds += len(undecided)
     if undecided:
         found = _by_threshold(rows.select(undecided), filters.select(undecided), ranks)
         words = _put(words, undecided, found)

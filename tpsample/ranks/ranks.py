@@ -6,11 +6,13 @@ ranks are added.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample.core.counters import Counters
 from tpsample.errors import RankMismatch, UnsupportedParameter
 from tpsample.ranks.roll_call import RollCall
 
@@ -32,6 +34,11 @@ class Ranks:
     group: dist.ProcessGroup | None = None
     roll: RollCall | None = None
     bytes_sent = 0
+
+    @cached_property
+    def counters(self) -> Counters:
+        """The events that these ranks' sampler has counted on this rank."""
+        return Counters()
 
     def require_group(self, needed_by: str = "top_k, top_p, min_p, logprobs") -> None:
         """Check that these ranks can exchange integers, as `needed_by` must.

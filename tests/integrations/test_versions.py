@@ -1,0 +1,46 @@
+"""The versions that are tried, refused and documented are the same everywhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.commands import ROOT
+from tpsample.integrations.versions import TRIED, check_version
+
+PAGE = (ROOT / "tpsample" / "integrations" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("engine", "taken", "refused"),
+    [
+        ("vllm", ("0.32.0", "0.32.1+cpu"), ("0.31.0", "0.33.0", "0.320", "1.0", "dev")),
+        ("sglang", ("0.5.23",), ("0.5.24", "0.5.2", "0.5.230")),
+        ("transformers", ("5.23.0", "5.23.7"), ("4.57.1", "5.22.0", "5.24.0", "6.0.0.dev0")),
+    ],
+)
+def test_other_versions_are_refused_with_the_way_out(engine, taken, refused):
+    for found in taken:
+        check_version(engine, found)
+    for found in refused:
+        said = f"{TRIED[engine]} is supported, {found} is installed; pip install '{engine}=="
+        with pytest.raises(ImportError, match=re.escape(said)):
+            check_version(engine, found)
+
+
+def test_the_table_of_versions_says_what_is_tried_and_pinned():
+    pinned = [
+        f"{name} {version}"
+        for file in ("default.txt", "cu12.txt")
+        for name, version in re.findall(
+            r"^(torch|triton)==(.+)$", (ROOT / "constraints" / file).read_text(), re.MULTILINE
+        )
+    ]
+    bounds = re.findall(
+        r'^    "(torch|triton)(>=[^;"]+)', (ROOT / "pyproject.toml").read_text(), re.M
+    )
+    engines = [f"| {engine} | {version}" for engine, version in TRIED.items()]
+    table = PAGE[PAGE.index("## Versions") :].partition("\n## ")[0]
+    for expected in (*pinned, *engines, *(f"`{name}{bound}`" for name, bound in bounds)):
+        assert expected in table, expected

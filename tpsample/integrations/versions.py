@@ -1,0 +1,21 @@
+"""The versions of engines that the adapters were tried with. Another version raises at import."""
+
+from __future__ import annotations
+
+TRIED = {"transformers": "5.23", "vllm": "0.32", "sglang": "0.5.23"}
+"""The beginning of a version. The seams that an adapter uses are no stable interface."""
+
+
+def check_version(engine: str, found: str) -> None:
+    """Raise an ImportError for a version of an engine that was not tried.
+
+    Args:
+        engine: a name of `TRIED`.
+        found: the version that is installed, such as "0.32.1+cpu".
+    """
+    tried = TRIED[engine]
+    if not f"{found.partition('+')[0]}.".startswith(f"{tried}."):
+        raise ImportError(
+            f"tpsample.integrations.{engine}: {engine} {tried} is supported, {found} is "
+            f"installed; pip install '{engine}=={tried}.*'"
+        )
