@@ -68,8 +68,10 @@ class LMHeadSampler(Steps):
         max_rows: most rows × samples of a step; sizes the buffers; must match.
         exchange: "collective", "p2p", "peer" (the kernel writes to the other GPUs), "two_level"
             (inside each host, then between hosts) or "auto"; must match. "auto" is "peer" if
-            NVLink connects all pairs and its memory can be set up, else "collective".
-        chunks: 1 to 64 parts of the vocabulary, each sent while the next is made; must match.
+            NVLink connects all pairs and its memory can be set up, else "collective". On CPUs
+            "collective" and "p2p" are the same: one message to every peer.
+        chunks: 1 to 64 parts of the vocabulary, each sent while the next is made; must match. On
+            CPUs "peer" alone makes parts.
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
             PyTorch, tile by tile; on a CPU only for tokens that can win) or "auto"; must match.
@@ -161,7 +163,7 @@ class LMHeadSampler(Steps):
             self.weight, self.shard, self.vocab_size, max_rows, self.ranks, agreed.seeds
         )
         self.checks.copied = self.local.copied
-        self.agreement = StepAgreement(self.ranks, self.exchange.compares_steps, agreed.seeds)
+        self.agreement = StepAgreement(self.ranks, self.exchange, agreed.seeds)
         self._desync = DesyncDetector(given.desync_every, self.ranks, device)
         self.handle = compiled.register(self)
         # What captured graphs read at replay; a batch whose rows change makes new tensors of some.

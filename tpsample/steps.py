@@ -105,7 +105,7 @@ class Steps(Sealed):
     ) -> Step:
         """Settle a step from either of two inputs with the other ranks, and begin it."""
         with self.agreement.leaving_on_error():
-            call = self.agreement.settle(check)
+            call = self.agreement.settle(check, words_follow=True)
             assert call.positions is not None
             out = SampleOutput.empty(call.view.seed, num_samples) if out is None else out
             if hidden_states is not None:
@@ -123,10 +123,8 @@ class Steps(Sealed):
         local_logits: Tensor | None = None,
     ) -> Step:
         """Compute this rank's words of a call that is settled, and hand them to the exchange."""
-        out.logprobs, out.kept = None, None
         samples = out.num_samples
         step = self.local.prepare(hidden_states, batch, positions, samples, out, local_logits)
-        out.screened = step.counts
         if capturing(self.weight.device):
             self._captured.append(step)
         if batch.rows:
@@ -142,8 +140,10 @@ class Steps(Sealed):
         """Do the second half of a call: wait for every rank's words, and return the tokens."""
         out, plan = step.out, step.batch.plan
         assert out is not None
-        if step.batch.rows:
-            with self.agreement.leaving_on_error():
+        with self.agreement.leaving_on_error():
+            self.agreement.compare()
+            out.logprobs, out.kept, out.screened = None, None, step.counts
+            if step.batch.rows:
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
                     stored = shard_logits(step, self.shard, self.backend)

@@ -37,7 +37,7 @@ def _flipped_bit(case: Case, sampler: LMHeadSampler) -> None:
 
     def flipped(rows: int) -> torch.Tensor:
         words = collect(rows)
-        words[0, 1] ^= 1 << 3
+        words[:, 1] ^= 1 << 3
         return words
 
     sampler.exchange.collect = flipped

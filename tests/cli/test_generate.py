@@ -48,8 +48,8 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     assert "same tokens: 1 rank = 2 ranks = oracle (30 tokens compared, 0 differ" in both.stdout
     assert texts(both.stdout) == texts(alone.stdout)
     assert re.search(r"exchange +p2p", both.stdout)
-    # 3 chunks × 5 rows × 8 bytes, against half of 5 rows of fp32 logits
-    assert re.search(r"120 B sent, instead of 10 kB of gathered logits", both.stdout)
+    # 5 rows × 8 bytes, against half of 5 rows of fp32 logits
+    assert re.search(r"40 B of payload sent, instead of 10 kB of gathered logits", both.stdout)
 
 
 def test_filters_change_the_texts_and_pass_the_check(tiny: Path) -> None:

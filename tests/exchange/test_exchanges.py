@@ -1,16 +1,19 @@
 """gloo ranks: bitwise the oracle's tokens, whatever the ranks, shards, chunks and exchange."""
 
 import itertools
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import tpsample.exchange
 from tests.support.cases import Case, uneven_shards
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import (
     LMHeadSampler,
+    RankMismatch,
     SampleOutput,
     SamplingBatch,
     SamplingParams,
@@ -18,10 +21,18 @@ from tpsample import (
     VocabShard,
     sample,
 )
+from tpsample.ranks.roll_call import RollCall
 
 CASES = [(1, 50257), (2, 49152), (2, 7), (3, 1000), (4, 7), (8, 1000)]
 EVERY = itertools.product([1, 2, 3, 4, 8], [49152, 50257, 151936, 1000, 7])
 ROWS = 6
+EXCHANGES = ("swap", "collective", "p2p")
+
+
+def _take(exchange: str) -> str:
+    """The argument for an exchange; "collective" and "p2p" are then those of GPUs, over gloo."""
+    tpsample.exchange.SWAPS_ON = ("cpu",) if exchange == "swap" else ()
+    return "collective" if exchange == "swap" else exchange
 
 
 def _sample_all_ways(case: Case, shards: list[VocabShard], expected: torch.Tensor) -> int:
@@ -29,11 +40,11 @@ def _sample_all_ways(case: Case, shards: list[VocabShard], expected: torch.Tenso
     shard = shards[dist.get_rank()]
     weight = case.weight[shard.start : shard.stop]
     steps = 0
-    for exchange in ("collective", "p2p"):
+    for exchange in EXCHANGES:
         for chunks in (1, 4):
             sampler = LMHeadSampler(
-                weight, vocab_size=case.vocab_size, shard=shard, exchange=exchange, chunks=chunks,
-                backend="torch",
+                weight, vocab_size=case.vocab_size, shard=shard, exchange=_take(exchange),
+                chunks=chunks, backend="torch",
             )  # fmt: skip
             padded = Case.make(case.vocab_size, 2 * ROWS).beside(case)
             order = [3, 0, 5, 2, 4, 1]
@@ -60,19 +71,19 @@ def test_tokens_are_the_oracles(world_size, vocab_size):
     even = [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
     shards = even if vocab_size in (49152, 151936) else uneven_shards(vocab_size, world_size)
     steps = run_ranks(world_size, _sample_all_ways, case, shards, case.oracle().token_ids)
-    assert steps == [16] * world_size
+    assert steps == [24] * world_size
 
 
 def _sample_several(case: Case, num_samples: int, exchange: str) -> SampleOutput:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shard = VocabShard.even(case.vocab_size, rank, world_size)
     sampler = LMHeadSampler(
-        case.weight[shard.start : shard.stop], exchange=exchange, chunks=3, backend="torch"
+        case.weight[shard.start : shard.stop], exchange=_take(exchange), chunks=3, backend="torch"
     )
     return sampler(case.hidden_states, case.batch, case.positions, num_samples=num_samples)
 
 
-@pytest.mark.parametrize("exchange", ["collective", "p2p"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_several_samples_per_row(exchange):
     case = Case.make(1000, 5)
     expected = case.oracle(num_samples=7)
@@ -93,7 +104,7 @@ def _sample_special(case: Case, exchange: str):
         poisoned[3, 0] = float("nan")
         forced[[2, 5]] = float("inf")
     outputs = [
-        LMHeadSampler(w, bias=bias, exchange=exchange, backend="torch")(
+        LMHeadSampler(w, bias=bias, exchange=_take(exchange), backend="torch")(
             case.hidden_states, case.batch, case.positions
         )
         for w, bias in ((poisoned, None), (weight, masked), (weight, forced))
@@ -101,7 +112,7 @@ def _sample_special(case: Case, exchange: str):
     return [(out.token_ids.unique().tolist(), out.status.unique().tolist()) for out in outputs]
 
 
-@pytest.mark.parametrize("exchange", ["collective", "p2p"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank(exchange):
     case = Case.make(99, 6)
     expected = [
@@ -138,8 +149,8 @@ def _changing_batches(case: Case) -> bool:
     shard = VocabShard.even(case.vocab_size, rank, world_size)
     weight = case.weight[shard.start : shard.stop]
     samplers = [
-        LMHeadSampler(weight, exchange=exchange, chunks=2, max_rows=8, backend="torch")
-        for exchange in ("collective", "p2p")
+        LMHeadSampler(weight, exchange=_take(exchange), chunks=2, max_rows=8, backend="torch")
+        for exchange in EXCHANGES
     ]
     oracle = case.oracle().token_ids
     generator = torch.Generator().manual_seed(0)
@@ -159,12 +170,62 @@ def test_many_steps_with_a_changing_batch():
 
 def _bytes_sent(exchange: str, chunks: int) -> int:
     sampler = LMHeadSampler(
-        torch.zeros(4, 2), exchange=exchange, chunks=chunks, max_rows=256, backend="torch"
+        torch.zeros(4, 2), exchange=_take(exchange), chunks=chunks, max_rows=256, backend="torch"
     )
     return sampler.exchange.bytes_sent(256)
 
 
 def test_bytes_sent():
+    assert run_ranks(4, _bytes_sent, "swap", 2) == [3 * 8 * 256] * 4
     assert run_ranks(4, _bytes_sent, "p2p", 1) == [3 * 8 * 256] * 4
     assert run_ranks(4, _bytes_sent, "p2p", 2) == [2 * 3 * 8 * 256] * 4
     assert run_ranks(4, _bytes_sent, "collective", 1) == [2 * 3 * 8 * 256 // 4] * 4
+
+
+MESSAGES = {
+    "plain": ({}, 1),
+    "top_k": ({"top_k": 256, "top_p": 0.9}, 2),
+    "top_p": ({"top_p": 0.9}, 3),
+}
+
+
+def _messages(params: list[SamplingParams], exchange: str) -> int:
+    """How often a step waits for the other ranks: two one-way latencies each."""
+    weight = torch.zeros(100, 2) + dist.get_rank()
+    sampler = LMHeadSampler(weight, exchange=exchange, backend="torch")
+    batch = SamplingBatch.from_params(params, vocab_size=300)
+    sampler(torch.ones(len(params), 2), batch, 0)
+    with mock.patch.object(RollCall, "wait", autospec=True, side_effect=RollCall.wait) as waits:
+        sampler(torch.ones(len(params), 2), batch, 1)
+    return waits.call_count
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_plain_step_is_one_message_to_every_peer_and_a_top_k_step_two(kind, rows):
+    changes, expected = MESSAGES[kind]
+    params = [SamplingParams(seed=seed, **changes) for seed in range(rows)]
+    for exchange in ("collective", "p2p"):
+        assert run_ranks(3, _messages, params, exchange) == [expected] * 3
+
+
+def _left_alone(case: Case, rank_1_at: int) -> bool:
+    """A step of other positions, or of other rows, on rank 1: nothing is returned or changed."""
+    shard = VocabShard.even(case.vocab_size, dist.get_rank(), 2)
+    sampler = LMHeadSampler(case.weight[shard.start : shard.stop], backend="torch")
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    before = [tensor.clone() for tensor in (out.token_ids, out.status, out.seeds)]
+    other = case.rows([0, 2]) if rank_1_at < 0 and dist.get_rank() == 1 else case
+    given = out if other is case else None
+    with pytest.raises(RankMismatch, match=r"^(positions|hidden_states rows): "):
+        at = other.positions + rank_1_at * dist.get_rank()
+        sampler(other.hidden_states, other.batch, at.clamp(min=0), out=given)
+    now = (out.token_ids, out.status, out.seeds)
+    same = all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
+    again = sampler(case.hidden_states, case.batch, case.positions).token_ids
+    return same and torch.equal(again, before[0])
+
+
+@pytest.mark.parametrize("rank_1_at", [3, -1], ids=["positions", "rows"])
+def test_a_step_that_differs_changes_nothing_and_the_next_is_right(rank_1_at):
+    assert run_ranks(2, _left_alone, Case.make(100, 4), rank_1_at) == [True, True]

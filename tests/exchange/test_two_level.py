@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import tpsample.agreement.construction
+import tpsample.exchange
 import tpsample.exchange.peer
 from tests.support.cases import Case, uneven_shards
 from tests.support.limits import slowness
@@ -28,7 +29,6 @@ from tpsample import (
 )
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Setup
-from tpsample.exchange.collective import CollectiveExchange
 from tpsample.exchange.decode import decode_words
 from tpsample.exchange.inboxes import SharedFiles
 from tpsample.exchange.two_level import levels
@@ -79,7 +79,8 @@ def _sampler(case: Case, hosts: str, backend: str = "torch", **arguments) -> LMH
 
 def _sample(case: Case, filtered: list, hosts: str) -> tuple[list, list, list, int]:
     rows = []
-    for chunks in (1, 3):
+    for chunks, swaps_on in ((1, ("cpu",)), (3, ())):  # as on CPUs, then as on GPUs, over gloo
+        tpsample.exchange.SWAPS_ON = swaps_on
         sampler = _sampler(case, hosts, chunks=chunks)
         out = sampler(case.hidden_states, case.batch, case.positions)
         several = sampler(case.hidden_states, case.batch, case.positions, num_samples=3)
@@ -104,6 +105,22 @@ def test_tokens_filters_and_logprobs_are_the_oracles(hosts):
         assert rows == [expected] * 2
         assert tokens == oracle.token_ids.tolist()
         assert listed == oracle.logprobs.token_ids.tolist()
+
+
+def _differ(case: Case, hosts: str, culprit: int) -> str:
+    sampler = _sampler(case, hosts)
+    at = case.positions + (dist.get_rank() == culprit)
+    with pytest.raises(RankMismatch, match="positions: row 0") as error:
+        sampler(case.hidden_states, case.batch, at)
+    tokens = sampler(case.hidden_states, case.batch, case.positions).token_ids
+    assert torch.equal(tokens, case.oracle().token_ids)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("hosts", "culprit"), [("aabb", 1), *long(("aaabb", 2), ("aabc", 3))])
+def test_a_call_that_differs_on_one_host_is_told_to_all(hosts, culprit):
+    texts = run_ranks(len(hosts), _differ, Case.make(60, 3), hosts, culprit)
+    assert texts == [texts[0]] * len(hosts)
 
 
 def _lose(case: Case, hosts: str) -> tuple[str, tuple[int, ...]]:
@@ -158,7 +175,7 @@ def _no_shared_memory() -> tuple[list[str], str]:
 
         SharedFiles.map_file = refuse
     arguments = ("peer", Setup(ranks, 4, 1, torch.device("cpu"), decode_words))
-    assert type(make_exchange(*arguments, fall_back=True)) is CollectiveExchange
+    assert make_exchange(*arguments, fall_back=True).name == "collective"
     with pytest.raises(RankMismatch) as error:
         make_exchange(*arguments)
     return warnings.lines, str(error.value)

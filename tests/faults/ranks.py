@@ -167,6 +167,24 @@ EXCHANGES = [
         equivalent="because gloo and NCCL match what a pair exchanges in the order it was sent",
     ),
     Fault(
+        "a host does not tell the others that its ranks differ",
+        "tpsample/exchange/swap.py",
+        "inbox.digests[0] if inbox.agrees() else 0",
+        "inbox.digests[0]",
+        (
+            "tests/exchange/test_two_level.py::test_a_call_that_differs_on_one_host_is_told_to_all[aabb-1]",
+        ),
+    ),
+    Fault(
+        "a step is returned before its digests are compared",
+        "tpsample/steps.py",
+        "            self.agreement.compare()\n",
+        "",
+        (
+            "tests/exchange/test_exchanges.py::test_a_step_that_differs_changes_nothing_and_the_next_is_right[rows]",
+        ),
+    ),
+    Fault(
         "a column has one rank of each host",
         "tpsample/exchange/two_level.py",
         "for r in host[column::columns]",

@@ -134,9 +134,9 @@ def test_bytes_and_memory_follow_the_sizes_that_fit():
     widest = 100
     for sent, elements, kept in run_ranks(world_size, _cost, rows, cap):
         assert kept.overflow.tolist() == [k > cap for k in (5, 60, 100, 101, 5000, 7, 8, 9)]
-        of_words = 8 * (world_size - 1) * (1 + 1 + widest) * count
-        # A radix search by numbers in nine rounds of 64 bins, and the sum of the masses.
-        searches = 9 * 64 * 4 + 8
+        # The sum of the masses is sent to every rank, as the words are.
+        of_words = 8 * (world_size - 1) * (1 + 1 + 1 + widest) * count
+        searches = 9 * 64 * 4  # by numbers, in nine rounds of 64 bins
         of_searches = 2 * (world_size - 1) * searches * count // world_size
         assert sent == of_words + of_searches
         assert elements <= 1.1 * count * max(map(len, shards))

@@ -69,9 +69,7 @@ def _kill_one(case: Case, exchange: str, phase: str) -> dict[str, Any]:
         sampler = _make(case, exchange)
         for step in range(LAST_STEP + 3):
             if dying and step == LAST_STEP and phase == "mid-step":
-                sampler.local.best_words = (
-                    _die if exchange == "peer" else _second(sampler.local.best_words)
-                )
+                sampler.local.best_words = _die
             if dying and step == LAST_STEP and phase == "mid-push":
                 _reach_only_rank_0(sampler)
             if dying and step == LAST_STEP + 1 and phase == "between steps":
@@ -85,12 +83,6 @@ def _kill_one(case: Case, exchange: str, phase: str) -> dict[str, Any]:
         took = time.monotonic() - began
         return {"text": str(lost), "ranks": lost.ranks, "at": lost.step, "s": took, "ok": tokens}
     raise AssertionError("nothing raised")
-
-
-def _second(run: Any) -> Any:
-    """`run`, dying in its second call: the first part of the vocabulary is on its way then."""
-    calls = itertools.count()
-    return lambda *args: _die() if next(calls) else run(*args)
 
 
 def _reach_only_rank_0(sampler: LMHeadSampler) -> None:

@@ -21,16 +21,20 @@ def test_ranks_without_a_process_group_refuse_before_they_send():
     Ranks().require_group()
 
 
-def _count_and_sum() -> tuple[list, list, int]:
+def _count_and_sum() -> tuple[list, list, int, list, int]:
     ranks = ranks_of(None)
     rank = dist.get_rank()
     own = torch.tensor([[rank, 2**60], [3, -rank]])
     gathered = ranks.gather_integers(own.T.contiguous().T)
-    return gathered[:, 0].tolist(), ranks.sum_integers(own[:, :1]).tolist(), ranks.bytes_sent
+    few, sent = ranks.sum_integers(own[:, :1]).tolist(), ranks.bytes_sent
+    many = ranks.sum_integers(torch.arange(3 * 67).view(3, 67) - rank)
+    return gathered[:, 0].tolist(), few, sent, many.tolist(), ranks.bytes_sent - sent
 
 
 def test_the_integer_exchange_gathers_in_rank_order_sums_exactly_and_counts_its_bytes():
-    for gathered, summed, sent in run_ranks(4, _count_and_sum):
+    for gathered, summed, sent, many, sent_of_many in run_ranks(4, _count_and_sum):
         assert gathered == [[rank, 2**60] for rank in range(4)]
         assert summed == [[6], [12]]
-        assert sent == 3 * 32 + 2 * 3 * 16 // 4
+        assert sent == 3 * 32 + 3 * 16
+        assert many == (4 * torch.arange(3 * 67).view(3, 67) - 6).tolist()
+        assert sent_of_many == 2 * 3 * 3 * 67 * 8 // 4

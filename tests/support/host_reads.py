@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tpsample.exchange
 from tpsample import LMHeadSampler
 from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
@@ -58,6 +59,6 @@ def screen_nothing(sampler: LMHeadSampler) -> None:
         sampler.local.__class__ = TorchBackend
 
 
-def compare_no_steps(sampler: LMHeadSampler) -> None:
-    """As on GPUs, where ranks do not compare their steps on the host."""
-    sampler.agreement.compares_steps = False
+def meet_on_devices() -> None:
+    """As on GPUs: samplers of this process that are built later compare no steps on the host."""
+    tpsample.exchange.SWAPS_ON = ()

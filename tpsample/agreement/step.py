@@ -1,8 +1,9 @@
 """Lets every rank learn of a call that is wrong on one, so that none takes part in it.
 
-Where ranks meet on the host (CPU tensors; `Exchange.compares_steps`) they compare two integers
-before anything of a call is sent: whether the arguments are right, and a digest of all that decides
-the result (`Call.parts`). If one has an error, or they differ, a second gather brings the values. A
+Where ranks meet on the host (CPU tensors; `Exchange.compares_steps`) they compare a digest of all
+that decides the result (`Call.parts`) before anything of a call is returned or changed. It travels
+with the words of a step, and by itself where a call has none or is about to draw seeds. If a rank
+has an error, which has the digest 1, or digests differ, a gather brings the errors or the values. A
 rank that skipped a step has other positions.
 
 Where ranks meet on the device the host must not wait in every step. There a rank that refuses one
@@ -18,14 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from tpsample.agreement.differences import difference
 from tpsample.core.digest import digest_bits, digest_text
-from tpsample.core.host_tensors import integers
 from tpsample.errors import Desync, PeerLost, RankMismatch
+from tpsample.exchange.base import Exchange
 from tpsample.ranks.ranks import Ranks, gather_or_raise
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.seeds import SeedSource
@@ -65,6 +66,11 @@ class Call:
         """Whether this is a step or a verification, which `PeerLost.step` counts."""
         return self.name.startswith(("step", "verify"))
 
+    @property
+    def waits_for_seeds(self) -> bool:
+        """Whether rows of its batch are given their seeds once the call is settled."""
+        return isinstance(self.batch, StepBatch) and bool(self.batch.unseeded)
+
     @cached_property
     def parts(self) -> dict[str, Any]:
         """All that decides the result, by name, in the order in which a difference is told."""
@@ -95,31 +101,45 @@ class Call:
         return {name: _text(part) for name, part in self.parts.items()}
 
 
+class _Open(NamedTuple):
+    """A call that is not yet compared, or the error in its place, and which step was before it."""
+
+    call: Call | None
+    error: Exception | None
+    step_before: int
+
+
 class StepAgreement:
     """Compares the steps of a sampler's ranks.
 
     Args:
         ranks: of the sampler.
-        compares_steps: whether ranks meet on the host before every step.
+        exchange: brings the digest of a call to the other ranks, where it compares steps.
         seeds: where rows without a seed get theirs, once a call is settled.
     """
 
-    def __init__(self, ranks: Ranks, compares_steps: bool, seeds: SeedSource) -> None:
-        self._ranks, self._seeds, self.compares_steps = ranks, seeds, compares_steps
+    def __init__(self, ranks: Ranks, exchange: Exchange, seeds: SeedSource) -> None:
+        self._ranks, self._seeds, self._exchange = ranks, seeds, exchange
+        self.compares_steps = exchange.compares_steps
         self.reset()
 
     def reset(self) -> None:
         """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
         self._left: str | None = None
+        self._open: _Open | None = None
         if self.compares_steps:
             roll = self._ranks.roll
             assert roll is not None
             roll.step = -1
 
-    def settle(self, check: Callable[[], Call]) -> Call:
+    def settle(self, check: Callable[[], Call], *, words_follow: bool = False) -> Call:
         """Run `check` on every rank. Return its result if it succeeded everywhere alike.
 
         Only then are seeds drawn for the rows of its batch that wait for one.
+
+        Args:
+            words_follow: the caller sends the words of the step and then calls `compare`, so what
+                need not be known before is compared there.
 
         Raises:
             RankMismatch: the call is wrong or differs on some of several ranks; all raise it.
@@ -129,22 +149,22 @@ class StepAgreement:
         if self._left is not None:
             raise RankMismatch(f"{self._left}; call reset() on every rank first")
         call, error = None, None
-        own = 0
+        digest = 1
         try:
             call = check()
             if self.compares_steps:
-                own = call.digest()
+                digest = call.digest()
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
         if self.compares_steps:
             roll = ranks.roll
             assert roll is not None and roll.step is not None
-            before, roll.step = roll.step, roll.step + (call is None or call.emits_tokens)
-            try:
-                self._compare(call, own, error)
-            except RankMismatch:  # no rank takes this step
-                roll.step = before
-                raise
+            self._open = _Open(call, error, roll.step)
+            roll.step += call is None or call.emits_tokens
+            self._exchange.bring(digest)
+            if call is None or not call.rows or call.waits_for_seeds or not words_follow:
+                self._exchange.publish(0, 0)
+                self.compare()
         elif error is not None:
             if ranks.world_size > 1 and ranks.roll is not None:
                 text = f"rank {ranks.rank}: {error}"
@@ -155,6 +175,26 @@ class StepAgreement:
         if isinstance(call.batch, StepBatch):
             call.batch.draw_seeds(self._seeds)
         return call
+
+    def compare(self) -> None:
+        """Wait for what the peers have sent, and raise if their calls differ from this rank's.
+
+        It does nothing if they are compared.
+
+        Raises:
+            RankMismatch: the call is wrong or differs on some of several ranks; all raise it.
+        """
+        if self._open is None:
+            return
+        opened, self._open = self._open, None
+        if self._exchange.agrees() and opened.error is None:
+            return
+        roll = self._ranks.roll
+        assert roll is not None
+        try:
+            self._raise_difference(opened)
+        finally:  # no rank takes this step
+            roll.step = opened.step_before
 
     @contextmanager
     def leaving_on_error(self) -> Iterator[None]:
@@ -170,15 +210,9 @@ class StepAgreement:
             self.leave(f"{type(error).__name__}: {error}", refused=False)
             raise
 
-    def _compare(self, call: Call | None, own: int, error: Exception | None) -> None:
-        ranks = self._ranks
-        (values,) = integers([call is not None, own], device=None)
-        records = ranks.gather_tensor(values).tolist()
-        if not all(right for right, _ in records):
-            gather_or_raise(ranks, {}, error)
-        if len({digest for _, digest in records}) > 1:
-            assert call is not None
-            raise RankMismatch(difference(ranks.gather(call.texts())))
+    def _raise_difference(self, opened: _Open) -> None:
+        texts = {} if opened.call is None else opened.call.texts()
+        raise RankMismatch(difference(gather_or_raise(self._ranks, texts, opened.error)))
 
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may be waiting, that this rank is not in the step with them."""

@@ -22,7 +22,7 @@ def summary(lm: Model, sampler: LMHeadSampler, decoded: Decoded, job: Job) -> li
         integers = sampler.ranks.bytes_sent // len(decoded.steps)
         sent = report.size(sampler.exchange.bytes_sent(rows) + integers)
         gathered = report.size(others * sampler.vocab_size * 4 * rows / job.world_size)
-        travels = f"{sent} sent, instead of {gathered} of gathered logits"
+        travels = f"{sent} of payload sent, instead of {gathered} of gathered logits"
     return [
         ("model", f"{lm.name}, vocabulary {sampler.vocab_size}"),
         ("tokens per second", f"{tokens / decoded.seconds:.1f} (all {rows} rows)"),

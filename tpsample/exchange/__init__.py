@@ -8,11 +8,17 @@ from tpsample.errors import RankMismatch
 from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.collective import CollectiveExchange
 from tpsample.exchange.p2p import P2PExchange
+from tpsample.exchange.swap import SwapExchange
 from tpsample.exchange.two_level import TwoLevelExchange
 
 log = logging.getLogger(__name__)
 
-_BY_NAME = {exchange.name: exchange for exchange in (Exchange, CollectiveExchange, P2PExchange)}
+_BY_NAME = {
+    exchange.name: exchange
+    for exchange in (Exchange, CollectiveExchange, P2PExchange, TwoLevelExchange)
+}
+SWAPS_ON = ("cpu",)
+"""Types of devices whose ranks meet on the host, where one swap is the way of all exchanges."""
 
 
 def make_exchange(name: str, setup: Setup, *, fall_back: bool = False) -> Exchange:
@@ -24,8 +30,6 @@ def make_exchange(name: str, setup: Setup, *, fall_back: bool = False) -> Exchan
     Raises:
         RankMismatch: the exchange cannot be set up; every rank raises it.
     """
-    if name == "two_level":
-        return TwoLevelExchange(setup)
     if name == "two_level_peer":
         from tpsample.exchange.two_level_peer import TwoLevelPeerExchange  # needs Triton
 
@@ -40,4 +44,6 @@ def make_exchange(name: str, setup: Setup, *, fall_back: bool = False) -> Exchan
                 raise
             log.warning('exchange: "peer" cannot be set up, using "collective": %s', error)
             name = "collective"
+    if name != "none" and setup.device.type in SWAPS_ON:
+        return SwapExchange(name, setup)
     return _BY_NAME[name](setup)

@@ -58,9 +58,11 @@ class Exchange:
         parts: launches of the local step: one per chunk, or a single one with `push`.
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
+        compares_steps: whether a digest of the call travels with its words, see `bring`.
     """
 
     name = "none"
+    compares_steps = False
 
     def __init__(self, setup: Setup, sources: int = 1) -> None:
         self.ranks, self.max_rows, self.chunks = setup.ranks, setup.max_rows, setup.chunks
@@ -86,6 +88,14 @@ class Exchange:
         """Return int64 [max_rows], where the local step leaves the words of a chunk."""
         return self.words[chunk, self.own]
 
+    def bring(self, digest: int) -> None:
+        """Send a digest of this call, which is not 0, with its words."""
+        raise NotImplementedError
+
+    def agrees(self) -> bool:
+        """Wait for every rank's words, and return whether the same digest came with them."""
+        raise NotImplementedError
+
     def publish(self, chunk: int, rows: int) -> None:
         """Start sending the first `rows` words of a chunk to the peers."""
 
@@ -104,11 +114,6 @@ class Exchange:
     def bytes_sent(self, rows: int) -> int:
         """Return how many bytes of words this rank hands to its peers per step."""
         return 0
-
-    @property
-    def compares_steps(self) -> bool:
-        """Whether ranks compare a step's arguments before it: where the host waits anyway."""
-        return self.ranks.world_size > 1 and self.words.device.type == "cpu"
 
     def check(self) -> None:
         """Raise if a rank failed to answer in an earlier step. Waits for the GPU.

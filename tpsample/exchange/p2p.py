@@ -1,8 +1,7 @@
 """Point to point: the words of a chunk travel by send/recv while the next chunk is computed.
 
-On GPUs NCCL runs each batch on the process group's own stream. It waits for the words of its chunk
-and not for later chunks, and `wait()` makes the compute stream wait, not the host. On CPUs the
-same code lets gloo's threads carry the words.
+NCCL runs each batch on the process group's own stream. It waits for the words of its chunk and not
+for later chunks, and `wait()` makes the compute stream wait, not the host.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class P2PExchange(Exchange):
         self._works: list[dist.Work] = []
 
     def publish(self, chunk: int, rows: int) -> None:
-        self._works += self.ranks.start_swap(self.words[chunk, :, :rows], chunk)
+        self._works += self.ranks.start_sends(self.words[chunk, :, :rows], chunk)
 
     def collect(self, rows: int) -> Tensor:
         works, self._works = self._works, []
         for work in works:
-            self.ranks.wait(work, self.words, sliced=False)
+            work.wait()
         return super().collect(rows)
 
     def reset(self) -> None:

@@ -114,11 +114,6 @@ class PeerExchange(Exchange):
     def bytes_sent(self, rows: int) -> int:
         return (self.ranks.world_size - 1) * 8 * rows * self.chunks
 
-    @property
-    def compares_steps(self) -> bool:
-        """Never, because its ranks meet on the device."""
-        return False
-
     def check(self) -> None:
         unheard, told, _, step = self._lost.tolist()
         members = range(self.ranks.world_size)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.ranks.groups import group_timeout, subgroup
@@ -89,11 +90,6 @@ class ProcessRanks(Ranks):
     def can_exchange_tensors(self) -> bool:
         return True
 
-    def sum_tensor(self, own: Tensor) -> Tensor:
-        total = own.clone(memory_format=torch.contiguous_format)
-        self.all_reduce(total, dist.ReduceOp.SUM)
-        return total
-
     def broadcast(self, record: dict[str, Any], src: int) -> dict[str, Any]:
         """Sum the length and the bytes of a JSON text, to which the others add zeros."""
         text = json.dumps(record).encode() if self.rank == src else b""
@@ -123,14 +119,33 @@ class ProcessRanks(Ranks):
         """Return every rank's tensor, in rank order: [W, ...]."""
         own = own.contiguous()
         received = own.new_empty((self.world_size, *own.shape))
-        parts = list(received.unbind())
+        if own.device.type == "cpu":
+            # All-to-all takes two one-way latencies on gloo, and its all-gather six among four.
+            self.wait(self._start_all_to_all(received, own.expand_as(received)), own)
+            return received
         with self.roll.called_on_error():
-            if (gloo := self._gloo_for(own)) is None:
-                work = dist.all_gather(parts, own, group=self.group, async_op=True)
-            else:
-                work = gloo.allgather([parts], [own])
+            parts = list(received.unbind())
+            work = dist.all_gather(parts, own, group=self.group, async_op=True)
         self.wait(work, own)
         return received
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        """Return the sum of every rank's tensor.
+
+        On CPUs each rank sums a part of it and sends that to all, which takes four latencies and
+        the bytes of a ring. Few numbers are sent whole, in two.
+        """
+        if own.device.type != "cpu":
+            total = own.clone(memory_format=torch.contiguous_format)
+            self.all_reduce(total, dist.ReduceOp.SUM)
+            return total
+        if self.sums_whole(own):
+            return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
+        flat = F.pad(own.flatten(), (0, -own.numel() % self.world_size))
+        parts = torch.empty_like(flat)
+        self.wait(self._start_all_to_all(parts, flat), flat)
+        part = parts.view(self.world_size, -1).sum(dim=0, dtype=own.dtype)
+        return self.gather_tensor(part).flatten()[: own.numel()].view_as(own)
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
         """Reduce in place."""
@@ -146,36 +161,62 @@ class ProcessRanks(Ranks):
             work: dist.Work = gloo.allreduce([tensor], options)
             return work
 
-    def start_swap(self, words: Tensor, tag: int) -> list[dist.Work]:
+    def start_swap(self, messages: Tensor, length: int) -> dist.Work | None:
+        """Begin to send integers to every peer, and to receive theirs. `wait` ends it.
+
+        Args:
+            messages: int64 [W, n] on a CPU. Its first row is this rank's message; the peers' come
+                into the other rows, in rank order.
+            length: of this rank's message. Those of the peers may be shorter or longer, up to n,
+                because gloo receives what comes if there is room for it.
+        """
+        if self.world_size == 1:
+            return None
+        sent = messages[0, :length].repeat(self.world_size - 1)
+        rooms, lengths = (
+            [0 if rank == self.rank else each for rank in range(self.world_size)]
+            for each in (messages.shape[1], length)
+        )
+        return self._start_all_to_all(messages[1:].view(-1), sent, rooms, lengths)
+
+    def _start_all_to_all(
+        self, received: Tensor, sent: Tensor, rooms: Sequence[int] = (), lengths: Sequence[int] = ()
+    ) -> dist.Work:
+        """Begin to send each rank its part of a tensor on a CPU; parts are equal by default."""
+        gloo, sizes = self._own or self.group, (list(rooms), list(lengths))
+        with self.roll.called_on_error():
+            work: dist.Work = gloo.alltoall_base(
+                received, sent.contiguous(), *sizes, dist.AllToAllOptions()
+            )
+            return work
+
+    def start_sends(self, words: Tensor, tag: int) -> list[dist.Work]:
         """Begin to send this rank's row of [W, n] to every peer, and to receive theirs.
 
-        `wait` ends each of the works that are returned.
+        `wait()` of each of the works that are returned ends it.
         """
+        group, of_world = self.group, dist.get_global_rank
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
+        swaps = [
+            dist.P2POp(dist.irecv, words[peer], of_world(group, peer), group, tag=tag)
+            for peer in peers
+        ]
+        swaps += [
+            dist.P2POp(dist.isend, words[self.rank], of_world(group, peer), group, tag=tag)
+            for peer in peers
+        ]
         with self.roll.called_on_error():
-            if (gloo := self._gloo_for(words)) is not None:
-                received = [gloo.recv([words[peer]], peer, tag) for peer in peers]
-                return received + [gloo.send([words[self.rank]], peer, tag) for peer in peers]
-            group, of_world = self.group, dist.get_global_rank
-            swaps = [
-                dist.P2POp(dist.irecv, words[peer], of_world(group, peer), group, tag=tag)
-                for peer in peers
-            ]
-            swaps += [
-                dist.P2POp(dist.isend, words[self.rank], of_world(group, peer), group, tag=tag)
-                for peer in peers
-            ]
             works: list[dist.Work] = dist.batch_isend_irecv(swaps)
             return works
 
-    def wait(self, work: dist.Work | None, tensor: Tensor, *, sliced: bool = True) -> None:
+    def wait(self, work: dist.Work | None, tensor: Tensor) -> None:
         """Wait for work on a tensor. The host waits if it is on the CPU, else the GPU's stream.
 
         Raises:
             PeerLost: see `RollCall.wait`.
         """
         if tensor.device.type == "cpu":
-            self.roll.wait(work, sliced=sliced)
+            self.roll.wait(work)
         elif work is not None:
             work.wait()
 

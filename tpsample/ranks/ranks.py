@@ -16,6 +16,9 @@ from tpsample.core.counters import Counters
 from tpsample.errors import RankMismatch, UnsupportedParameter
 from tpsample.ranks.roll_call import RollCall
 
+_ONE_PACKET = 1024
+"""Bytes that one packet of a network carries, together with the headers."""
+
 
 class Ranks:
     """One rank alone, and the base class of several.
@@ -25,8 +28,8 @@ class Ranks:
         group: the torch process group, or None.
         roll: tells who is still there; None without a group.
         bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
-            A gather sends the tensor to each of them; a sum is counted as a ring, which sends
-            2 (W - 1) / W of the tensor.
+            A gather sends the tensor to each of them, and so does a sum of few numbers; another
+            sum is counted as a ring, which sends 2 (W - 1) / W of the tensor.
     """
 
     rank = 0
@@ -65,8 +68,14 @@ class Ranks:
 
     def sum_integers(self, own: Tensor) -> Tensor:
         """Return the sum of every rank's integers [...]. Collective, as `gather_integers`."""
-        self.bytes_sent += 2 * (self.world_size - 1) * own.nbytes // self.world_size
+        times = 1.0 if self.sums_whole(own) else 2 / self.world_size
+        self.bytes_sent += int(times * (self.world_size - 1) * own.nbytes)
         return self.sum_tensor(own)
+
+    def sums_whole(self, own: Tensor) -> bool:
+        """Whether a sum of tensors of this size sends each rank's to all the others."""
+        small = self.world_size == 2 or own.nbytes <= _ONE_PACKET
+        return own.device.type == "cpu" and small
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's record, in rank order."""

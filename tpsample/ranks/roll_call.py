@@ -67,23 +67,19 @@ class RollCall:
         """Return a store that no earlier generation has written to, the same on every rank."""
         return dist.PrefixStore(self._key(name), self._store)
 
-    def wait(self, work: dist.Work | None, *, sliced: bool = True) -> None:
+    def wait(self, work: dist.Work | None) -> None:
         """Wait on the host for a collective, as `work.wait()` does, and see lost peers meanwhile.
-
-        Args:
-            sliced: whether to look for failed peers in between. Send and receive notice a dead
-                peer by themselves, and do not survive a timeout.
 
         Raises:
             PeerLost: the collective failed here or elsewhere, or took longer than the group allows.
         """
         while work is not None:
             try:
-                work.wait(_SLICE) if sliced else work.wait()
+                work.wait(_SLICE)
                 return
             except RuntimeError as error:
                 # The wait has its own words; those of the collective's timeout are different.
-                only_slice = sliced and str(error).startswith("Operation timed out")
+                only_slice = str(error).startswith("Operation timed out")
                 if not only_slice or self._has(self._key("called")):
                     raise self.lost() from error
 

@@ -1,0 +1,121 @@
+"""The exchange of ranks that meet on the host: one message to every peer has all of a step.
+
+    message   int64 [1 + rows]: the digest of the call (`tpsample.agreement.step`), then the words
+
+Every call begins with such a message, if need be without words. A receiver has room for the
+longest, so ranks whose calls have other sizes, or are other calls, still receive each other's, and
+all see from the digests that their calls differ. A swap takes two one-way latencies for any number
+of ranks and rows: gloo tells the sender that there is room, then the message travels.
+
+With two levels, the ranks of a host swap first. Then the hosts swap what theirs have in common,
+each rank with one or more of every other host. A host whose ranks differ sends the digest 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.exchange.base import Exchange, Setup
+from tpsample.exchange.two_level import levels
+from tpsample.ranks.process import ProcessRanks
+
+
+class SwapExchange(Exchange):
+    """ "collective", "p2p" and "two_level" on CPUs. All chunks travel together, as one."""
+
+    compares_steps = True
+    ranks: ProcessRanks
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        super().__init__(replace(setup, chunks=1))
+        self.name = name
+        self._groups = [self.ranks]
+        if name == "two_level":
+            inside, between = levels(setup.hosts, self.ranks.rank)
+            self._groups = [
+                self.ranks.subset("inside", inside),
+                self.ranks.subset("between", between),
+            ]
+        self._make_inboxes()
+
+    def _make_inboxes(self) -> None:
+        self._inboxes = [_Inbox(group, self.max_rows) for group in self._groups]
+        self.words = self._inboxes[-1].words.unsqueeze(0)
+        self._rows: int | None = None
+        self._agreed = False
+
+    def begin(self) -> None:
+        if self._unfinished:
+            for inbox in self._inboxes:
+                inbox.words.zero_()
+        self._unfinished = True
+
+    def own_words(self, chunk: int) -> Tensor:
+        return self._inboxes[0].words[0]
+
+    def bring(self, digest: int) -> None:
+        """Send this digest of a call with the words that follow."""
+        self._inboxes[0].digests[0] = digest
+
+    def publish(self, chunk: int, rows: int) -> None:
+        self._inboxes[0].start(rows)
+        self._rows = rows
+
+    def agrees(self) -> bool:
+        """Wait for the words; return whether all ranks brought the same digest with them.
+
+        Raises:
+            PeerLost: a rank did not answer.
+        """
+        if self._rows is not None:
+            rows, self._rows = self._rows, None
+            for inbox, after in zip(self._inboxes, self._inboxes[1:], strict=False):
+                inbox.wait()
+                after.digests[0] = inbox.digests[0] if inbox.agrees() else 0
+                words = inbox.words[:, :rows]
+                torch.amax(words, dim=0, out=after.words[0, :rows])
+                words.zero_()
+                after.start(rows)
+            self._inboxes[-1].wait()
+            self._agreed = self._inboxes[-1].agrees()
+        return self._agreed
+
+    def collect(self, rows: int) -> Tensor:
+        self.agrees()
+        return super().collect(rows)
+
+    def bytes_sent(self, rows: int) -> int:
+        return sum(8 * rows * (group.world_size - 1) for group in self._groups)
+
+    def reset(self) -> None:
+        super().reset()
+        if len(self._groups) > 1:
+            for group in self._groups:
+                group.connect()
+        # The old memory may still receive what a rank sent before it gave up.
+        self._make_inboxes()
+
+
+class _Inbox:
+    """Messages of the ranks of a group: this rank's own, then those of its peers."""
+
+    def __init__(self, ranks: ProcessRanks, max_rows: int) -> None:
+        self._ranks = ranks
+        self._messages = torch.zeros(ranks.world_size, 1 + max_rows, dtype=torch.int64)
+        self.digests, self.words = self._messages[:, 0], self._messages[:, 1:]
+        self._work: dist.Work | None = None
+
+    def start(self, rows: int) -> None:
+        self._work = self._ranks.start_swap(self._messages, 1 + rows)
+
+    def wait(self) -> None:
+        work, self._work = self._work, None
+        self._ranks.wait(work, self._messages)
+
+    def agrees(self) -> bool:
+        digests = self.digests.tolist()
+        return digests[0] != 0 and len(set(digests)) == 1
