@@ -7,7 +7,7 @@
 #   PROMPT  what to ask; default a batch of five prompts
 #   BENCH   arguments of `make bench`, such as --help; without a GPU: BENCH=--tiny
 #   GPU     arguments of `make gpu`, such as "--output r --archive r.tgz"
-#   ENGINES arguments of `make engines`, such as --help or --minutes 30
+#   ENGINES arguments of `make engines`, such as --help or --only V2-2-ranks
 #   SCALING arguments of `make scaling`, such as --help or --minutes 10
 #   MODEL   folder or Hugging Face id; default the bundled SmolLM2-135M-Instruct
 

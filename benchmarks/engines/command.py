@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,55 +24,81 @@ from benchmarks.engines.environment import ROOT, make_environment, make_model, m
 from benchmarks.engines.server import Kind, Server
 from benchmarks.engines.verdicts import Verdict
 
+NAMES = tuple(
+    name
+    for kind in PARTS
+    for name in ((kind.name, HF, *SGLANG.values()) if kind is PLAIN else (kind.name,))
+)
+"""The parts, in the order in which they run."""
+START_S = 600.0
+"""The longest start of a server."""
+Part = dict[str, Any]
+"""The record of a part: `answers`, and of a server also `seen`, `server` and `ended`."""
+
 
 @dataclass
 class Run:
-    """Answers and sights of all servers, and how long is left.
+    """The parts that are done, and how long is left.
 
     Attributes:
-        deadline: on the monotonic clock; servers that would start behind it are not run.
+        deadline: on the monotonic clock; a part that would start behind it is not run. The start of
+            a server does not count, because it says more about the machine than about us.
+        parts: by name; `main` keeps them in a file.
     """
 
     python: Path
     model: Path
     cache: Path
     deadline: float
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    seen: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    servers: list[dict[str, Any]] = field(default_factory=list)
-    ended: list[Verdict] = field(default_factory=list)
+    parts: dict[str, Part] = field(default_factory=dict)
 
     def left_s(self) -> float:
         """Return the seconds that are left."""
         return self.deadline - time.monotonic()
 
-    def serve(self, kind: Kind, *, kill: bool) -> None:
-        """Start a server, ask it its parts, and end it; with `kill` by killing a worker."""
-        folder = self.cache / "runs" / kind.name.replace(", ", "-").replace(" ", "-")
+    def answers(self) -> dict[str, dict[str, Any]]:
+        """Return the answers of every part that is done."""
+        return {name: part["answers"] for name, part in self.parts.items()}
+
+    def take(self, name: str) -> Part:
+        """Run a part, and return its record."""
+        if name == HF:
+            return {"answers": self.hugging_face()}
+        for ranks, its in SGLANG.items():
+            if name == its:
+                return {"answers": self.sglang(ranks)}
+        (kind,) = (kind for kind in PARTS if kind.name == name)
+        return self.serve(kind)
+
+    def serve(self, kind: Kind) -> Part:
+        """Start a server, ask it its parts, and end it, some of them by killing a worker."""
+        folder = self.cache / "runs" / slug(kind.name)
         with Server(kind, self.python, self.model, folder) as server:
-            server.wait_ready(self.deadline)
+            server.wait_ready(time.monotonic() + START_S)
+            self.deadline += server.ready_s
             say(f"{kind.name}: ready after {server.ready_s:.0f} s")
-            self.servers.append(
-                {
+            part: Part = {
+                "server": {
                     "name": kind.name,
                     "runner": kind.runner,
                     "ranks": kind.world_size,
                     "tokens_of": "tpsample" if kind.watched else "vLLM",
                     "ready_s": server.ready_s,
-                }
-            )
-            self._ask(server, kind, PARTS[kind])
+                },
+                "answers": self._ask(server, PARTS[kind]),
+            }
             if kind.drafts:
-                self.answers[kind.name]["counts"] = {
+                part["answers"]["counts"] = {
                     "drafted": server.count("vllm:spec_decode_num_draft_tokens_total"),
                     "accepted": server.count("vllm:spec_decode_num_accepted_tokens_total"),
                 }
-            self.seen[kind.name] = server.seen()
-            if kill:
-                self.ended += self._kill_worker(server)
+            part["seen"] = server.seen()
+            ended = self._kill_worker(server) if kind in (V1_TP2, V2_TP2) else []
+            part["ended"] = [vars(verdict) for verdict in ended]
         say(f"{kind.name}: asked")
+        return part
 
-    def _ask(self, server: Server, kind: Kind, parts: tuple[str, ...]) -> None:
+    def _ask(self, server: Server, parts: tuple[str, ...]) -> dict[str, Any]:
         out = server.folder / "answers.json"
         subprocess.run(
             self._client(server, out, parts),
@@ -79,7 +106,8 @@ class Run:
             timeout=max(1.0, self.left_s()),
             env=client_variables(),
         )
-        self.answers[kind.name] = json.loads(out.read_text())
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
 
     def _client(self, server: Server, out: Path, parts: tuple[str, ...]) -> list[str]:
         module = "benchmarks.engines.client"
@@ -115,11 +143,15 @@ class Run:
             ),
         ]
 
-    def hugging_face(self) -> None:
-        """Ask `generate` of transformers, in the project's own environment."""
+    def _asked(self) -> Path:
+        """Write what the first server was asked, for the engines that are asked the same."""
         asked = self.cache / "runs" / "kinds.json"
-        asked.write_text(json.dumps(self.answers[V1_TP2.name]))
-        out = asked.with_name("transformers.json")
+        asked.write_text(json.dumps(self.parts[V1_TP2.name]["answers"]))
+        return asked
+
+    def hugging_face(self) -> dict[str, Any]:
+        """Ask `generate` of transformers, in the project's own environment."""
+        asked, out = self._asked(), self.cache / "runs" / "transformers.json"
         module = "benchmarks.engines.huggingface"
         subprocess.run(
             [sys.executable, "-m", module, str(self.model), str(asked), str(out)],
@@ -128,13 +160,12 @@ class Run:
             env=client_variables(),
         )
         found = json.loads(out.read_text())["tokens"]
-        self.answers[HF] = {"kinds": {name: {"tokens": ids} for name, ids in found.items()}}
+        return {"kinds": {name: {"tokens": ids} for name, ids in found.items()}}
 
-    def sglang(self, ranks: int) -> None:
+    def sglang(self, ranks: int) -> dict[str, Any]:
         """Ask SGLang, in an environment of its own."""
         name, folder = SGLANG[ranks], self.cache / "runs"
-        asked, out = folder / "kinds.json", folder / f"sglang-{ranks}.json"
-        asked.write_text(json.dumps(self.answers[V1_TP2.name]))
+        asked, out = self._asked(), folder / f"sglang-{ranks}.json"
         words = ["benchmarks.engines.sglang", *map(str, (self.model, asked, out, ranks))]
         with (folder / f"sglang-{ranks}.log").open("wb") as log:
             process = subprocess.Popen(
@@ -151,7 +182,8 @@ class Run:
                     os.killpg(process.pid, signal.SIGKILL)
         if code:
             raise RuntimeError(f"{name}: exit code {code}, see {log.name}")
-        self.answers[name] = json.loads(out.read_text())
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
 
 
 def sglang_variables(ranks: int) -> dict[str, str]:
@@ -183,39 +215,63 @@ def say(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
+def slug(name: str) -> str:
+    """Return the name of a part as one word, for `--only` and for folders."""
+    return name.replace(", ", "-").replace(" ", "-")
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run all servers and write the page; 1 if anything did not hold or was not run."""
+    """Run the parts that are not done, and write the page.
+
+    Returns:
+        0 if everything held, 1 if something did not, 3 if something was not run and all else held.
+    """
     parser = argparse.ArgumentParser(prog="engines", description=__doc__)
     parser.add_argument("--cache", type=Path, default=ROOT / ".engines")
-    parser.add_argument("--minutes", type=float, default=15.0, help="for all but the installation")
+    limit = "for all but the installation and the starts of servers"
+    parser.add_argument("--minutes", type=float, default=15.0, help=limit)
     parser.add_argument("--output", type=Path, help="folder of the page; default in the cache")
+    names = {slug(name): name for name in NAMES}
+    again = "run these again, and no others; default: what the last run of this commit left"
+    parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=again)
     options = parser.parse_args(arguments)
     cache = options.cache.resolve()
-    cache.mkdir(parents=True, exist_ok=True)
+    (cache / "runs").mkdir(parents=True, exist_ok=True)
     about: dict[str, Any] = {"machine": machine.describe(torch.device("cpu"))}
+    record = cache / "runs" / "record.json"
     say("vLLM's environment: 3.5 GB and some minutes the first time")
     python = make_environment(cache)
     # A run that is told to stop ends its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     start = time.monotonic()
-    run = Run(python, make_model(cache), cache, start + 60 * options.minutes)
-    (cache / "runs").mkdir(exist_ok=True)
-    for kind in PARTS:
+    deadline, done = start + 60 * options.minutes, kept(record, about["machine"])
+    run = Run(python, make_model(cache), cache, deadline, done)
+    todo = [names[each] for each in options.only or ()]
+    todo = todo or [name for name in NAMES if name not in run.parts]
+    if not todo:
+        run.parts, todo = {}, list(NAMES)
+    for name in todo:
+        run.parts.pop(name, None)
+    for name in sorted(todo, key=NAMES.index):
         if run.left_s() < 60:
-            say(f"{kind.name}: no time is left")
-            continue
-        try:
-            run.serve(kind, kill=kind in (V1_TP2, V2_TP2))
-            if kind is PLAIN:
-                run.hugging_face()
-                for ranks in SGLANG:
-                    run.sglang(ranks)
-        except (RuntimeError, subprocess.SubprocessError) as error:
-            say(str(error))
-    found = compare(run.answers, run.seen) + run.ended
+            say(f"{name}: no time is left; the same command goes on from here")
+        elif name in (HF, *SGLANG.values()) and V1_TP2.name not in run.parts:
+            say(f"{name}: it is asked what {V1_TP2.name} was asked; run that first")
+        else:
+            try:
+                run.parts[name] = run.take(name)
+                record.with_suffix(".new").write_text(
+                    json.dumps({"commit": about["machine"]["commit"], "parts": run.parts})
+                )
+                record.with_suffix(".new").rename(record)
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                say(str(error))
+    seen = {name: part["seen"] for name, part in run.parts.items() if "seen" in part}
+    ended = [Verdict(**each) for part in run.parts.values() for each in part.get("ended", ())]
+    found = compare(run.answers(), seen) + ended
     about |= {
-        "servers": run.servers,
-        "texts": texts(run.answers),
+        "servers": [part["server"] for part in run.parts.values() if "server" in part],
+        "texts": texts(run.answers()),
         "minutes": (time.monotonic() - start) / 60,
         "limit_minutes": options.minutes,
         "versions": versions(python),
@@ -224,7 +280,21 @@ def main(arguments: list[str] | None = None) -> int:
     for verdict in found:
         say(f"{page.WORDS[verdict.held]:8} {verdict.what}: {verdict.found[:200]}")
     say(f"page: {options.output or cache / 'page'}")
-    return 0 if all(verdict.held for verdict in found) else 1
+    count = Counter(verdict.held for verdict in found)
+    say(f"{count[True]} held, {count[False]} failed, {count[None]} not run")
+    return 1 if count[False] else 3 if count[None] else 0
+
+
+def kept(path: Path, about: dict[str, Any]) -> dict[str, Part]:
+    """Return the parts that a run of this commit has left in a file.
+
+    Args:
+        about: the machine. With uncommitted changes nobody knows which code the parts ran.
+    """
+    if about["uncommitted_changes"] or not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found["parts"] if found["commit"] == about["commit"] else {}
 
 
 def versions(python: Path) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from copy import deepcopy
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from benchmarks.engines import command, comparison, page, verdicts
@@ -183,6 +185,89 @@ def test_sglang_is_compared_on_each_number_of_ranks_and_each_has_its_cores(monke
     answers[one] = asked
     held = {each.what: each.held for each in comparison.compare(answers, {})}
     assert held[f"{comparison.V1_TP2.name} and {one}: the same tokens"] is True
+
+
+@pytest.fixture
+def parts(monkeypatch, tmp_path):
+    """What `main` runs, with parts that answer at once, or not at all."""
+    taken, broken, at = [], set(), {"commit": "a", "uncommitted_changes": False}
+
+    def take(run, name):
+        taken.append(name)
+        if name in broken:
+            raise RuntimeError(f"{name}: the server ended")
+        return {"answers": {"kinds": {}}}
+
+    def compare(answers, seen):
+        return [Verdict(name, name in answers or None, "") for name in command.NAMES]
+
+    monkeypatch.setattr(command.Run, "take", take)
+    monkeypatch.setattr(command, "compare", compare)
+    for name in ("make_environment", "make_model", "versions"):
+        monkeypatch.setattr(command, name, lambda _: "there")
+    monkeypatch.setattr(command, "texts", lambda _: {})
+    monkeypatch.setattr(command.machine, "describe", lambda _: at)
+    monkeypatch.setattr(command.page, "write", lambda *_: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    cache = ("--cache", str(tmp_path))
+    return SimpleNamespace(
+        run=lambda *words: command.main([*cache, *words]), taken=taken, broken=broken, at=at
+    )
+
+
+def test_a_run_goes_on_where_the_last_one_of_its_commit_stopped(parts, capsys):
+    first, last = command.NAMES[0], command.NAMES[-1]
+    parts.broken |= {last}
+    assert parts.run() == 3 and parts.taken == list(command.NAMES)
+    said = capsys.readouterr().out
+    assert said.endswith(f" {len(command.NAMES) - 1} held, 0 failed, 1 not run\n")
+    parts.taken.clear()
+    parts.broken.clear()
+    assert parts.run() == 0 and parts.taken == [last]
+    assert parts.run("--only", command.slug(last), command.slug(first)) == 0
+    assert parts.taken == [last, first, last]
+    parts.taken.clear()
+    assert parts.run() == 0 and parts.taken == list(command.NAMES)  # all were done: once more
+    parts.taken.clear()
+    parts.at["commit"] = "b"
+    assert parts.run("--only", command.slug(first)) == 3 and parts.taken == [first]
+    parts.at["uncommitted_changes"] = True
+    assert parts.run("--only", command.slug(last)) == 3
+
+
+def test_what_needs_the_first_server_says_so_and_a_failure_is_no_missing_run(parts, capsys):
+    assert parts.run("--only", command.slug(comparison.HF)) == 3 and parts.taken == []
+    assert "transformers: it is asked what V1, 2 ranks was asked" in capsys.readouterr().out
+    assert parts.run("--minutes", "0") == 3 and parts.taken == []
+    assert "no time is left; the same command goes on from here" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        parts.run("--only", "V3")
+
+
+def test_the_start_of_a_server_is_not_in_the_limit(monkeypatch, tmp_path):
+    class Server:
+        ready_s = 100.0
+
+        def __init__(self, kind, *_):
+            self.kind = kind
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def wait_ready(self, deadline):
+            assert deadline > time.monotonic() + 500
+
+        def seen(self):
+            return []
+
+    monkeypatch.setattr(command, "Server", Server)
+    monkeypatch.setattr(command.Run, "_ask", lambda *_: {})
+    run = command.Run(tmp_path, tmp_path, tmp_path, 1000.0)
+    part = run.take(comparison.V1_TP1.name)
+    assert run.deadline == 1100.0 and part["server"]["ready_s"] == 100.0
 
 
 def test_arguments_go_where_the_client_takes_them():
