@@ -41,9 +41,16 @@ class Gpu:
     reserved_shared_bytes: int = 1024
     """Per program, kept by the system."""
 
+    @property
+    def program_bytes(self) -> int:
+        """What one program may have of shared memory."""
+        return self.shared_bytes - self.reserved_shared_bytes
+
 
 GPUS = {
     80: Gpu("A100", "HMMA", "IMMA", 164 * 1024),
+    86: Gpu("A10", "HMMA", "IMMA", 100 * 1024, warps=48, programs=16),
+    89: Gpu("L4/L40S", "HMMA", "IMMA", 100 * 1024, warps=48, programs=24),
     90: Gpu("H100/H200", "HGMMA", "IGMMA", 228 * 1024),
     100: Gpu("B200", "UTCHMMA", "IMMA", 228 * 1024, tensor_columns=512),
 }
@@ -55,7 +62,7 @@ class Build:
 
     Attributes:
         kernel: "module:name".
-        arch: 80, 90 or 100.
+        arch: of `GPUS`.
         types: Triton type of every run-time argument, e.g. "*bf16", "i32".
         constants: value of every constexpr.
     """

@@ -42,7 +42,6 @@ TYPES = {
     "stop_ptr": "*i32",
     "bad_word_ptr": "*i32",
     "recent_ptr": "*i32",
-    "timeout": "i64",
     "logit_scale": "fp32",
     "logit_softcap": "fp32",
     **STORED_TYPES,

@@ -86,8 +86,8 @@ def matrix_instruction(ops: Sequence[str]) -> str:
 def push_order_faults(ops: Sequence[str]) -> list[str]:
     """What is wrong with the memory order of a kernel that pushes words to its peers; [] if right.
 
-    - A push is a reduction of system scope that returns nothing (RED/REDG .MAX.S64 .SYS): words
-      carry their own epoch, so no flag or fence follows.
+    - A push is a store of system scope (ST/STG .64 .STRONG.SYS): words carry their own epoch, so no
+      flag or fence follows, and a link need not support atomics.
     - Nothing waits for the link: no barrier of system scope anywhere. A release push is one too.
     - Every arrival counter (an atomic add of GPU scope) has a CTA barrier between it and the
       maxima published before: without it the thread that counts can be ahead of other warps'
@@ -96,9 +96,11 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
       a word, and one that clears it early would take it from the others.
     """
     faults = []
-    if not any(_is(op, "RED", "MAX.S64", "SYS") for op in ops):
-        faults.append("no push: expected a RED…MAX.S64…SYS that returns nothing")
-    faults += [f"push that waits for an answer: {op}" for op in ops if _is(op, "ATOM", "SYS")]
+    if not any(_is(op, "ST", "64", "SYS") or _is(op, "ST", "128", "SYS") for op in ops):
+        faults.append("no push: expected a ST…64…SYS")
+    for op in ops:
+        if _is(op, "ATOM", "SYS") or _is(op, "RED", "SYS"):
+            faults.append(f"push by an atomic of another GPU: {op}")
     faults += [f"waits for the link to drain: {op}" for op in ops if _is(op, "MEMBAR", "SYS")]
 
     arrivals, published, barrier, reading = 0, False, False, False
@@ -109,7 +111,7 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
             barrier, reading = True, False
         elif _is(op, "LD", "64", "SYS"):
             reading = True
-        elif reading and _is(op, "ST", "64"):
+        elif reading and _is(op, "ST", "64") and not _is(op, "ST", "SYS"):
             faults.append(f"no CTA barrier between reading the words and clearing them: {op}")
         elif _is(op, "RED", "ADD", "GPU") or _is(op, "ATOM", "ADD", "GPU"):
             arrivals += 1

@@ -38,7 +38,7 @@ ROWS_US, LIST_US = 2.5, 1.5
 def screened_us(chip: Chip, shape: Shape, world_size: int, batch: int) -> float:
     """Return the predicted time of a screened step of rank 0's shard."""
     vocab_rows = len(VocabShard.even(shape.vocab_size, 0, world_size))
-    tile, few = SCREEN_TILES[batch_tile(batch)], list_tile(batch, torch.bfloat16)
+    tile, few = SCREEN_TILES[batch_tile(batch)], list_tile(batch, torch.bfloat16, Gpu())
     screen = grid_of(
         chip,
         tile,

@@ -12,14 +12,14 @@ import torch
 import triton
 
 import tpsample.kernels
-from benchmarks.aot import Build, jitted
+from benchmarks.aot import GPUS, Build, jitted
 from benchmarks.argument_types import TYPES
 from benchmarks.screen_builds import SCREEN, small_screen_kernels
 from benchmarks.stored_builds import STORED
 from tpsample.core.overlap import OVERLAP_ARCH
 from tpsample.exchange.decode_triton import ROW_BLOCK
-from tpsample.local.screen_launches import SCREEN_TILES, screen_block_e
-from tpsample.local.tile_table import MAX_BLOCK_B, is_short, list_tile, rule, short_tile
+from tpsample.local.screen_launches import SCREEN_TILES, screen_block_e, screen_tile
+from tpsample.local.tile_table import MAX_BLOCK_B, fitted, is_short, list_tile, rule, short_tile
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.local.triton_backend import push_arguments
 
@@ -69,6 +69,12 @@ _FEATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "penalties": (_PENALTIES, {}),
     "drafts": ((*_PENALTIES, *_DRAFTS), {}),
 }
+
+
+def _gpu(arch: int) -> Gpu:
+    """What the tiles of an architecture are chosen for."""
+    return Gpu(arch=arch, shared_bytes=GPUS[arch].program_bytes)
+
 
 _SMALLEST, _LARGEST = (rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, MAX_BLOCK_B))
 
@@ -187,23 +193,29 @@ def subjects(
 
 
 def few(archs: Sequence[int]) -> list[Subject]:
-    """The LM head with one tile on each of `archs`; on sm_90 the smallest screen, and all else
-    once."""
+    """The LM head with one tile on each of `archs`; a screen on sm_90 and where it has the least
+    shared memory; on sm_90 all else once."""
     short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
     fp32 = rule(64, 0, torch.float32, Gpu())
-    smallest = (SCREEN_TILES[16], list_tile(16, torch.bfloat16))
     screens = [
         subject
-        for subject in _screens(90)
-        if subject.variant in ("screen", "list") and subject.tile in smallest
+        for arch in archs
+        if (size := _SCREENED.get(arch))
+        for subject in _screens(arch)
+        if subject.variant in ("screen", "list") and subject.tile and subject.tile.block_b == size
     ]
     once = ("", "push", "everything", "given logits")
     return [
         subject
         for subject in subjects(archs, [(short, torch.bfloat16), (fp32, torch.float32)])
         if (subject.variant == "plain" and subject.tile == short)
-        or (subject.arch == 90 and (subject.variant in once or subject in screens))
+        or (subject.arch == 90 and subject.variant in once)
+        or subject in screens
     ]
+
+
+_SCREENED = {90: 16, 86: 64, 89: 64}
+"""The batch tile of the screen that `few` compiles, by architecture."""
 
 
 def lm_head(arch: int, tile: Tile, dtype: torch.dtype) -> Subject:
@@ -229,6 +241,8 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
     """
     found = []
     for tile, dtype in tiles:
+        if dtype != torch.float32:
+            tile = fitted(tile, _gpu(arch))
         if dtype == torch.float16 and tile.block_b != 16 and not every:
             continue
         if dtype == torch.float32:
@@ -257,14 +271,15 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
 def _screens(arch: int) -> list[Subject]:
     """The screen with every tile, plain and with every feature, and the LM head over its list."""
     found = []
-    for tile in SCREEN_TILES.values():
+    gpu = _gpu(arch)
+    for tile in (screen_tile(size, gpu) for size in SCREEN_TILES):
         for variant, uses in (
             ("screen", ()),
             ("screen, filtered", _FILTERED),
             ("screen, everything", (*_NO_STORE, *_FILTERED)),
         ):
             found.append(Subject(SCREEN, variant, arch, torch.int8, tile, uses=uses))
-        few, short = (of(tile.block_b, torch.bfloat16) for of in (list_tile, short_tile))
+        few, short = (of(tile.block_b, torch.bfloat16, gpu) for of in (list_tile, short_tile))
         found.append(Subject(LM_HEAD, "list", arch, torch.bfloat16, few, uses=_LIST))
         uses = (*_LIST, *_STORE)
         found.append(Subject(LM_HEAD, "list, stored", arch, torch.bfloat16, few, uses=uses))

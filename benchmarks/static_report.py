@@ -7,7 +7,8 @@ GPU; `--all` also every variant of every entry, `--few` one tile per architectur
 kernel once. `--json FILE` writes the rows to a file. Exits with 1 if a requirement fails:
 
 - no spills anywhere;
-- 16-bit weights use the architecture's own matrix instruction: HMMA on sm_80, HGMMA (wgmma) on
+- a program's shared memory fits the architecture's limit;
+- 16-bit weights use the architecture's own matrix instruction: HMMA up to sm_89, HGMMA (wgmma) on
   sm_90, UTCHMMA (tcgen05) on sm_100; the 8-bit product takes IGMMA on sm_90 and IMMA elsewhere;
 - at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
   greedy one (`benchmarks.greedy`); the cost of each request control is printed beside it, and
@@ -132,6 +133,8 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     )
     if row.spills or row.stack_bytes:
         row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
+    if row.shared_bytes > gpu.program_bytes:
+        row.faults.append(f"shared memory: {row.shared_bytes} of {gpu.program_bytes} bytes")
     if subject.overlap:
         row.faults += overlap_faults(binary.opcodes, first=tile is not None, ahead=subject.product)
     if "row_done_ptr" in jitted(subject.kernel).arg_names:

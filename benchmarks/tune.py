@@ -83,7 +83,7 @@ def fits(tile: Tile, gpu: Gpu) -> bool:
     stage_bytes = (tile.block_v + tile.block_b) * tile.block_d * torch.bfloat16.itemsize
     if limits is None:
         return True
-    return tile.num_stages * stage_bytes <= limits.shared_bytes - limits.reserved_shared_bytes
+    return tile.num_stages * stage_bytes <= limits.program_bytes
 
 
 def tune(run: Run, world_sizes: tuple[int, ...]) -> Iterator[tuple[MeasuredTile, MeasuredTile]]:

@@ -6,9 +6,12 @@ from tpsample.exchange.choice import choose_exchange, explain_auto
 from tpsample.ranks.ranks import Ranks
 
 
-def _report(gpu: int, linked: list[int], host: str = "a", obstacle: str = "") -> dict:
+def _report(
+    gpu: int, linked: list[int], host: str = "a", obstacle: str = "", visible: int = 8
+) -> dict:
     others = [f"gpu {other}" for other in linked]
-    return {"host": host, "device": ["cuda", f"gpu {gpu}"], "linked": others, "obstacle": obstacle}
+    found = {"host": host, "device": ["cuda", f"gpu {gpu}"], "visible": visible}
+    return {**found, "linked": others, "obstacle": obstacle}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,8 @@ def test_auto_takes_peer_where_all_pairs_are_linked(reports, expected):
         ([_report(0, [1]), _report(1, [])], "collective", "does not connect all"),
         ([_report(0, [1]), _report(1, [0], host="b")], "collective", "several hosts"),
         ([_report(0, [1]), _report(1, [0], obstacle="no")], "collective", "rank 1: no"),
+        ([_report(0, [], visible=1), _report(1, [], visible=1)], "collective", "CUDA_VISIBLE"),
+        ([_report(0, [], visible=1)] * 2, "collective", "does not connect all"),
     ],
 )
 def test_the_reason_fits_the_choice(reports, exchange, reason):
@@ -46,3 +51,25 @@ def test_the_reason_fits_the_choice(reports, exchange, reason):
     ranks.world_size = len(reports)
     assert choose_exchange("auto", ranks, reports) == exchange
     assert reason in explain_auto(ranks, reports)
+
+
+def _two_ranks() -> Ranks:
+    ranks = Ranks()
+    ranks.world_size = 2
+    return ranks
+
+
+def test_peer_names_the_variable_that_hides_the_gpus_of_its_peers():
+    """Else torch says that devices overlap, since each rank calls its own GPU number 0."""
+    reports = [_report(0, [], visible=1), _report(1, [], visible=1)]
+    with pytest.raises(ValueError, match=r"sees one GPU.*CUDA_VISIBLE_DEVICES.*collective"):
+        choose_exchange("peer", _two_ranks(), reports)
+    # Ranks that share the only GPU of a machine, as `gpu_check` has them, hide nothing.
+    assert choose_exchange("peer", _two_ranks(), [_report(0, [], visible=1)] * 2) == "peer"
+
+
+def test_peer_without_links_is_warned_of(caplog):
+    assert choose_exchange("peer", _two_ranks(), [_report(0, [1]), _report(1, [0])]) == "peer"
+    assert not caplog.records
+    assert choose_exchange("peer", _two_ranks(), [_report(0, []), _report(1, [])]) == "peer"
+    assert "without NVLink" in caplog.text and "collective" in caplog.text

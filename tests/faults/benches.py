@@ -140,6 +140,24 @@ GPU_CHECK = [
         ),
     ),
     Fault(
+        "a page that cannot be written ends the run",
+        "benchmarks/gpu_record.py",
+        "        except Exception as error:",
+        "        except KeyError as error:",
+        (
+            "tests/benchmarks/test_gpu_check_ends.py::test_a_page_that_cannot_be_written_costs_the_page_alone",
+        ),
+    ),
+    Fault(
+        "a killed section loses what it had found",
+        "benchmarks/gpu_check.py",
+        '"facts": told(stdout)}',
+        '"facts": {} if code else told(stdout)}',
+        (
+            "tests/benchmarks/test_gpu_check_ends.py::test_a_section_that_fails_keeps_its_facts_beside_its_error",
+        ),
+    ),
+    Fault(
         "a run that is told to stop waits for its section",
         "benchmarks/gpu_check.py",
         "time.time() < min(until, ending.at)",

@@ -1,5 +1,6 @@
 """The kernels compiled ahead of time, and whether the report can say no."""
 
+import dataclasses
 import json
 import sys
 from dataclasses import astuple
@@ -23,6 +24,7 @@ from benchmarks.sass import (
 from benchmarks.static_builds import lm_head, package_kernels
 from benchmarks.static_report import MAX_EPILOGUE, cells, judge
 from tests.support.commands import run_command
+from tpsample.local.screen_launches import SCREEN_TILES
 from tpsample.local.tile_table import all_tiles, rule
 from tpsample.local.tiles import Gpu
 
@@ -53,7 +55,8 @@ def meets_the_requirements(folder, capsys, *options):
 
 def test_one_tile_and_every_other_kernel_meet_the_requirements(tmp_path, capsys):
     rows = meets_the_requirements(tmp_path, capsys, "--few")
-    assert {row["arch"] for row in rows if row["variant"] == "plain"} == {80, 90, 100}
+    assert {row["arch"] for row in rows if row["variant"] == "plain"} == set(GPUS)
+    assert {row["arch"] for row in rows if row["variant"] == "screen"} == {86, 89, 90}
     kernels = {name.split(":")[1] for name in package_kernels()}
     assert {row["kernel"] for row in rows} >= kernels
 
@@ -63,7 +66,8 @@ def test_one_tile_and_every_other_kernel_meet_the_requirements(tmp_path, capsys)
 def test_every_kernel_meets_the_requirements(tmp_path, capsys):
     rows = meets_the_requirements(tmp_path, capsys)
     compiled = {(row["arch"], row["tile"]) for row in rows if row["tile"]}
-    assert len(compiled) == 3 * len({tile for tile, _ in all_tiles()})
+    tiles = {tile for tile, _ in all_tiles()}
+    assert len(compiled) == len(GPUS) * (len(tiles) + len(SCREEN_TILES))
     assert {row["dtype"] for row in rows} >= {"bf16", "fp16", "fp32"}
 
 
@@ -86,6 +90,15 @@ def test_bad_tiles_are_flagged(tmp_path):
     spilled, fell_back = (" ".join(row["faults"]) for row in rows)
     assert "spills" in spilled and "expected HGMMA" not in spilled
     assert "expected HGMMA" in fell_back and "got HMMA" in fell_back and "spills" not in fell_back
+
+
+def test_too_much_shared_memory_is_flagged():
+    def faults(arch, kilobytes):
+        fits = dataclasses.replace(binary("HMMA.16816.F32.BF16"), shared_bytes=kilobytes * 1024)
+        return judge(lm_head(arch, TILE_64, DTYPE), fits, None).faults
+
+    assert faults(89, 99) == faults(80, 163) == []
+    assert "shared memory: 102400 of 101376 bytes" in faults(89, 100)
 
 
 def test_the_report_refuses_to_run_interpreted(tmp_path):
@@ -218,9 +231,11 @@ def push_sass(*names: str) -> list[str]:
         "arrive": "ATOMG.E.ADD.STRONG.GPU PT, R6, desc[UR6][R4.64], R7",
         "read": "LDG.E.64.STRONG.SYS R2, desc[UR6][R2.64]",
         "clear": "STG.E.64 desc[UR6][R2.64], RZ",
-        "push": "REDG.E.MAX.S64.STRONG.SYS desc[UR6][R8.64], R2",
+        "push": "ST.E.64.STRONG.SYS desc[UR6][R8.64], R2",
+        "push weakly": "ST.E.64 desc[UR6][R8.64], R2",
         "push and wait": "ATOMG.E.MAX.S64.STRONG.SYS PT, R6, desc[UR6][R8.64], R2",
-        "push sm_80": "RED.E.MAX.S64.STRONG.SYS [R6.64], R2",
+        "push by maximum": "REDG.E.MAX.S64.STRONG.SYS desc[UR6][R8.64], R2",
+        "push sm_80": "STG.E.64.STRONG.SYS [R6.64], R2",
         "fence sys": "MEMBAR.ALL.SYS",
         "fence sc": "MEMBAR.SC.SYS",
     }
@@ -249,7 +264,9 @@ def test_the_right_memory_order_passes(names):
         ([*GOOD, "max", "arrive"], "no CTA barrier"),
         ([*GOOD, "fence sys"], "waits for the link"),
         ([*GOOD[:9], "fence sc", "push"], "waits for the link"),
-        ([*GOOD[:9], "push and wait"], "waits for an answer"),
+        ([*GOOD[:9], "push and wait"], "atomic of another GPU"),
+        ([*GOOD, "push by maximum"], "atomic of another GPU"),
+        ([*GOOD[:9], "push weakly"], "no push"),
         (GOOD[:9], "no push"),
         ([*GOOD[:7], "clear", *GOOD[7:]], "between reading the words and clearing"),
         ([*GOOD, "read", "clear"], "between reading the words and clearing"),

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import gpu_tune, tune
+from benchmarks.gpu_record import joined
 from benchmarks.harness import Run
 from benchmarks.problem import WrongToken
 from benchmarks.shapes import TINY
@@ -48,6 +49,16 @@ def test_rules_read_the_weights_once_and_fill_the_gpu():
     assert rule(32, 128256 // 8).block_v == 64  # 251 tiles for 264 places
     assert rule(32, 151936 // 8).block_v == 128  # 297 would be a second wave of 33
     assert rule(64, 128256 // 8).block_v == 128  # a short tile reads the hidden states too often
+
+
+@pytest.mark.parametrize(
+    ("arch", "kilobytes", "stages"),
+    [(90, 227, (8, 6, 5)), (80, 163, (8, 6, 5)), (89, 99, (5, 5, 4)), (120, 99, (4, 4, 3))],
+)
+def test_a_list_has_as_many_stages_as_shared_memory_has_room_for(arch, kilobytes, stages):
+    gpu = Gpu("a GPU", arch, 100, kilobytes * 1024)
+    tiles = [tile_table.list_tile(rows, torch.bfloat16, gpu) for rows in (16, 32, 64)]
+    assert tuple(tile.num_stages for tile in tiles) == stages
 
 
 def test_nothing_that_ships_was_measured():
@@ -177,7 +188,8 @@ class TestTuner:
     def test_the_section_keeps_a_copy_of_the_table(self, tmp_path, monkeypatch):
         """A dry run leaves the sampler's own table alone."""
         monkeypatch.setattr(tune, "MIN_GAIN", 0.0)
-        facts = gpu_tune.tune_shapes(torch.device("cpu"), True, tmp_path, time.time() + 600)
+        cpu = torch.device("cpu")
+        facts = joined(gpu_tune.tune_shapes(cpu, True, tmp_path, time.time() + 600))
         folder = tmp_path / facts["folder"]
         assert len(measured_tiles.load(folder / gpu_tune.TABLE)) == 1 == len(facts["tuned"])
         assert json.loads((folder / gpu_tune.RECORD).read_text())["tuned"] == facts["tuned"]
@@ -186,5 +198,5 @@ class TestTuner:
         table = tmp_path / "the sampler's.json"
         monkeypatch.setattr(measured_tiles, "FILE", table)
         monkeypatch.setattr(gpu_tune.gpu_sections, "run_of", lambda *_: Run.small(batches=(2,)))
-        gpu_tune.tune_shapes(torch.device("cpu"), False, tmp_path, time.time() + 600)
+        list(gpu_tune.tune_shapes(cpu, False, tmp_path, time.time() + 600))
         assert table.read_text() == (folder / gpu_tune.TABLE).read_text()

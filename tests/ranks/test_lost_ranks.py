@@ -271,9 +271,10 @@ def _symmetric_memory(fails: str) -> str:
 
     # A header of one word; the addresses of the handle are those of the headers.
     mapped = files.mapped[::-1] if fails == "pairs" and ranks.rank == 1 else files.mapped
+    elsewhere = fails == "addresses" and ranks.rank == 1
     handle = types.SimpleNamespace(
         buffer_ptrs=[tensor.data_ptr() - 8 for tensor in files.mapped],
-        get_buffer=lambda rank, *_: mapped[rank],
+        get_buffer=lambda rank, *_: mapped[rank].clone() if elsewhere else mapped[rank],
     )
     peer_memory.allocate = lambda *_: step("allocate", files.own)
     peer_memory.rendezvous = lambda *_: step("rendezvous", handle)
@@ -292,6 +293,7 @@ SYMMETRIC = {
     "allocate": "rank 1: allocate planted",
     "rendezvous": "rank 1: rendezvous planted",
     "pairs": "rank 1: symmetric memory of ranks [0, 1] is not theirs",
+    "addresses": "rank 1: symmetric memory of ranks [0, 1] is not theirs",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import Any
 
@@ -11,13 +12,16 @@ from tpsample.core.interpreted import interpreted
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualRanks
 
+_LOG = logging.getLogger(__name__)
+
 
 def reach(backend: str, device: torch.device) -> dict[str, Any]:
     """Return what a rank reports about reaching its peers' memory, as JSON values.
 
     Returns:
-        host; device: type and UUID, which means the same to every process; linked: devices that
-        NVLink connects with it; obstacle: why its kernels could not write to peers, or "".
+        host; device: type and UUID, which means the same to every process; visible: how many GPUs
+        this process sees; linked: devices that NVLink connects with it; obstacle: why its kernels
+        could not write to peers, or "".
     """
     obstacle = ""
     if backend != "triton":
@@ -31,6 +35,7 @@ def reach(backend: str, device: torch.device) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "device": [device.type, uuid],
+        "visible": torch.cuda.device_count() if device.type == "cuda" else 0,
         "linked": linked,
         "obstacle": obstacle,
     }
@@ -61,10 +66,17 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
     if name in ("auto", "peer"):
         if len({report["host"] for report in reports}) > 1 and reports[0]["device"][0] == "cpu":
             obstacles = ["the ranks are CPUs of several hosts"]
+        if not virtual and (hidden := _hidden_gpus(reports)):
+            obstacles.append(hidden)
         if obstacles:
             raise ValueError(
                 f'exchange: "peer" is not possible here: {"; ".join(obstacles)}; '
                 'or use exchange="collective"'
+            )
+        if not virtual and reports[0]["device"][0] == "cuda" and not _all_linked(reports):
+            _LOG.warning(
+                'exchange: "peer" without NVLink between all pairs of GPUs, or torch cannot tell: '
+                'words go over PCIe, which nobody has measured; compare with exchange="collective"'
             )
         return "peer"
     return name
@@ -81,9 +93,24 @@ def explain_auto(ranks: Ranks, reports: list[dict[str, Any]]) -> str:
         return obstacles[0]
     if len({report["host"] for report in reports}) > 1:
         return 'the ranks are on several hosts; exchange="two_level" uses the links inside each'
+    if hidden := _hidden_gpus(reports):
+        return hidden
     if not _all_linked(reports):
         return "NVLink does not connect all pairs of GPUs, or torch cannot tell"
     return "NVLink connects all pairs of GPUs"
+
+
+def _hidden_gpus(reports: list[dict[str, Any]]) -> str:
+    """Say that ranks of one host see no GPU but their own; "" where they do, or have one GPU."""
+    for one in reports:
+        here = [each["device"][1] for each in reports if each["host"] == one["host"]]
+        if one["visible"] == 1 and len(set(here)) > 1:
+            return (
+                f"a rank on {one['host']} sees one GPU and its peers have others, so torch maps no "
+                "memory between them; let every rank see all GPUs of its host "
+                "(CUDA_VISIBLE_DEVICES, or the launcher that sets it) and pass its own device"
+            )
+    return ""
 
 
 def _all_linked_inside(reports: list[dict[str, Any]]) -> bool:

@@ -120,7 +120,7 @@ class SymmetricMemory(PeerMemory):
 
     Memory is allocated outside torch's pool. The pool may give ranks blocks left by *different*
     samplers, and torch would then reuse an old rendezvous that pairs the wrong blocks. Every rank
-    also reads a random number of each peer through the addresses it got before it trusts them.
+    also reads a random number of each peer at the address it will write to before it trusts that.
     """
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> None:
@@ -139,12 +139,16 @@ class SymmetricMemory(PeerMemory):
             torch.cuda.synchronize(device)
         numbers = [record["number"] for record in ranks.gather({"number": number})]
         with _on_every_rank(ranks):
-            found = [
-                int(self._handle.get_buffer(peer, shape, torch.int64).view(-1)[-1])
+            buffers = [
+                self._handle.get_buffer(peer, shape, torch.int64)
                 for peer in range(ranks.world_size)
             ]
-            if found != numbers:
-                wrong = [peer for peer, n in enumerate(numbers) if found[peer] != n]
+            wrong = [
+                peer
+                for peer, (buffer, number) in enumerate(zip(buffers, numbers, strict=True))
+                if buffer.data_ptr() != addresses[peer] or int(buffer.view(-1)[-1]) != number
+            ]
+            if wrong:
                 raise RuntimeError(f"symmetric memory of ranks {wrong} is not theirs")
         self.own.zero_()
         self.barrier()

@@ -5,6 +5,7 @@ The protocol is in `tpsample.kernels.inbox`, the memory in `tpsample.exchange.in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +22,10 @@ from tpsample.request.step import Push
 MAX_WORLD_SIZE = 63
 """Lost ranks are bits of one int64."""
 
-_BLOCK_B, _MAX_BLOCK_S = 32, 16
+_BLOCK_B, _MIN_BLOCK_S, _MAX_BLOCK_S = 32, 2, 16
+"""Blocks of the kernel that waits. It needs 64 words, also for the only rank of a host."""
+_MAX_TIMEOUT_MS = 2**31 - 1
+"""A larger one would be a wider argument, which is another kernel."""
 
 
 class PeerExchange(Exchange):
@@ -101,9 +105,9 @@ class PeerExchange(Exchange):
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
             max_rows=self.max_rows,
-            timeout=int(self.timeout_s * 1e9),
+            timeout_ms=min(math.ceil(self.timeout_s * 1e3), _MAX_TIMEOUT_MS),
             on_failed=self._on_failed,
-            BLOCK_S=min(_MAX_BLOCK_S, triton.next_power_of_2(num_slots)),
+            BLOCK_S=min(_MAX_BLOCK_S, max(_MIN_BLOCK_S, triton.next_power_of_2(num_slots))),
             BLOCK_B=_BLOCK_B,
             OVERLAP=self._overlap,
             num_warps=1,

@@ -6,6 +6,21 @@ arrive whole, and the reader waits for the epoch. Every slot is written once per
 source and cleared by its reader. Clearing is safe because of the two parities: a peer writes this
 parity again only two steps on, after our push of the step between, which follows our clearing.
 
+A push is a plain store, and no link has to support atomics of another GPU. It does what a maximum
+would do, because nothing that counts is ever in the slot:
+
+1. One source has one slot per parity, chunk, sample and row, and stores it once a step: the last
+   arrival alone pushes, and Triton lets one thread store each element.
+2. The slot is 0, or has a word whose reader gave up on it. That word has another epoch than ours:
+   the stores to one slot lie 2, 4, … steps apart, and 2046 steps apart it was stored in between,
+   or cleared by `reset` after the reader gave up.
+3. Stores of one source to one slot keep their order, because a kernel's stores are performed before
+   the next kernel of its stream ends.
+
+The store is marked write-through (".wt"), which makes it one of system scope in machine code
+(`ST….STRONG.SYS`, as `st.relaxed.sys` is): it stays in no cache of the source. The static report
+requires that instruction.
+
 A rank that lost another sends LOST, which is above every word, from its next step on: a rank that
 had the words it missed learns one step later, without waiting for its own timeout.
 
@@ -103,12 +118,11 @@ def push_last_arrival(
             words = tl.load(words_ptr + offs_word, mask=mask_b, other=0, volatile=True)
             tl.debug_barrier()
             tl.store(words_ptr + offs_word, tl.zeros_like(words), mask=mask_b)
-            tl.atomic_max(
+            tl.store(
                 slots + offs_word[None, :],
                 tl.where(lost, WORD_LOST, words | (epoch << EPOCH_SHIFT))[None, :],
                 mask=mask_w[:, None] & mask_b[None, :],
-                sem="relaxed",
-                scope="sys",
+                cache_modifier=".wt",
             )
 
 
@@ -171,7 +185,7 @@ def report(lost_ptr, of_slot, offs_s, world_size):
         "rank",
         "world_size",
         "max_rows",
-        "timeout",
+        "timeout_ms",
         "on_failed",
     ]
 )
@@ -196,7 +210,7 @@ def peer_finish_kernel(
     rank,
     world_size,
     max_rows,
-    timeout,  # int64, nanoseconds
+    timeout_ms,
     on_failed,  # token of a row whose status is not OK
     # blocks
     BLOCK_S: tl.constexpr,
@@ -216,7 +230,7 @@ def peer_finish_kernel(
     inbox += (epoch & 1) * num_slots * max_rows
     lost_before = (tl.load(lost_ptr) | tl.load(lost_ptr + 1)) != 0
     step = tl.load(lost_ptr + 2)
-    deadline = clock() + tl.where(lost_before, 0, timeout)
+    deadline = clock() + tl.where(lost_before, 0, timeout_ms.to(tl.int64) * 1000000)
 
     row_status = tl.zeros((BLOCK_B,), tl.int32)
     for sample in range(num_samples):

@@ -183,7 +183,8 @@ def lm_head_kernel(
 
     # A tile past the shard, or past the list, has no ids: it only counts as arrived.
     if has_ids:
-        # Rows past an edge read a row within it and are masked after.
+        # Rows past an edge read a row within it and are masked after. Loads could be masked in its
+        # place, once a GPU has shown one row to take longer than 16.
         offs_v = token_ids(ids, vocab_stop, BLOCK_V)
         row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
         row_b = tl.minimum(offs_b, num_rows - 1)

@@ -38,9 +38,13 @@ _INTERPRETER_BLOCK_V = 1024
 LIST_BLOCK = 256
 
 
-def screen_tile(num_rows: int) -> Tile:
-    """Return the launch configuration of `screen_kernel` for up to MAX_SLOTS rows."""
+def screen_tile(num_rows: int, gpu: Gpu) -> Tile:
+    """Return the launch configuration of `screen_kernel` for up to MAX_SLOTS rows.
+
+    A stage has the 8-bit weights and both limbs of the hidden states.
+    """
     tile = SCREEN_TILES[max(16, triton.next_power_of_2(num_rows))]
+    tile = tile.fitting(gpu, (tile.block_v + 2 * tile.block_b) * tile.block_d)
     if interpreted():
         return Tile(_INTERPRETER_BLOCK_V, tile.block_b, tile.block_d, 1, 1)
     return tile
@@ -98,8 +102,9 @@ class Screen:
         rounds: int,
     ) -> None:
         device = weight.device
-        self._overlap = Gpu.of(device).arch >= OVERLAP_ARCH
-        block_d = screen_tile(1).block_d
+        self._gpu = Gpu.of(device)
+        self._overlap = self._gpu.arch >= OVERLAP_ARCH
+        block_d = screen_tile(1, self._gpu).block_d
         padded = -(-weight.shape[1] // block_d) * block_d
         self.copy = Int8Copy(weight[: len(shard)], padded)
         self._copy_bytes = self.copy.num_bytes - self.copy.residual.nbytes
@@ -164,7 +169,7 @@ class Screen:
         hidden_states, noise = step.hidden_states, step.noise
         num_rows, num_slots = hidden_states.shape[0], step.num_words
         filters = step.batch.plan.filters
-        tile = screen_tile(num_rows)
+        tile = screen_tile(num_rows, self._gpu)
         edits = controls["token_bias_ptr"] is not None or controls["history_ptr"] is not None
         sizes = {
             "num_rows": num_rows,

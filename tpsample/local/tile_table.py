@@ -68,21 +68,26 @@ def tile_for(
     Penalties and biases (`edits`) need registers that only the short tiles leave.
     """
     if edits:
-        return short_tile(num_rows, dtype)
+        return short_tile(num_rows, dtype, gpu)
     measured = measured_tiles().get((gpu, vocab_rows, hidden_size, batch_tile(num_rows)))
     if measured is None or dtype == torch.float32:
         return rule(num_rows, vocab_rows, dtype, gpu)
     return measured
 
 
-def short_tile(num_rows: int, dtype: torch.dtype) -> Tile:
+def short_tile(num_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     """The configuration for penalties and biases."""
-    return _FP32 if dtype == torch.float32 else _SHORT_TILES[batch_tile(num_rows)]
+    return _FP32 if dtype == torch.float32 else fitted(_SHORT_TILES[batch_tile(num_rows)], gpu)
 
 
-def list_tile(num_rows: int, dtype: torch.dtype) -> Tile:
+def list_tile(num_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     """The configuration for a list of few ids, of up to 64 rows."""
-    return _FP32 if dtype == torch.float32 else _LIST_TILES[batch_tile(num_rows)]
+    return _FP32 if dtype == torch.float32 else fitted(_LIST_TILES[batch_tile(num_rows)], gpu)
+
+
+def fitted(tile: Tile, gpu: Gpu) -> Tile:
+    """Return a tile of 16-bit weights with no more stages than fit this GPU."""
+    return tile.fitting(gpu, 2 * (tile.block_v + tile.block_b) * tile.block_d)
 
 
 def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
@@ -91,7 +96,8 @@ def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
         return _FP32
     block_b = batch_tile(num_rows)
     run_at_once = -(-vocab_rows // _SHORT_TILES[block_b].block_v) <= 2 * gpu.num_sms
-    return _SHORT_TILES[block_b] if block_b <= 32 and run_at_once else _TILES[block_b]
+    short = block_b <= 32 and run_at_once
+    return fitted((_SHORT_TILES if short else _TILES)[block_b], gpu)
 
 
 def batch_tile(num_rows: int) -> int:

@@ -1,6 +1,6 @@
 """What a tile is, and the GPU it is chosen for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,6 +14,20 @@ class Tile:
     block_d: int
     num_warps: int
     num_stages: int
+
+    def fitting(self, gpu: "Gpu", stage_bytes: int) -> "Tile":
+        """Return the tile with as many stages as a program's shared memory has room for.
+
+        Before sm_90 Triton keeps one stage less in shared memory, because the operands of the
+        product that runs are in registers.
+
+        Args:
+            stage_bytes: what one stage loads.
+        """
+        if not gpu.shared_bytes:
+            return self
+        room = gpu.shared_bytes // stage_bytes + (gpu.arch < 90)
+        return replace(self, num_stages=max(1, min(self.num_stages, room)))
 
     def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
         """Batch columns that the epilogue works on at a time.
@@ -36,15 +50,18 @@ class Gpu:
     Attributes:
         name: as torch has it.
         arch: 90 for compute capability 9.0.
+        shared_bytes: what one program may have of shared memory; 0 if unknown.
     """
 
     name: str = ""
     arch: int = 0
     num_sms: int = 0
+    shared_bytes: int = field(default=0, compare=False)
 
     @staticmethod
     def of(device: torch.device) -> "Gpu":
         if device.type != "cuda":
             return Gpu()
         of = torch.cuda.get_device_properties(device)
-        return Gpu(of.name, 10 * of.major + of.minor, of.multi_processor_count)
+        shared_bytes = of.shared_memory_per_block_optin
+        return Gpu(of.name, 10 * of.major + of.minor, of.multi_processor_count, shared_bytes)

@@ -129,7 +129,7 @@ class TritonBackend(Backend):
         if interpreted():
             return interpreter_tile(num_rows, hidden_size)
         if listed and not edits:
-            return list_tile(num_rows, dtype)
+            return list_tile(num_rows, dtype, self._gpu)
         return tile_for(num_rows, len(self._shard), hidden_size, dtype, self._gpu, edits)
 
     def _launch(

@@ -30,8 +30,9 @@ from tpsample.screening.bound import TINY, round_up
 BLOCKS = 8
 NUMBERS = 4 * (1 + BLOCKS + 1 + 1)
 """Bytes of a row beside its integers: the scale, and the norms of blocks, residual and row."""
-CHUNK_ELEMENTS = 2**18
-"""Weights converted at a time: 2 MB of float64."""
+CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**18, 2**24
+"""Weights converted at a time: 2 MB of float64 stay in a CPU's cache. A GPU launches some 25 small
+kernels per chunk, so it takes 128 MB."""
 
 
 class Int8Copy:
@@ -74,7 +75,8 @@ class Int8Copy:
         """Make the copy of the weight as it is now, in the same memory."""
         weight = self._weight
         self.version = None if weight.is_inference() else weight._version
-        step = max(1, CHUNK_ELEMENTS // max(1, weight.shape[1]))
+        elements = GPU_CHUNK_ELEMENTS if weight.is_cuda else CHUNK_ELEMENTS
+        step = max(1, elements // max(1, weight.shape[1]))
         for start in range(0, weight.shape[0], step):
             self._fill(weight, slice(start, start + step))
         self.residual_norm.copy_(round_up(self.residual.double().norm(dim=1)))
