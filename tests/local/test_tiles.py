@@ -125,7 +125,8 @@ class TestTuner:
         finish = LMHeadSampler.finish
 
         def planted(self, out):
-            finish(self, out).token_ids[0] += 1
+            out = finish(self, out)
+            out.token_ids[0] += 1
             return out
 
         monkeypatch.setattr(LMHeadSampler, "finish", planted)

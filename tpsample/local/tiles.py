@@ -63,5 +63,5 @@ class Gpu:
         if device.type != "cuda":
             return Gpu()
         of = torch.cuda.get_device_properties(device)
-        shared_bytes = of.shared_memory_per_block_optin
+        shared_bytes = getattr(of, "shared_memory_per_block_optin", 0)  # without an annotation
         return Gpu(of.name, 10 * of.major + of.minor, of.multi_processor_count, shared_bytes)
