@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
+from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.construction import agree
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
@@ -52,12 +53,12 @@ class LMHeadSampler(Steps):
     one is wrong, or they disagree, every rank raises the same error.
 
     Args:
-        lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous; kept by reference.
-            The rows of this rank's shard come first; rows behind them are padding and never read.
-            D and dtype must match across ranks. A tensor [V_local, 0] is a head without a weight:
-            the sampler then takes logits (`sample_logits`) and no hidden states. A DTensor [V, D]
-            with Shard(0) on one axis of its mesh brings its rows: `shard`, `group` and
-            `vocab_size` follow from it.
+        lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous. It is read where it
+            is and may change between steps (`refresh`). The rows of this rank's shard come first;
+            rows behind them are padding and never read. D and dtype must match across ranks. A
+            tensor [V_local, 0] is a head without a weight: the sampler then takes logits
+            (`sample_logits`) and no hidden states. A DTensor [V, D] with Shard(0) on one axis of
+            its mesh brings its rows: `shard`, `group` and `vocab_size` follow from it.
         vocab_size: V, at most 2^20; must match. Default: where the shards or weight rows end.
         shard: global ids of this rank's rows; the ranks' shards tile [0, V). Default:
             `VocabShard.even` of `vocab_size`, or the weight rows in rank order.
@@ -147,22 +148,32 @@ class LMHeadSampler(Steps):
             agreed.ranks, max_rows, given.chunks, device, decode, agreed.hosts, overlap, on_failed
         )
         self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
-        bias = None if given.bias is None else given.bias.detach()
+        alias = None if given.bias is None else given.bias.detach()
         self.local = make_backend(
             self.backend,
             self.weight,
             self.shard,
-            bias,
+            alias,
             given.head,
             given.philox_rounds,
             max_rows,
             screening,
         )
         self.local.counts = given.count_screened
+        aliases = {"lm_head_weight": (lm_head_weight, self.weight)}
+        if bias is not None and alias is not None:
+            aliases["bias"] = bias, alias
+        self._caller = CallerTensors(aliases, self.local.follow)
         self.checks = StepChecks(
-            self.weight, self.shard, self.vocab_size, max_rows, self.ranks, agreed.seeds
+            self.weight,
+            self.shard,
+            self.vocab_size,
+            max_rows,
+            self.ranks,
+            agreed.seeds,
+            self._caller.follow,
+            lambda: self.local.copy_is_current,
         )
-        self.checks.copied = self.local.copied
         self.agreement = StepAgreement(self.ranks, self.exchange, agreed.seeds)
         self._desync = DesyncDetector(given.desync_every, self.ranks, device)
         self.handle = compiled.register(self)
@@ -325,17 +336,30 @@ class LMHeadSampler(Steps):
             self.agreement.settle(self.checks.compare)
             self._desync.compare()
 
-    def refresh(self) -> None:
-        """Follow a weight that was changed in place, with `screening`; else there is nothing to do.
+    def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
+        """Take the weight as it is now. Who changes weights calls it on every rank; always right.
 
-        A step raises if torch has counted a change of the weight since the copy was made. It cannot
-        see one that torch does not count: through `.data`, from another process, of a weight made
-        under `torch.inference_mode`, or between replays of a captured graph. Whoever changes
-        weights in such a way has to call this before the next step. The copy keeps its memory, so
-        captured graphs read the new one.
+        Without `screening` it is needed in one case: another tensor took the place of the one that
+        the sampler was given, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then
+        pass the new one. The sampler cannot see such a change, and goes on with the old tensor.
+
+        With `screening` it also makes the 8-bit copy anew. A step raises if it knows of a change
+        since: an assigned `.data`, or a change in place that torch counts. On a CPU it also
+        compares a few rows, others in each step, and so sees changes through `.data` and of weights
+        made under `torch.inference_mode`: at once if all rows changed. On a GPU it does not see
+        these two. No step sees a change between replays of a captured graph, whose addresses stay:
+        after an assigned `.data`, or a new tensor, capture again. The copy keeps its memory.
+
+        Args:
+            lm_head_weight, bias: the caller's new tensors, of the same shape, dtype, device and
+                strides. Default: those the sampler has.
+
+        Raises:
+            TypeError, ValueError: a tensor is not like the one before.
         """
+        self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
+        self._caller.follow()
         self.local.refresh()
-        self.checks.copied = self.local.copied
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.

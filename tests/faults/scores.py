@@ -2,6 +2,8 @@
 
 from tests.faults.fault import Fault
 
+WEIGHTS = "tests/sampler/test_weights_that_change.py::"
+
 SCORES = [
     Fault(
         "a greedy row is divided by its temperature",
@@ -297,8 +299,29 @@ SCREEN_KERNELS = [
     Fault(
         "a changed weight is not noticed",
         "tpsample/agreement/step_checks.py",
-        "if self.copied is not None and self.weight._version != self.copied:",
+        "if not self.copy_is_current():",
         "if False:",
         ("tests/kernels/test_screening_kernels.py::test_a_weight_that_changed_is_noticed",),
+    ),
+    Fault(
+        "a weight that lies elsewhere is not followed",
+        "tpsample/agreement/caller_tensors.py",
+        "alias.data = its.detach()",
+        "pass",
+        (f"{WEIGHTS}test_a_bias_is_followed_too",),
+    ),
+    Fault(
+        "a change of the weight that torch does not count is not noticed",
+        "tpsample/screening/int8_copy.py",
+        "return torch.equal(self._sum(self._weight[some]), self._sums[some])",
+        "return True",
+        (f"{WEIGHTS}test_a_change_of_few_rows_is_found_within_a_round[1]",),
+    ),
+    Fault(
+        "the rows that are looked at stay the same",
+        "tpsample/screening/int8_copy.py",
+        "self._turn += 1",
+        "pass",
+        (f"{WEIGHTS}test_a_change_of_few_rows_is_found_within_a_round[1]",),
     ),
 ]

@@ -123,10 +123,17 @@ def test_what_was_handed_on_comes_back_once():
         head.take(torch.empty(3, 0))
 
 
-def test_a_weight_that_was_replaced_is_noticed():
-    runner = v1()
-    runner.model.lm_head.weight = nn.Parameter(runner.model.lm_head.weight.clone())
-    with pytest.raises(RuntimeError, match="lm_head: its weight was replaced"):
+def test_a_weight_that_was_replaced_is_followed():
+    runner, other = v1(), v1()
+    changed = 1 - runner.model.lm_head.weight.detach()
+    other.model.lm_head.weight.data.copy_(changed)
+    expected = step_v1(other, ["a"], rows_of("a"))
+    runner.model.lm_head.weight = nn.Parameter(changed)
+    assert step_v1(runner, ["a"], rows_of("a")).sampled_token_ids.tolist() == (
+        expected.sampled_token_ids.tolist()
+    )
+    runner.model.lm_head.weight = nn.Parameter(changed.bfloat16())
+    with pytest.raises(ValueError, match="lm_head_weight: expected torch"):
         step_v1(runner, ["a"], rows_of("a"))
 
 

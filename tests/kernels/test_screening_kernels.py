@@ -278,7 +278,7 @@ def test_a_weight_that_changed_is_noticed(backend):
     sampler(case.hidden_states, case.batch, case.positions)
     weight *= -1
     changed = replace(case, weight=weight)
-    stale = pytest.raises(ValueError, match=r"changed in place .* call sampler.refresh\(\)")
+    stale = pytest.raises(ValueError, match=r"changed after .* call sampler.refresh\(\)")
     drafts = torch.zeros(4, 1, dtype=torch.int64)
     with stale:
         sampler(case.hidden_states, case.batch, case.positions)

@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +35,9 @@ class StepChecks:
     Attributes:
         weight, shard, vocab_size, max_rows, ranks: of the sampler.
         seeds: where rows without a seed get theirs.
+        follow: follows the caller's weight and bias.
+        copy_is_current: returns whether the backend's copy of the weight, if any, is of it.
         closed: whether the sampler was closed.
-        copied: version of the weight of which the backend keeps a copy; None if it keeps none, or
-            if the weight counts no versions.
     """
 
     weight: Tensor
@@ -45,8 +46,9 @@ class StepChecks:
     max_rows: int
     ranks: Ranks
     seeds: SeedSource
+    follow: Callable[[], None]
+    copy_is_current: Callable[[], bool]
     closed: bool = False
-    copied: int | None = None
 
     def __post_init__(self) -> None:
         # One position given for all rows is spread out here, so that a step allocates nothing.
@@ -58,12 +60,13 @@ class StepChecks:
             raise RuntimeError("sampler: closed; build a new LMHeadSampler")
         check_current(self.weight.device)
 
-    def copy_is_current(self) -> None:
-        """Raise if the weight has changed since the backend copied it; a step may read the copy."""
-        if self.copied is not None and self.weight._version != self.copied:
+    def weight_is_current(self) -> None:
+        """Follow the caller's weight; raise if a step would read an old copy of it."""
+        self.follow()
+        if not self.copy_is_current():
             raise ValueError(
-                "lm_head_weight: changed in place after the sampler had made its 8-bit copy of it, "
-                "so screened tokens could be wrong; call sampler.refresh() on every rank"
+                "lm_head_weight: changed after the sampler had made its 8-bit copy of it, so "
+                "screened tokens could be wrong; call sampler.refresh() on every rank"
             )
 
     def step(
@@ -75,8 +78,8 @@ class StepChecks:
         out: SampleOutput | None,
     ) -> Call:
         """Return the step that the arguments of `LMHeadSampler.__call__` ask for."""
+        self.weight_is_current()
         check_hidden_states(hidden_states, self.weight)
-        self.copy_is_current()
         rows = hidden_states.shape[0]
         return self._step("step", "hidden_states", rows, batch, positions, num_samples, out)
 
@@ -151,6 +154,7 @@ class StepChecks:
     def prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
         """Return what `LMHeadSampler.prompt_logprobs` asks for."""
         self.ready()
+        self.follow()
         check_prompt(hidden_states, token_ids, top, weight=self.weight, vocab_size=self.vocab_size)
         self.ranks.require_group("prompt_logprobs")
         rows = hidden_states.shape[0]

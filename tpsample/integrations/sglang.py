@@ -114,7 +114,7 @@ class Place(Sealed):
             raise UnsupportedParameter("model: a quantised LM head is not supported with SGLang")
         rows = lm_head.shard_indices
         sampler = LMHeadSampler(
-            lm_head.weight.data,
+            lm_head.weight,
             shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
             vocab_size=lm_head.org_vocab_size,
             group=group,
@@ -202,8 +202,9 @@ def register(backend: str = "tpsample") -> None:
             assert _PLACE.kept is not None and logits_output.next_token_logits.shape[1] == 0
             if self._sampler is None:
                 self._sampler = _PLACE.sampler(self.tp_sync_group, self._rows)
-            hidden_states, _PLACE.kept = _PLACE.kept[0], None
+            hidden_states, lm_head, _PLACE.kept = *_PLACE.kept[:2], None
             sampler = self._sampler
+            sampler.refresh(lm_head.weight)  # which an update of weights may have replaced
             batch = batch_of(sampling_info, sampler.vocab_size, sampler.weight.device)
             out = sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
             return out.token_ids

@@ -66,9 +66,9 @@ class Head(Sealed):
             )
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
         padded = lm_head.num_embeddings_per_partition
-        weight = lm_head.weight.data if self.fused else torch.empty(padded, 0, device=device)
+        self._weight = lm_head.weight if self.fused else torch.empty(padded, 0, device=device)
         self.sampler = LMHeadSampler(
-            weight,
+            self._weight,
             shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
             vocab_size=processor.org_vocab_size,
             group=group,
@@ -99,16 +99,18 @@ class Head(Sealed):
         """Sample a token per row of what was kept. Collective."""
         if not self.fused:
             return self.sampler.sample_logits(kept.contiguous(), batch, positions)
-        self.check_weight()
+        self.follow_weight()
         return self.sampler(kept.contiguous(), batch, positions)
 
-    def check_weight(self) -> None:
-        """Raise a RuntimeError if vLLM has put another weight in the place of the sampler's."""
-        if self._lm_head.weight.data_ptr() != self.sampler.weight.data_ptr():
-            raise RuntimeError(
-                "lm_head: its weight was replaced after the server started, and the sampler has "
-                "the old one; write new weights into the old tensor, or start again"
-            )
+    def follow_weight(self) -> None:
+        """Follow a weight that vLLM has put in the place of the sampler's.
+
+        Raises:
+            ValueError: it has another shape, dtype, device or layout.
+        """
+        if self._lm_head.weight is not self._weight:
+            self.sampler.refresh(self._lm_head.weight)
+            self._weight = self._lm_head.weight
 
     def scores(self, kept: Tensor, token_ids: Tensor, top: int, *, as_logits: bool) -> Logprobs:
         """Return raw logprobs, or logits, of one given token per row and of the `top` best.

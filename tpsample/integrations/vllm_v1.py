@@ -115,7 +115,7 @@ class V1Verifier(nn.Module):
             ids = torch.zeros(len(counts), width, dtype=torch.int32, device=logits.device)
             return sampler.kinds.output(sampled_token_ids=ids, logprobs_tensors=None)
         flat = steps.head.take(logits)
-        steps.head.check_weight()
+        steps.head.follow_weight()
         place = torch.arange(width, device=logits.device)
         there = place <= counts.unsqueeze(1)
         hidden = flat.new_zeros(len(counts), width, flat.shape[1])

@@ -46,10 +46,20 @@ class Backend(ABC):
         # Of steps that only store: they may come between the halves of another step.
         self._stored_only = StepBuffer(len(shard), torch.float32, weight.device)
 
+    def follow(self) -> None:
+        """Follow the weight and the bias, the same tensors, which now lie elsewhere in memory.
+
+        Their shapes, dtypes, device and strides are those they had. A backend that has made
+        something of an address or a slice of them makes it anew; the 8-bit copy waits for
+        `refresh`.
+        """
+        if self.copy is not None:
+            self.copy.follow(self._weight[: len(self._shard)])
+
     @property
-    def copied(self) -> int | None:
-        """Return the version of the weight of which there is a copy, if both are known."""
-        return None if self.copy is None else self.copy.version
+    def copy_is_current(self) -> bool:
+        """Whether no change of the weight is known since the copy of it, if any, was made."""
+        return self.copy is None or self.copy.is_current()
 
     def refresh(self) -> None:
         """Make the copy anew, of the weight as it is now."""

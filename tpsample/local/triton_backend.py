@@ -69,6 +69,10 @@ class TritonBackend(Backend):
         self._scale = torch.ones(padded, dtype=torch.float32, device=weight.device)
         self._launches: dict[tuple[Any, ...], _Launch | None] = {}
 
+    def follow(self) -> None:
+        super().follow()
+        self._launches.clear()  # which know whether the weight is aligned
+
     def controls_of(self, rows: ControlRows) -> StepControls:
         return StepControls.of(rows, self._shard, make_mask)
 

@@ -15,7 +15,9 @@ Columns are not equalised (W · diag(c) and h · diag(1 / c) in place of W and h
 little. On 120 rows of that model, T = 1, the candidates are 4.8 without it, 4.1 with c =
 ‖column‖^-1/4 and 5.8 with ‖column‖^-1/2, and 16 rows have 1.9, 1.5 or 2.0 % of the weights read.
 
-The copy does not follow a weight that is changed in place: `refresh` it.
+The copy does not follow a weight that changes: `refresh` it. `is_current` finds out. Changes that
+torch does not count, such as through `.data`, are seen on a CPU by sums of some rows, others in
+each step: at once where most rows changed, and else when it comes to one that did.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from tpsample.core.digest import mix
 from tpsample.screening.bound import TINY, round_up
 
 BLOCKS = 8
 NUMBERS = 4 * (1 + BLOCKS + 1 + 1)
 """Bytes of a row beside its integers: the scale, and the norms of blocks, residual and row."""
+LOOKED_AT = 8
+"""Rows that a step compares with their sums."""
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**18, 2**24
 """Weights converted at a time: 2 MB of float64 stay in a CPU's cache. A GPU launches some 25 small
 kernels per chunk, so it takes 128 MB."""
@@ -49,7 +54,6 @@ class Int8Copy:
         residual: fp32 [V_local, blocks], rounded up.
         residual_norm: fp32 [V_local], of whole rows, rounded up.
         norm: fp32 [V_local], rounded up.
-        version: of the weight, as torch counts changes; None if it does not.
         bounds: int [blocks + 1], where the blocks of columns begin and end.
     """
 
@@ -62,8 +66,12 @@ class Int8Copy:
         self.residual = torch.zeros(num_ids, BLOCKS, dtype=torch.float32, device=weight.device)
         self.norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
         self.residual_norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
-        self.version: int | None = None
-        self._weight = weight
+        self._weight, self._turn = weight, 0
+        self._key: Tensor | None = None  # factors of the columns in the sums of rows
+        if weight.is_cpu and weight.numel():
+            columns = torch.arange(hidden_size, dtype=torch.int64, device=weight.device)
+            self._key = mix(columns) | 1
+        self._sums = torch.zeros(num_ids, dtype=torch.int64, device=weight.device)
         self.refresh()
 
     @property
@@ -74,14 +82,42 @@ class Int8Copy:
     def refresh(self) -> None:
         """Make the copy of the weight as it is now, in the same memory."""
         weight = self._weight
-        self.version = None if weight.is_inference() else weight._version
+        self._source = self._memory()
         elements = GPU_CHUNK_ELEMENTS if weight.is_cuda else CHUNK_ELEMENTS
         step = max(1, elements // max(1, weight.shape[1]))
         for start in range(0, weight.shape[0], step):
             self._fill(weight, slice(start, start + step))
         self.residual_norm.copy_(round_up(self.residual.double().norm(dim=1)))
 
+    def follow(self, weight: Tensor) -> None:
+        """Be of this weight, of the same shape and dtype, from the next `refresh` on."""
+        self._weight = weight
+
+    def is_current(self) -> bool:
+        """Return whether nothing is known of a change of the weight. Waits for no device."""
+        if self._memory() != self._source:
+            return False
+        if self._key is None:
+            return True
+        stride = -(-len(self._sums) // LOOKED_AT)
+        some = slice(self._turn % stride, None, stride)
+        self._turn += 1
+        return torch.equal(self._sum(self._weight[some]), self._sums[some])
+
+    def _memory(self) -> tuple[int, int | None]:
+        """Return where the weight lies, and its version if torch counts changes."""
+        weight = self._weight
+        return weight.data_ptr(), None if weight.is_inference() else weight._version
+
+    def _sum(self, rows: Tensor) -> Tensor:
+        """Return int64 [n], a sum over the bits of each row in which columns have factors."""
+        assert self._key is not None
+        bits = rows.view(torch.int32 if rows.itemsize == 4 else torch.int16)
+        return (bits * self._key).sum(dim=1)
+
     def _fill(self, weight: Tensor, ids: slice) -> None:
+        if self._key is not None:
+            self._sums[ids] = self._sum(weight[ids])
         exact = weight[ids].double()
         finite = exact.isfinite().all(dim=1)
         exact = exact.where(finite.unsqueeze(1), 0.0)

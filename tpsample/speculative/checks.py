@@ -38,6 +38,7 @@ def check_verify(
 ) -> None:
     """Check what `verify` is given; a TypeError or ValueError names the argument."""
     _check_drafts(sampler, draft_token_ids, batch, method, lengths)
+    sampler.checks.weight_is_current()
     check_has_weight(sampler.weight)
     num_rows, num_drafts = draft_token_ids.shape
     shape = (num_rows, num_drafts + 1, sampler.weight.shape[1])
@@ -49,7 +50,6 @@ def check_verify(
         )
     require_plain("hidden_states", hidden_states)
     check_fits_weight(hidden_states, sampler.weight)
-    sampler.checks.copy_is_current()
     _check_sizes("hidden_states", (num_rows, num_drafts), sampler, method, draft)
 
 

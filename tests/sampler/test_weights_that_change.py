@@ -1,0 +1,198 @@
+"""A weight that changes between two steps: the next one reads the new one, or raises.
+
+There are five ways to change a weight; `CHANGES` has them all, and what each needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.ranks import run_ranks
+from tpsample import (
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+    verify,
+)
+
+V, D, ROWS = 211, 16, 6
+STALE = r"lm_head_weight: changed after .* call sampler.refresh\(\) on every rank"
+
+
+def _in_place(head: nn.Linear, new: Tensor) -> None:
+    with torch.no_grad():
+        head.weight.copy_(new)
+
+
+def _in_place_through_data(head: nn.Linear, new: Tensor) -> None:
+    head.weight.data.copy_(new)
+
+
+def _other_data(head: nn.Linear, new: Tensor) -> None:
+    head.weight.data = new.clone()
+
+
+def _in_inference_mode(head: nn.Linear, new: Tensor) -> None:
+    with torch.inference_mode():
+        head.weight.data.copy_(new)
+
+
+def _assigned(head: nn.Linear, new: Tensor) -> None:
+    state = {name: each.clone() for name, each in head.state_dict().items()} | {"weight": new}
+    head.load_state_dict(state, assign=True)
+
+
+CHANGES: dict[str, Callable[[nn.Linear, Tensor], None]] = {
+    "in place": _in_place,
+    "in place through .data": _in_place_through_data,
+    ".data = new": _other_data,
+    "inference mode": _in_inference_mode,
+    "assign=True": _assigned,
+}
+
+
+def head_of(seed: int, *, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(seed)
+    head = nn.Linear(D, V, bias=bias)
+    head.weight.data *= 8
+    return head
+
+
+def batch_of() -> SamplingBatch:
+    kinds = [
+        {},
+        {"temperature": 0.0},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"logprobs": 1},
+    ]
+    params = [SamplingParams(seed=i, **kind) for i, kind in enumerate(kinds)]
+    return SamplingBatch.from_params(params, vocab_size=V)
+
+
+def expected(head: nn.Linear, hidden_states: Tensor, position: int) -> list[int]:
+    logits = reference.logits(hidden_states, head.weight.detach())
+    if head.bias is not None:
+        logits = logits + head.bias.detach()
+    return reference.sample(logits, batch_of(), position).token_ids.tolist()
+
+
+@pytest.mark.parametrize("made_in", ["plain", "inference mode"])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("screening", [None, "int8"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_next_step_reads_the_new_weight_or_raises(change, screening, backend, made_in):
+    with torch.inference_mode(made_in != "plain"):
+        head = head_of(1)
+    options = {"screening": screening, "backend": backend, "max_rows": 16}
+    sampler, batch = LMHeadSampler(head.weight, **options), batch_of()
+    hidden_states = torch.randn(ROWS, D, generator=torch.Generator().manual_seed(3))
+    drafts = torch.zeros(ROWS, 1, dtype=torch.int64)
+    assert sampler(hidden_states, batch, 1).token_ids.tolist() == expected(head, hidden_states, 1)
+    for step in range(2, 4):
+        # Elsewhere torch makes a tensor that is of neither mode, and refuses to read it.
+        with torch.inference_mode(made_in != "plain"):
+            CHANGES[change](head, head_of(step).weight.detach())
+        if screening is not None and change != "assign=True":
+            with pytest.raises(ValueError, match=STALE):
+                sampler(hidden_states, batch, step)
+            with pytest.raises(ValueError, match=STALE):
+                verify(sampler, hidden_states.unsqueeze(1).repeat(1, 2, 1), drafts, batch, step)
+            sampler.refresh()
+        if change == "assign=True":
+            sampler.refresh(head.weight)
+        found = sampler(hidden_states, batch, step).token_ids.tolist()
+        assert found == expected(head, hidden_states, step)
+        logprobs = sampler.prompt_logprobs(hidden_states, torch.arange(ROWS)).values[:, 0]
+        logits = reference.logits(hidden_states, head.weight.detach())
+        truth = logits.double().log_softmax(1).diagonal()
+        torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=0)
+
+
+def test_a_bias_is_followed_too():
+    head = head_of(1, bias=True)
+    sampler, hidden_states = LMHeadSampler(head.weight, bias=head.bias), torch.randn(ROWS, D)
+    sampler(hidden_states, batch_of(), 1)
+    head.bias.data = 9 * torch.randn(V)
+    found = sampler(hidden_states, batch_of(), 1).token_ids.tolist()
+    assert found == expected(head, hidden_states, 1)
+    head.bias = nn.Parameter(9 * torch.randn(V))
+    sampler.refresh(bias=head.bias)
+    found = sampler(hidden_states, batch_of(), 1).token_ids.tolist()
+    assert found == expected(head, hidden_states, 1)
+
+
+@pytest.mark.parametrize("changed", [1, 10])
+def test_a_change_of_few_rows_is_found_within_a_round(changed):
+    """Through `.data`, which torch does not count."""
+    weight = head_of(1).weight.detach()
+    sampler, hidden_states = LMHeadSampler(weight, screening="int8"), torch.randn(ROWS, D)
+    weight.data[100 : 100 + changed] += 1
+    with pytest.raises(ValueError, match=STALE):
+        for step in range(-(-V // 8)):
+            sampler(hidden_states, batch_of(), step)
+    sampler.refresh()
+    for step in range(-(-V // 8)):
+        sampler(hidden_states, batch_of(), step)
+
+
+@pytest.mark.parametrize(
+    ("new", "told"),
+    [
+        (torch.randn(V, D).bfloat16(), r"expected torch.float32 \(211, 16\) on cpu .* got torch.b"),
+        (torch.randn(V + 1, D), r"expected torch.float32 \(211, 16\) .* got torch.float32 \(212, "),
+        (torch.randn(D, V).T, r"with strides \(16, 1\), .* with strides \(1, 211\); build a new"),
+        (torch.empty(V, D, device="meta"), r"got torch.float32 \(211, 16\) on meta"),
+    ],
+    ids=["dtype", "rows", "strides", "device"],
+)
+def test_another_kind_of_weight_is_refused(new, told):
+    weight = torch.randn(V, D)
+    sampler, hidden_states = LMHeadSampler(weight), torch.randn(ROWS, D)
+    with pytest.raises(ValueError, match=told):
+        sampler.refresh(new)
+    if new.device.type == "cpu":
+        weight.data = new
+        with pytest.raises(ValueError, match=told):
+            sampler(hidden_states, batch_of(), 1)
+    with pytest.raises(TypeError, match="lm_head_weight: expected a tensor, got Linear"):
+        sampler.refresh(nn.Linear(D, V))
+    with pytest.raises(ValueError, match="bias: the sampler was built without; build a new one"):
+        sampler.refresh(bias=torch.zeros(V))
+
+
+def _distributed() -> list[list[int]]:
+    """A DTensor, whose local part is replaced, and a copy that is old on one rank alone."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    heads = [head_of(seed).weight.detach() for seed in (1, 2)]
+    weight = distribute_tensor(heads[0].clone(), mesh, [Shard(0)])
+    sampler = LMHeadSampler(weight, screening="int8", backend="torch")
+    hidden_states = torch.ones(ROWS, D)
+    found = [sampler(hidden_states, batch_of(), 1).token_ids.tolist()]
+    other = distribute_tensor(heads[1].clone(), mesh, [Shard(0)])
+    sampler.refresh(other)
+    found.append(sampler(hidden_states, batch_of(), 1).token_ids.tolist())
+    if dist.get_rank():
+        other.to_local().data.copy_(heads[0][: len(other.to_local())])
+    with pytest.raises(ValueError, match=f"rank 1: {STALE}"):
+        sampler(hidden_states, batch_of(), 2)
+    return found
+
+
+def test_ranks_follow_a_dtensor_and_tell_each_other_of_an_old_copy():
+    first, second = run_ranks(2, _distributed)
+    assert first == second
+    for tokens, seed in zip(first, (1, 2), strict=True):
+        assert tokens == expected(head_of(seed), torch.ones(ROWS, D), 1)
+    assert VocabShard.even(V, 1, 2).start == 106
