@@ -85,7 +85,8 @@ class LMHeadSampler(Steps):
             weights that change: see `refresh`. It may differ between ranks.
         count_screened: whether every step counts what screening did on this rank, in `screened` of
             its output, for some small operators more. It may differ between ranks.
-        desync_every: steps after which the sampler calls `compare`; 0 is never; must match.
+        desync_every: steps after which the sampler calls `compare`, with the hidden states of the
+            step; 0 is never; must match.
         on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
             for engines in which -1 means something else. Must match. Default: -1, no token.
 
@@ -322,10 +323,15 @@ class LMHeadSampler(Steps):
             self.ranks.counters.lost.update(error.ranks)
             raise
 
-    def compare(self) -> None:
+    def compare(self, hidden_states: Tensor | None = None) -> None:
         """Raise if the ranks sampled differently since they last compared, or in the last step.
 
         Collective; waits for the GPU. See `tpsample.agreement.desync`.
+
+        Args:
+            hidden_states: [B, D] of this rank, which must be the same on every rank, bit for bit.
+                From others all ranks draw the same wrong tokens. With `desync_every` those of the
+                step in which ranks compare are compared without being passed.
 
         Raises:
             Desync: ranks differ; it names those that differ from most.
@@ -333,8 +339,8 @@ class LMHeadSampler(Steps):
             UnsupportedParameter: several ranks have no process group.
         """
         with self.agreement.leaving_on_error():
-            self.agreement.settle(self.checks.compare)
-            self._desync.compare()
+            self.agreement.settle(lambda: self.checks.compare(hidden_states))
+            self._desync.compare(hidden_states)
 
     def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
         """Take the weight as it is now. Who changes weights calls it on every rank; always right.

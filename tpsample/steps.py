@@ -150,7 +150,7 @@ class Steps(Sealed):
                     finish_logits(stored, step, self.ranks, self.on_failed)
                 if step.batch.undrawn is not None:
                     out.name_undrawn(*step.batch.undrawn, self.on_failed)
-                self._desync.add(step.noise.positions, out)
+                self._desync.add(step.noise.positions, out, step.hidden_states)
         return out
 
     def counters(self) -> dict[str, int]:

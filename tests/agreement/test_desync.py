@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tests.support.cases import Case, even_shards
 from tests.support.ranks import run_ranks
 from tests.support.virtual import peer_of
-from tpsample import Desync, LMHeadSampler, SamplingParams
+from tpsample import Desync, LMHeadSampler, RankMismatch, SamplingParams
 from tpsample.agreement.desync import step_digest
 from tpsample.core.digest import mix
 from tpsample.core.word import TOKEN_BITS
@@ -103,6 +103,43 @@ def _on_demand(case: Case) -> str:
 def test_on_demand_the_last_step_is_compared():
     first, *others = run_ranks(3, _on_demand, Case.make(40, 3))
     assert others == [first] * 2 and first.startswith("ranks 0 sampled")
+
+
+def _missing_all_reduce(case: Case, exchange: str) -> list[tuple[tuple[int, ...], str]]:
+    """One rank passes hidden states of its own, from the second step on."""
+    rank, found = dist.get_rank(), []
+    own = case.hidden_states.clone()
+    own[1, 0] += rank == CULPRIT
+    for every in (0, 2):
+        sampler = _sampler(case, exchange, desync_every=every)
+        sampler(case.hidden_states, case.batch, case.positions)
+        sampler.compare(case.hidden_states)
+        if every == 0:
+            sampler(own, case.batch, case.positions)
+            sampler.compare()  # the tokens are the same
+        with pytest.raises(Desync) as error:
+            for _ in range(2 if every else 0):
+                sampler(own, case.batch, case.positions)
+            sampler.compare(own)
+        found.append((tuple(error.value.ranks), str(error.value)))
+        sampler.compare(case.hidden_states)
+        sampler.compare(case.hidden_states.bfloat16()[:1])
+    if exchange == "collective":  # where ranks meet on the host
+        with pytest.raises(RankMismatch, match="call: every rank must make the same call"):
+            sampler.compare(own if rank else None)
+    with pytest.raises(ValueError, match=r"hidden_states: expected a floating-point tensor \[B"):
+        sampler.compare(case.hidden_states.long())
+    return found
+
+
+@pytest.mark.parametrize("exchange", ["collective", "peer"])
+def test_ranks_with_other_hidden_states_are_found_and_named(exchange):
+    outcomes = run_ranks(3, _missing_all_reduce, Case.make(40, 3), exchange)
+    assert outcomes == [outcomes[0]] * 3
+    for ranks, text in outcomes[0]:
+        assert ranks == (CULPRIT,)
+        assert text.startswith(f"ranks {CULPRIT} were given other hidden states; every rank must ")
+        assert f"rank {CULPRIT}: " in text
 
 
 def test_a_stale_word_of_another_epoch_changes_nothing():

@@ -1,7 +1,9 @@
 """Whether every rank sampled the same, by a digest that is compared across ranks.
 
 Tokens are the same on every rank by construction. This finds what construction cannot see: a
-flipped bit, inputs that differ where no rank looks, a rank that is a step behind.
+flipped bit, inputs that differ where no rank looks, a rank that is a step behind. From hidden
+states that differ all ranks draw the same wrong tokens. So these have a digest of their own, of a
+single step.
 
     row     mix(row, position, seed, token ids), 64 bits
     step    sum over the rows, modulo 2^64, so that no order of summation enters
@@ -18,7 +20,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from tpsample.core.digest import digest_rows, mix
+from tpsample.core.digest import column_factors, digest_rows, mix, sum_rows
 from tpsample.core.step_buffer import capturing
 from tpsample.errors import Desync
 from tpsample.output import SampleOutput
@@ -42,8 +44,8 @@ class DesyncDetector:
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
         self._steps = 0
 
-    def add(self, positions: Tensor, out: SampleOutput) -> None:
-        """Count a step in. Waits only if it is time to compare.
+    def add(self, positions: Tensor, out: SampleOutput, hidden_states: Tensor) -> None:
+        """Count a step in. Waits only if it is time to compare, hidden states of this step too.
 
         Raises:
             Desync: ranks were compared, and differ.
@@ -55,39 +57,52 @@ class DesyncDetector:
         self._steps += 1
         # While a CUDA graph is captured the host may not wait, and replays do not pass here.
         if self._steps >= self.every and not capturing(self._digest.device):
-            self.compare()
+            self.compare(hidden_states)
 
     def forget_step(self) -> None:
         """Let go of the tensors of the last step."""
         self._last = None
 
-    def compare(self) -> None:
-        """Compare with the other ranks. Collective.
+    def compare(self, hidden_states: Tensor | None = None) -> None:
+        """Compare with the other ranks, hidden states [n, D] as well if they are given. Collective.
 
         Raises:
             Desync: ranks differ; it names those that differ from most.
         """
         if self.every == 0 and self._last is not None:
             self._digest.copy_(step_digest(*self._last))
-        digests = self._ranks.gather_integers(self._digest.view(1)).flatten().tolist()
+        given = torch.zeros_like(self._digest)
+        if hidden_states is not None:
+            factors = column_factors(hidden_states.shape[1], hidden_states.device)
+            given = digest_rows(sum_rows(hidden_states.detach().contiguous(), factors))
+        digests = self._ranks.gather_integers(torch.stack([given, self._digest])).tolist()
         steps = self._steps if self.every else 1
         self.reset()
-        if len(set(digests)) == 1:
-            return
-        (common, count), *_ = Counter(digests).most_common()
-        majority = 2 * count > len(digests)
-        ranks = [r for r, digest in enumerate(digests) if not majority or digest != common]
-        each = ", ".join(f"rank {rank}: {d & (2**64 - 1):016x}" for rank, d in enumerate(digests))
-        raise Desync(
-            f"ranks {', '.join(map(str, ranks))} sampled other tokens, or from other seeds or "
-            f"positions, in the last {steps} steps: {each}",
-            ranks,
+        _require_equal(
+            [its for its, _ in digests],
+            "were given other hidden states; every rank must pass the same, so look for a missing "
+            "all-reduce or broadcast before the LM head",
+        )
+        _require_equal(
+            [its for _, its in digests],
+            f"sampled other tokens, or from other seeds or positions, in the last {steps} steps",
         )
 
     def reset(self) -> None:
         """Forget the steps so far; on all ranks."""
         self._digest.zero_()
         self._last, self._steps = None, 0
+
+
+def _require_equal(digests: list[int], did: str) -> None:
+    """Raise a Desync that says of the ranks whose digest differs from most what they did."""
+    if len(set(digests)) == 1:
+        return
+    (common, count), *_ = Counter(digests).most_common()
+    majority = 2 * count > len(digests)
+    ranks = [r for r, digest in enumerate(digests) if not majority or digest != common]
+    each = ", ".join(f"rank {rank}: {d & (2**64 - 1):016x}" for rank, d in enumerate(digests))
+    raise Desync(f"ranks {', '.join(map(str, ranks))} {did}: {each}", ranks)
 
 
 def step_digest(positions: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:

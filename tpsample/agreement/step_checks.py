@@ -15,7 +15,14 @@ from torch import Tensor
 
 from tpsample.agreement.logits_checks import check_has_weight, check_local_logits
 from tpsample.agreement.step import Call
-from tpsample.core.checks import check_current, check_int, describe, is_integer, require_plain
+from tpsample.core.checks import (
+    check_current,
+    check_int,
+    describe,
+    fits,
+    is_integer,
+    require_plain,
+)
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
@@ -160,11 +167,18 @@ class StepChecks:
         rows = hidden_states.shape[0]
         return Call("prompt_logprobs", rows, num_samples=top, token_ids=token_ids)
 
-    def compare(self) -> Call:
+    def compare(self, hidden_states: Tensor | None) -> Call:
         """Return a comparison of the ranks."""
         self.ready()
         self.ranks.require_group("compare, desync_every")
-        return Call("compare")
+        if hidden_states is None:
+            return Call("compare")
+        if not fits(hidden_states, None, "BD", self.weight.device):
+            raise ValueError(
+                f"hidden_states: expected a floating-point tensor [B, D] on {self.weight.device}, "
+                f"got {describe(hidden_states)}"
+            )
+        return Call("compare hidden states", hidden_states.shape[0])
 
 
 def check_batch(batch: object, vocab_size: int, device: torch.device) -> None:

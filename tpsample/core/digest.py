@@ -16,6 +16,9 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their number of bytes."""
+
 _FEW = 4096
 """Elements of a tensor that the host reads one by one."""
 
@@ -32,15 +35,27 @@ def digest_rows(*columns: Tensor) -> Tensor:
     return digest.sum()
 
 
+def column_factors(num_columns: int, device: torch.device) -> Tensor:
+    """Return odd int64 [num_columns], the factors of the columns in `sum_rows`."""
+    return mix(torch.arange(num_columns, dtype=torch.int64, device=device)) | 1
+
+
+def sum_rows(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return int64 [n], sums over the bits of each row of [n, D], whatever the dtype.
+
+    It takes two operators, and any change of a single element changes the sum.
+    """
+    return (rows.view(_INTEGERS[rows.element_size()]) * factors).sum(dim=1)
+
+
 def digest_bits(tensor: Tensor) -> int:
     """Return a signed 64-bit integer of a tensor's bits, whatever its dtype, and of their number.
 
     The host hashes a few elements, because that takes less time than small operators; many are
     mixed.
     """
-    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     flat = tensor.detach().contiguous().view(-1)
-    flat = flat.view(same_size[flat.element_size()])
+    flat = flat.view(_INTEGERS[flat.element_size()])
     if flat.numel() <= _FEW:
         return digest_text(str(flat.tolist()))
     return int(digest_rows(flat.to(torch.int64)))

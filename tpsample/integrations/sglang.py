@@ -202,7 +202,8 @@ def register(backend: str = "tpsample") -> None:
             assert _PLACE.kept is not None and logits_output.next_token_logits.shape[1] == 0
             if self._sampler is None:
                 self._sampler = _PLACE.sampler(self.tp_sync_group, self._rows)
-            hidden_states, lm_head, _PLACE.kept = *_PLACE.kept[:2], None
+            hidden_states, lm_head = _PLACE.kept[:2]
+            _PLACE.kept = None
             sampler = self._sampler
             sampler.refresh(lm_head.weight)  # which an update of weights may have replaced
             batch = batch_of(sampling_info, sampler.vocab_size, sampler.weight.device)

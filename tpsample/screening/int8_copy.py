@@ -27,7 +27,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from tpsample.core.digest import mix
+from tpsample.core.digest import column_factors, sum_rows
 from tpsample.screening.bound import TINY, round_up
 
 BLOCKS = 8
@@ -69,8 +69,7 @@ class Int8Copy:
         self._weight, self._turn = weight, 0
         self._key: Tensor | None = None  # factors of the columns in the sums of rows
         if weight.is_cpu and weight.numel():
-            columns = torch.arange(hidden_size, dtype=torch.int64, device=weight.device)
-            self._key = mix(columns) | 1
+            self._key = column_factors(hidden_size, weight.device)
         self._sums = torch.zeros(num_ids, dtype=torch.int64, device=weight.device)
         self.refresh()
 
@@ -102,22 +101,16 @@ class Int8Copy:
         stride = -(-len(self._sums) // LOOKED_AT)
         some = slice(self._turn % stride, None, stride)
         self._turn += 1
-        return torch.equal(self._sum(self._weight[some]), self._sums[some])
+        return torch.equal(sum_rows(self._weight[some], self._key), self._sums[some])
 
     def _memory(self) -> tuple[int, int | None]:
         """Return where the weight lies, and its version if torch counts changes."""
         weight = self._weight
         return weight.data_ptr(), None if weight.is_inference() else weight._version
 
-    def _sum(self, rows: Tensor) -> Tensor:
-        """Return int64 [n], a sum over the bits of each row in which columns have factors."""
-        assert self._key is not None
-        bits = rows.view(torch.int32 if rows.itemsize == 4 else torch.int16)
-        return (bits * self._key).sum(dim=1)
-
     def _fill(self, weight: Tensor, ids: slice) -> None:
         if self._key is not None:
-            self._sums[ids] = self._sum(weight[ids])
+            self._sums[ids] = sum_rows(weight[ids], self._key)
         exact = weight[ids].double()
         finite = exact.isfinite().all(dim=1)
         exact = exact.where(finite.unsqueeze(1), 0.0)
