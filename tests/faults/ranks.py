@@ -281,6 +281,16 @@ AGREEMENT = [
         ("tests/agreement/test_reset.py::test_resets_hold_no_more_than_the_first[collective]",),
     ),
     Fault(
+        "a rank waits for the store without an end",
+        "tpsample/ranks/roll_call.py",
+        "self._asking.join(max(0.0, deadline - time.monotonic()))",
+        "self._asking.join()",
+        (
+            "tests/ranks/test_lost_ranks.py::"
+            "test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it",
+        ),
+    ),
+    Fault(
         "ranks do not compare how many seeds were drawn",
         "tpsample/agreement/step.py",
         "after {self.seeds_drawn} drawn",

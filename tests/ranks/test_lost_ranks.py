@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 import time
 import types
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ import tpsample.exchange.inboxes as peer_memory
 from tests.support.cases import Case
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
+from tests.support.relay import Relay
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, peer_of
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
@@ -205,6 +208,38 @@ def _reset_alone() -> str:
 
 def test_a_reset_that_one_rank_does_not_join_ends():
     assert "reset: rank 1 did not come" in run_ranks(2, _reset_alone, group_timeout_s=1)[0]
+
+
+def _cut_off(case: Case) -> tuple[str, float]:
+    """Rank 1 reaches the store through a relay that stops while rank 0 misses a step."""
+    rank, timeout = dist.get_rank(), timedelta(seconds=slowness())
+    server = None if rank else dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    found = [server and server.port]
+    dist.broadcast_object_list(found)
+    relay = Relay(found[0])
+    dist.barrier()
+    dist.destroy_process_group()
+    store = server or dist.TCPStore("127.0.0.1", relay.port, 2, False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
+    sampler = _make(case, "collective")
+    assert_all_equal([sampler(case.hidden_states, case.batch, case.positions)], case.oracle())
+    text, took = "", 0.0
+    if rank == 1:
+        relay.carries.clear()
+        began = time.monotonic()
+        with pytest.raises(PeerLost) as lost:
+            sampler(case.hidden_states, case.batch, case.positions)
+        text, took = str(lost.value), time.monotonic() - began
+        threading.Timer(3, relay.carries.set).start()  # the network is back during the reset
+    sampler.reset()
+    assert_all_equal([sampler(case.hidden_states, case.batch, case.positions)], case.oracle())
+    return text, took
+
+
+def test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it():
+    _, (text, took) = run_ranks(2, _cut_off, Case.make(60, 3))
+    assert "the store of the process group on 127.0.0.1 does not answer either" in text
+    assert took < GRACE_S + slowness() * 2
 
 
 def _fail_in_a_step(case: Case, exchange: str) -> str:

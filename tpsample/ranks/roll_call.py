@@ -1,9 +1,9 @@
 """Finds out who is still there, through the store of the process group, once an exchange failed.
 
 A collective that fails does not say who is missing, and on some ranks it does not fail at all,
-because only the neighbours of a dead process in a ring notice. So whoever notices writes it down,
-a rank that waits looks there now and then, and all that write within GRACE_S are alive. Nothing is
-read or written while all goes well.
+because not every rank waits for the dead one. So whoever notices writes it down, a rank that waits
+looks there now and then, and all that write within GRACE_S are alive. Nothing is read or written
+while all goes well. A store that does not answer within GRACE_S is lost itself.
 
     <prefix>/called        an exchange has failed
     <prefix>/here/<rank>   the step in which this rank gave up, and whom its device did not hear
@@ -14,11 +14,13 @@ read or written while all goes well.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,9 +30,12 @@ from tpsample.errors import PeerLost, RankMismatch
 GRACE_S = 2.0
 """How long survivors wait for one another after a failure, beyond the timeout."""
 _SLICE = timedelta(seconds=0.25)
+_MAX_RETRY_S = 120.0  # the longest that Linux waits before TCP sends again
 _MAX_TEXT = 1000
 
 _built: dict[str, int] = {}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,10 @@ class RollCall:
         store = dist.distributed_c10d._get_process_group_store(group)
         self._store = dist.PrefixStore(f"tpsample/{number}", store)
         self._rank, self._world_size = rank, world_size
+        self._host = _host_of(store)
         self._generation = 0
+        self._asking: threading.Thread | None = None
+        self._lost_at: float | None = None
         self.step: int | None = None
 
     def store(self, name: str) -> dist.Store:
@@ -119,8 +127,7 @@ class RollCall:
             RankMismatch: some had wrong arguments; the text is that of their errors.
         """
         texts, refusals = {}, []
-        for rank in range(self._world_size):
-            said = self._get(self._key("said", rank))
+        for rank, said in enumerate(self._texts("said")):
             if said is not None:
                 answer = json.loads(said)
                 texts[rank] = str(answer["text"])
@@ -140,24 +147,25 @@ class RollCall:
         Raises:
             RankMismatch: nobody is lost, but a rank refused the step; see `said`.
         """
+        self._lost_at = time.monotonic()
         step, unheard = (self.step, ()) if seen is None else (seen.step, seen.unheard)
         self._set(self._key("here", self._rank), json.dumps({"step": step, "unheard": unheard}))
         # Words tell the ranks that meet on the device; a call would stop them in what they finish.
         if seen is None and not self._set(self._key("called"), ""):
             return PeerLost(
-                "exchange: failed, and the store of the process group does not answer either: the "
-                "process that holds it, usually rank 0, is lost; restart the job",
+                f"exchange: failed, and {self._host} does not answer either. If all ranks live and "
+                "the network is back, call reset() on each. Else the process that holds the store, "
+                "usually rank 0, is lost; restart the job",
                 (0,),
                 step,
             )
-        keys = [self._key("here", rank) for rank in range(self._world_size)]
-        hoped = [key for rank, key in enumerate(keys) if rank not in unheard]
+        hoped = [self._key("here", rank) for rank in range(self._world_size) if rank not in unheard]
         deadline = time.monotonic() + GRACE_S
-        while not (everybody := all(map(self._has, hoped))) and time.monotonic() < deadline:
+        while not (everybody := self._has(*hoped)) and time.monotonic() < deadline:
             time.sleep(0.02)
         if not everybody:
             time.sleep(0.1)  # who came last saw the others, and they see it
-        texts = [self._get(key) for key in keys]
+        texts = self._texts("here")
         silent = [rank for rank, text in enumerate(texts) if text is None]
         answers = [json.loads(text) for text in texts if text is not None]
         steps = [answer["step"] for answer in answers if answer["step"] is not None]
@@ -172,49 +180,90 @@ class RollCall:
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
 
-        The wait is long enough for ranks whose step began when another rank came here.
+        The wait is long enough for ranks whose step began when another rank came here. After a
+        loss it is longer by the time since then, because TCP may take as long again as the network
+        was away until it tries anew.
 
         Raises:
-            PeerLost: some ranks did not come in time; it names them.
+            PeerLost: some ranks, or the store, did not come in time; it names them.
         """
         keys = [self._key("anew", rank) for rank in range(self._world_size)]
-        self._set(keys[self._rank], "")
+        now = time.monotonic()
         limit_s = 2 * (timeout_s + GRACE_S)
-        deadline = time.monotonic() + limit_s
-        while not all(map(self._has, keys)):
-            if time.monotonic() > deadline:
+        if self._lost_at is not None:
+            limit_s += min(now - self._lost_at + timeout_s, _MAX_RETRY_S)
+        if not self._set(keys[self._rank], "", limit_s):
+            raise PeerLost(
+                f"reset: {self._host} did not answer within {limit_s:.0f} s. If the network is "
+                "back, call reset() on every rank again, because TCP may need as long as it was "
+                "away; else restart the job",
+                (0,),
+            )
+        while not self._has(*keys):
+            if time.monotonic() > now + limit_s:
                 missing = [rank for rank, key in enumerate(keys) if not self._has(key)]
                 raise PeerLost(
-                    f"reset: {names(missing)} did not come within {limit_s:g} s; "
-                    "restart the job without the lost ones",
+                    f"reset: {names(missing)} did not come within {limit_s:.0f} s; call reset() on "
+                    "every rank again, or restart the job without the lost ones",
                     missing,
                 )
             time.sleep(0.02)
         self._generation += 1
+        self._lost_at = None
 
     def _key(self, name: str, rank: int | None = None) -> str:
         return f"{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
 
     # A store that is gone answers nothing, and has no word of anybody.
 
-    def _has(self, key: str) -> bool:
-        try:
-            return bool(self._store.check([key]))
-        except RuntimeError:
-            return False
+    def _has(self, *keys: str) -> bool:
+        """Whether the store has all of these keys."""
+        return bool(self._ask(lambda: self._store.check(list(keys))))
 
-    def _get(self, key: str) -> str | None:
-        try:
-            return self._store.get(key).decode() if self._store.check([key]) else None
-        except RuntimeError:
-            return None
+    def _texts(self, name: str) -> list[str | None]:
+        """Return what every rank has written under a name, in rank order."""
+        keys = [self._key(name, rank) for rank in range(self._world_size)]
 
-    def _set(self, key: str, value: str) -> bool:
-        try:
-            self._store.set(key, value)
-        except RuntimeError:
-            return False
-        return True
+        def read() -> list[str | None]:
+            return [
+                self._store.get(key).decode() if self._store.check([key]) else None for key in keys
+            ]
+
+        return self._ask(read) or [None] * self._world_size
+
+    def _set(self, key: str, value: str, limit_s: float = GRACE_S) -> bool:
+        return self._ask(lambda: self._store.set(key, value) or True, limit_s) is not None
+
+    def _ask(self, call: Callable[[], T], limit_s: float = GRACE_S) -> T | None:
+        """Return what a call of the store returns, or None if the store does not answer in time.
+
+        The store's calls have no timeout of their own. A rank that is cut off would wait for
+        minutes, so a thread waits in its place. While one waits it holds the store's lock, and
+        other calls are given up at once, but for one that may take long.
+        """
+        deadline = time.monotonic() + limit_s
+        if self._asking is not None:
+            self._asking.join(limit_s if limit_s > GRACE_S else 0.02)
+            if self._asking.is_alive():
+                return None
+        answer: list[T] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                answer.append(call())
+
+        self._asking = threading.Thread(target=ask, daemon=True)
+        self._asking.start()
+        self._asking.join(max(0.0, deadline - time.monotonic()))
+        return answer[0] if answer else None
+
+
+def _host_of(store: dist.Store) -> str:
+    """Say which store it is: a TCPStore is on a host."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    host = getattr(store, "host", "")
+    return "the store of the process group" + (f" on {host}" if host else "")
 
 
 def raise_if_lost(seen: DeviceLoss, roll: RollCall | None) -> None:
