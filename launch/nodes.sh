@@ -6,7 +6,8 @@
 # FIRST   name or address of one of the machines, the same everywhere; with a port, or 29400
 # NNODES  machines
 # NPROC   ranks on this machine; default 2, or 1 where there is one GPU
-# ADDR    address of this machine; where its own name does not resolve
+# ADDR    address of this machine; default: the one from which it reaches FIRST
+# WAIT    seconds to wait until the script runs on FIRST; default 25
 # JOB     name that jobs at the same time on the same FIRST must not share; default tpsample
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
@@ -20,8 +21,16 @@ fi
 [[ ${NNODES-} =~ ^[1-9][0-9]*$ ]] || fail "NNODES is '${NNODES-}': expected the number of machines"
 [[ $FIRST == *:* ]] || FIRST=$FIRST:29400
 
-address=()
-if [[ -n ${ADDR-} ]]; then address=(--local-addr "$ADDR"); fi
+if $dry_run; then
+    is_first=0 first=${FIRST%:*} address=${ADDR-10.0.0.2}
+else
+    found=$(python "$launch_folder/../tpsample/addresses.py" "$FIRST" "${WAIT-25}" "${ADDR-}" 2>&1) ||
+        fail "$found"
+    read -r is_first first address <<<"$found"
+    if ((is_first)); then note "this machine is the first; waiting for the others at $first"; fi
+fi
 
+# torchrun would look at names to find out which machine is the first, and they may mislead.
 start torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC" --rdzv-backend c10d \
-    --rdzv-id "${JOB-tpsample}" --rdzv-endpoint "$FIRST" "${address[@]}" -m tpsample.cli "$@"
+    --rdzv-id "${JOB-tpsample}" --rdzv-endpoint "$first:${FIRST##*:}" \
+    --rdzv-conf "is_host=$is_first" --local-addr "$address" -m tpsample.cli "$@"

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
+from tpsample.addresses import address_towards, interface_of
 from tpsample.ranks.process import ranks_of
 
 log = logging.getLogger(__name__)
@@ -169,9 +170,7 @@ def host_address(place: Place) -> str:
     if place.local_world_size == place.world_size:
         return "127.0.0.1"
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("198.51.100.1", 9))  # sends nothing; picks the outgoing interface
-            return str(probe.getsockname()[0])
+        return address_towards(socket.gethostname())
     except OSError:
         return socket.gethostname()
 
@@ -199,11 +198,32 @@ def _init_group(place: Place, store: Store | None, device: torch.device, timeout
                 f"MASTER_ADDR and MASTER_PORT, an address and a free port there, or {_WAY_OUT}"
             )
     gpu = device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if gpu else "gloo",
-        store=store,
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=timedelta(seconds=timeout_s),
-        device_id=device if gpu else None,
-    )
+    first = os.environ["MASTER_ADDR"] if store is None else store.host  # type: ignore[attr-defined]
+    try:
+        _choose_interface(place, first)
+        dist.init_process_group(
+            "nccl" if gpu else "gloo",
+            store=store,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=device if gpu else None,
+        )
+    except (dist.DistError, OSError) as error:
+        raise LaunchError(
+            f"rank {place.rank} does not reach all others; the ranks meet on {first}, and its "
+            f"interface is {os.environ.get('GLOO_SOCKET_IFNAME', 'that of its name')}. Set "
+            "GLOO_SOCKET_IFNAME to the interface that leads to the other machines, and MASTER_ADDR "
+            f"to an address of rank 0's. {(str(error).splitlines() or [''])[0][:200]}"
+        ) from error
+
+
+def _choose_interface(place: Place, first: str) -> None:
+    """Let gloo take the interface that leads to the first machine.
+
+    By default it takes the address of this machine's name, which need not lead anywhere.
+    """
+    if place.local_world_size < place.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+        interface = interface_of(address_towards(first))
+        if interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import BIN, ROOT, run_command
+from tpsample import addresses
 
 SCRIPTS = sorted(path.name for path in (ROOT / "launch").glob("*.sh"))
 RUN_BY_HAND = [name for name in SCRIPTS if name != "common.sh"]
@@ -37,10 +38,33 @@ def test_nodes() -> None:
     line = _dry("nodes.sh", "generate", "--prompt", "a b", FIRST="n1", NNODES="3", NPROC="8")
     assert line == (
         "torchrun --nnodes 3 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id tpsample "
-        r"--rdzv-endpoint n1:29400 -m tpsample.cli generate --prompt a\ b"
+        "--rdzv-endpoint n1:29400 --rdzv-conf is_host=0 --local-addr 10.0.0.2 -m tpsample.cli "
+        r"generate --prompt a\ b"
     )
     assert "--local-addr 10.0.0.1 -m" in _dry("nodes.sh", FIRST="n1", NNODES="1", ADDR="10.0.0.1")
     assert "--rdzv-endpoint n1:5 " in _dry("nodes.sh", FIRST="n1:5", NNODES="1", NPROC="1")
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("node-nowhere.invalid", "FIRST=node-nowhere.invalid: .*; give the address of one of"),
+        ("192.0.2.77", "FIRST=192.0.2.77:29400: .* did not answer .* within 1 s"),
+    ],
+)
+def test_a_first_machine_that_is_not_there_is_one_line(first: str, said: str) -> None:
+    done = run_command("launch/nodes.sh", env={"FIRST": first, "NNODES": "2", "WAIT": "1"})
+    assert done.returncode == 1
+    assert re.fullmatch(f"nodes.sh: {said}.*\n", done.stderr), done.stderr
+
+
+def test_a_machine_knows_its_own_addresses() -> None:
+    assert addresses.is_own("127.0.0.1") and addresses.is_own("127.0.1.1")
+    assert not addresses.is_own("198.51.100.1")
+    assert addresses.interface_of("127.0.0.1") == "lo"
+    assert addresses.interface_of("198.51.100.1") is None
+    own = addresses.address_towards("127.0.1.1")
+    assert addresses.is_own(own) and addresses.interface_of(own)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +114,7 @@ def test_slurm_outside_an_allocation() -> None:
 @pytest.mark.parametrize(
     ("script", "shown"),
     [
-        ("nodes.sh", "torchrun --nnodes 2 .* --rdzv-endpoint node-1:29400 -m tpsample.cli"),
+        ("nodes.sh", "torchrun --nnodes 2 .* --rdzv-endpoint node-1:29400 .* -m tpsample.cli"),
         ("slurm.sh", "env MASTER_ADDR=node-1 MASTER_PORT=20000 srun --ntasks-per-node 1"),
     ],
 )
