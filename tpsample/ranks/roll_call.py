@@ -232,7 +232,11 @@ class RollCall:
         return self._ask(read) or [None] * self._world_size
 
     def _set(self, key: str, value: str, limit_s: float = GRACE_S) -> bool:
-        return self._ask(lambda: self._store.set(key, value) or True, limit_s) is not None
+        def write() -> bool:
+            self._store.set(key, value)  # it waits for no answer
+            return self._store.check([key])
+
+        return bool(self._ask(write, limit_s))
 
     def _ask(self, call: Callable[[], T], limit_s: float = GRACE_S) -> T | None:
         """Return what a call of the store returns, or None if the store does not answer in time.
