@@ -1,7 +1,7 @@
-# make demo | test | pytest | mutants | soak | bench | scaling | engines | gpu | lint | clean. Each makes the environment .venv on first use.
+# make demo | test | pytest | mutants | soak | bench | scaling | engines | gpu | docs | lint | clean. Each makes the environment .venv on first use.
 #
 #   PYTHON  interpreter of the environment, 3.10 or later
-#   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,hf,mpi,bench,test,dev,cu12
+#   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,hf,mpi,bench,test,docs,dev,cu12
 #   EXTRAS  extras of pyproject.toml
 #   NPROC   ranks of the demo; default 2, or 1 where there is one GPU
 #   PROMPT  what to ask; default a batch of five prompts
@@ -13,13 +13,13 @@
 
 PYTHON ?= python3
 C ?= constraints/default.txt
-EXTRAS ?= cli,hf,mpi,bench,test,dev
+EXTRAS ?= cli,hf,mpi,bench,test,docs,dev
 export NPROC PROMPT MODEL
 
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
 
-.PHONY: demo test pytest mutants soak bench scaling engines gpu lint clean
+.PHONY: demo test pytest mutants soak bench scaling engines gpu docs lint clean
 
 demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
@@ -56,6 +56,13 @@ endif
 
 gpu: $(if $(OWN),,$(INSTALLED))
 	$(if $(OWN),$(PYTHON),.venv/bin/python) -m benchmarks.gpu_check $(GPU)
+
+# The reference of the public names, in build/docs. Classes inherit methods from the four modules
+# behind the package.
+docs: $(INSTALLED)
+	.venv/bin/pdoc --docformat google --output-directory build/docs tpsample tpsample.steps \
+		tpsample.request.step_batch tpsample.request.batch_rows tpsample.request.batch_slots \
+		tpsample.record tpsample.distributed tpsample.integrations.transformers
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .

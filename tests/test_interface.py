@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import tpsample
+from tests.support.commands import ROOT, run_command
 from tpsample import (
     Changes,
     KeptSets,
@@ -34,6 +36,7 @@ from tpsample import (
 from tpsample.integrations.engine_rows import EngineRows
 
 V, D = 20, 4
+NAMED = re.compile(r"`(\w+)`")
 WEIGHT = torch.arange(V * D, dtype=torch.float32).reshape(V, D).sin()
 INTEGERS = [np.int32, np.uint8, lambda n: torch.tensor(n), lambda n: torch.tensor(n).int()]
 IDS = ["int32", "uint8", "torch int64", "torch int32"]
@@ -129,6 +132,29 @@ def test_the_package_can_be_run(
     with pytest.raises(SystemExit):
         runpy.run_module("tpsample", run_name="__main__")
     assert capsys.readouterr().out.startswith("tpsample 0.")
+
+
+def test_the_public_names_are_those_that_the_page_lists():
+    page = (ROOT / "tpsample" / "README.md").read_text()
+    table = page[page.index("## Public names") :].partition("### ")[0]
+    listed = {name for row in re.findall(r"^\| `.*$", table, re.M) for name in NAMED.findall(row)}
+    assert listed - {"TypeError", "ValueError"} == set(tpsample.__all__)
+    assert len(tpsample.__all__) == len(set(tpsample.__all__))
+
+
+@pytest.mark.long
+def test_the_reference_is_made_of_the_docstrings(tmp_path):
+    pytest.importorskip("pdoc", reason="needs the extra docs")
+    recipe = (ROOT / "Makefile").read_text().partition("\ndocs:")[2].partition("\n\n")[0]
+    words = recipe.replace("\\\n", " ").split()
+    words = words[words.index(".venv/bin/pdoc") + 1 :]
+    words[words.index("build/docs")] = str(tmp_path)
+    done = run_command(sys.executable, "-m", "pdoc", *words)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "tpsample.html").read_text()
+    for each in (LMHeadSampler, SamplingBatch):
+        methods = [name for name in dir(each) if name[0] != "_"]
+        assert [name for name in methods if f".{name}" not in page] == [], each
 
 
 def test_public_fields_and_arguments_are_documented() -> None:
