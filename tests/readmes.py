@@ -42,7 +42,7 @@ NEVER = {
     "make gpu": _GPU,
     "FIRST=node-1 NNODES=2 NPROC=8 launch/nodes.sh generate --exchange two_level": _MACHINES,
     "salloc --nodes 2 --gpus-per-node 8 launch/slurm.sh generate --exchange two_level": _MACHINES,
-    "mpirun -np 16 --hostfile hosts --bind-to none python -m mpi4py "
+    "mpirun -np 16 --hostfile hosts -x PATH --bind-to none python -m mpi4py "
     "-m tpsample.cli generate": _MACHINES,
     "make scaling": _GPU,
     "python -m benchmarks.run scaling_model --shapes 128256x8192": "writes a page of results",
