@@ -102,9 +102,9 @@ def noise_on_cpu(step: Callable[[], object]) -> str:
 
 
 class _Operators(TorchDispatchMode):
-    """The operators that do more than look at a tensor."""
+    """The operators that do more than look at a tensor, or count failed rows on the host."""
 
-    VIEWS = ("slice", "select", "view", "detach")
+    VIEWS = ("slice", "select", "view", "detach", "count_nonzero", "_local_scalar_dense")
 
     def __enter__(self) -> _Operators:
         self.called: list[str] = []

@@ -29,6 +29,7 @@ from tpsample import (
     VocabShard,
     reference,
 )
+from tpsample.request.kinds import KINDS, batches_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ODD_BOUNDS = (33331, 64000)
@@ -63,6 +64,7 @@ def features(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
         **{
             f"slots, {kind}": partial(steps_over_slots, plain, kind, dry_run) for kind in SLOT_KINDS
         },
+        "warm_up": lambda: _warmed_up(plain),
         "torch.compile": lambda: _compiled(plain, dry_run),
     }
     wrong = []
@@ -152,6 +154,25 @@ def same_logprobs(out: SampleOutput, expected: Any) -> None:
         equal_nan=True,
         check_dtype=False,
     )
+
+
+def _warmed_up(problem: Problem) -> str:
+    """After a warm-up, steps of every kind, which are captured at once where there is a GPU."""
+    device, rows = problem.weight.device, problem.rows
+    sampler = make_sampler(problem.weight, rows)
+    sampler.warm_up(list(KINDS), rows=[rows])
+    for kind in KINDS:
+        (batch, *fixed) = batches_of([kind], [rows], problem.vocab_size, device)
+        batch = fixed[0] if fixed else batch
+        out = sampler(problem.hidden_states, batch, problem.positions)
+        if device.type == "cuda":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                again = sampler(problem.hidden_states, batch, problem.positions)
+            graph.replay()
+            if not torch.equal(out.token_ids, again.token_ids):
+                raise AssertionError(f"{kind}: a captured step draws other ids")
+    return f"{len(KINDS)} kinds"
 
 
 def _compiled(problem: Problem, dry_run: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -24,10 +25,12 @@ from tpsample.exchange import make_exchange
 from tpsample.exchange.base import Setup
 from tpsample.exchange.decode import decoder
 from tpsample.local import make_backend
+from tpsample.local.tile_table import BATCH_TILES
 from tpsample.logits.prompt import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.kinds import Kind, batches_of
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
 from tpsample.request.step_batch import StepBatch
@@ -308,6 +311,44 @@ class LMHeadSampler(Steps):
                 chunk=self.max_rows,
                 ranks=self.ranks,
             )
+
+    def warm_up(
+        self,
+        kinds: Sequence[Kind] = ("plain",),
+        *,
+        rows: Sequence[int] = (),
+        num_samples: int | None = None,
+    ) -> None:
+        """Compile, load and launch what later steps with requests of these kinds need.
+
+        A step that comes first with its mix of controls compiles for seconds, and inside a graph
+        capture that is an error. Collective: every rank calls with the same kinds. Each step is a
+        real one over zeros. Its tokens are dropped, `counters` count it, and nothing else stays. On
+        a CPU a few rows warm up what the first step would. Steps of `verify` are not among them.
+
+        Args:
+            kinds: names of `tpsample.request.kinds.KINDS`. Steps are taken of each by itself and of
+                all together; call once for each other mix that is to come.
+            rows: how many rows the steps have. Default: on a GPU one number per batch tile up to
+                `max_rows`, because each is a kernel; on a CPU 1.
+            num_samples: as of the later steps.
+
+        Raises:
+            ValueError: no such kind; RankMismatch (a ValueError) on every rank if only some raise.
+            RuntimeError: on GPUs, a kernel needs more shared memory than there is.
+        """
+        with self.agreement.leaving_on_error():
+            self.agreement.settle(lambda: self.checks.warm_up(kinds, rows))
+        device = self.weight.device
+        tiles = [size for size in BATCH_TILES if size <= self.max_rows] or [self.max_rows]
+        chosen = rows or (tiles if device.type == "cuda" else [1])
+        for batch in batches_of(kinds, chosen, self.vocab_size, device):
+            if self.weight.shape[1]:
+                hidden_states = self.weight.new_zeros(batch.rows, self.weight.shape[1])
+                self(hidden_states, batch, 0, num_samples=num_samples)
+            else:
+                logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
+                self.sample_logits(logits, batch, 0, num_samples=num_samples)
 
     def check(self) -> None:
         """Raise if a rank failed to answer in an earlier step. Waits for the GPU.

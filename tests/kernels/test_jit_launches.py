@@ -24,6 +24,7 @@ SEARCH = ["digit", "next_digit"] * 9
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
+    "min_p": [*LEADING, *FIRST_KEPT],
     "filters, samples": [*LEADING, *FIRST_KEPT],
     "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,

@@ -35,25 +35,11 @@ from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualWorld
+from tpsample.request.kinds import KINDS
 
 V, D, ROWS, MAX_ROWS = 8000, 64, 3, 16
 CPU = torch.device("cpu")
 TILE = Tile(64, 16, 64, num_warps=4, num_stages=2)
-
-PARAMS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "top_k": {"top_k": 5},
-    "top_p": {"top_p": 0.9},
-    "top_p in top_k": {"top_p": 0.9, "top_k": 300},
-    "top_k, top_p": {"top_k": 5, "top_p": 0.9},
-    "logprobs": {"logprobs": 3},
-    "allowed ids": {"allowed_token_ids": [1, 2]},
-    "bad words": {"bad_words": [[1, 2], [3]]},
-    "min_tokens": {"min_tokens": 2, "stop_token_ids": [5]},
-    "penalties": {"repetition_penalty": 1.2},
-    "bias": {"logit_bias": {5: 1.0}},
-}
-
 
 SHARED_BYTES = 227 * 1024
 """What a program may have on an H200."""
@@ -220,9 +206,9 @@ FIXED: dict[str, list[dict[str, Any]]] = {
 def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
     """By name, what makes the launches of a step; exchanges are listed in `launches`."""
     found: dict[str, Any] = {
-        name: lambda params=params: step(batch_of(**params)) for name, params in PARAMS.items()
+        name: lambda params=params: step(batch_of(**params)) for name, params in KINDS.items()
     }
-    everything = {name: value for params in PARAMS.values() for name, value in params.items()}
+    everything = {name: value for params in KINDS.values() for name, value in params.items()}
     drafts = torch.zeros(ROWS, 2, dtype=torch.int64)
     grammar = torch.full((ROWS, -(-V // 32)), -1, dtype=torch.int32)
     forced = torch.full((ROWS,), -1, dtype=torch.int64)

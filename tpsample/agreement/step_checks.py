@@ -6,7 +6,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from tpsample.core.checks import (
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
+from tpsample.request.kinds import Kind, check_kinds
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
@@ -166,6 +167,12 @@ class StepChecks:
         self.ranks.require_group("prompt_logprobs")
         rows = hidden_states.shape[0]
         return Call("prompt_logprobs", rows, num_samples=top, token_ids=token_ids)
+
+    def warm_up(self, kinds: Sequence[Kind], rows: Sequence[int]) -> Call:
+        """Return what comes before the steps of a warm-up."""
+        self.ready()
+        check_kinds(kinds, rows, self.max_rows)
+        return Call("warm_up")
 
     def compare(self, hidden_states: Tensor | None) -> Call:
         """Return a comparison of the ranks."""

@@ -28,6 +28,7 @@ _TILES = {
     128: Tile(block_v=128, block_b=128, block_d=64, num_warps=8, num_stages=3),
     256: Tile(block_v=128, block_b=256, block_d=64, num_warps=8, num_stages=3),
 }
+BATCH_TILES = tuple(_TILES)
 # Half the height, for small batches on shards whose tiles then all run at once: a shard of 16032
 # rows is 126 tiles of 128, fewer than the 132 SMs of an H200, but 251 of 64. One tile more than run
 # at once would cost a second wave. At 64 rows and more a short tile reads the hidden states too

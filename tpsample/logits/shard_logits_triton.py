@@ -30,7 +30,7 @@ from tpsample.logits.candidates_triton import TritonCandidates
 from tpsample.logits.launches import BLOCK, NUM_WARPS, LaunchedLogits
 from tpsample.logits.shard_logits import GROUP, ShardLogits
 from tpsample.output import SampleOutput
-from tpsample.request.filters import RowFilters
+from tpsample.request.filters import MAX_TOP_WORDS, RowFilters
 
 
 class TritonShardLogits(LaunchedLogits, ShardLogits):
@@ -168,7 +168,7 @@ class TritonShardLogits(LaunchedLogits, ShardLogits):
             total_log_min_p_ptr=filters.total_log_min_p,
             words_ptr=words,
             count=count,
-            BLOCK=triton.next_power_of_2(count),
+            BLOCK=MAX_TOP_WORDS,  # one kernel for every top_k
             enable_fp_fusion=False,
         )
         return words
