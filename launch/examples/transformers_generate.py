@@ -14,6 +14,7 @@ import tempfile
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.distributed import DistributedConfig
 
 from tpsample.distributed import Job, join
 from tpsample.integrations import transformers as tpsample_transformers
@@ -31,7 +32,8 @@ SMALL = LlamaConfig(
 
 def main(job: Job, name: str | None = None) -> list[list[int]]:
     """Return the new tokens of two rows, the same for any number of ranks."""
-    sharded = {"tp_plan": "auto"} if job.world_size > 1 else {}
+    split = DistributedConfig(tp_plan="auto", tp_size=job.world_size)
+    sharded = {"distributed_config": split} if job.world_size > 1 else {}
     with tempfile.TemporaryDirectory() as folder:
         if name is None and job.rank == 0:
             torch.manual_seed(0)
