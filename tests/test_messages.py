@@ -177,11 +177,12 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
     "a module for a weight": (
         lambda: LMHeadSampler(torch.nn.Linear(D, V)),
         "lm_head_weight: expected a tensor [V_local, D], got Linear(in_features=4, "
-        "out_features=20, bias=True); pass its .weight",
+        "out_features=20, bias=True); pass its .weight, and bias=its .bias",
     ),
     "a model for a weight": (
         lambda: LMHeadSampler(Model()),
-        "lm_head_weight: expected a tensor [V_local, D], got Model; pass its .lm_head.weight",
+        "lm_head_weight: expected a tensor [V_local, D], got Model; pass its "
+        ".lm_head.weight, and bias=its .lm_head.bias",
     ),
     "a transposed weight": (
         lambda: LMHeadSampler(WEIGHT.T),
@@ -211,6 +212,12 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
         lambda: LMHeadSampler(WEIGHT.double()),
         "lm_head_weight: expected one of torch.bfloat16, torch.float16, torch.float32, got "
         "torch.float64; convert it once with .to(torch.float32)",
+    ),
+    "a quantised weight": (
+        lambda: LMHeadSampler(WEIGHT.to(torch.float8_e4m3fn)),
+        "lm_head_weight: expected one of torch.bfloat16, torch.float16, torch.float32, got "
+        "torch.float8_e4m3fn; a quantised head makes its logits itself: pass them to sample_logits "
+        "of a sampler over torch.empty(V_local, 0)",
     ),
     "a vocabulary that is no number": (
         lambda: VocabShard.even("20", 0, 1),

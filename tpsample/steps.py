@@ -107,6 +107,8 @@ class Steps(Sealed):
         with self.agreement.leaving_on_error():
             call = self.agreement.settle(check, words_follow=True)
             assert call.positions is not None
+            if isinstance(call.batch, StepBatch):
+                call.batch.note_step(call.positions)
             out = SampleOutput.empty(call.view.seed, num_samples) if out is None else out
             if hidden_states is not None:
                 return self.begin(hidden_states.detach(), call.view, call.positions, out)

@@ -70,6 +70,8 @@ def test_a_file_gives_each_prompt_its_own_request(tiny: Path, tmp_path: Path) ->
         ('[{"max_tokens": 0}]', "params[0]: max_tokens: expected an int >= 1, got 0"),
         ('[{"max_tokens": 1, "max_completion_tokens": 1}]', "params[0]: max_tokens and max_"),
         ('[{"n": true}]', "params[0]: n: expected an int >= 1, got True"),
+        ('[{"n": 1000000000}]', "n: expected at most 4096 answers to all prompts together, got 1"),
+        ('[{"bad_words": [""]}]', "bad_words: expected texts that are not empty, got ''"),
         ('[{"stop": [""]}]', "params[0]: stop: expected a text or a list of texts, got ['']"),
         ('[{"top_p": 2}]', "params[0]: top_p: expected"),
         ('[{"top_k": "x"}]', "params[0]: top_k: expected"),
@@ -197,3 +199,10 @@ def test_texts_are_forbidden_with_and_without_a_space() -> None:
     params = request.complete(Letters(), [9, 8])
     assert params.bad_words == ((97, 98), (32, 97, 98), (5,))
     assert (params.min_tokens, params.stop_token_ids) == (2, (8, 9))
+
+
+def test_ends_of_a_model_that_is_not_loaded_yet_are_none_of_the_allowed_ids() -> None:
+    request = Request.of("p", {"allowed_token_ids": [0, 1], "bad_words": [[1]], "min_tokens": 2})
+    assert request.complete(Letters(), [2]).allowed_token_ids == (0, 1)
+    with pytest.raises(ValueError, match="forbid every id"):
+        request.complete(Letters(), [0])

@@ -115,6 +115,15 @@ def test_the_law_is_that_of_the_processors(name):
         assert torch.allclose(law, expected, atol=1e-6), f"after {done}"
 
 
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_top_k_keeps_the_ties_that_transformers_keeps(k):
+    asked, generator = requests(lp.TopKLogitsWarper(k)), torch.Generator().manual_seed(k)
+    batch = SamplingBatch.from_params(asked.params, vocab_size=V)
+    logits = torch.randint(0, 3, (3, V), generator=generator).float()
+    expected = lp.TopKLogitsWarper(k)(IDS, logits.clone())
+    assert torch.equal(reference.kept_mask(logits, batch), expected > -torch.inf)
+
+
 def test_greedy_rows_have_penalties_and_no_noise():
     (first, *_) = requests(CASES["repetition"][0], do_sample=False).params
     assert first.greedy and first.repetition_penalty == 1.7

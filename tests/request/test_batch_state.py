@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -611,3 +612,37 @@ def test_scores_beyond_fp32_are_infinite(backend):
     masked = SamplingBatch.from_params([SamplingParams(seed=1)], vocab_size=4)
     out = LMHeadSampler(-weight.abs() - 2e38, backend=backend)(torch.ones(1, 1), masked, 0)
     assert out.token_ids.tolist() == [-1]
+
+
+def test_a_step_that_cannot_see_the_last_token_is_warned_of_once():
+    sampler, hidden_states = LMHeadSampler(torch.ones(V, 4), backend="torch"), torch.ones(2, 4)
+
+    def batch_of(**fields: Any) -> SamplingBatch:
+        params = [SamplingParams(seed=1), SamplingParams(seed=2, **fields)]
+        return SamplingBatch.from_params(params, vocab_size=V)
+
+    for fields in (
+        {"repetition_penalty": 2.0}, {"bad_words": [[1, 2]]},
+        {"min_tokens": 2, "stop_token_ids": [1]},
+    ):  # fmt: skip
+        batch = batch_of(**fields)
+        sampler(hidden_states, batch, 0)
+        with pytest.warns(UserWarning, match=r"call batch.append\(out.token_ids\)") as warned:
+            sampler(hidden_states, batch, 1)
+            sampler(hidden_states, batch, 2)
+        assert [Path(each.filename) for each in warned] == [Path(__file__)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fields in ({}, {"bad_words": [[1]]}, {"logit_bias": {1: 1.0}}):
+            batch = batch_of(**fields)
+            for position in range(3):
+                sampler(hidden_states, batch, position)
+        batch = batch_of(repetition_penalty=2.0)
+        for position in (0, 0, torch.tensor([0, 1])):  # trials, and a row that waits
+            out = sampler(hidden_states, batch, position)
+        for position in range(1, 4):
+            batch.append(out.token_ids)
+            out = sampler(hidden_states, batch, position)
+        batch.update(1, SamplingParams(repetition_penalty=2.0), output_token_ids=[5])
+        sampler(hidden_states, batch, 9)

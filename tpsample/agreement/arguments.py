@@ -158,18 +158,24 @@ def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[i
 def _check_weight(weight: object) -> None:
     require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
-        way_out = "; pass its .weight" if hasattr(weight, "weight") else ""
-        if hasattr(weight, "lm_head"):
-            way_out = "; pass its .lm_head.weight"
+        way_out = ""
+        for of in ("lm_head.", ""):
+            module = getattr(weight, "lm_head", None) if of else weight
+            if not way_out and hasattr(module, "weight"):
+                has_bias = getattr(module, "bias", None) is not None
+                way_out = f"; pass its .{of}weight" + f", and bias=its .{of}bias" * has_bias
         raise TypeError(
             f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}{way_out}"
         )
     if weight.dtype not in WEIGHT_DTYPES:
         dtypes = ", ".join(map(str, WEIGHT_DTYPES))
-        raise ValueError(
-            f"lm_head_weight: expected one of {dtypes}, got {weight.dtype}; convert it once with "
-            ".to(torch.float32)"
-        )
+        way_out = "convert it once with .to(torch.float32)"
+        if weight.itemsize == 1:  # whose scale is not in it
+            way_out = (
+                "a quantised head makes its logits itself: pass them to sample_logits of a sampler "
+                "over torch.empty(V_local, 0)"
+            )
+        raise ValueError(f"lm_head_weight: expected one of {dtypes}, got {weight.dtype}; {way_out}")
     if weight.shape[1] > 1 and weight.shape[0] > 1 and weight.stride(1) != 1:
         raise ValueError(
             f"lm_head_weight: expected [V_local, D] with a contiguous last axis, got "

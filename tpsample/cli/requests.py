@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,9 @@ _ENGINE = ("max_tokens", "stop", "n")
 """Fields that the sampler does not know: how long answers are, what ends them, how many."""
 _NOT_SHOWN = {"logprobs", "logprob_token_ids"}
 """Fields that ask for what the command does not print."""
+
+MAX_ANSWERS = 4096
+"""Rows of one call, each of which is generated at the same time as the others."""
 
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Divides logits > 0 of tokens so far, multiplies the others.")
@@ -77,12 +81,16 @@ class Request:
         params = SamplingParams(**{k: v for k, v in values.items() if k not in (*_LATER, *_ENGINE)})
         bad_words, min_tokens = values.get("bad_words") or (), values.get("min_tokens", 0)
         stop_token_ids = values.get("stop_token_ids") or ()
-        # Checked now as far as possible: before a model is loaded.
+        if "" in bad_words:
+            raise ValueError("bad_words: expected texts that are not empty, got ''; leave it out")
+        # Checked now as far as possible: before a model is loaded, whose ends are none of these.
+        allowed = set(params.allowed_token_ids or ())
+        no_end = next(token_id for token_id in itertools.count() if token_id not in allowed)
         replace(
             params,
             bad_words=[words for words in bad_words if not isinstance(words, str)],
             min_tokens=min_tokens,
-            stop_token_ids=stop_token_ids or [0],
+            stop_token_ids=stop_token_ids or [no_end],
         )
         return Request(
             prompt,
@@ -211,6 +219,12 @@ def asked(
     own: list[dict[str, Any]] = [{} for _ in prompts]
     if params_file is not None:
         own = read_params(params_file, len(prompts), why)
+    answers = sum(fields.get("n", num_samples) for fields in own)
+    if answers > MAX_ANSWERS:
+        raise ValueError(
+            f"n: expected at most {MAX_ANSWERS} answers to all prompts together, got {answers}; "
+            "ask for fewer, or start the command several times"
+        )
     rows: list[Request] = []
     for place, (prompt, fields) in enumerate(zip(prompts, own, strict=True)):
         temperature = temperatures[place % len(temperatures)]

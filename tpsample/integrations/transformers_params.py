@@ -2,6 +2,10 @@
 
 transformers turns the arguments of `generate` into logits processors. Each is honoured by its exact
 type, or refused by name: a subclass may do anything.
+
+Equal logits: `top_k` keeps every logit that equals the k-th, as in transformers. Under `top_p`
+transformers cuts equal logits where its sort, which is not stable, left them. Here all that equal
+the last one kept are kept if there is a `top_k`, else those with lower ids.
 """
 
 from __future__ import annotations
@@ -60,6 +64,7 @@ def _temperature(processor: Any, fields: Fields, prompts: Prompts) -> None:
 def _top_k(processor: Any, fields: Fields, prompts: Prompts) -> None:
     _keeping_one(processor, "top_k")
     _once(fields, "top_k", processor.top_k, processor)
+    fields["ties"] = "keep"
 
 
 def _top_p(processor: Any, fields: Fields, prompts: Prompts) -> None:

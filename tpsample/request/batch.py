@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -267,11 +268,27 @@ class SamplingBatch(BatchSlots):
                 f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
                 f"{num_rows} rows"
             )
-        tables = self._of_rows(num_rows)._tables
+        rows = self._of_rows(num_rows)
+        rows._last_positions, tables = None, rows._tables
         if tables is not None:
             columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
             for column in columns.unbind(dim=1):
                 tables.append(tables.slot_of[:num_rows], column)
+
+    def note_step(self, positions: Tensor) -> None:
+        """Warn once if rows look at their output, and a step at later positions comes without the
+        tokens of the one before. A step at the same ones may be a trial; on a GPU none is known."""
+        if not self._needs_append or not positions.is_cpu:
+            return
+        last, self._last_positions = self._last_positions, positions.detach().clone()
+        if last is not None and len(last) == len(positions) and bool((positions > last).all()):
+            self._needs_append = False
+            warnings.warn(
+                "batch: a step at later positions, and no token was appended since the last one, "
+                "so penalties, bad_words and min_tokens do not see it; call "
+                "batch.append(out.token_ids) after each step",
+                stacklevel=5,
+            )
 
     @property
     def grammar_bitmask(self) -> Tensor | None:

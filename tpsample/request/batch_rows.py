@@ -21,7 +21,7 @@ from tpsample.request.batch_checks import (
     token_lists,
 )
 from tpsample.request.controls.tables import ControlTables, needs_controls
-from tpsample.request.host_rows import IDLE, UNSEEDED, HostRows
+from tpsample.request.host_rows import IDLE, NEEDS_APPEND, UNSEEDED, HostRows
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan
 from tpsample.request.row_tensors import RowTensors
@@ -53,6 +53,8 @@ class BatchRows(StepBatch):
         self.unseeded: list[int] = []
         self._idle: list[int] = []  # slots without a request
         self.version = 0
+        self._needs_append = False
+        self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
         self._host_rows: HostRows
         self._plan: BatchPlan | None
         self._last_plan: BatchPlan
@@ -307,6 +309,7 @@ class BatchRows(StepBatch):
             self._view_rows(count)
         self.unseeded = list(compress(range(count), rows.selectors(UNSEEDED)))
         self._idle = list(compress(range(count), rows.selectors(IDLE)))
+        self._needs_append, self._last_positions = 1 in rows.selectors(NEEDS_APPEND), None
         self._stale = set(self._masks)
         self._plan = None
         if self._slots is None:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from tpsample.request.filters import RowFilter
 from tpsample.request.params import SamplingParams
 
-FILTERED, ASKS_LOGPROBS, UNSEEDED, IDLE = 1, 2, 4, 8
+FILTERED, ASKS_LOGPROBS, UNSEEDED, IDLE, NEEDS_APPEND = 1, 2, 4, 8, 16
 """Bits of the flags of a row."""
 
-_SELECTORS = {bit: bytes(bool(flags & bit) for flags in range(256)) for bit in (1, 2, 4, 8)}
+_SELECTORS = {bit: bytes(bool(flags & bit) for flags in range(256)) for bit in (1, 2, 4, 8, 16)}
 _SEEDED = bytes(flags & ~UNSEEDED for flags in range(256))
 
 
@@ -28,7 +28,8 @@ class HostRows(NamedTuple):
         requests: of each row.
         filters: of each row.
         flags: of each row, whether it has filters, whether it asks for logprobs, whether it waits
-            for its seed, and whether it is a slot without a request.
+            for its seed, whether it is a slot without a request, and whether the output changes
+            its logits.
     """
 
     requests: list[SamplingParams]
@@ -44,6 +45,7 @@ class HostRows(NamedTuple):
             + ASKS_LOGPROBS * each.asks_logprobs
             + UNSEEDED * (each.seed is None)
             + IDLE * idle
+            + NEEDS_APPEND * each.needs_append
             for each, its in zip(requests, filters, strict=True)
         ]
         return HostRows(list(requests), filters, bytes(flags))

@@ -133,6 +133,12 @@ class SamplingParams:
         return self.allowed_token_ids is not None or bool(self.bad_words) or self.min_tokens > 0
 
     @property
+    def needs_append(self) -> bool:
+        """Whether tokens of the output change the logits of those after them."""
+        of_several = any(len(words) > 1 for words in self.bad_words or ())
+        return self.penalised or of_several or bool(self.min_tokens and self.stop_token_ids)
+
+    @property
     def reads_output(self) -> bool:
         """Whether the tokens so far matter, so that each new one must be appended."""
         return self.penalised or bool(self.bad_words) or self.min_tokens > 0

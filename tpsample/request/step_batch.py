@@ -86,6 +86,9 @@ class StepBatch(Sealed, ABC):
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
 
+    def note_step(self, positions: Tensor) -> None:
+        """Warn if a step cannot see the tokens of the one before it. Nothing is known here."""
+
     @abstractmethod
     def state(self) -> dict[str, object]:
         """Return all that a step reads beside plan, seeds and temperatures, by name, for ranks to
