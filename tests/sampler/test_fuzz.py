@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.mixtures import Story, one_request_for_all
+from tests.support.mixtures import Story, engine_tensors, one_request_for_all
 from tests.support.random_batches import (
     THEMES,
     ModelHead,
@@ -42,6 +42,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
         head = ModelHead.make(pick, world_size, exact=False, most=theme.most_ids)
         options = {
             "backend": "torch",
+            "screening": pick.choice([None, None, "int8"]),
             "exchange": pick.choice(EXCHANGES) if world_size > 1 else "auto",
             "chunks": pick.choice([1, 1, 2, 5]),
             "philox_rounds": pick.choice([10, 10, 7]),
@@ -60,7 +61,8 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
         )
         tally += story.run(STEPS)
         if options["philox_rounds"] == 10:
-            tally += one_request_for_all(pick, head, ranks, name)
+            tally += one_request_for_all(pick, story.head, ranks, name)
+            tally += engine_tensors(pick, story.head, ranks, rank, name)
         ranks.close()
         rows, seed = rows + story.taken, seed + 1
     return tally

@@ -11,6 +11,8 @@ for the same seed.
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,9 +37,11 @@ from tests.support.random_batches import (
     VirtualRanks,
     request,
     surroundings,
+    take_head,
     tokens_so_far,
 )
 from tpsample import (
+    RankMismatch,
     SampleOutput,
     SamplingBatch,
     SamplingParams,
@@ -47,6 +51,7 @@ from tpsample import (
 )
 from tpsample.speculative.output import VerifyOutput
 
+ORDERS = ("sequential", "joint", "min_p_last")
 EARLIER = 12
 """Outputs that are looked at again at the end of a story."""
 
@@ -124,8 +129,11 @@ class Story:
         """Those that are possible now."""
         found = [self._set_grammar, self._clear_grammar, self._set_forced, self._clear_forced]
         found += [self._permute]
+        if self.ranks.by_ratio:
+            found += [self._copy, self._other_weight]
         if self.rows:
             found += [self._drop, self._update, self._update, self._write]
+            found += [self._refill] if self.ranks.by_ratio else []
         if len(self.rows) < self.max_rows:
             found += [self._add, self._add]
         if self.pick.random() < 0.1:
@@ -163,6 +171,32 @@ class Story:
         order = self.pick.sample(range(len(self.rows)), len(self.rows))
         self.rows = [self.rows[i] for i in order]
         self.batch.permute(order)
+
+    def _copy(self) -> None:
+        """Go on with a copy, and make steps of the old batch refuse or draw something else."""
+        old = self.batch
+        ways = [copy.deepcopy, copy.copy, lambda batch: pickle.loads(pickle.dumps(batch))]
+        with torch.inference_mode(False):
+            self.batch = self.pick.choice(ways)(old)
+            old.temperature.fill_(7.0)
+            old.seed.fill_(1)
+            old.drop(range(len(self.rows)))
+
+    def _other_weight(self) -> None:
+        self.head = self.head.other(self.pick)
+        with torch.inference_mode(False):
+            take_head(self.ranks, self.pick, self.head)
+
+    def _refill(self) -> None:
+        """A request leaves its slot, and another takes it."""
+        self.moved = True
+        at = self.pick.randrange(len(self.rows))
+        old, new = self.rows[at], self._row()
+        self.rows[at] = new
+        new.grammar, new.forced = old.grammar, old.forced
+        self.batch.free(at)
+        so_far = {"prompt_token_ids": [new.prompt], "output_token_ids": [list(new.output)]}
+        self.batch.put(at, new.params, **so_far)
 
     def _update(self) -> None:
         self.moved = True
@@ -230,13 +264,50 @@ class Story:
     # steps
 
     def _sample(self) -> None:
+        slots = self.ranks.by_ratio and self.kept_cap is None and self.rows
+        if slots and self.pick.random() < 0.3:
+            self._sample_slots()
+        else:
+            self._sample_rows(self.batch)
+
+    def _sample_slots(self) -> None:
+        """A step of some slots, which are those of the rows; changes come after `select`, too."""
+        rows = self._selected()
+        if self.pick.random() < 0.4:
+            self._note("a change after select")
+            self.pick.choice([self._permute, self._refill, self._update, self._drop])()
+            refused = self._refused(rows)
+            if refused != "call batch.select again":
+                self._wrong(-1, f"a selection of rows that changed: {refused}")
+            if not self.rows:
+                return
+            rows = self._selected()
+        self._assign_masks()
+        whole, self.rows = self.rows, [self.rows[i] for i in self.chosen]
+        self._sample_rows(rows)
+        self.rows = whole
+
+    def _selected(self) -> Any:
+        count = len(self.rows)
+        self.chosen = self.pick.sample(range(count), self.pick.randint(1, count))
+        dtype = self.pick.choice([torch.int32, torch.int64])
+        return self.batch.select(torch.tensor(self.chosen, dtype=dtype))
+
+    def _refused(self, rows: Any) -> str:
+        try:
+            self.ranks.sample(self.head.hidden_states(self.pick, rows.rows), rows, 0)
+        except ValueError as error:
+            return str(error)[-len("call batch.select again") :]
+        return "taken"
+
+    def _sample_rows(self, batch: Any) -> None:
         count = len(self.rows)
         hidden_states = self.head.hidden_states(self.pick, count)
         positions, given = self._positions()
         samples, also_reference = self.pick.choice([None] * 4 + [1, 3]), self.pick.random() < 0.2
         with surroundings(self.pick) as around:
             self._note(f"sample {count} rows × {samples} in {around or 'nothing'}")
-            step = partial(self.ranks.sample, hidden_states, self.batch, given)
+            step = partial(self.ranks.sample, hidden_states, batch, given)
             outs = self._taken(partial(step, num_samples=samples))
         for out in outs:
             self._remember(out)
@@ -250,8 +321,8 @@ class Story:
             if also_reference:
                 logits = torch.from_numpy(np.stack(raw))
                 how = {"num_samples": samples, "philox_rounds": self.rounds}
-                self._judge(reference.sample(logits, self.batch, given, **how), answers)
-        self._append(outs[0].token_ids)
+                self._judge(reference.sample(logits, batch, given, **how), answers)
+        self._append(outs[0].token_ids, batch)
         self.number, self.taken = self.number + 1, self.taken + count
 
     def _verify(self) -> None:
@@ -298,7 +369,7 @@ class Story:
         if masked:
             self._clear_grammar()
             self._clear_forced()
-        self._append(outs[0].token_ids)
+        self._append(outs[0].token_ids, self.batch)
         self.number, self.taken = self.number + 1, self.taken + count
 
     def _taken(self, step: Callable[[], list[Any]]) -> list[Any]:
@@ -389,7 +460,7 @@ class Story:
             tensor = torch.stack([tensor, tensor], dim=1)[:, 0]  # strided
         return found, tensor
 
-    def _append(self, token_ids: Tensor) -> None:
+    def _append(self, token_ids: Tensor, batch: Any) -> None:
         """Tell the batch what was drawn, or something else; rows may be left out by -1."""
         count = len(self.rows)
         if self.pick.random() < 0.3 and count:
@@ -401,7 +472,7 @@ class Story:
         self.batch.prepare(VocabShard(0, self.head.size))  # the reference comes later
         with surroundings(self.pick) as around:
             self._note(f"append {list(token_ids.shape)} in {around or 'nothing'}")
-            self.batch.append(token_ids)
+            batch.append(token_ids)
         for row, drawn in zip(self.rows, token_ids.tolist(), strict=True):
             drawn = [drawn] if isinstance(drawn, int) else drawn
             row.output = row.output + [v for v in drawn if v >= 0]
@@ -614,6 +685,66 @@ def one_request_for_all(pick: random.Random, head: ModelHead, ranks: Any, name: 
                 ):
                     found = f"{token}, {status} for {answer.token}, {answer.status}"
                     tally.differ(f"{name}, step {number} of {count} rows: {found}\n  {fields}")
+    return tally
+
+
+def engine_tensors(pick: random.Random, head: ModelHead, ranks: Any, rank: int, name: str) -> Tally:
+    """Steps over an engine's own tensors, by every order; ranks with other orders are told so."""
+    size, tally, count = head.size, Tally(), pick.randint(1, 8)
+    with torch.inference_mode(False):
+        its = {
+            "temperature": torch.ones(count),
+            "seed": torch.zeros(count, dtype=torch.int64),
+            "top_k": torch.zeros(count, dtype=torch.int32),
+            "top_p": torch.ones(count, dtype=torch.float64),
+            "min_p": torch.zeros(count, dtype=torch.float64),
+        }
+    choices: dict[str, Any] = {
+        "temperature": [0.0, 0.5, 1.0, 30.0],
+        "seed": [pick.getrandbits(62) for _ in range(9)],
+        "top_k": [0, -1, 1, 2, 20, size],
+        "top_p": [1.0, 0.01, 0.5, 0.9],
+        "min_p": [0.0, 0.0, 0.1, 0.9],
+    }
+    for step in range(4):
+        orders = [pick.choice(ORDERS) for _ in range(8)]
+        if step % 2:
+            orders = orders[:1] * 8
+        for key, values in choices.items():  # in place, as an engine does
+            its[key].copy_(torch.tensor([pick.choice(values) for _ in range(count)]))
+        batch = SamplingBatch.over(vocab_size=size, **its, filter_order=orders[rank])
+        chosen = pick.sample(range(count), pick.randint(1, count))
+        rows = batch.select(torch.tensor(chosen)) if pick.random() < 0.5 else batch
+        chosen = chosen if rows is not batch else list(range(count))
+        hidden_states, position = head.hidden_states(pick, len(chosen)), pick.getrandbits(20)
+        forced = [pick.randrange(size) if pick.random() < 0.2 else -1 for _ in chosen]
+        if pick.random() < 0.3:
+            rows.forced_token_ids = _forced_tensor(forced)
+        else:
+            forced = [-1] * len(chosen)
+        differ = len(set(orders[: len(head.shards)])) > 1
+        try:
+            outs = ranks.sample(hidden_states, rows, position)
+        except RankMismatch as error:
+            if not differ or not str(error).startswith("filter_order: must be the same"):
+                tally.differ(f"{name}, over, step {step}, orders {orders}: {error}")
+            continue
+        if differ:
+            tally.differ(f"{name}, over, step {step}: orders {orders} were taken for one")
+            continue
+        for r, raw in enumerate(head.raw(hidden_states)):
+            fields = {key: its[key][chosen[r]].item() for key in its if key != "seed"}
+            asked = Request(**fields, filter_order=orders[0])
+            how = {"seed": its["seed"][chosen[r]].item(), "position": position}
+            answer = oracle.draw(raw, asked, Context((), (), None, forced[r]), **how)
+            for out in outs:
+                tally.rows += 1
+                token, status = out.token_ids[r].item(), Status(out.status[r].item()).name
+                if status != answer.status or (
+                    token != answer.token and not answer.near_tie(int(token))
+                ):
+                    found = f"{token}, {status} for {answer.token}, {answer.status}"
+                    tally.differ(f"{name}, over, step {step}: {found}\n  {asked}")
     return tally
 
 

@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -198,6 +199,13 @@ class ModelHead:
     def size(self) -> int:
         return len(self.weight)
 
+    def other(self, pick: random.Random) -> ModelHead:
+        """One of the same shape with other weights."""
+        generator = torch.Generator().manual_seed(pick.getrandbits(32))
+        weight = torch.randn(self.weight.shape, generator=generator)
+        weight = weight.round() if self.exact else weight * pick.choice([1.0, 3.0])
+        return replace(self, weight=weight.to(self.weight.dtype))
+
     @staticmethod
     def of_size(size: int, hidden_size: int, world_size: int) -> ModelHead:
         """A plain one, cut evenly."""
@@ -223,7 +231,7 @@ class ModelHead:
                 None if own is None else torch.cat([own, torch.full_like(own[:1], torch.nan)])
                 for own in (weight, bias)
             )
-        return LMHeadSampler(
+        sampler = LMHeadSampler(
             weight.requires_grad_(pick.random() < 0.3 or gradients),
             vocab_size=self.size,
             shard=shard,
@@ -232,6 +240,8 @@ class ModelHead:
             logit_softcap=self.softcap,
             **options,
         )
+        _GIVEN[sampler] = weight
+        return sampler
 
     def hidden_states(self, pick: random.Random, *shape: int) -> Tensor:
         """[*shape, D], sometimes strided, poisoned, or part of a graph."""
@@ -327,6 +337,42 @@ class Tally:
 # -- how a step is taken -----------------------------------------------------------------------
 
 Call = Callable[[LMHeadSampler], Any]
+
+
+_GIVEN: WeakKeyDictionary[LMHeadSampler, Tensor] = WeakKeyDictionary()
+"""The weight that each sampler was given."""
+
+
+def take_head(ranks: Any, pick: random.Random, head: ModelHead) -> None:
+    """Let ranks go on with another head of the same shape."""
+    seed = pick.getrandbits(32)
+    for sampler, shard in zip(ranks.samplers, ranks.shards, strict=True):
+        change_weight(random.Random(seed), sampler, head.weight[shard.start : shard.stop])
+    if hasattr(ranks, "head"):
+        ranks.head = head
+
+
+def change_weight(pick: random.Random, sampler: LMHeadSampler, rows: Tensor) -> None:
+    """Give a sampler another weight in one of five ways; the rows behind its shard stay."""
+    given = _GIVEN[sampler]
+    new = given.detach().clone()
+    new[: len(rows)] = rows
+    way = pick.choice(["in place", "through data", "data", "inference mode", "another tensor"])
+    if way == "in place":
+        with torch.no_grad():
+            given.copy_(new)
+    elif way == "through data":
+        given.data.copy_(new)
+    elif way == "data":
+        given.data = new
+    elif way == "inference mode":
+        with torch.inference_mode():
+            given.data.copy_(new)
+    if way == "another tensor":
+        _GIVEN[sampler] = torch.nn.Parameter(new)
+        sampler.refresh(_GIVEN[sampler])
+    elif sampler.local.copy is not None or pick.random() < 0.2:
+        sampler.refresh()
 
 
 class OneRank:
