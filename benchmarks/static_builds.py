@@ -240,9 +240,8 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
     fp16 differs from bf16 in the name of the instruction: one tile shows that.
     """
     found = []
-    for tile, dtype in tiles:
-        if dtype != torch.float32:
-            tile = fitted(tile, _gpu(arch))
+    fit = [(t if d == torch.float32 else fitted(t, _gpu(arch)), d) for t, d in tiles]
+    for tile, dtype in dict.fromkeys(fit):
         if dtype == torch.float16 and tile.block_b != 16 and not every:
             continue
         if dtype == torch.float32:
@@ -256,7 +255,8 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
         found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
         if every or at_64:
             found.append(Subject(LM_HEAD, "push", arch, dtype, tile, uses=_PUSH))
-        if every or at_64 or (bf16 and tile in (_SMALLEST, _LARGEST)):
+        largest = fitted(_LARGEST, _gpu(arch))
+        if every or at_64 or (bf16 and tile in (_SMALLEST, largest)):
             uses = _EVERYTHING if is_short(tile) else _NO_EDITS
             odd = {"HIDDEN_SIZE": HIDDEN_SIZE + 8}
             found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, False, uses, odd))

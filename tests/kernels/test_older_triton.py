@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import ROOT, run_command
+from tests.support.older import NO_NETWORK
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 PIN = "constraints/cu12.txt"
@@ -19,7 +20,6 @@ OF_THE_DRIVER = (
     *("cuCtxGetCurrent", "cuCtxSetCurrent", "cuDeviceGet", "cuDevicePrimaryCtxRetain"),
     *("cuFuncSetAttribute", "cuGetErrorString", "cuPointerGetAttribute"),
 )
-NO_NETWORK = ("Temporary failure in name resolution", "Network is unreachable", "ConnectionError")
 
 
 @pytest.fixture(scope="module")

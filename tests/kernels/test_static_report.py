@@ -67,7 +67,8 @@ def test_every_kernel_meets_the_requirements(tmp_path, capsys):
     rows = meets_the_requirements(tmp_path, capsys)
     compiled = {(row["arch"], row["tile"]) for row in rows if row["tile"]}
     tiles = {tile for tile, _ in all_tiles()}
-    assert len(compiled) == len(GPUS) * (len(tiles) + len(SCREEN_TILES))
+    # The largest tile is not for sm_86 and sm_89.
+    assert len(compiled) == len(GPUS) * (len(tiles) + len(SCREEN_TILES)) - 2
     assert {row["dtype"] for row in rows} >= {"bf16", "fp16", "fp32"}
 
 

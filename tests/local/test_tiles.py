@@ -59,6 +59,8 @@ def test_a_list_has_as_many_stages_as_shared_memory_has_room_for(arch, kilobytes
     gpu = Gpu("a GPU", arch, 100, kilobytes * 1024)
     tiles = [tile_table.list_tile(rows, torch.bfloat16, gpu) for rows in (16, 32, 64)]
     assert tuple(tile.num_stages for tile in tiles) == stages
+    largest = tile_table.rule(256, 128256, torch.bfloat16, gpu)
+    assert largest.block_b == (128 if kilobytes == 99 else 256)
 
 
 def test_nothing_that_ships_was_measured():
