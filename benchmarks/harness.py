@@ -27,7 +27,6 @@ NAMES = (
     "shard",
     "screened",
     "exchange",
-    "end_to_end",
     "filters",
     "epilogue",
     "speculative",

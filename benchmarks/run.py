@@ -2,7 +2,7 @@
 
 python -m benchmarks.run                          all that one GPU can answer
 python -m benchmarks.run single_gpu --batches 64,128
-torchrun --standalone --nproc-per-node 8 -m benchmarks.run exchange end_to_end
+torchrun --standalone --nproc-per-node 8 -m benchmarks.run exchange
 python -m benchmarks.scaling                      starts its own ranks, for every world size
 python -m benchmarks.serving                      a serving loop with the bundled model
 python -m benchmarks.run --tiny                   15 s on two cores of a CPU

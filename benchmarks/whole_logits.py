@@ -7,16 +7,15 @@ columns, and both take any sampler of whole logits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import ClassVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks import baselines
-from benchmarks.problem import Problem, WrongToken
+from benchmarks.problem import Problem
 from tpsample import VocabShard
 
 # torch 2.13 renamed it
@@ -145,22 +144,6 @@ class AllToAll(WholeLogits):
             self.tokens[: len(self.own)] = sample(logits)
         all_gather(self.all_tokens, self.tokens)
         return self.all_tokens[: self.problem.rows]
-
-
-def require_equal_tokens(ways: Sequence[WholeLogits]) -> None:
-    """See that all ways end with the same tokens where they draw with the same noise. Collective.
-
-    Raises:
-        WrongToken: they do not.
-    """
-    tokens = [way.gumbel_tokens() for way in ways]
-    if any(not torch.equal(each, tokens[0]) for each in tokens):
-        raise WrongToken(f"{', '.join(way.name for way in ways)}: whole logits differ")
-
-
-def notes() -> list[str]:
-    """Whom the exchanges stand for."""
-    return [f"{kind.name}: {kind.what}, as {kind.engines}." for kind in KINDS]
 
 
 def _joined(parts: Tensor, vocab_size: int) -> Tensor:

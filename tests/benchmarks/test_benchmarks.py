@@ -91,15 +91,12 @@ def wrong_token(monkeypatch):
     monkeypatch.setattr(LMHeadSampler, "finish", planted)
 
 
-def _on_ranks(names: tuple[str, ...], folder: Path) -> dict[str, list[str]]:
-    """The candidates of each benchmark, as this rank saw them."""
+def _on_ranks(folder: Path) -> list[str]:
+    """The candidates of the benchmark of exchanges, as this rank saw them."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     job = Job(rank, world_size, rank, world_size, "test")
-    candidates = {}
-    for name in names:
-        result = execute(name, _small(job), folder / name / RESULT if rank == 0 else None)
-        candidates[name] = [each["candidate"] for each in result.rows]
-    return candidates
+    result = execute("exchange", _small(job), folder / RESULT if rank == 0 else None)
+    return [each["candidate"] for each in result.rows]
 
 
 class TestEachBenchmark:
@@ -115,7 +112,7 @@ class TestEachBenchmark:
         assert (result.checks["rows_compared"] > 0) == (name in SAMPLING)
         views = {view["name"]: view["y"] for view in result.views}
         shown = {name for name, y in views.items() if any(y in each for each in result.rows)}
-        assert views.keys() - shown == ({"efficiency"} if name == "end_to_end" else set())
+        assert views.keys() == shown
         page = write_report(tmp_path).read_text()
         assert "Tiny sizes" in page and result.machine["command"] in page
         drawn = {p.stem for p in tmp_path.glob("*.png")}
@@ -134,18 +131,13 @@ class TestEachBenchmark:
         top_p = next(each for each in at_8 if each["candidate"] == "top_p 0.95")
         assert top_p["bytes_per_row"] <= 1600
 
-    @pytest.mark.parametrize("names", [("exchange",), *long((("end_to_end",),))], ids=str)
-    def test_runs_on_two_ranks(self, names, tmp_path):
-        candidates = run_ranks(2, _on_ranks, names, tmp_path)
+    def test_runs_on_two_ranks(self, tmp_path):
+        candidates = run_ranks(2, _on_ranks, tmp_path)
         assert candidates[0] == candidates[1]
-        for name in names:
-            result = Result.load(tmp_path / name / RESULT)
-            assert result.machine["world_size"] == 2
-            for exchange in ranks.EXCHANGES:
-                assert f"{exchange}, 4 chunks" in candidates[0][name], result.notes
-            if name == "end_to_end":
-                for way in ("all-gather", "all-to-all"):
-                    assert f"{way} + {baselines.GUMBEL}" in candidates[0][name], result.notes
+        result = Result.load(tmp_path / RESULT)
+        assert result.machine["world_size"] == 2
+        for exchange in ranks.EXCHANGES:
+            assert f"{exchange}, 4 chunks" in candidates[0], result.notes
 
     @pytest.mark.parametrize("name", SAMPLING)
     def test_aborts_at_a_wrong_token(self, name, tmp_path, wrong_token):
