@@ -312,6 +312,73 @@ def test_a_process_alone_is_told(name: str) -> None:
     assert not isinstance(raised.value, RankMismatch)  # one rank disagrees with nobody
 
 
+def _tokens(sampler: LMHeadSampler, batch: SamplingBatch | None = None, *, hidden: Any = HIDDEN):
+    return sampler(hidden, batch or _batch(), 0).token_ids.tolist()
+
+
+def _quantised() -> list[int]:
+    """A head with a scale, which its 8-bit weight alone does not have."""
+    quantised = (WEIGHT / 0.01).round().to(torch.int8)
+    sampler = LMHeadSampler(torch.empty(V, 0), backend="torch")
+    logits = 0.01 * (HIDDEN @ quantised.float().T)
+    return sampler.sample_logits(logits, _batch(), 0).token_ids.tolist()
+
+
+def _assigned_anew() -> list[int]:
+    batch = _batch()
+    batch.forced_token_ids = torch.tensor([3, 9])
+    batch.permute([1, 0])
+    batch.forced_token_ids = torch.tensor([9, 3])
+    return _tokens(_sampler(), batch)
+
+
+LINEAR = torch.nn.Linear(D, V)
+FOLLOWED: dict[str, Callable[[], tuple[list[int], Any]]] = {
+    "a module for a weight": lambda: (
+        _tokens(LMHeadSampler(LINEAR.weight, bias=LINEAR.bias)),
+        LINEAR(HIDDEN),
+    ),
+    "a model for a weight": lambda: (
+        _tokens(LMHeadSampler(Model().lm_head.weight, bias=Model().lm_head.bias)),
+        Model().lm_head(HIDDEN),
+    ),
+    "a transposed weight": lambda: (_tokens(LMHeadSampler(WEIGHT.T.T)), HIDDEN @ WEIGHT.T),
+    "a weight of another dtype": lambda: (
+        _tokens(LMHeadSampler(WEIGHT.double().to(torch.float32))),
+        HIDDEN @ WEIGHT.T,
+    ),
+    "a quantised weight": lambda: (
+        _quantised(),
+        0.01 * (HIDDEN @ (WEIGHT / 0.01).round().T),
+    ),
+    "hidden states of another dtype": lambda: (
+        _tokens(_sampler(), hidden=HIDDEN.bfloat16().to(WEIGHT)),
+        HIDDEN @ WEIGHT.T,
+    ),
+    "a sampler that was closed": lambda: (_tokens(_sampler()), HIDDEN @ WEIGHT.T),
+    "more rows than there is room for": lambda: (
+        _tokens(_sampler(max_rows=B)),
+        HIDDEN @ WEIGHT.T,
+    ),
+    "filters inside torch.compile": lambda: (_tokens(_sampler()), HIDDEN @ WEIGHT.T),
+    "a mask of rows that left": lambda: (_assigned_anew(), [9, 3]),
+    "nothing left to draw": lambda: (
+        _tokens(_sampler(), _batch(allowed_token_ids=[5, 6], bad_words=[[5]])),
+        [6, 6],
+    ),
+}
+"""What a message says to do, done, and the logits or the tokens that must come of it."""
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_advice_leads_to_the_right_tokens(name: str) -> None:
+    assert name in ALONE
+    found, right = FOLLOWED[name]()
+    if isinstance(right, torch.Tensor):
+        right = reference.sample(right.detach(), _batch(), 0).token_ids.tolist()
+    assert found == right
+
+
 def test_kernels_on_a_cpu_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(construction, "interpreted", lambda: False)
     assert _said(lambda: LMHeadSampler(WEIGHT, backend="triton")) == (
