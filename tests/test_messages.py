@@ -44,6 +44,11 @@ def _sampler(**options: Any) -> LMHeadSampler:
     return LMHeadSampler(WEIGHT, **{"backend": "torch", "max_rows": 4, **options})
 
 
+def _on_meta() -> SamplingBatch:
+    with torch.device("meta"):  # as engines build models
+        return SamplingBatch.from_params([SamplingParams(seed=1)] * B, vocab_size=V)
+
+
 def _closed() -> object:
     with _sampler() as sampler:
         pass
@@ -157,6 +162,10 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
     "a batch of another vocabulary": (
         lambda: _sampler()(HIDDEN, SamplingBatch.from_params([], vocab_size=V + 1), 0),
         "batch: expected vocab_size 20 as the sampler has, got 21",
+    ),
+    "a batch built under another default device": (
+        lambda: _sampler()(HIDDEN, _on_meta(), 0),
+        "batch: expected tensors on cpu, got meta; build it with device='cpu'",
     ),
     "another number of rows": (
         lambda: _sampler()(torch.ones(3, D), _batch(), 0),

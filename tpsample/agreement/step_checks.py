@@ -200,7 +200,10 @@ def check_batch(batch: object, vocab_size: int, device: torch.device) -> None:
             f"batch: expected vocab_size {vocab_size} as the sampler has, got {batch.vocab_size}"
         )
     if batch.device != device:
-        raise ValueError(f"batch: expected tensors on {device}, got {batch.device}")
+        raise ValueError(
+            f"batch: expected tensors on {device}, got {batch.device}; build it with "
+            f"device={str(device)!r}"
+        )
 
 
 def check_prompt(
