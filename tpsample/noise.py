@@ -20,7 +20,6 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), 
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -48,14 +47,12 @@ _MASK32 = 0xFFFFFFFF
 _ROUNDS = (7, 10)
 
 
-Word = TypeVar("Word", Tensor, int)
-"""Unsigned 32-bit words: int64 tensors that broadcast, or Python's own integers."""
-
-
 def philox4x32(
-    counter: tuple[Word, Word, Word, Word], key: tuple[Word | int, Word | int], rounds: int
-) -> tuple[Word, Word, Word, Word]:
-    """Apply Philox4x32 to tensors, or to single integers, where a hundred operators cost more."""
+    counter: tuple[Tensor, Tensor, Tensor, Tensor],
+    key: tuple[Tensor | int, Tensor | int],
+    rounds: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Apply Philox4x32 to unsigned 32-bit words: int64 tensors that broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
@@ -92,24 +89,6 @@ def row_stream(
         torch.full_like(sample, domain),
     )
     return philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32), 10)
-
-
-def row_streams_on_host(seeds: Tensor, positions: Tensor, sample: int) -> tuple[Tensor, ...]:
-    """Return `row_stream` of a few rows in memory of the host, int64 [B, 1] each.
-
-    Args:
-        seeds, positions: int64 [B].
-    """
-    streams = [
-        philox4x32(
-            (place & _MASK32, (place >> 32) & _MASK32, sample & _MASK32, DOMAIN_TOKEN),
-            (seed & _MASK32, (seed >> 32) & _MASK32),
-            10,
-        )
-        for seed, place in zip(seeds.tolist(), positions.tolist(), strict=True)
-    ]
-    made = torch.tensor(streams, dtype=torch.int64, device=seeds.device)
-    return made.T.unsqueeze(2).unbind()
 
 
 def quad_words(

@@ -7,11 +7,11 @@ one of them can finish.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from tpsample.agreement.arguments import ChosenBackend
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import Call, StepAgreement
 from tpsample.agreement.step_checks import StepChecks
@@ -44,7 +44,7 @@ class Steps(Sealed):
 
     weight: Tensor
     shard: VocabShard
-    backend: Literal["triton", "torch"]
+    backend: ChosenBackend
     ranks: Ranks
     on_failed: int
     checks: StepChecks

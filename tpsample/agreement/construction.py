@@ -7,12 +7,12 @@ import importlib.metadata
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from tpsample.agreement.arguments import (
-    BackendName,
+    ChosenBackend,
     SamplerArguments,
     check_on_failed,
     check_sliced,
@@ -22,6 +22,7 @@ from tpsample.agreement.dtensor import local_arguments
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
 from tpsample.core.interpreted import interpreted
+from tpsample.core.numba_support import missing
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
@@ -54,7 +55,7 @@ class Agreement:
 
     ranks: Ranks
     arguments: SamplerArguments
-    backend: Literal["triton", "torch"]
+    backend: ChosenBackend
     vocab_size: int
     shards: list[VocabShard]
     exchange: str
@@ -86,11 +87,7 @@ def agree(group: object, **given: Any) -> Agreement:
     record: dict[str, Any] = {}
     try:
         arguments = SamplerArguments(**given)
-        backend = _backend(arguments.backend, arguments.weight.device)
-        if arguments.screening and backend == "torch" and arguments.weight.device.type != "cpu":
-            raise ValueError(
-                f'screening: "{arguments.screening}" on a GPU needs backend="triton", got "torch"'
-            )
+        backend = _backend(arguments)
         record = _record(arguments, backend)
     except (TypeError, ValueError) as wrong:
         error = error or wrong
@@ -124,27 +121,42 @@ def agree(group: object, **given: Any) -> Agreement:
 def versions() -> dict[str, str]:
     """Return the versions of what computes. If they differ, near ties might be broken otherwise."""
     found = {"torch": str(torch.__version__)}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["triton"] = importlib.metadata.version("triton")
+    for name in ("triton", "numba"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return found
 
 
-def _backend(backend: BackendName, device: torch.device) -> Literal["triton", "torch"]:
-    """Return the backend that the argument names, checked."""
+def _backend(arguments: SamplerArguments) -> ChosenBackend:
+    """Return the backend that the arguments name, checked."""
+    device, backend = arguments.weight.device, arguments.backend
     check_current(device)
-    if backend == "auto":
-        return default_backend(device)
-    if backend == "triton" and device.type != "cuda" and not interpreted():
+    chosen = default_backend(device) if backend == "auto" else backend
+    if chosen == "triton" and device.type != "cuda" and not interpreted():
         raise ValueError(
-            f'backend: "triton" needs a GPU, lm_head_weight is on {device}; use backend="torch", '
+            f'backend: "triton" needs a GPU, lm_head_weight is on {device}; use backend="auto", '
             "or set TRITON_INTERPRET=1 before Python starts"
         )
-    return backend
+    if chosen == "numba" and device.type != "cpu":
+        raise ValueError(
+            f'backend: "numba" needs a CPU, lm_head_weight is on {device}; use backend="triton"'
+        )
+    if chosen == "numba" and (reason := missing()) is not None:
+        raise ValueError(f'backend: "numba" is not available: {reason}')
+    if arguments.screening and chosen == "torch":
+        way_out = missing() if device.type == "cpu" and backend == "auto" else 'use backend="auto"'
+        raise ValueError(
+            f'screening: "{arguments.screening}" needs backend "triton" or "numba", got "torch": '
+            f"{way_out}"
+        )
+    return chosen
 
 
-def default_backend(device: torch.device) -> Literal["triton", "torch"]:
+def default_backend(device: torch.device) -> ChosenBackend:
     """Return what backend="auto" stands for on a device."""
-    return "triton" if device.type == "cuda" or interpreted() else "torch"
+    if device.type == "cuda" or interpreted():
+        return "triton"
+    return "numba" if device.type == "cpu" and missing() is None else "torch"
 
 
 def _weight_digest(weight: torch.Tensor) -> int | None:

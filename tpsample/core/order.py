@@ -62,15 +62,18 @@ def below_top(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
 
 def masses(below: Tensor) -> Tensor:
     """Return q = rint(2^40 · e^y), int64, of y <= 0 in float64."""
-    exponent = (below * LOG2_E).clamp_(min=-64.0)
+    return power_of_2((below * LOG2_E).clamp_(min=-64.0)).mul_(TOP_MASS).round_().to(torch.int64)
+
+
+def power_of_2(exponent: Tensor) -> Tensor:
+    """Return 2^x of float64 x, |x| <= 1000, by IEEE operations alone."""
     whole = exponent.round()
-    fraction = exponent.sub_(whole)
+    fraction = exponent - whole
     power = torch.full_like(fraction, POWER_OF_2[-1])
     for coefficient in POWER_OF_2[-2::-1]:
         power.mul_(fraction).add_(coefficient)
-    # 2^(40 + whole) from its exponent bits, so the scaling is exact.
-    scale = whole.to(torch.int64).add_(1023 + 40).bitwise_left_shift_(52).view(torch.float64)
-    return power.mul_(scale).round_().to(torch.int64)
+    # 2^whole from its exponent bits, so the scaling is exact.
+    return power.mul_(whole.to(torch.int64).add_(1023).bitwise_left_shift_(52).view(torch.float64))
 
 
 def candidates(order_word: Tensor, below: Tensor, log_min_p: Tensor) -> Tensor:

@@ -9,15 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tpsample.noise import row_stream, row_streams_on_host
+from tpsample.noise import row_stream
 
 LOG2_E = math.log2(math.e)
 
 GREEDY_BELOW = 1e-5
 """A row with a lower temperature is greedy: it takes the argmax of the logits, without noise."""
-
-FEW_ROWS = 8
-"""Streams of so few rows cost less without tensors: 22 µs per row on one core, against 280."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +50,6 @@ class RowNoise:
         """One row stream per sample, int64 tensors [B, 1]."""
         seed, positions = self.seed.unsqueeze(1), self.positions.unsqueeze(1)
         return [row_stream(seed, positions, sample) for sample in range(self.num_samples)]
-
-    def make_streams_on_host(self) -> None:
-        """Make `streams` without tensors if there are few rows, all of them on the host."""
-        if "streams" not in vars(self) and 0 < len(self.seed) <= FEW_ROWS:
-            samples = range(self.num_samples)
-            made = [row_streams_on_host(self.seed, self.positions, sample) for sample in samples]
-            vars(self)["streams"] = made
 
     def select(self, index: Tensor | list[int] | slice) -> RowNoise:
         """Return the same for some of the rows."""

@@ -1,4 +1,4 @@
-"""Hidden states to this rank's best words, by Triton launches or in plain PyTorch."""
+"""Hidden states to this rank's best words, by Triton, by Numba or in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from torch import Tensor
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.backend import Backend
-from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.screening.int8_copy import Int8Copy
 
@@ -22,17 +21,18 @@ def make_backend(
     max_rows: int,
     screening: str | None = None,
 ) -> Backend:
-    """Return the backend called "torch" or "triton".
+    """Return the backend called "torch", "numba" or "triton".
 
     Args:
         screening: as `LMHeadSampler` takes it; the others are those of the backends.
     """
     if name == "torch":
-        # The screen reads what it finds on the host, which on a GPU would wait for the device.
-        if weight.device.type != "cpu":
-            return TorchBackend(weight, shard, bias, head, rounds=rounds)
+        return TorchBackend(weight, shard, bias, head, rounds=rounds)
+    if name == "numba":
+        from tpsample.local.native_backend import NativeBackend  # needs Numba
+
         copy = None if screening is None else Int8Copy(weight[: len(shard)])
-        return ScreenedBackend(weight, shard, bias, head, rounds=rounds, copy=copy)
+        return NativeBackend(weight, shard, bias, head, rounds=rounds, max_rows=max_rows, copy=copy)
     from tpsample.local.triton_backend import TritonBackend  # needs Triton
 
     screen = None

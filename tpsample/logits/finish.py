@@ -27,6 +27,10 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
         from tpsample.logits.shard_logits_triton import TritonShardLogits  # needs Triton
 
         rows = TritonShardLogits
+    elif backend == "numba":
+        from tpsample.logits.shard_logits_native import NativeShardLogits  # needs Numba
+
+        rows = NativeShardLogits
     return rows.of(step.logits, step.batch, step.noise, first_id=shard.start)
 
 

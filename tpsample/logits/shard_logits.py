@@ -102,9 +102,7 @@ class ShardLogits(StoredLogits):
             total of which top_p is a share.
         """
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
-        marks = self._merged(gathered, count)[1].flatten(1)
-        # ties="keep": only greater logits come before.
-        marks = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
+        marks = self._marks(gathered, filters, count)
         c = marks.shape[1]
         sums = marks.new_zeros(len(marks), 2 * c + 1)
         for first_id, logits in self.tiles():
@@ -252,6 +250,12 @@ class ShardLogits(StoredLogits):
             for c in range(marks.shape[1]):
                 counts[:, c] += (words >= marks[:, c, None]).sum(dim=1)
         return counts
+
+    def _marks(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+        """Return int64 [F, C]: a token comes before a mark if its order word is greater."""
+        marks = self._merged(gathered, count)[1].flatten(1)
+        # ties="keep": only greater logits come before.
+        return torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
 
     def _merged(self, gathered: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the best score words of all ranks, [F, S, count], and their order words."""

@@ -23,6 +23,7 @@ from tpsample.request.filters import RowFilters
 from tpsample.request.host_rows import ASKS_LOGPROBS, FILTERED, HostRows
 from tpsample.request.logprob_rows import AskingRows, LogprobRows, stored_order
 from tpsample.request.params import SamplingParams
+from tpsample.request.row_kinds import RowKinds
 from tpsample.request.slot_rows import SlotRows, Undrawn
 
 
@@ -151,6 +152,14 @@ class BatchPlan:
         asking = () if self.logprobs is None else self.logprobs.row_list
         # The stored rows begin with the filtered ones, in the same order.
         return bounded_places(self.filters.row_list, set(asking), self.requests, self.vocab_size)
+
+    @cached_property
+    @ordinary_tensors
+    def kinds(self) -> RowKinds:
+        """The rows by how many of their logits a rank needs."""
+        filtered = self.filters is not None and not self.stores_all
+        replaced = set(self.filters.row_list) if self.filters is not None and filtered else set()
+        return RowKinds.of(self.num_rows, self.stored_list, set(self.bounded), replaced)
 
     @cached_property
     @ordinary_tensors

@@ -4,14 +4,14 @@ Noise belongs to token ids, so the winner of a row is one well-defined token, an
 error of an approximate product tells which few ids can be it:
 
     |logit_v − approximate logit_v| <= slack_v      proved, see `bound`
-    upper_v  = approximate score_v + slack_v        noise included, see `noise_bound`
+    upper_v  = approximate score_v + slack_v        noise included, see `tpsample.native.noise`
     best     = a score that some token really has
     candidates = { v : upper_v >= best }            contains the winner and every tie with it
 
-A row whose filters can keep few tokens has a bar of its own, which all that it can keep reach
+A row whose filters can keep few tokens has a threshold of its own, which all that it can keep reach
 (`filter_bars`).
 
-The candidates alone are scored as the definition says (`pairs`), so the word is the definition's,
-bit for bit. There are two first passes: `fp32_pass` multiplies in fp32, and `int8_pass` reads the
-8-bit copy of the weights that `int8_copy` makes.
+The candidates alone are scored as the definition says, so the word is the definition's, bit for
+bit. There are two first passes: on a CPU a product in fp32 (`tpsample.native.products`), and
+`int8_pass` reads the 8-bit copy of the weights that `int8_copy` makes.
 """

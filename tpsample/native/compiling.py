@@ -1,0 +1,98 @@
+"""How the native kernels are compiled: once per machine, kept for every later process.
+
+The compiled code lies in a folder of the user's cache, whose name has a digest of the sources,
+because Numba's own cache does not see that a function which a kernel calls has changed. Where no
+folder can be written, each process compiles.
+
+Two processes that compile at once could overwrite each other's entry of Numba's index. Therefore
+the first call of each kernel in a process holds the lock of the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numba
+
+SUMS = {"reassoc", "contract", "nsz"}
+"""Any order of summation: only where a bound covers every order."""
+
+FUSED = {"contract"}
+"""A multiplication and an addition may be rounded once: only where a bound covers both."""
+
+_PACKAGE = Path(__file__).parent.parent
+_SOURCES = ("native/*.py", "core/*.py", "screening/*.py", "noise.py", "request/params.py")
+"""The kernels, and the files whose constants they take."""
+
+
+def _folder() -> Path | None:
+    """Return the folder of the compiled code, or None if it cannot be written."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for pattern in _SOURCES:
+        for path in sorted(_PACKAGE.glob(pattern)):
+            digest.update(path.read_bytes())
+    root = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(root).expanduser() / "tpsample" / f"native-{digest.hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no home
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+FOLDER = _folder()
+
+
+def jit(*, fastmath: set[str] | bool = False, entry: bool = False) -> Callable[..., Any]:
+    """Return the decorator of a native kernel. It runs without the interpreter's lock.
+
+    Args:
+        fastmath: SUMS or FUSED; by default every operation is rounded as it is written.
+        entry: whether Python calls it; other functions are only called by kernels.
+    """
+    options = {"no_cfunc_wrapper": True, "no_cpython_wrapper": not entry}
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        kernel = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy", **options)(function)
+        if FOLDER is not None and entry:
+            before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(FOLDER)
+            try:
+                kernel.enable_caching()
+            finally:
+                numba.config.CACHE_DIR = before
+        return kernel
+
+    return decorate
+
+
+_called: set[tuple[int, object]] = set()
+
+
+def call(kernel: Any, kind: object, *arguments: Any) -> Any:
+    """Call a kernel. Its first call in a process compiles it, or loads it from the folder.
+
+    Args:
+        kind: a value that differs where the types of the arguments do.
+    """
+    if (id(kernel), kind) in _called:
+        return kernel(*arguments)
+    with _lock():
+        found = kernel(*arguments)
+    _called.add((id(kernel), kind))
+    return found
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    if FOLDER is None:
+        yield
+        return
+    with open(FOLDER / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
