@@ -22,7 +22,8 @@ Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
 
 
 def decoder(backend: str, *, overlap: bool = False, on_failed: int = NO_TOKEN) -> Decode:
-    """Return what decodes words beside a backend: one Triton launch, or its plain twin.
+    """Return what decodes words beside a backend: one Triton launch, one native call, or
+    their plain twin.
 
     Args:
         overlap: whether the launch may come before the kernel that makes the words has ended.
@@ -33,6 +34,10 @@ def decoder(backend: str, *, overlap: bool = False, on_failed: int = NO_TOKEN) -
         from tpsample.exchange.decode_triton import decode_by_kernel  # needs Triton
 
         return partial(decode_by_kernel, overlap=overlap, on_failed=on_failed)
+    if backend == "numba":
+        from tpsample.exchange.decode_native import decode_natively  # needs Numba
+
+        return partial(decode_natively, on_failed=on_failed)
     return partial(decode_words, on_failed=on_failed)
 
 
