@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from tpsample.local.screened_backend import ScreenedBackend
 
 from benchmarks import machine, ranks
 from benchmarks.harness import Run
@@ -30,7 +31,6 @@ from benchmarks.problem import Problem, make_weight
 from tpsample import LMHeadSampler, Screened, VocabShard
 from tpsample.core.score import Head
 from tpsample.distributed import Job, join
-from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
 
 SCREENED, DEFINITION = "tpsample", "tpsample without the screen"

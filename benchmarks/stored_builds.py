@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpsample.logits.candidates import DIGIT_BITS
+from tpsample.core.order import DIGIT_BITS
 from tpsample.logits.filters import BEST_SCORES
 from tpsample.logits.launches import BLOCK, NUM_WARPS
 from tpsample.logits.shard_logits import GROUP

@@ -10,9 +10,9 @@ from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.tiers import long
 from tpsample import SampleOutput, SamplingParams, Status
 from tpsample.core import word
-from tpsample.core.order import mass_limit
+from tpsample.core.order import DIGIT_BITS, mass_limit
 from tpsample.core.row_noise import RowNoise
-from tpsample.logits.candidates import DIGIT_BITS, Search
+from tpsample.logits.candidates import Search
 from tpsample.logits.cut import find_cut, find_top_k_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.logits.shard_logits_triton import TritonShardLogits

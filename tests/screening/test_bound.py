@@ -7,6 +7,9 @@ from fractions import Fraction
 
 import pytest
 import torch
+from tpsample.screening.candidates import UpperScores
+from tpsample.screening.fp32_pass import Fp32Pass
+from tpsample.screening.noise_bound import BITS_SCALE, NOISE_TOP, Pairs, TileNoise
 
 from tests.support.screening import HEADS, PASSES, Problem, problem, requests
 from tpsample import SamplingBatch, noise
@@ -14,11 +17,8 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import Head, head_logits, logits_tile, score_tile
 from tpsample.request.step import StepRows
 from tpsample.screening import bound, int8_pass
-from tpsample.screening.candidates import UpperScores
-from tpsample.screening.fp32_pass import Fp32Pass
 from tpsample.screening.int8_copy import BLOCKS, Int8Copy, block_norms
 from tpsample.screening.int8_pass import Int8Pass, limbs
-from tpsample.screening.noise_bound import BITS_SCALE, NOISE_TOP, Pairs, TileNoise
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -8,6 +8,7 @@ from itertools import chain
 
 import pytest
 import torch
+from tpsample.local.screened_backend import ScreenedBackend
 
 from tests.support.ranks import run_ranks
 from tests.support.screened_filters import (
@@ -23,7 +24,6 @@ from tests.support.screening import HEADS, PASSES, controlled, problem
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
 from tpsample.core.score import Head
-from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.screening.int8_copy import Int8Copy
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tpsample.local.screened_backend import ScreenedBackend
 
 from tests.support.screening import (
     HEADS,
@@ -22,7 +23,6 @@ from tests.support.screening import (
 from tests.support.tiers import long
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
-from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.screening import candidates
 
 ODD_HEADS = (Head(0.25), Head(-3.0), Head(1.0, 2.5), Head(7.0, 30.0), Head(1e-30), Head())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tpsample.local.screened_backend import ScreenedBackend
 
 from tests.support.cases import Case, uneven_shards
 from tests.support.distribution import chi_squared_p
@@ -17,7 +18,6 @@ from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, re
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.decode import decoder
-from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.local.triton_backend import TritonBackend

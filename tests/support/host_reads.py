@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from tpsample.local.screened_backend import ScreenedBackend
 
 import tpsample.exchange
 from tpsample import LMHeadSampler
-from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
 
 READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")

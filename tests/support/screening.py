@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tpsample.local.screened_backend import ScreenedBackend
 
 from tests.support.cases import TEMPERATURES
 from tpsample import SamplingBatch, SamplingParams, Screened, VocabShard
 from tpsample.core.score import Head
-from tpsample.local.screened_backend import ScreenedBackend
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.screening.int8_copy import Int8Copy
 

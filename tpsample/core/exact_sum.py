@@ -24,7 +24,7 @@ GATHERED = 2**18
 
 
 def exact_products(hidden_states: Tensor, weight: Tensor) -> Tensor:
-    """Return fp32 [B, n], the exact products of float64 [B, D] and [n, D] that hold fp32 numbers."""
+    """Return fp32 [B, n], the exact products of fp32 numbers in float64 [B, D] and [n, D]."""
     total, size = hidden_states @ weight.T, weight.shape[1]
     error = hidden_states.norm(dim=1, keepdim=True) * weight.norm(dim=1) * (size * MARGIN)
     lower, upper = (total - error).float(), (total + error).float()

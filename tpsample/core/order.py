@@ -38,6 +38,10 @@ from tpsample.core.row_noise import LOG2_E
 TOP_MASS = 2**40
 """Mass of the most likely token."""
 
+DIGIT_BITS = 6
+DIGITS = 1 << DIGIT_BITS
+"""Of an order word, as a radix search takes them."""
+
 POWER_OF_2 = [math.log(2) ** n / math.factorial(n) for n in range(14)]
 """Taylor series of 2^f; on |f| <= 1/2 its remainder is below 2^-57."""
 

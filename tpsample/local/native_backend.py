@@ -139,15 +139,14 @@ class NativeBackend(Backend):
             draw_plain(step, source, plain, plain, head, best)
         if given is not None:
             for index, places in ((bounded, bounded_places), (whole, whole_places)):
-                if len(index):
-                    rows = self._rows(step, index, 0)
-                    arguments = rows, index, places, head, raw, processed
-                    self._in_ranges(store_given, source, len(index), arguments)
+                rows = self._rows(step, index, 0)
+                sources = index, places, head, raw, processed
+                self._in_ranges(store_given, source, len(index), (rows, *sources))
         else:
             if len(whole):
                 rows = self._rows(step, whole, 0, hidden_states=step.hidden_states)
-                arguments = rows, whole_places, head, raw, processed
-                self._in_ranges(store, source, len(whole), arguments)
+                memory = whole_places, head, raw, processed
+                self._in_ranges(store, source, len(whole), (rows, *memory))
                 self._count(step, whole, None, source)
             if len(bounded):
                 self._list(step, source, bounded, bounded_places, head)
@@ -286,7 +285,7 @@ class NativeBackend(Backend):
         return Weight(numbers, stride, self._shard.start, 0, 0)
 
     def _memory(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
-        """Return where logits are stored: raw, and processed, which has no rows without controls."""
+        """Return where raw and processed logits are stored; the latter only with controls."""
         assert step.logits is not None
         memory, count = step.logits.numpy(), len(step.batch.plan.stored_list)
         return memory[:count], memory[count:]

@@ -8,11 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tpsample.core.order import masses, order_words
+from tpsample.core.order import DIGIT_BITS, DIGITS, masses, order_words
 from tpsample.logits.stored_logits import StoredLogits
-
-DIGIT_BITS = 6
-DIGITS = 1 << DIGIT_BITS
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.kernels.digits import digit_kernel, next_digit_kernel
-from tpsample.logits.candidates import DIGIT_BITS, DIGITS, Candidates, Search
+from tpsample.logits.candidates import Candidates, Search
 from tpsample.logits.launches import LaunchedLogits
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import mass_limit
-from tpsample.logits.candidates import DIGIT_BITS, Candidates, Search
+from tpsample.core.order import DIGIT_BITS, mass_limit
+from tpsample.logits.candidates import Candidates, Search
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.logits.candidates import DIGITS, Candidates
+from tpsample.core.order import DIGITS
+from tpsample.logits.candidates import Candidates
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native import passes
 from tpsample.native.noise import row_noise

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.core.word import NO_TOKEN
 from tpsample.kernels.best_scores import (
     before_kernel,
@@ -25,7 +26,7 @@ from tpsample.kernels.sums import (
     min_p_cut_kernel,
     top_words_kernel,
 )
-from tpsample.logits.candidates import DIGIT_BITS, DIGITS, Candidates
+from tpsample.logits.candidates import Candidates
 from tpsample.logits.candidates_triton import TritonCandidates
 from tpsample.logits.launches import BLOCK, NUM_WARPS, LaunchedLogits
 from tpsample.logits.shard_logits import GROUP, ShardLogits

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.core.order import LOG2_E, TOP_MASS
-from tpsample.logits.candidates import DIGIT_BITS, DIGITS
+from tpsample.core.order import DIGIT_BITS, DIGITS, LOG2_E, TOP_MASS
 from tpsample.native.compiling import jit
 from tpsample.native.noise import BLOCK, exact_score, upper_scores
 from tpsample.native.numbers import (
