@@ -175,24 +175,22 @@ def chain(magnitude, row, first, count, head):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def slack_terms(errors, lane, count, product_magnitude, row, first, head, scale, noise):  # type: ignore[no-untyped-def]
+def slack_terms(worst, product_magnitude, row, first, count, head, scale, noise):  # type: ignore[no-untyped-def]
     """Return a and b with |score − approximate score| <= a · error + b, fp32, and if it is proved.
 
     Args:
-        errors: fp32 [64], of the products; those of the range are `count` from `lane` on.
+        worst: float64, the largest error of the products.
         product_magnitude: as `chain` takes it.
-        first: column of the shard.
+        first, count: columns of the shard.
         scale: float64, what multiplies the logits; 1 for logits.
         noise: float64, a bound on what is added to them; 0 for logits.
     """
     if not product_magnitude <= LARGEST:
         return F32(0), F32(0), False
     gain, extra, magnitude, largest = chain(product_magnitude, row, first, count, head)
-    factor, most = gain * scale, F32(0)
+    factor = gain * scale
     extra = extra * scale + 16.0 * UNIT * (magnitude * scale + noise)
-    for j in range(lane, lane + count):
-        most = max(most, errors[j])
-    widest = factor * F64(most) + extra
+    widest = factor * worst + extra
     # A NaN compares as False, so what is not a number is not proved.
     proved = largest * max(scale, 1.0) <= LARGEST and widest <= LARGEST
     upward = 1.0 + 8.0 * UNIT

@@ -145,8 +145,8 @@ def draw(weight, copy, rows, head, best, computed):  # type: ignore[no-untyped-d
     products = np.empty((len(rows.hidden), BLOCK), F32)
     errors = np.empty((num_rows, BLOCK), F32)
     tile, squares = np.empty((BLOCK + 1, COLUMNS), F32), np.empty(BLOCK, F32)
-    magnitudes = np.empty(num_rows, F64)
-    logits, slack, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    bounds, plain = np.empty((num_rows, 2), F64), is_plain(head)
+    processed, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     words = np.empty((4, BLOCK // 4), U32)
     begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
     for base in range(begin & ~3, end, BLOCK):
@@ -154,17 +154,15 @@ def draw(weight, copy, rows, head, best, computed):  # type: ignore[no-untyped-d
         lane, count = token_id - base, min(base + BLOCK, end) - token_id
         local = token_id - weight.first_id
         if len(copy.hidden):
-            int8_products(copy, local, count, lane, rows, products, errors, magnitudes)
+            int8_products(copy, local, count, lane, rows, products, errors, bounds)
         else:
-            fp32_products(
-                weight, local, count, lane, rows, tile, squares, products, errors, magnitudes
-            )
+            fp32_products(weight, local, count, lane, rows, tile, squares, products, errors, bounds)
         for i in range(num_rows):
             row = rows.index[i]
             scale, random = rows.scale[i], rows.random[i]
             noise = NOISE_MAGNITUDE * F64(random)
             gain, extra, proved = slack_terms(
-                errors[i], lane, count, magnitudes[i], row, local, head, F64(scale), noise
+                bounds[i, 0], bounds[i, 1], row, local, count, head, F64(scale), noise
             )
             if not proved:
                 computed[1, i] += count
@@ -178,16 +176,18 @@ def draw(weight, copy, rows, head, best, computed):  # type: ignore[no-untyped-d
                         )  # fmt: skip
                         best[s, i] = max(best[s, i], pack(score, token_id + j - lane))
                 continue
-            approximate_logits(products[i], lane, count, local, row, token_id, head, logits)
-            for j in range(BLOCK):
-                slack[j] = gain * errors[i, j] + extra
+            logits = products[i]
+            if not plain or count < BLOCK:
+                logits = processed
+                approximate_logits(products[i], lane, count, local, row, token_id, head, logits)
             for s in range(rows.samples):
                 if is_nan_word(best[s, i]):
                     continue
                 stream = rows.streams[s, i]
                 top = upper_scores(
-                    logits, slack, scale, random, stream, base >> 2, rows.rounds, words, upper
-                )
+                    logits, errors[i], gain, extra, scale, random, stream, base >> 2, rows.rounds,
+                    words, upper,
+                )  # fmt: skip
                 # The likeliest id first, because its score is the threshold for the others.
                 for turn in range(2):
                     threshold = value_of(best[s, i])
@@ -213,7 +213,8 @@ def draw_given(given, rows, sources, head, best):  # type: ignore[no-untyped-def
             first_id + v, and the range is one of columns.
         sources: int64 [R], the rows of `given`.
     """
-    logits, slack, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    logits, none, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    fill(none, 0, BLOCK, F32(0))
     words = np.empty((4, BLOCK // 4), U32)
     begin, end = given.first_id + given.start, given.first_id + given.stop
     for i in range(len(rows.index)):
@@ -232,16 +233,16 @@ def draw_given(given, rows, sources, head, best):  # type: ignore[no-untyped-def
                     proved = proved and size <= 2.0**100
                     largest = max(largest, size)
             # `upper_scores` rounds four times, and the definition once.
-            rounding = 2.0**-19 * (largest + NOISE_MAGNITUDE * F64(random))
-            fill(slack, 0, BLOCK, F32(rounding))
+            rounding = F32(2.0**-19 * (largest + NOISE_MAGNITUDE * F64(random)))
             for s in range(rows.samples):
                 if is_nan_word(best[s, i]):
                     continue
                 stream = rows.streams[s, i]
                 if proved:
                     top = upper_scores(
-                        logits, slack, scale, random, stream, base >> 2, rows.rounds, words, upper
-                    )
+                        logits, none, F32(0), rounding, scale, random, stream, base >> 2,
+                        rows.rounds, words, upper,
+                    )  # fmt: skip
                     if top == F32(-np.inf) or top < value_of(best[s, i]):
                         continue
                 for j in range(lane, lane + count):
@@ -364,7 +365,7 @@ def list_kept(  # type: ignore[no-untyped-def]
     given = len(rows.index)
     products, errors = np.empty((num_rows, BLOCK), F32), np.empty((given, BLOCK), F32)
     tile, squares = np.empty((BLOCK + 1, COLUMNS), F32), np.empty(BLOCK, F32)
-    magnitudes = np.empty(given, F64)
+    bounds = np.empty((given, 2), F64)
     hidden_64 = np.empty((0, hidden_size), F64)
     products_64 = np.empty((num_rows, BLOCK), F64)
     tile_64, squares_64 = np.empty((BLOCK + 1, COLUMNS), F64), np.empty(BLOCK, F64)
@@ -382,11 +383,11 @@ def list_kept(  # type: ignore[no-untyped-def]
     for local in range(weight.start, weight.stop, BLOCK):
         count = min(BLOCK, weight.stop - local)
         token_id, reached = weight.first_id + local, 0
-        fp32_products(weight, local, count, 0, rows, tile, squares, products, errors, magnitudes)
+        fp32_products(weight, local, count, 0, rows, tile, squares, products, errors, bounds)
         for i in range(given):
             row = rows.index[i]
             gain, extra, proved = slack_terms(
-                errors[i], 0, count, magnitudes[i], row, local, head, 1.0, 0.0
+                bounds[i, 0], bounds[i, 1], row, local, count, head, 1.0, 0.0
             )
             if not proved:
                 upper[i, :] = F32(np.inf)

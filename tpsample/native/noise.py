@@ -81,12 +81,13 @@ def row_noise(temperature, seed, position, rows, samples, scale, random, streams
 
 @jit(fastmath=FUSED)
 def upper_scores(  # type: ignore[no-untyped-def]
-    logits, slack, scale, random, stream, first_quad, rounds, words, upper
+    logits, errors, gain, extra, scale, random, stream, first_quad, rounds, words, upper
 ):
     """Bound the scores of BLOCK ids from above; return the largest bound.
 
     Args:
-        logits, slack: fp32 [BLOCK]; without a proof they must not reach this function.
+        logits, errors: fp32 [BLOCK]: a score is off by at most gain · error + extra (fp32), which
+            has to be proved.
         scale, random: of the row, as `row_noise` has them.
         stream: uint32 [3], of the row.
         first_quad: the quad of the first id.
@@ -96,7 +97,7 @@ def upper_scores(  # type: ignore[no-untyped-def]
     best = F32(-np.inf)
     if random == F32(0):
         for j in range(BLOCK):
-            upper[j] = logits[j] + slack[j]
+            upper[j] = logits[j] + (gain * errors[j] + extra)
     else:
         r0, r1, r2 = stream[0], stream[1], stream[2]
         for q in range(BLOCK // 4):
@@ -107,7 +108,8 @@ def upper_scores(  # type: ignore[no-untyped-def]
             for k in range(4):
                 j = 4 * q + k
                 bits = F32(F32(words[k, q]).view(I32))
-                upper[j] = logits[j] * scale - bits * BITS_SCALE + (slack[j] + NOISE_TOP)
+                slack = gain * errors[j] + (extra + NOISE_TOP)
+                upper[j] = logits[j] * scale - bits * BITS_SCALE + slack
     for j in range(BLOCK):
         best = max(best, upper[j])
     return best

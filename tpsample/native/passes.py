@@ -131,7 +131,9 @@ def best_scores(stored, first, last, scale, random, streams, rounds, cut, count,
         cut: int64 [F], the least order word that counts; no rows for all.
         out: int64 [F, samples, count], zeros.
     """
-    logits, slack, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    logits, none, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    for j in range(BLOCK):
+        none[j] = F32(0)
     words = np.empty((4, BLOCK // 4), U32)
     begin, end = stored.first_id, stored.first_id + stored.logits.shape[1]
     for row in range(first, last):
@@ -154,15 +156,14 @@ def best_scores(stored, first, last, scale, random, streams, rounds, cut, count,
                     proved = proved and size <= 2.0**100
                     largest = max(largest, size)
             rounding = F32(2.0**-19 * (largest + NOISE_MAGNITUDE * F64(is_random)))
-            for j in range(BLOCK):
-                slack[j] = rounding
             for sample in range(out.shape[1]):
                 heap = out[row, sample]
                 stream = streams[sample, row]
                 if proved:
                     top = upper_scores(
-                        logits, slack, heat, is_random, stream, base >> 2, rounds, words, upper
-                    )
+                        logits, none, F32(0), rounding, heat, is_random, stream, base >> 2, rounds,
+                        words, upper,
+                    )  # fmt: skip
                     if top == F32(-np.inf) or top < value_of(heap[0]):
                         continue
                 for j in range(BLOCK):

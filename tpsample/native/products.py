@@ -146,7 +146,7 @@ def dot(tile, hidden):  # type: ignore[no-untyped-def]
 
 @jit()
 def fp32_products(  # type: ignore[no-untyped-def]
-    weight, local, count, lane, rows, tile, squares, out, errors, magnitudes
+    weight, local, count, lane, rows, tile, squares, out, errors, bounds
 ):
     """Multiply in fp32, in any order of summation, and bound how far the products are off.
 
@@ -159,7 +159,8 @@ def fp32_products(  # type: ignore[no-untyped-def]
     Args:
         weight, rows: see `tpsample.native.lm_head`.
         errors: fp32 [R, 64], out.
-        magnitudes: float64 [R], out: a bound on every sum; not a number, or infinite, without one.
+        bounds: float64 [R, 2], out: the largest error, and a bound on the absolute value of every
+            sum; not a number, or infinite, where nothing is proved.
     """
     num_rows, hidden_size = len(rows.index), rows.hidden.shape[1]
     if len(rows.hidden) == 1:
@@ -173,14 +174,18 @@ def fp32_products(  # type: ignore[no-untyped-def]
     spread = (hidden_size + 4) * UNIT
     gamma, most = spread / (1.0 - spread), F64(0)
     root = math.sqrt(hidden_size)
-    for j in range(lane, lane + count):
+    for j in range(BLOCK):
+        if j < lane or j >= lane + count:
+            squares[j] = F32(0)
+            continue
         norm = math.sqrt(F64(squares[j]) * (1.0 + 2.0 * gamma) + hidden_size * TINY)
         squares[j] = F32(norm * ((gamma + UNIT) * (1.0 + 8.0 * UNIT)))
         most = norm if norm > most or norm != norm else most
     for i in range(num_rows):
         norm = rows.norms[i]
         lost = 1.01 * TINY * (2.0 * hidden_size + root * (norm + most))
-        magnitudes[i] = norm * most * (1.0 + 2.0 * gamma) + lost if spread <= 0.25 else np.inf
+        bounds[i, 1] = norm * most * (1.0 + 2.0 * gamma) + lost if spread <= 0.25 else np.inf
+        bounds[i, 0] = bounds[i, 1] * (gamma + UNIT) * 1.01 + 2.0 * lost
         factor, rest = F32(norm * (1.0 + 8.0 * UNIT)), F32(lost + TINY)
         for j in range(BLOCK):
             errors[i, j] = factor * squares[j] + rest
@@ -229,10 +234,13 @@ def integer_dot(weights, hidden):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def int8_products(copy, local, count, lane, rows, out, errors, magnitudes):  # type: ignore[no-untyped-def]
+def int8_products(copy, local, count, lane, rows, out, errors, bounds):  # type: ignore[no-untyped-def]
     """Multiply an 8-bit copy. Arguments and promise are those of `fp32_products`."""
     num_rows, hidden_size = copy.hidden.shape
     most = F64(0)
+    for row in range(num_rows):
+        for j in range(BLOCK):
+            errors[row, j] = F32(0)
     for i in range(count):
         v = local + i
         norm, begin = F64(copy.norm[v]), v * hidden_size
@@ -252,6 +260,8 @@ def int8_products(copy, local, count, lane, rows, out, errors, magnitudes):  # t
     for row in range(num_rows):
         norm = rows.norms[row]
         flushed = F32(TINY * hidden_size * (3.0 + norm + most) * 1.01 + TINY)
+        worst = F32(0)
         for j in range(lane, lane + count):
             errors[row, j] = (errors[row, j] + flushed) * F32(1.0 + 4.0 * UNIT)
-        magnitudes[row] = 4.0 * norm * most
+            worst = errors[row, j] if not errors[row, j] <= worst else worst
+        bounds[row, 0], bounds[row, 1] = F64(worst), 4.0 * norm * most
