@@ -99,6 +99,8 @@ class NativeBackend(Backend):
         super().__init__(weight, shard, bias, head, rounds=rounds)
         self.copy = copy
         hidden_size = weight.shape[1]
+        self._numbers: tuple[np.ndarray, int] | None = None
+        self._factors = np.float32(head.logit_scale), np.float32(head.logit_softcap or 0.0)
         self._index = np.arange(max_rows)
         self._hidden = np.empty((max_rows + 3, hidden_size), np.float32)
         self._norms = np.empty(max_rows, np.float64)
@@ -124,8 +126,8 @@ class NativeBackend(Backend):
             return
         best = words.numpy().reshape(samples, num_rows)
         head = self._head_of(step.controls, given=given is not None)
-        source = self._weights() if given is None else self._given(given)
-        source = source._replace(start=start, stop=stop)
+        numbers = self._weights() if given is None else _flat(given)
+        source = Weight(*numbers, self._shard.start, start, stop)
         draw_plain = self._draw if given is None else self._draw_given
         if plan.stored_index is None:
             every = self._index[:num_rows]
@@ -268,21 +270,15 @@ class NativeBackend(Backend):
         tensors = copy.quantised.view(-1), copy.scale, copy.norm, copy.residual
         return Copy(*(tensor.numpy() for tensor in tensors), *of_rows)
 
-    def _weights(self) -> Weight:
-        """Return the whole shard's weights."""
-        weight = self._weight
-        stride, size = weight.stride(0), weight.shape[1]
-        length = max(0, (len(self._shard) - 1) * stride + size)
-        flat = weight.as_strided((length,), (1,)).view(BITS[weight.dtype])
-        return Weight(flat.numpy(), stride, self._shard.start, 0, 0)
+    def follow(self) -> None:
+        super().follow()
+        self._numbers = None
 
-    def _given(self, local_logits: Tensor) -> Weight:
-        """Return logits that the caller computed."""
-        num_rows, num_columns = local_logits.shape
-        stride = local_logits.stride(0) if num_rows > 1 else num_columns
-        flat = local_logits.as_strided(((num_rows - 1) * stride + num_columns,), (1,))
-        numbers = flat.view(BITS[local_logits.dtype]).numpy()
-        return Weight(numbers, stride, self._shard.start, 0, 0)
+    def _weights(self) -> tuple[np.ndarray, int]:
+        """Return the shard's weights, as `_flat` does."""
+        if self._numbers is None:
+            self._numbers = _flat(self._weight[: len(self._shard)])
+        return self._numbers
 
     def _memory(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
         """Return where raw and processed logits are stored; the latter only with controls."""
@@ -292,11 +288,10 @@ class NativeBackend(Backend):
 
     def _head_of(self, controls: StepControls | None, *, given: bool) -> native_head.Head:
         """Return how products become logits; of given logits only the controls are left."""
-        scale, cap, bias = np.float32(1), np.float32(0), NO_HEAD.bias
+        scale, cap, bias = NO_HEAD[:3]
         if not given:
-            scale = np.float32(self._head.logit_scale)
-            cap = np.float32(self._head.logit_softcap or 0.0)
-            bias = NO_HEAD.bias if self._bias is None else self._bias.float().contiguous().numpy()
+            (scale, cap), added = self._factors, self._bias
+            bias = NO_HEAD.bias if added is None else added.float().contiguous().numpy()
         if controls is None:
             return native_head.Head(scale, cap, bias, *NO_CONTROLS)
         rows, state, none = controls.rows, controls.state, NO_HEAD
@@ -331,3 +326,11 @@ class NativeBackend(Backend):
             counts.candidates[rows] += singly
             counts.whole[rows] += in_blocks
             counts.num_bytes += int(computed.sum()) * self.row_bytes
+
+
+def _flat(numbers: Tensor) -> tuple[np.ndarray, int]:
+    """Return [n, m] numbers in flat memory, as `as_fp32` reads them, and the step between rows."""
+    num_rows, num_columns = numbers.shape
+    stride = numbers.stride(0) if num_rows > 1 else num_columns
+    length = (num_rows - 1) * stride + num_columns if num_rows else 0
+    return numbers.as_strided((length,), (1,)).view(BITS[numbers.dtype]).numpy(), stride
