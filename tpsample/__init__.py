@@ -13,7 +13,7 @@ Words of this package, one per idea:
     rank            one of the processes that own a part of the vocabulary, `Ranks`
     shard           the half-open range of token ids that a rank owns, `VocabShard`
     tile            a piece of the logits, small enough to stay on chip
-    backend         what turns hidden states into words, `Backend`: Triton or PyTorch
+    backend         what turns hidden states into words, `Backend`: Triton, Numba, PyTorch
     score           logit · log2 e / T - L, whose largest value decides; L is the noise
     stream          the random numbers of a row, named by its seed and position
     score word      a score and a token id in one int64; the larger word wins

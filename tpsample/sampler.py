@@ -77,13 +77,16 @@ class LMHeadSampler(Steps):
         chunks: 1 to 64 parts of the vocabulary, each sent while the next is made; must match. On
             CPUs "peer" alone makes parts.
         philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
-        backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "torch" (plain
-            PyTorch, tile by tile; on a CPU only for tokens that can win) or "auto"; must match.
+        backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "numba" (a CPU where
+            Numba is installed, the extra `cpu`; threads: `torch.get_num_threads()`), "torch" (the
+            definition in plain PyTorch, slow) or "auto"; must match. On a CPU a product is the
+            exact dot product, rounded once to fp32, with both of the last.
         screening: None, or "int8": steps of up to 64 rows × samples first read an 8-bit copy of the
             weights, then the weights of the few tokens that a bound cannot rule out: the same
             tokens for about half the bytes (`tpsample.screening`). Rows with top_k up to 256 or
             min_p are bounded too; one row that needs all logits takes the whole step along
-            (`tpsample.request.bounded_rows`). The copy takes D + 44 bytes per row of the shard; on
+            (`tpsample.request.bounded_rows`). On a CPU steps of three rows or more read the weights,
+            which is faster there. The copy takes D + 44 bytes per row of the shard; on
             a GPU D is rounded up to 128, and 33 bytes more are working memory. It does not follow
             weights that change: see `refresh`. It may differ between ranks.
         count_screened: whether every step counts what screening did on this rank, in `screened` of

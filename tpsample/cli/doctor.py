@@ -19,6 +19,7 @@ from tpsample.agreement.construction import default_backend
 from tpsample.cli import report
 from tpsample.cli.check import NEAR_TIE, compare
 from tpsample.cli.extras import how_to_install
+from tpsample.core.numba_support import missing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, LaunchError, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
@@ -32,6 +33,7 @@ _HEADS = ((128256, 8192), (151936, 4096))
 """Vocabulary and hidden size of heads whose 8-bit copies are weighed."""
 _VOCAB_SIZE, _HIDDEN_SIZE, _ROWS = 1003, 32, 4
 PACKAGES = {
+    "numba": "cpu",
     "typer": "cli",
     "rich": "cli",
     "transformers": "hf",
@@ -72,7 +74,7 @@ def _examine(job: Job, seconds: float) -> bool:
     shown.table(
         [
             *_versions(records),
-            ("backend", f"{backend} on {job.device.type}"),
+            ("backend", f"{backend} on {job.device.type}{_slow(backend, job)}"),
             ("exchange auto", f"{chosen}: {explain_auto(ranks, reaches)}"),
             ("8-bit copy", _copies(job.world_size)),
         ]
@@ -90,6 +92,12 @@ def _examine(job: Job, seconds: float) -> bool:
     for hint in _hints(job, records):
         shown.verdict(f"hint: {hint}", True)
     return ok
+
+
+def _slow(backend: str, job: Job) -> str:
+    """Return why a CPU runs the definition, with the way out; nothing where it does not."""
+    reason = missing() if backend == "torch" and job.device.type == "cpu" else None
+    return "" if reason is None else f", the slow definition: {reason}"
 
 
 def _about(job: Job) -> dict[str, Any]:
