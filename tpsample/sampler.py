@@ -85,8 +85,8 @@ class LMHeadSampler(Steps):
             weights, then the weights of the few tokens that a bound cannot rule out: the same
             tokens for about half the bytes (`tpsample.screening`). Rows with top_k up to 256 or
             min_p are bounded too; one row that needs all logits takes the whole step along
-            (`tpsample.request.bounded_rows`). On a CPU steps of three rows or more read the weights,
-            which is faster there. The copy takes D + 44 bytes per row of the shard; on
+            (`tpsample.request.bounded_rows`). On a CPU, steps of three rows or more read the
+            weights, which is faster there. The copy takes D + 44 bytes per row of the shard; on
             a GPU D is rounded up to 128, and 33 bytes more are working memory. It does not follow
             weights that change: see `refresh`. It may differ between ranks.
         count_screened: whether every step counts what screening did on this rank, in `screened` of
