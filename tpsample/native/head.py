@@ -72,60 +72,82 @@ def is_plain(head):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def raw_logit(product, column, head):  # type: ignore[no-untyped-def]
-    """Return the fp32 logit of an fp32 product, before the controls; `column` is of the shard."""
-    logit = product
+def raw_logits(products, lane, count, column, head, out):  # type: ignore[no-untyped-def]
+    """Make fp32 logits of fp32 products, before the controls, at `count` places from `lane` on.
+
+    Args:
+        column: of the shard, of the first place.
+    """
+    last = lane + count
+    for j in range(lane, last):
+        out[j] = products[j]
     if head.logit_scale != F32(1):
-        logit = F32(logit * head.logit_scale)
+        for j in range(lane, last):
+            out[j] = out[j] * head.logit_scale
     if head.logit_softcap != F32(0):
-        ratio = F32(logit / head.logit_softcap)
-        capped = F32(np.nan) if ratio != ratio else F32(tanh(F64(ratio)))
-        logit = F32(capped * head.logit_softcap)
+        for j in range(lane, last):
+            ratio = F64(out[j] / head.logit_softcap)
+            capped = F32(tanh(ratio)) * head.logit_softcap
+            out[j] = F32(np.nan) if ratio != ratio else capped
     if len(head.bias):
-        logit = F32(logit + head.bias[column])
-    return logit
+        for i in range(count):
+            out[lane + i] = out[lane + i] + head.bias[column + i]
 
 
 @jit()
-def occurrences(row, column, token_id, head):  # type: ignore[no-untyped-def]
-    """Return the history of an id in a row: 2 · occurrences in the output + 1 if in the prompt."""
-    history = head.history[head.slots[row], column + head.first_column]
-    if len(head.drafts):
-        for k in range(head.num_drafts[row]):
-            if head.drafts[row, k] == token_id:
-                history += I32(2)
-    return history
+def control(values, lane, count, row, column, token_id, head):  # type: ignore[no-untyped-def]
+    """Apply masks, bias and penalties of a row to logits, in place.
 
-
-@jit()
-def controlled(logit, row, column, token_id, head):  # type: ignore[no-untyped-def]
-    """Return a logit behind masks, bias and penalties of its row."""
+    Args:
+        column, token_id: of the shard and of the vocabulary, of the first place.
+    """
     if len(head.slots) == 0:
-        return logit
-    place = column + head.first_column
-    if len(head.mask) and (head.mask[row, place >> 5] >> I32(place & 31)) & I32(1) == 0:
-        logit = F32(-np.inf)
-    slot = head.slots[row]
+        return
+    place, slot = column + head.first_column, head.slots[row]
+    if len(head.mask):
+        for i in range(count):
+            allowed = (head.mask[row, (place + i) >> 5] >> I32((place + i) & 31)) & I32(1)
+            values[lane + i] = values[lane + i] if allowed else F32(-np.inf)
     if len(head.token_bias):
-        logit = F32(logit + head.token_bias[slot, place])
+        bias = head.token_bias[slot, place : place + count]
+        for i in range(count):
+            values[lane + i] = values[lane + i] + bias[i]
     if len(head.history):
-        history = occurrences(row, column, token_id, head)
-        if history != 0:
-            repetition = head.penalties[slot, 0]
-            logit = F32(logit / repetition) if logit > F32(0) else F32(logit * repetition)
-        count = history >> 1
-        logit = F32(logit - F32(head.penalties[slot, 1] * F32(count)))
-        logit = F32(logit - F32(head.penalties[slot, 2] * F32(1 if count > 0 else 0)))
-    return logit
+        history = head.history[slot, place : place + count].copy()
+        if len(head.drafts):
+            for k in range(head.num_drafts[row]):
+                i = head.drafts[row, k] - token_id
+                if 0 <= i < count:
+                    history[i] += I32(2)
+        repetition, frequency, presence = head.penalties[slot]
+        for i in range(count):
+            logit = values[lane + i]
+            scaled = logit / repetition if logit > F32(0) else logit * repetition
+            logit = scaled if history[i] != 0 else logit
+            occurred = history[i] >> 1
+            logit = logit - frequency * F32(occurred)
+            values[lane + i] = logit - presence * F32(1 if occurred > 0 else 0)
 
 
 @jit()
-def chain(magnitude, row, first, count, head):  # type: ignore[no-untyped-def]
+def largest_bias(column, count, head):  # type: ignore[no-untyped-def]
+    """Return the largest absolute bias of some columns, without those that forbid an id."""
+    most = 0.0
+    if len(head.bias):
+        for i in range(column, column + count):
+            size = abs(F64(head.bias[i])) if head.bias[i] != F32(-np.inf) else 0.0
+            most = size if size > most or size != size else most
+    return most
+
+
+@jit()
+def chain(magnitude, row, first, count, head, most_bias):  # type: ignore[no-untyped-def]
     """Take a bound through every step from a product to a logit, as `tpsample.screening.bound`.
 
     Args:
         magnitude: float64, a bound on the absolute value of the products of both ways.
         first, count: columns of the shard.
+        most_bias: what `largest_bias` returns of them.
 
     Returns:
         gain and extra, so that two logits differ by at most gain · (error of the product) + extra,
@@ -141,13 +163,7 @@ def chain(magnitude, row, first, count, head):  # type: ignore[no-untyped-def]
         magnitude = min(magnitude, abs(F64(head.logit_softcap)) * (1.0 + UNIT))
         extra += 6.0 * (2.0 * UNIT * magnitude + TINY)
     if len(head.bias):
-        most = 0.0
-        for column in range(first, first + count):
-            bias = head.bias[column]
-            if bias != F32(-np.inf):
-                size = abs(F64(bias))
-                most = size if size > most or size != size else most
-        magnitude += most
+        magnitude += most_bias
         extra += 2.0 * (2.0 * UNIT * magnitude + TINY)
         largest = largest if magnitude < largest else magnitude
     if len(head.token_bias):
@@ -175,19 +191,21 @@ def chain(magnitude, row, first, count, head):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def slack_terms(worst, product_magnitude, row, first, count, head, scale, noise):  # type: ignore[no-untyped-def]
+def slack_terms(  # type: ignore[no-untyped-def]
+    worst, product_magnitude, row, first, count, head, most_bias, scale, noise
+):
     """Return a and b with |score − approximate score| <= a · error + b, fp32, and if it is proved.
 
     Args:
         worst: float64, the largest error of the products.
         product_magnitude: as `chain` takes it.
-        first, count: columns of the shard.
+        first, count, most_bias: as `chain` takes them.
         scale: float64, what multiplies the logits; 1 for logits.
         noise: float64, a bound on what is added to them; 0 for logits.
     """
     if not product_magnitude <= LARGEST:
         return F32(0), F32(0), False
-    gain, extra, magnitude, largest = chain(product_magnitude, row, first, count, head)
+    gain, extra, magnitude, largest = chain(product_magnitude, row, first, count, head, most_bias)
     factor = gain * scale
     extra = extra * scale + 16.0 * UNIT * (magnitude * scale + noise)
     widest = factor * worst + extra

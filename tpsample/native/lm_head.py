@@ -19,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample.native.compiling import jit
-from tpsample.native.head import controlled, is_plain, raw_logit, slack_terms
+from tpsample.native.head import control, is_plain, largest_bias, raw_logits, slack_terms
 from tpsample.native.noise import BLOCK, exact_score, upper_scores
 from tpsample.native.numbers import (
     F32,
     F64,
+    I32,
     U32,
     UNIT_64,
     as_fp32,
@@ -109,9 +110,12 @@ def take_rows(hidden, index, out, norms):  # type: ignore[no-untyped-def]
 @jit()
 def exact_logits(weight, local, hidden, row, head):  # type: ignore[no-untyped-def]
     """Return the logits of one pair, before the controls and behind them."""
-    product = exact_dot(weight.numbers, local * weight.stride, hidden)
-    raw = raw_logit(product, local, head)
-    return raw, controlled(raw, row, local, weight.first_id + local, head)
+    logits = np.empty(1, F32)
+    logits[0] = exact_dot(weight.numbers, local * weight.stride, hidden)
+    raw_logits(logits, 0, 1, local, head, logits)
+    raw = logits[0]
+    control(logits, 0, 1, row, local, weight.first_id + local, head)
+    return raw, logits[0]
 
 
 @jit()
@@ -122,14 +126,20 @@ def approximate_logits(products, lane, count, local, row, token_id, head, logits
         lane, count: places of the range in the block.
         local, token_id: column and global id of its first id.
     """
-    fill(logits, 0, BLOCK, F32(-np.inf))
-    if is_plain(head):
-        for j in range(lane, lane + count):
-            logits[j] = products[j]
-        return
-    for i in range(count):
-        raw = raw_logit(products[lane + i], local + i, head)
-        logits[lane + i] = controlled(raw, row, local + i, token_id + i, head)
+    if count < BLOCK:
+        fill(logits, 0, BLOCK, F32(-np.inf))
+    raw_logits(products, lane, count, local, head, logits)
+    control(logits, lane, count, row, local, token_id, head)
+
+
+@jit()
+def largest_size(logits):  # type: ignore[no-untyped-def]
+    """Return the largest absolute value of BLOCK logits, -inf left out; a NaN if there is one."""
+    most = I32(0)
+    for j in range(BLOCK):
+        bits = F32(logits[j]).view(I32) & I32(0x7FFFFFFF)
+        most = max(most, I32(0) if logits[j] == F32(-np.inf) else bits)
+    return F64(I32(most).view(F32))
 
 
 @jit(entry=True)
@@ -153,6 +163,7 @@ def draw(weight, copy, rows, head, best, computed):  # type: ignore[no-untyped-d
         token_id = max(base, begin)
         lane, count = token_id - base, min(base + BLOCK, end) - token_id
         local = token_id - weight.first_id
+        most_bias = largest_bias(local, count, head)
         if len(copy.hidden):
             int8_products(copy, local, count, lane, rows, products, errors, bounds)
         else:
@@ -162,7 +173,7 @@ def draw(weight, copy, rows, head, best, computed):  # type: ignore[no-untyped-d
             scale, random = rows.scale[i], rows.random[i]
             noise = NOISE_MAGNITUDE * F64(random)
             gain, extra, proved = slack_terms(
-                bounds[i, 0], bounds[i, 1], row, local, count, head, F64(scale), noise
+                bounds[i, 0], bounds[i, 1], row, local, count, head, most_bias, F64(scale), noise
             )
             if not proved:
                 computed[1, i] += count
@@ -222,17 +233,15 @@ def draw_given(given, rows, sources, head, best):  # type: ignore[no-untyped-def
         for base in range(begin & ~3, end, BLOCK):
             token_id = max(base, begin)
             lane, count = token_id - base, min(base + BLOCK, end) - token_id
-            fill(logits, 0, BLOCK, F32(-np.inf))
-            largest, proved = 0.0, True
-            for j in range(lane, lane + count):
-                column = base + j - given.first_id
-                raw = as_fp32(given.numbers[sources[i] * given.stride + column])
-                logits[j] = controlled(raw, row, column, base + j, head)
-                size = abs(F64(logits[j])) * F64(scale)
-                if logits[j] != F32(-np.inf):
-                    proved = proved and size <= 2.0**100
-                    largest = max(largest, size)
-            # `upper_scores` rounds four times, and the definition once.
+            if count < BLOCK:
+                fill(logits, 0, BLOCK, F32(-np.inf))
+            column = token_id - given.first_id
+            part = given.numbers[sources[i] * given.stride + column :]
+            for k in range(count):
+                logits[lane + k] = as_fp32(part[k])
+            control(logits, lane, count, row, column, token_id, head)
+            largest = largest_size(logits) * F64(scale)
+            proved = largest <= 2.0**100
             rounding = F32(2.0**-19 * (largest + NOISE_MAGNITUDE * F64(random)))
             for s in range(rows.samples):
                 if is_nan_word(best[s, i]):
@@ -275,13 +284,17 @@ def store(weight, rows, places, head, raw, processed):  # type: ignore[no-untype
 @jit(entry=True)
 def store_given(given, rows, sources, places, head, raw, processed):  # type: ignore[no-untyped-def]
     """Store logits that are there already; arguments as in `draw_given` and `store`."""
+    count = given.stop - given.start
     for i in range(len(rows.index)):
-        row, place, begin = rows.index[i], places[i], sources[i] * given.stride
-        for v in range(given.start, given.stop):
-            logit = as_fp32(given.numbers[begin + v])
-            raw[place, v] = logit
-            if len(processed):
-                processed[place, v] = controlled(logit, row, v, given.first_id + v, head)
+        begin, into = sources[i] * given.stride + given.start, raw[places[i], given.start :]
+        for k in range(count):
+            into[k] = as_fp32(given.numbers[begin + k])
+        if len(processed):
+            behind = processed[places[i], given.start :]
+            for k in range(count):
+                behind[k] = into[k]
+            token_id = given.first_id + given.start
+            control(behind, 0, count, rows.index[i], given.start, token_id, head)
 
 
 @jit(entry=True)
@@ -299,17 +312,27 @@ def store_block(  # type: ignore[no-untyped-def]
 ):
     """Store the exact logits of one block; undecided products are added exactly."""
     multiply(weight, local, count, 0, hidden, tile, products, squares)
+    for j in range(count):
+        squares[j] = math.sqrt(squares[j]) * unit
     for i in range(len(rows.index)):
-        row, place, norm = rows.index[i], places[i], rows.norms[i] * unit
+        row, place, norm = rows.index[i], places[i], rows.norms[i]
+        of_row, into, undecided = products[i], raw[place, local : local + count], 0
         for j in range(count):
-            v = local + j
-            product, decided = rounded(products[i, j], norm * math.sqrt(squares[j]))
-            if not decided:
-                product = exact_dot(weight.numbers, v * weight.stride, rows.hidden[i])
-            logit = raw_logit(product, v, head)
-            raw[place, v] = logit
-            if len(processed):
-                processed[place, v] = controlled(logit, row, v, weight.first_id + v, head)
+            error = norm * squares[j]
+            into[j] = F32(of_row[j])
+            # A sum that is not finite counts as undecided, which is rare.
+            undecided += F32(of_row[j] - error) != F32(of_row[j] + error)
+        if undecided:
+            for j in range(count):
+                if not rounded(of_row[j], norm * squares[j])[1]:
+                    first = (local + j) * weight.stride
+                    into[j] = exact_dot(weight.numbers, first, rows.hidden[i])
+        raw_logits(into, 0, count, local, head, into)
+        if len(processed):
+            behind = processed[place, local : local + count]
+            for j in range(count):
+                behind[j] = into[j]
+            control(behind, 0, count, row, local, weight.first_id + local, head)
 
 
 @jit()
@@ -383,11 +406,12 @@ def list_kept(  # type: ignore[no-untyped-def]
     for local in range(weight.start, weight.stop, BLOCK):
         count = min(BLOCK, weight.stop - local)
         token_id, reached = weight.first_id + local, 0
+        most_bias = largest_bias(local, count, head)
         fp32_products(weight, local, count, 0, rows, tile, squares, products, errors, bounds)
         for i in range(given):
             row = rows.index[i]
             gain, extra, proved = slack_terms(
-                bounds[i, 0], bounds[i, 1], row, local, count, head, 1.0, 0.0
+                bounds[i, 0], bounds[i, 1], row, local, count, head, most_bias, 1.0, 0.0
             )
             if not proved:
                 upper[i, :] = F32(np.inf)
