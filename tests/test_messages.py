@@ -391,7 +391,7 @@ def test_advice_leads_to_the_right_tokens(name: str) -> None:
 def test_kernels_on_a_cpu_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(construction, "interpreted", lambda: False)
     assert _said(lambda: LMHeadSampler(WEIGHT, backend="triton")) == (
-        'backend: "triton" needs a GPU, lm_head_weight is on cpu; use backend="torch", or set '
+        'backend: "triton" needs a GPU, lm_head_weight is on cpu; use backend="auto", or set '
         "TRITON_INTERPRET=1 before Python starts"
     )
 

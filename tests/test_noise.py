@@ -159,14 +159,3 @@ def test_the_mean_and_the_spread_are_gumbel():
     sigma = math.pi / math.sqrt(6)
     assert abs(draws.mean().item() - 0.5772156649) < 5 * sigma / math.sqrt(n)
     assert draws.std().item() == pytest.approx(sigma, rel=5 / math.sqrt(n) * 1.5)
-
-
-@pytest.mark.parametrize("sample", [0, 1, 2**31])
-def test_streams_made_on_the_host_are_those_made_by_tensors(sample):
-    generator = torch.Generator().manual_seed(sample)
-    seeds, places = torch.randint(-(2**63), 2**63 - 1, (2, 50), generator=generator)
-    seeds[:3], places[:3] = torch.tensor([0, -1, 2**32]), torch.tensor([-(2**63), 2**40, 0])
-    expected = noise.row_stream(seeds.unsqueeze(1), places.unsqueeze(1), sample)
-    found = noise.row_streams_on_host(seeds, places, sample)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)

@@ -75,7 +75,7 @@ def test_batch_sizes_and_a_hidden_size_that_no_block_divides(rows):
     both_backends(case, tile(256, 16, 32), shards=uneven_shards(301, 2))
 
 
-@pytest.mark.parametrize("backend", ["torch", "screened", "triton"])
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
 def test_shards_agree(backend):
     shards_agree(Case.make(203, 8), backend=backend)
 
@@ -96,7 +96,7 @@ def test_a_column_beside_its_shard_is_no_candidate():
     both_backends(case, tile(64, 16, 16), shards=[VocabShard(0, 7), VocabShard(7, 70)])
 
 
-@pytest.mark.parametrize("backend", ["torch", "screened", "triton"])
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
 def test_padding_is_never_seen(backend):
     padding_is_never_seen(Case.make(203, 8), backend=backend)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support import host_reads
 from tests.support.controls import bitmask_of
 from tests.support.ranks import run_ranks
 from tests.support.replays import Replays
@@ -77,7 +76,6 @@ def test_tokens_are_those_of_requests_with_these_numbers(backend, order):
 
 def test_slots_and_replays_read_what_is_there_now():
     sampler, its = sampler_of(), tensors(3)
-    host_reads.screen_nothing(sampler)
     batch = SamplingBatch.over(vocab_size=V, **its)
     slots, positions = torch.full((4,), -1), torch.zeros(4, dtype=torch.int64)
     hidden_states, drafts = torch.zeros(4, 2, D), torch.zeros(4, 1, dtype=torch.int64)

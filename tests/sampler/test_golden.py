@@ -9,14 +9,19 @@ from tests.support import golden
 from tests.support.ranks import run_ranks
 
 
-def _on_rank() -> dict:
-    return golden.on_shard(dist.get_rank(), dist.get_world_size())
+def _on_rank(backend: str) -> dict:
+    return golden.on_shard(dist.get_rank(), dist.get_world_size(), backend)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_tokens_are_those_that_were_committed(world_size):
+@pytest.mark.parametrize(
+    ("world_size", "backend"), [(1, "torch"), (1, "numba"), (2, "numba"), (3, "torch")]
+)
+def test_tokens_are_those_that_were_committed(world_size, backend):
     expected = json.loads(golden.FILE.read_text())
-    found = run_ranks(world_size, _on_rank) if world_size > 1 else [golden.on_shard(0, 1)]
+    if world_size > 1:
+        found = run_ranks(world_size, _on_rank, backend)
+    else:
+        found = [golden.on_shard(0, 1, backend)]
     for of_rank in found:
         for name, tokens in of_rank.items():
             assert tokens == expected[name], name

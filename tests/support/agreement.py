@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tpsample.local.screened_backend import ScreenedBackend
 
 from tests.support.cases import Case, uneven_shards
 from tests.support.distribution import chi_squared_p
@@ -18,6 +17,7 @@ from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, re
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange, Setup
 from tpsample.exchange.decode import decoder
+from tpsample.local.native_backend import NativeBackend
 from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.local.triton_backend import TritonBackend
@@ -75,12 +75,13 @@ def step(
                 shard_bias = torch.cat([shard_bias, torch.full((len(padding),), 1e6)])
         exchange = Exchange(Setup(Ranks(), slots, 1, weight.device, decoder(backend)))
         arguments = (weight, shard, shard_bias, head or Head())
-        local: TorchBackend | ScreenedBackend | TritonBackend
+        local: TorchBackend | NativeBackend | TritonBackend
         if backend == "triton":
             local = TritonBackend(*arguments, rounds=rounds, max_rows=slots)
+        elif backend == "numba":
+            local = NativeBackend(*arguments, rounds=rounds, max_rows=slots)
         else:
-            kind = ScreenedBackend if backend == "screened" else TorchBackend
-            local = kind(*arguments, rounds=rounds)
+            local = TorchBackend(*arguments, rounds=rounds)
         for name, value in override.items():
             setattr(local, name, value)
         step = local.prepare(case.hidden_states, batch.view(batch.rows), case.positions, samples)

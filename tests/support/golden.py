@@ -1,4 +1,4 @@
-"""Tokens that must never change: every plan, control and way to verify, on integer inputs.
+"""Tokens that must never change: every plan, control and way to verify.
 
 `python -m tests.support.golden` writes golden.json anew, and a diff in that file is a change of the
 definition.
@@ -61,6 +61,16 @@ def head(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return hidden_states.float(), weight.float()
 
 
+def cancelling_head(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Real numbers whose products, of ±1.5e7, cancel by seven digits."""
+    generator = torch.Generator().manual_seed(78)
+    hidden_states, weight, rest = (
+        torch.randint(-(2**20), 2**20, (size, 24), generator=generator) / scale
+        for size, scale in ((rows, 300.0), (V, 200.0), (V, 1e9))
+    )
+    return hidden_states.repeat(1, 2), torch.cat([weight, rest - weight], dim=1)
+
+
 def tokens(make_sampler: Callable[[torch.Tensor], LMHeadSampler]) -> dict[str, Any]:
     """By name of what was done, the tokens of every row.
 
@@ -109,10 +119,16 @@ def tokens(make_sampler: Callable[[torch.Tensor], LMHeadSampler]) -> dict[str, A
         )
         found[f"drafts, {method}"] = torch.stack(drafted, 1).tolist()
         found[f"verified, {method}"] = verified.token_ids.tolist()
+
+    hidden_states, weight = cancelling_head(rows)
+    sampler = make_sampler(weight)
+    for step in range(STEPS):
+        out = sampler(hidden_states, batch(), 100 * step + torch.arange(rows))
+        found[f"cancelling, step {step}"] = out.token_ids.tolist()
     return found
 
 
-def on_shard(rank: int, world_size: int) -> dict[str, Any]:
+def on_shard(rank: int, world_size: int, backend: str = "torch") -> dict[str, Any]:
     """The tokens as a rank of the default process group finds them."""
     shard = VocabShard.even(V, rank, world_size)
 
@@ -121,7 +137,7 @@ def on_shard(rank: int, world_size: int) -> dict[str, Any]:
             weight[shard.start : shard.stop],
             vocab_size=V,
             shard=shard,
-            backend="torch",
+            backend=backend,
             max_rows=len(REQUESTS) * (DRAFTS + 1),
         )
 

@@ -22,6 +22,7 @@ import tests.support.virtual  # noqa: F401
 import tpsample.exchange.peer
 import tpsample.kernels
 import tpsample.local.triton_backend
+import tpsample.logits.shard_logits_native
 
 for module in [
     triton.language.standard,

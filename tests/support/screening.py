@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tpsample.local.screened_backend import ScreenedBackend
 
 from tests.support.cases import TEMPERATURES
 from tpsample import SamplingBatch, SamplingParams, Screened, VocabShard
 from tpsample.core.score import Head
+from tpsample.local.native_backend import NativeBackend
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.screening.int8_copy import Int8Copy
 
@@ -162,12 +162,13 @@ def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
 
 def backends(
     case: Problem, shard: VocabShard, which: str = "fp32", rounds: int = 10
-) -> tuple[TorchBackend, ScreenedBackend]:
-    """The definition, and a screened backend with one of PASSES."""
+) -> tuple[TorchBackend, NativeBackend]:
+    """The definition, and native kernels with one of PASSES, for up to four samples."""
     arguments = (case.weight, shard, case.bias, case.head)
     copy = Int8Copy(case.weight) if which == "int8" else None
-    screened = ScreenedBackend(*arguments, rounds=rounds, copy=copy)
-    return TorchBackend(*arguments, rounds=rounds), screened
+    max_rows = 4 * len(case.hidden_states)
+    native = NativeBackend(*arguments, rounds=rounds, max_rows=max_rows, copy=copy)
+    return TorchBackend(*arguments, rounds=rounds), native
 
 
 def words(

@@ -19,7 +19,8 @@ def missing() -> str | None:
     except ImportError as error:
         return f"Numba cannot be imported ({error}); {WAY_OUT}"
     except Exception as error:  # a broken installation raises whatever it raises
-        return f"Numba is broken ({type(error).__name__}: {error}); {WAY_OUT}"
+        said = " ".join(str(error).split())
+        return f"Numba is broken ({type(error).__name__}: {said}); {WAY_OUT}"
     version = tuple(int(part) for part in numba.__version__.split(".")[:2] if part.isdigit())
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))

@@ -142,6 +142,15 @@ def largest_size(logits):  # type: ignore[no-untyped-def]
     return F64(I32(most).view(F32))
 
 
+@jit()
+def begin_empty(best, first_id):  # type: ignore[no-untyped-def]
+    """Raise best to the word of a range whose ids are all masked, which is that of its first id."""
+    least = pack(F32(-np.inf), first_id)
+    for s in range(best.shape[0]):
+        for i in range(best.shape[1]):
+            best[s, i] = max(best[s, i], least)
+
+
 @jit(entry=True)
 def draw(weight, copy, rows, head, best, computed):  # type: ignore[no-untyped-def]
     """Raise best, int64 [samples, R], to the best words of a range of the shard.
@@ -159,6 +168,7 @@ def draw(weight, copy, rows, head, best, computed):  # type: ignore[no-untyped-d
     processed, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     words = np.empty((4, BLOCK // 4), U32)
     begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
+    begin_empty(best, begin)
     for base in range(begin & ~3, end, BLOCK):
         token_id = max(base, begin)
         lane, count = token_id - base, min(base + BLOCK, end) - token_id
@@ -228,6 +238,7 @@ def draw_given(given, rows, sources, head, best):  # type: ignore[no-untyped-def
     fill(none, 0, BLOCK, F32(0))
     words = np.empty((4, BLOCK // 4), U32)
     begin, end = given.first_id + given.start, given.first_id + given.stop
+    begin_empty(best, begin)
     for i in range(len(rows.index)):
         row, scale, random = rows.index[i], rows.scale[i], rows.random[i]
         for base in range(begin & ~3, end, BLOCK):

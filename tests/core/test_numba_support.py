@@ -1,0 +1,73 @@
+"""A CPU without Numba takes the definition, and says in one line why."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
+from tpsample.agreement import construction
+from tpsample.core.numba_support import missing
+
+WAY_OUT = '; install it with: pip install "tpsample[cpu]"'
+
+
+def _raises(error):
+    def load(name):
+        raise error
+
+    return load
+
+
+@pytest.fixture(
+    params=[
+        (_raises(ImportError("No module named 'numba'")), "Numba cannot be imported (No module"),
+        (_raises(SystemError("a bad\nmodule")), "Numba is broken (SystemError: a bad module)"),
+        (lambda name: SimpleNamespace(__version__="0.60.0"), "Numba 0.60.0 is older than 0.61"),
+    ],
+    ids=["missing", "broken", "old"],
+)
+def said(request, monkeypatch):
+    load, message = request.param
+    monkeypatch.setattr(construction, "interpreted", lambda: False)
+    missing.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", load)
+        missing()  # which is kept
+    yield message
+    missing.cache_clear()
+
+
+def test_a_cpu_without_it(said):
+    reason = missing()
+    assert reason.startswith(said) and reason.endswith(WAY_OUT)
+    assert "\n" not in reason
+    weight = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    for arguments in ({"backend": "numba"}, {"screening": "int8"}):
+        with pytest.raises(ValueError) as raised:
+            LMHeadSampler(weight, **arguments)
+        assert str(raised.value).endswith(reason)
+    batch = SamplingBatch.from_params([SamplingParams(seed=1)] * 4, vocab_size=50)
+    found = []
+    for backend in ("auto", "torch"):
+        with LMHeadSampler(weight, backend=backend) as sampler:
+            assert "backend='torch'" in repr(sampler)
+            found.append(sampler(weight[:4], batch, 0).token_ids.tolist())
+    assert found[0] == found[1]
+
+
+def test_a_cpu_with_it(monkeypatch):
+    monkeypatch.setattr(construction, "interpreted", lambda: False)
+    assert missing() is None
+    with LMHeadSampler(torch.zeros(5, 8)) as sampler:
+        assert "backend='numba'" in repr(sampler)
+
+
+@pytest.mark.parametrize(("version", "old"), [("0.61.0rc1", False), ("1.0", False), ("0.9", True)])
+def test_versions(version, old, monkeypatch):
+    missing.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", lambda _: SimpleNamespace(__version__=version))
+        assert (missing() is not None) is old
+    missing.cache_clear()

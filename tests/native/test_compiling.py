@@ -1,0 +1,58 @@
+"""Compiled kernels are kept where a folder can be written, and made anew where none can."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from tpsample.native.compiling import FOLDER, call, jit
+
+@jit(entry=True)
+def add(a, b):
+    total = a
+    for i in range(1000):
+        total += b
+    return total
+
+if len(sys.argv) > 1:
+    mine, other = map(Path, sys.argv[1:])
+    mine.touch()
+    while not other.exists():
+        time.sleep(0.001)
+print(call(add, None, 1, 2), FOLDER is not None, sum(add.stats.cache_hits.values()))
+"""
+
+
+def start(script: Path, cache: Path, *arguments: Path) -> subprocess.Popen:
+    script.write_text(SCRIPT)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, str(script), *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(process: subprocess.Popen) -> list[str]:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    return output.split()
+
+
+def test_two_processes_begin_at_once_and_a_third_compiles_nothing(tmp_path):
+    cache, script = tmp_path / "cache", tmp_path / "script.py"
+    flags = [tmp_path / "0", tmp_path / "1"]
+    both = [start(script, cache, *each) for each in (flags, flags[::-1])]
+    found = [said(each) for each in both]
+    assert [each[:2] for each in found] == [["2001", "True"]] * 2
+    assert sorted(each[2] for each in found) == ["0", "1"]  # the second one waited for the first
+    assert said(start(script, cache)) == ["2001", "True", "1"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    assert said(start(tmp_path / "script.py", tmp_path / "file")) == ["2001", "False", "0"]
