@@ -1,4 +1,4 @@
-"""Each pass over stored logits: the Triton kernels give the integers of their plain twins."""
+"""Each pass over stored logits: Triton and native kernels give the integers of their plain twins."""
 
 import math
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.logits.candidates import Search
 from tpsample.logits.cut import find_cut, find_top_k_cut
 from tpsample.logits.shard_logits import ShardLogits
+from tpsample.logits.shard_logits_native import NativeShardLogits
 from tpsample.logits.shard_logits_triton import TritonShardLogits
 from tpsample.ranks.ranks import Ranks
 
@@ -54,6 +55,8 @@ class Twins:
         self.filters, self.logits = batch.plan.filters, logits[:, first:last].contiguous()
         self.plain = ShardLogits.of(self.logits, batch, noise, first_id=first)
         self.triton = TritonShardLogits.of(self.logits, batch, noise, first_id=first)
+        self.native = NativeShardLogits.of(self.logits, batch, noise, first_id=first)
+        self.kernels = self.triton, self.native
         # Of a row with a NaN, or with nothing to draw, sums mean nothing.
         self.numbers = torch.arange(len(self.filters)) % len(self.filters) > 2
         self.numbers[1] = True
@@ -72,6 +75,11 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
+def _unmasked(words: torch.Tensor) -> torch.Tensor:
+    """Words with 0 in place of those of masked tokens, which win against nothing."""
+    return words * (word.key_of(words) > word.KEY_MINUS_INF)
+
+
 @pytest.fixture(
     params=[SHARDS[1], SHARDS[3], *long((SHARDS[0],), (SHARDS[2],))],
     ids=lambda shard: f"{shard[0]}-{shard[1]}",
@@ -83,7 +91,8 @@ def twins(request) -> Twins:
 @pytest.mark.parametrize("count", [1, 2, 9, 300])
 def test_first_words(twins, count):
     first = twins.plain.first_words(count)
-    assert _equal(twins.triton.first_words(count), first)
+    for rows in twins.kernels:
+        assert _equal(rows.first_words(count), first)
     ids = torch.arange(twins.plain.first_id, twins.plain.first_id + twins.logits.shape[1])
     ordered = word.pack(twins.logits, ids).sort(dim=1, descending=True).values[:, :count]
     assert torch.equal(first[:, : ordered.shape[1]], ordered)
@@ -103,13 +112,16 @@ def test_rejection(shard, num_samples):
     twins = Twins(*shard, num_samples)
     plain, triton, filters = twins.plain, twins.triton, twins.filters
     best = plain.best_scores(COUNT)
-    assert _equal(triton.best_scores(COUNT), best)
+    for rows in twins.kernels:
+        assert _equal(_unmasked(rows.best_scores(COUNT)), _unmasked(best))
     other = best.clone()
     other[:, 1:] -= 2048 * (other[:, 1:] > 0)  # of other ids
     every = torch.stack([best, other])
     for cut in (None, twins.cut):
         sums = plain.before(every, filters, COUNT, cut)
-        assert _equal(triton.before(every, filters, COUNT, cut)[twins.numbers], sums[twins.numbers])
+        for rows in twins.kernels:
+            found = rows.before(every, filters, COUNT, cut)
+            assert _equal(found[twins.numbers], sums[twins.numbers])
     # As many before as top_k allows; as much mass as top_p allows, and one less; as they are.
     marks = num_samples * COUNT
     at_top_k, at_top_p = sums.clone(), sums.clone()
@@ -161,12 +173,15 @@ def test_min_p_cut():
 
 
 def test_sums_down_to_a_word(twins):
-    plain, triton, cut, numbers = twins.plain, twins.triton, twins.cut, twins.numbers
-    assert _equal(triton.best_kept(cut), plain.best_kept(cut))
+    plain, cut, numbers = twins.plain, twins.cut, twins.numbers
     sums = plain.mass_from(cut, twins.top)
-    assert _equal(triton.mass_from(cut, twins.top)[numbers], sums[numbers])
-    marks = torch.stack([cut, cut + (5 << word.TOKEN_BITS), torch.zeros_like(cut)], dim=1)
-    assert _equal(triton.count_from(marks), plain.count_from(marks))
+    some = plain.first_words(1).squeeze(1)  # a mark that is a word itself
+    marks = torch.stack([cut, cut + (5 << word.TOKEN_BITS), torch.zeros_like(cut), some], dim=1)
+    for rows in twins.kernels:
+        assert _equal(rows.best_kept(cut), plain.best_kept(cut))
+        assert _equal(_unmasked(rows.best_kept(some)), _unmasked(plain.best_kept(some)))
+        assert _equal(rows.mass_from(cut, twins.top)[numbers], sums[numbers])
+        assert _equal(rows.count_from(marks), plain.count_from(marks))
 
 
 @pytest.mark.parametrize("mass", [False, True])
@@ -174,19 +189,21 @@ def test_digits(twins, mass):
     """A whole search of one digit after the other, and the mass it ends with."""
     numbers = twins.numbers
     plain = twins.plain.candidates(twins.top)
-    triton = twins.triton.candidates(twins.top)
+    kernels = [rows.candidates(twins.top) for rows in twins.kernels]
     limit = plain.mass_from(torch.zeros_like(twins.cut)) // 2 + 1 if mass else twins.filters.top_k
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -4 * DIGIT_BITS):
         bins = plain.digits(search.prefix, shift, mass=mass)
-        assert _equal(triton.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
         following = plain.next_digit(search, bins)
-        found = triton.next_digit(search, bins)
-        for name in ("prefix", "reached", "limit"):
-            assert _equal(getattr(found, name), getattr(following, name))
+        for each in kernels:
+            assert _equal(each.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
+            found = each.next_digit(search, bins)
+            for name in ("prefix", "reached", "limit"):
+                assert _equal(getattr(found, name), getattr(following, name))
         search = following
     for cut in (search.prefix, torch.zeros_like(limit)):
-        assert _equal(triton.mass_from(cut)[numbers], plain.mass_from(cut)[numbers])
+        for each in kernels:
+            assert _equal(each.mass_from(cut)[numbers], plain.mass_from(cut)[numbers])
 
 
 def test_rows_that_are_done_are_left_out():
@@ -209,7 +226,7 @@ def test_rows_that_are_done_are_left_out():
         }
 
     whole = passes(twins.plain)
-    left_out = [passes(rows.without(done)) for rows in (twins.plain, twins.triton)]
+    left_out = [passes(rows.without(done)) for rows in (twins.plain, *twins.kernels)]
     for name, found in whole.items():
         assert found[done].any(), f"{name}: a row that is not left out has something"
         expected = found.masked_fill(done.view(-1, *[1] * (found.dim() - 1)), 0)

@@ -11,7 +11,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from tpsample.screening.noise_bound import BITS_SCALE, NOISE_TOP
 
 from tests.support.native import Bounds, noise_of
 from tests.support.screening import HEADS, PASSES, Problem, controlled, problem, requests

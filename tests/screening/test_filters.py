@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -135,6 +136,16 @@ def test_filters_that_keep_all_that_is_listed():
         params = SamplingParams(top_k=top_k, min_p=min_p, seed=1)
         found = compare(case, of([params], 300))
         assert (found.logits > -torch.inf).sum().item() == kept
+
+
+def test_the_threshold_of_min_p_is_reached():
+    """Logits that lie on the threshold, or an fp32 number beside it, are there if they are kept."""
+    for step in range(1, 40):
+        min_p = math.exp(-step / 8)
+        at = 100 + torch.tensor(min_p).double().log().float()
+        near = [torch.tensor(100.0), at, at.nextafter(at + 1), at.nextafter(at - 1)]
+        case = Problem(torch.stack(near).repeat(20).unsqueeze(1), torch.ones(1, 1))
+        compare(case, of([SamplingParams(min_p=min_p, seed=step)], 80))
 
 
 def test_ties_of_the_last_kept_are_listed():
