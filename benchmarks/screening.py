@@ -23,15 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from tpsample.local.screened_backend import ScreenedBackend
 
 from benchmarks import machine, ranks
 from benchmarks.harness import Run
 from benchmarks.problem import Problem, make_weight
 from tpsample import LMHeadSampler, Screened, VocabShard
-from tpsample.core.score import Head
 from tpsample.distributed import Job, join
-from tpsample.local.torch_backend import TorchBackend
+from tpsample.local.backend import Backend
 
 SCREENED, DEFINITION = "tpsample", "tpsample without the screen"
 BASELINE = "matmul + all-gather + multinomial"
@@ -75,13 +73,11 @@ def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
             shard=shard,
             vocab_size=problem.vocab_size,
             max_rows=problem.rows,
-            backend="torch",
+            backend=backend,
         )
-        for name in (SCREENED, DEFINITION)
+        for name, backend in ((SCREENED, "numba"), (DEFINITION, "torch"))
     }
     local = built[SCREENED].local
-    assert isinstance(local, ScreenedBackend), "the screen is for CPUs"
-    built[DEFINITION].local = TorchBackend(part, shard, None, Head(), rounds=10)
     times = run.time_checked(
         {name: problem.sampled_by(sampler) for name, sampler in built.items()},
         {BASELINE: naive(problem, shard, run.job.world_size)},
@@ -98,7 +94,7 @@ def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
     }
 
 
-def looked_at(local: ScreenedBackend, problem: Problem) -> dict[str, float]:
+def looked_at(local: Backend, problem: Problem) -> dict[str, float]:
     """Candidates per row on this rank, in the batch and of every row alone, and rows in full."""
     local.counts = True
     batch = count_step(local, problem, 0)
@@ -120,7 +116,7 @@ def looked_at(local: ScreenedBackend, problem: Problem) -> dict[str, float]:
     }
 
 
-def count_step(local: ScreenedBackend, problem: Problem, later: int) -> Screened:
+def count_step(local: Backend, problem: Problem, later: int) -> Screened:
     """Return what screening does in this rank's part of a step at later positions."""
     view = problem.batch.view(problem.rows)
     step = local.prepare(problem.hidden_states, view, problem.positions + later, 1)

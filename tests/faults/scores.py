@@ -104,8 +104,8 @@ TIES = [
     Fault(
         "the rejection keeps no ties",
         "tpsample/logits/shard_logits.py",
-        "marks = torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)",
-        "marks = marks + 0",
+        "return torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)",
+        "return marks",
         ("tests/logits/test_filters.py::test_tokens_are_the_oracles[1]",),
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""Each pass over stored logits: Triton and native kernels give the integers of their plain twins."""
+"""Each pass over stored logits: Triton and native kernels give the integers of their twins."""
 
 import math
 from collections.abc import Sequence

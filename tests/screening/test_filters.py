@@ -131,7 +131,7 @@ def test_numbers_that_are_not_finite_or_nearly_so(place, value, which):
 
 def test_filters_that_keep_all_that_is_listed():
     """Descending logits so far apart that no more than k of them reach the threshold of top_k."""
-    case = Problem(torch.arange(300.0, 0.0, -1.0).expand(16, -1).T, torch.ones(1, 16))
+    case = Problem(torch.arange(300.0, 0.0, -1.0).unsqueeze(1).repeat(1, 16), torch.ones(1, 16))
     for top_k, min_p, kept in ((5, 0.0, 5), (1, 0.0, 1), (0, 1e-14, 3), (5, 1e-14, 3)):
         params = SamplingParams(top_k=top_k, min_p=min_p, seed=1)
         found = compare(case, of([params], 300))
