@@ -46,9 +46,10 @@ class _Sends(TorchFunctionMode):
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Raise `HostRead` at the first of them. Products are summed in float64, as on a GPU."""
+    """Raise `HostRead` at the first of them. Products and failed rows are those of a GPU."""
     products = patch("tpsample.core.score.exact_products", lambda h, weight: (h @ weight.T).float())
-    with products, _Sends(), _Reads():
+    failed = patch("tpsample.steps.Steps.count_failed", lambda *_: None)
+    with products, failed, _Sends(), _Reads():
         yield
 
 
