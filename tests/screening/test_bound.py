@@ -65,7 +65,8 @@ def test_products_are_within_the_bound(name, dtype):
             if which == "int8":  # nothing but the order of float64 sums differs
                 of_twin = twin(case)
                 assert torch.allclose(found.product, of_twin.product, rtol=1e-6, atol=1e-37)
-                assert torch.allclose(found.error, of_twin.error.float(), rtol=2e-6, atol=1e-33)
+                # The kernel rounds what subnormal numbers may lose up once more.
+                assert torch.allclose(found.error, of_twin.error.float(), rtol=2e-6, atol=1e-32)
 
 
 @pytest.mark.parametrize("which", PASSES)
