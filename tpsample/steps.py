@@ -31,6 +31,9 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
 from tpsample.request.step_batch import StepBatch
 
+COUNTS_ON = ("cpu",)
+"""The devices whose memory the host reads without waiting."""
+
 
 class Steps(Sealed):
     """The halves of a step; `LMHeadSampler` builds what they need.
@@ -171,12 +174,13 @@ class Steps(Sealed):
         Args:
             status: int32 [B], of a `SampleOutput` or a `VerifyOutput`.
         """
-        self.ranks.counters.failed_rows += int(status.count_nonzero())
+        of_rows = status.tolist()
+        self.ranks.counters.failed_rows += len(of_rows) - of_rows.count(0)
 
     def _counted(self, step: Step) -> SampleOutput:
         """Finish a step whose output goes to the caller."""
         out = self.finish(step)
-        if out.status.device.type == "cpu":
+        if out.status.device.type in COUNTS_ON:
             self.count_failed(out.status)
         return out
 

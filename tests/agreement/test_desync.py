@@ -43,17 +43,10 @@ def _flipped_bit(case: Case, sampler: LMHeadSampler) -> None:
     sampler.exchange.collect = flipped
 
 
-def _stale_inbox(case: Case, sampler: LMHeadSampler) -> None:
-    """A word of this very epoch that nobody sent in this step, greater than all of them."""
-    inbox, epoch = peer_of(sampler).memory.own, int(peer_of(sampler).epoch)
-    inbox[epoch & 1, 0, 0, 1] = epoch << 52 | 0xFFFF0000 << TOKEN_BITS | 5
-
-
 FAULTS = {
     "seed": ("peer", _other_seed),
     "position": ("peer", _other_position),
     "flipped bit": ("collective", _flipped_bit),
-    "stale inbox": ("peer", _stale_inbox),
 }
 
 

@@ -34,9 +34,10 @@ def test_a_step_that_is_captured_is_counted_and_not_compared(monkeypatch):
     out = SampleOutput.empty(torch.tensor([7]), None)
     out.seeds = torch.tensor([7])
     out.token_ids.fill_(3)
+    hidden_states = torch.zeros(1, 2)
     monkeypatch.setattr(tpsample.agreement.desync, "capturing", lambda device: True)
-    detector.add(torch.tensor([0]), out)
+    detector.add(torch.tensor([0]), out, hidden_states)
     assert int(detector._digest) != 0
     monkeypatch.setattr(tpsample.agreement.desync, "capturing", lambda device: False)
-    detector.add(torch.tensor([1]), out)  # compares, and begins anew
+    detector.add(torch.tensor([1]), out, hidden_states)  # compares, and begins anew
     assert int(detector._digest) == 0

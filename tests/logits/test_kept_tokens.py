@@ -1,6 +1,7 @@
 """Captured kept sets on gloo ranks: the oracle's sets, in its order, or an overflow."""
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -64,8 +65,9 @@ def test_sets_are_the_oracles_and_the_same_everywhere(world_sizes):
             first = first or outputs
             for expected, out, same in zip(tokens, outputs, first, strict=True):
                 assert torch.equal(out.token_ids, expected)
-                for name, value in vars(out.kept).items():
-                    assert torch.equal(value, getattr(same.kept, name)), name
+                for each in fields(out.kept):
+                    values = (getattr(sets, each.name) for sets in (out.kept, same.kept))
+                    assert torch.equal(*values), each.name
     for rows, out in zip(cases, first, strict=True):
         _assert_is_the_oracles(out.kept, rows, cap)
         assert out.kept.overflow.any() and not out.kept.overflow.all()

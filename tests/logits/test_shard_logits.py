@@ -18,6 +18,7 @@ from tpsample.logits.shard_logits import ShardLogits
 from tpsample.logits.shard_logits_native import NativeShardLogits
 from tpsample.logits.shard_logits_triton import TritonShardLogits
 from tpsample.ranks.ranks import Ranks
+from tpsample.request.filters import MAX_TOP_WORDS
 
 # The interpreter computes with the NaN and infinities of these rows as a GPU does, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -142,7 +143,7 @@ def test_rejection(shard, num_samples):
 @pytest.mark.parametrize("shard", SHARDS[:2])
 def test_top_words(shard, num_samples):
     twins = Twins(*shard, num_samples)
-    first = twins.plain.first_words(300)
+    first = twins.plain.first_words(MAX_TOP_WORDS)
     words = twins.plain.best_of_first(first, twins.filters)
     assert _equal(twins.triton.best_of_first(first, twins.filters), words)
     assert words.shape[1] == num_samples and (words > 0).any(dim=0).all()

@@ -40,9 +40,10 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
         pick, name = random.Random(seed), f"seed {seed}, {world_size} ranks"
         theme = THEMES[pick.choice(list(THEMES))]
         head = ModelHead.make(pick, world_size, exact=False, most=theme.most_ids)
+        screening = pick.choice([None, None, "int8"])
         options = {
-            "backend": "torch",
-            "screening": pick.choice([None, None, "int8"]),
+            "backend": "numba" if screening else pick.choice(["numba", "numba", "torch"]),
+            "screening": screening,
             "exchange": pick.choice(EXCHANGES) if world_size > 1 else "auto",
             "chunks": pick.choice([1, 1, 2, 5]),
             "philox_rounds": pick.choice([10, 10, 7]),

@@ -85,7 +85,7 @@ def expected(head: nn.Linear, hidden_states: Tensor, position: int) -> list[int]
 
 
 @pytest.mark.parametrize("made_in", ["plain", "inference mode"])
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("backend", ["numba", "triton"])
 @pytest.mark.parametrize("screening", [None, "int8"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_next_step_reads_the_new_weight_or_raises(change, screening, backend, made_in):
@@ -177,7 +177,7 @@ def _distributed() -> list[list[int]]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     heads = [head_of(seed).weight.detach() for seed in (1, 2)]
     weight = distribute_tensor(heads[0].clone(), mesh, [Shard(0)])
-    sampler = LMHeadSampler(weight, screening="int8", backend="torch")
+    sampler = LMHeadSampler(weight, screening="int8", backend="numba")
     hidden_states = torch.ones(ROWS, D)
     found = [sampler(hidden_states, batch_of(), 1).token_ids.tolist()]
     other = distribute_tensor(heads[1].clone(), mesh, [Shard(0)])

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tpsample.exchange
+import tpsample.steps
 
 READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
 
@@ -48,9 +49,12 @@ class _Sends(TorchFunctionMode):
 def refused() -> Iterator[None]:
     """Raise `HostRead` at the first of them. Products and failed rows are those of a GPU."""
     products = patch("tpsample.core.score.exact_products", lambda h, weight: (h @ weight.T).float())
-    failed = patch("tpsample.steps.Steps.count_failed", lambda *_: None)
-    with products, failed, _Sends(), _Reads():
-        yield
+    tpsample.steps.COUNTS_ON = ()
+    try:
+        with products, _Sends(), _Reads():
+            yield
+    finally:
+        tpsample.steps.COUNTS_ON = ("cpu",)
 
 
 def meet_on_devices() -> None:
