@@ -104,12 +104,32 @@ def rounded(total, error):  # type: ignore[no-untyped-def]
     return nearest, F32(total - error) == F32(total + error)
 
 
+@jit()
+def sums_are_exact(weight, first, hidden, magnitude):  # type: ignore[no-untyped-def]
+    """Return whether float64 sums of the products are exact, in any order.
+
+    They are if all products are multiples of 2^q and no sum exceeds 2^(q + 51). Products of bf16
+    numbers often are, and then often end on the midpoint of two fp32 numbers.
+
+    Args:
+        magnitude: at least Σ |w h|; q = e − 51 for the least 2^e that is not below it.
+    """
+    if not (0.0 < magnitude < 2.0**500):
+        return False
+    top = 1.5 * 2.0 ** (math.ceil(math.log2(magnitude * 1.01)) + 1)
+    off = False
+    for d in range(len(hidden)):
+        product = F64(as_fp32(weight[first + d])) * F64(hidden[d])
+        off |= (product + top) - top != product
+    return not off
+
+
 @jit(entry=True)
 def exact_dot(weight, first, hidden):  # type: ignore[no-untyped-def]
     """Return the exact Σ w h, rounded once to fp32; see `tpsample.core.exact_sum`."""
     total, magnitude = dot_64(weight, first, hidden)
     nearest, decided = rounded(total, F64(1.01 * UNIT_64) * len(hidden) * magnitude)
-    if decided:
+    if decided or sums_are_exact(weight, first, hidden, magnitude):
         return nearest
     # Shewchuk's expansion: partial sums that do not overlap, the largest last.
     partials, count = np.empty(LIMBS, F64), 0

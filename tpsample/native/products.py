@@ -9,7 +9,7 @@ import numpy as np
 
 from tpsample.native.compiling import SUMS, jit
 from tpsample.native.noise import BLOCK
-from tpsample.native.numbers import F32, F64, I16, I32, I64, as_fp32
+from tpsample.native.numbers import F32, F64, I16, I32, I64, U64, as_fp32
 from tpsample.screening.bound import TINY, UNIT
 from tpsample.screening.int8_copy import BLOCKS
 from tpsample.screening.int8_pass import DEFINITION_ERROR, ROUNDING
@@ -53,15 +53,18 @@ def convert(weight, first, size, out):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath=SUMS)
-def product_of_one(weight, first, hidden):  # type: ignore[no-untyped-def]
-    """Return Σ w h and Σ w² in fp32, in any order."""
-    total, squares = F32(0), F32(0)
-    part = weight[first : first + len(hidden)]
-    for d in range(len(hidden)):
-        x = as_fp32(part[d])
-        total += x * hidden[d]
-        squares += x * x
-    return total, squares
+def products_of_one(weight, local, count, lane, hidden, out, squares):  # type: ignore[no-untyped-def]
+    """Multiply `count` weight rows by one row in fp32, in any order; squares are Σ w²."""
+    size = len(hidden)
+    # Unsigned, because a signed index that might be negative keeps the loop from being vector code.
+    for i in range(count):
+        begin = U64((local + i) * weight.stride)
+        total, square = F32(0), F32(0)
+        for d in range(size):
+            x = as_fp32(weight.numbers[begin + U64(d)])
+            total += x * hidden[d]
+            square += x * x
+        out[lane + i], squares[lane + i] = total, square
 
 
 @jit(fastmath=SUMS)
@@ -164,11 +167,7 @@ def fp32_products(  # type: ignore[no-untyped-def]
     """
     num_rows, hidden_size = len(rows.index), rows.hidden.shape[1]
     if len(rows.hidden) == 1:
-        for i in range(count):
-            begin = (local + i) * weight.stride
-            out[0, lane + i], squares[lane + i] = product_of_one(
-                weight.numbers, begin, rows.hidden[0]
-            )
+        products_of_one(weight, local, count, lane, rows.hidden[0], out[0], squares)
     else:
         multiply(weight, local, count, lane, rows.hidden, tile, out, squares)
     spread = (hidden_size + 4) * UNIT
