@@ -67,6 +67,7 @@ def naive(problem: Problem, shard: VocabShard, world_size: int) -> Callable[[], 
 def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
     """Times of one batch, over the baseline's too, and what the screen did in it."""
     part = problem.weight[shard.start : shard.stop]
+    backends: dict[str, BackendName] = {SCREENED: "numba", DEFINITION: "torch"}
     built = {
         name: LMHeadSampler(
             part,
@@ -75,7 +76,7 @@ def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
             max_rows=problem.rows,
             backend=backend,
         )
-        for name, backend in ((SCREENED, "numba"), (DEFINITION, "torch"))
+        for name, backend in backends.items()
     }
     local = built[SCREENED].local
     times = run.time_checked(
