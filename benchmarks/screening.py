@@ -28,6 +28,7 @@ from benchmarks import machine, ranks
 from benchmarks.harness import Run
 from benchmarks.problem import Problem, make_weight
 from tpsample import LMHeadSampler, Screened, VocabShard
+from tpsample.agreement.arguments import BackendName
 from tpsample.distributed import Job, join
 from tpsample.local.backend import Backend
 
