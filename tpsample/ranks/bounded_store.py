@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -11,6 +13,11 @@ from typing import TypeVar
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+EXIT_S = 2.0
+"""How long the end of a process waits for a call that was given up."""
+
+_stores: weakref.WeakSet[BoundedStore] = weakref.WeakSet()
 
 
 class BoundedStore:
@@ -26,6 +33,12 @@ class BoundedStore:
     def __init__(self, store: dist.Store, limit_s: float) -> None:
         self.store, self._limit_s = store, limit_s
         self._asking: threading.Thread | None = None
+        _stores.add(self)
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for a call that was given up."""
+        if self._asking is not None:
+            self._asking.join(limit_s)
 
     def has(self, *keys: str) -> bool:
         """Whether the store has all of these keys."""
@@ -73,3 +86,10 @@ class BoundedStore:
             store = store.underlying_store
         host = getattr(store, "host", "")  # a TCPStore is on a host
         return "the store of the process group" + (f" on {host}" if host else "")
+
+
+@atexit.register
+def _settle_all() -> None:
+    """Let the threads end before Python does: one that comes back later aborts the process."""
+    for store in list(_stores):
+        store.settle(EXIT_S)
