@@ -177,11 +177,15 @@ class Steps(Sealed):
         of_rows = status.tolist()
         self.ranks.counters.failed_rows += len(of_rows) - of_rows.count(0)
 
+    def count_own(self, status: Tensor) -> None:
+        """Count the failed rows of a call, where the host reads them without waiting."""
+        if status.device.type in COUNTS_ON:
+            self.count_failed(status)
+
     def _counted(self, step: Step) -> SampleOutput:
         """Finish a step whose output goes to the caller."""
         out = self.finish(step)
-        if out.status.device.type in COUNTS_ON:
-            self.count_failed(out.status)
+        self.count_own(out.status)
         return out
 
     def broadcast(

@@ -149,7 +149,7 @@ class TestEachBenchmark:
 
     def test_a_page_is_written_where_nobody_counts_what_is_screened(self, tmp_path, monkeypatch):
         """As on a CPU without the interpreter, which is where a user tries it."""
-        plain = functools.partial(make_sampler, backend="torch")
+        plain = functools.partial(make_sampler, backend="numba")
         monkeypatch.setattr(screened, "make_sampler", plain)
         execute("screened", _small(), tmp_path / RESULT)
         page = write_report(tmp_path).read_text()

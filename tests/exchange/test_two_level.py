@@ -1,5 +1,6 @@
 """Ranks of several hosts, by false host names: the oracle's tokens, bytes and lost ranks."""
 
+import gc
 import logging
 import os
 import signal
@@ -256,6 +257,8 @@ def _threads_of_many_samplers(count: int) -> list[int]:
         sampler = LMHeadSampler(weight, exchange="two_level", backend="torch")
         sampler(torch.randn(1, 4), batch, 0)
         sampler.close()
+        del sampler
+        gc.collect()
         threads.append(len(list(Path("/proc/self/task").iterdir())))
     return threads
 

@@ -161,7 +161,7 @@ FILTERS = [
     Fault(
         "the failed rows of a step are not counted",
         "tpsample/steps.py",
-        "self.count_failed(out.status)",
+        "self.count_own(out.status)",
         "pass",
         (
             "tests/sampler/test_on_failed.py::"

@@ -177,8 +177,8 @@ SCREENING = [
     Fault(
         "native: a sum that is not decided is trusted",
         "tpsample/native/numbers.py",
-        "    if decided:\n        return nearest",
-        "    if True:\n        return nearest",
+        "    if decided or sums_are_exact(",
+        "    if True or sums_are_exact(",
         ("tests/core/test_exact_sum.py::test_midpoints",),
     ),
     Fault(

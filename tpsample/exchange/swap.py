@@ -91,10 +91,6 @@ class SwapExchange(Exchange):
     def bytes_sent(self, rows: int) -> int:
         return sum(8 * rows * (group.world_size - 1) for group in self._groups)
 
-    def close(self) -> None:
-        # Connections of levels are let go of with their last reference.
-        self._groups, self._inboxes = [], []
-
     def reset(self) -> None:
         super().reset()
         if len(self._groups) > 1:

@@ -182,6 +182,5 @@ def _verify(
             )
         if settled.undrawn is not None:
             verified.name_undrawn(*settled.undrawn, sampler.on_failed)
-        if verified.status.device.type == "cpu":
-            sampler.count_failed(verified.status)
+        sampler.count_own(verified.status)
         return verified
