@@ -1,4 +1,4 @@
-"""What a planted fault is."""
+"""A planted fault: one line of the package, and the line that replaces it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from typing import Any
 from benchmarks.hosts import Hosts, obstacle
 
 TIMEOUT_S, PROMISED_S, DELAY_S = 4.0, 2.0, 0.04
-# What a plain step of 1, 8 and 64 rows sent on two hosts of two ranks before it was one message.
+# Bytes and packets of a plain step of 1, 8 and 64 rows on two hosts of two ranks, when a step still
+# took several messages.
 BYTES_BEFORE = {1: (6874, 59), 8: (15261, 137), 64: (17184, 141)}
 
 

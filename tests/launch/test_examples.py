@@ -34,13 +34,13 @@ def _load(name: str) -> Any:
 
 
 def _main(module: Any, job: Job) -> Any:
-    """What its `main` returns with the backend that a machine without a GPU chooses."""
+    """Return what its `main` returns with the backend that a machine without a GPU chooses."""
     with mock.patch.object(construction, "interpreted", lambda: False):
         return module.main(job)
 
 
 def _run(name: str) -> Any:
-    """What an example returns on this rank."""
+    """Run an example on this rank, and return its value."""
     if not dist.is_initialized():
         return _plain(_main(_load(name), Job()))
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -270,7 +270,7 @@ def test_a_rank_that_fails_inside_a_step_says_why(exchange):
 
 
 def _wait_for_a_gpu() -> tuple[str, str]:
-    """What `check` does on GPUs, with a stand-in for the event that never comes."""
+    """Let `check` wait as on a GPU, with a stand-in for the event that never comes."""
     ranks = ranks_of(None)
     if ranks.rank == 1:
         ranks.roll.say("rank 1: planted", refused=False)

@@ -1,1 +1,1 @@
-"""What everything else is made of; imports nothing above it."""
+"""The pieces that everything else is made of; imports nothing above it."""

@@ -1,4 +1,4 @@
-"""Which tokens of a row may be drawn: one total order, integer masses; min_p, top_k and top_p.
+"""The tokens that a row may draw: one total order, integer masses; min_p, top_k and top_p.
 
     order   logit descending, then token id ascending: descending `order_words`
     below   y_v = (x_v - max x) / T                 fp32 in, float64, each operation rounded once

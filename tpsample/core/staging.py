@@ -11,7 +11,7 @@ from tpsample.core.step_buffer import StepBuffer
 
 
 class Scratch:
-    """Tensors by name, each of which the next use of the name writes anew."""
+    """Tensors by name; the next use of a name writes its tensor anew."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Which vocabulary rows a rank owns. Pure Python."""
+"""The vocabulary rows that a rank owns. Pure Python."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who takes part, and what they tell each other on the host."""
+"""The ranks that take part, and what they tell each other on the host."""

@@ -61,7 +61,7 @@ class ProcessRanks(Ranks):
         return ProcessRanks(self.group, self.roll, members, name)
 
     def connect(self) -> None:
-        """Take new connections, in place of those that a failure has closed. Collective.
+        """Take new connections, in place of the ones that a failure has closed. Collective.
 
         They are made outside torch's registry of groups, so that the old ones can be let go of. A
         registered group would have to live for ever, because torch names groups by counting: once

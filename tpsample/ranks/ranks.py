@@ -1,4 +1,4 @@
-"""Who takes part: the ranks of a sampler, and what they tell each other beside candidate words.
+"""The ranks of a sampler, and what they tell each other beside candidate words.
 
 Ranks exchange integers only, so that what a rank receives cannot depend on the order in which
 ranks are added.

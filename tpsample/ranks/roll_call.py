@@ -169,7 +169,7 @@ class RollCall:
         first = min(steps, default=step)
         if seen is None:
             return _peer_lost(silent, (), first, self.said())
-        # Who is unheard but answers here was too late, or gave up before it sent.
+        # A rank that is unheard but answers here was too late, or gave up before it sent.
         late = sorted({*unheard, *(rank for answer in answers for rank in answer["unheard"])})
         missing = [rank for rank in late if rank in silent]
         return _peer_lost(missing, late or seen.told, first, self.said())

@@ -7,9 +7,9 @@ A record is a safetensors file (the extra `hf` brings the library):
     metadata  "tpsample": JSON of the format's version, the noise layout, the requests, the head,
               the tokens so far
 
-Reading it runs nothing that the file brings: it holds tensors and JSON, of which every value
-is checked like a caller's. Memory stays within ten times the size of the file and a constant (about
-300 MB at V = 2^20), because rows are sampled again a few at a time.
+Reading it runs nothing that the file brings: it holds tensors and JSON, and every value of the
+JSON is checked like a caller's. Memory stays within ten times the size of the file and a constant
+(about 300 MB at V = 2^20), because rows are sampled again a few at a time.
 """
 
 from __future__ import annotations

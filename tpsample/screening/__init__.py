@@ -1,4 +1,4 @@
-"""Which tokens can still win, proved from a cheap product: the others are never scored exactly.
+"""The tokens that can still win, proved from a cheap product: the others are never scored exactly.
 
 Noise belongs to token ids, so the winner of a row is one well-defined token, and a bound on the
 error of an approximate product tells which few ids can be it:

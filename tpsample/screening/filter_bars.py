@@ -1,14 +1,14 @@
-"""What a logit must reach to be kept by the filters of a row, proved from bounds of the logits.
+"""The least logit that the filters of a row can keep, proved from bounds of the logits.
 
     lower_v <= x_v <= upper_v                          the logits of a part of the vocabulary
     bar of top_k   the k-th largest of the groups' largest lower ends, -inf if they are fewer
     bar of min_p   max lower + T ln(min_p)             rounded down
-    bar            the larger one of those that bound the row, see `tpsample.request.bounded_rows`
+    bar            the larger of the two, where both hold (`tpsample.request.bounded_rows`)
     listed         { v : upper_v >= bar }
 
 Whoever has the exact logits of the listed ids, and -inf for every other id, finds the kept set of
-the row, and the mass of which top_p is a share, as from all logits. For let u be an id of the part
-that is not listed. Then x_u <= upper_u < bar, and u is neither kept nor weighed:
+the row, and the mass that top_p takes a share of, as from all logits. For let u be an id of the
+part that is not listed. Then x_u <= upper_u < bar, and u is neither kept nor weighed:
 
     top_k    k groups have an id each whose logit reaches the bar. All k come before u, and none is
              as small as u, so that u is not even a tie of the k-th.
