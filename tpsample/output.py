@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tpsample.core.word import NO_TOKEN
+
 
 @dataclass(slots=True)
 class Logprobs:
@@ -138,16 +140,19 @@ class SampleOutput:
         """How many tokens were drawn per row."""
         return 1 if self.token_ids.ndim == 1 else self.token_ids.shape[1]
 
-    def name_undrawn(self, rows: Tensor, status: Tensor, token_id: int) -> None:
-        """Write a token and a status where a row was not drawn.
+    def name_undrawn(self, rows: Tensor, status: Tensor) -> None:
+        """Write -1 and a status where a row was not drawn.
 
         Args:
             rows: bool [B], whether a row was not.
             status: int32 [B], of such a row.
-            token_id: its token.
         """
         torch.where(rows, status, self.status, out=self.status)
-        self.token_ids.masked_fill_(rows.view(-1, *[1] * (self.token_ids.ndim - 1)), token_id)
+        self.token_ids.masked_fill_(rows.view(-1, *[1] * (self.token_ids.ndim - 1)), NO_TOKEN)
+
+    def name_failed(self, token_id: int) -> None:
+        """Write a token where there is none."""
+        self.token_ids.masked_fill_(self.token_ids < 0, token_id)
 
     @staticmethod
     @torch.inference_mode(False)

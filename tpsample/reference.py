@@ -185,7 +185,7 @@ def sample(
     if batch.plan.logprobs is not None:
         out.logprobs = logprobs(logits, batch, out.token_ids)
     if batch.undrawn is not None:
-        out.name_undrawn(*batch.undrawn, word.NO_TOKEN)
+        out.name_undrawn(*batch.undrawn)
     return out
 
 

@@ -146,14 +146,11 @@ class LMHeadSampler(Steps):
         given = agreed.arguments
         self.weight, device = given.weight.detach(), given.weight.device
         self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
-        max_rows, on_failed = given.max_rows, given.on_failed
+        max_rows, self.on_failed = given.max_rows, given.on_failed
         self.max_rows, self.philox_rounds, self.ranks = max_rows, given.philox_rounds, agreed.ranks
         overlap = kernels_overlap(device)
-        self.on_failed, alone = on_failed, agreed.ranks.world_size == 1
-        decode = decoder(agreed.backend, overlap=overlap and alone, on_failed=on_failed)
-        setup = Setup(
-            agreed.ranks, max_rows, given.chunks, device, decode, agreed.hosts, overlap, on_failed
-        )
+        decode = decoder(agreed.backend, overlap=overlap and agreed.ranks.world_size == 1)
+        setup = Setup(agreed.ranks, max_rows, given.chunks, device, decode, agreed.hosts, overlap)
         self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
         alias = None if given.bias is None else given.bias.detach()
         self.local = make_backend(
@@ -243,7 +240,7 @@ class LMHeadSampler(Steps):
                     f"{type(batch).__name__}; call the sampler outside the compiled function"
                 )
             return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
-        return self._counted(
+        return self.finish(
             self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
         )
 
@@ -275,7 +272,7 @@ class LMHeadSampler(Steps):
         Raises:
             As a call with hidden states; UnsupportedParameter inside torch.compile, too.
         """
-        return self._counted(
+        return self.finish(
             self.start_logits(local_logits, batch, positions, num_samples=num_samples, out=out)
         )
 

@@ -19,6 +19,7 @@ from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
 from tpsample.core.step_buffer import capturing
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.core.word import NO_TOKEN
 from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.base import Exchange
 from tpsample.local.backend import Backend
@@ -143,6 +144,14 @@ class Steps(Sealed):
 
     def finish(self, step: Step) -> SampleOutput:
         """Do the second half of a call: wait for every rank's words, and return the tokens."""
+        out = self.end(step)
+        if self.on_failed != NO_TOKEN:
+            out.name_failed(self.on_failed)
+        self.count_own(out.status)
+        return out
+
+    def end(self, step: Step) -> SampleOutput:
+        """Wait for every rank's words of what `begin` began; the token of a failed row is -1."""
         out, plan = step.out, step.batch.plan
         assert out is not None
         with self.agreement.leaving_on_error():
@@ -152,9 +161,9 @@ class Steps(Sealed):
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
                     stored = shard_logits(step, self.shard, self.backend)
-                    finish_logits(stored, step, self.ranks, self.on_failed)
+                    finish_logits(stored, step, self.ranks)
                 if step.batch.undrawn is not None:
-                    out.name_undrawn(*step.batch.undrawn, self.on_failed)
+                    out.name_undrawn(*step.batch.undrawn)
                 self._desync.add(step.noise.positions, out, step.hidden_states)
         return out
 
@@ -181,12 +190,6 @@ class Steps(Sealed):
         """Count the failed rows of a call, where the host reads them without waiting."""
         if status.device.type in COUNTS_ON:
             self.count_failed(status)
-
-    def _counted(self, step: Step) -> SampleOutput:
-        """Finish a step whose output goes to the caller."""
-        out = self.finish(step)
-        self.count_own(out.status)
-        return out
 
     def broadcast(
         self, batch: SamplingBatch, changes: Changes | None = None, *, src: int = 0

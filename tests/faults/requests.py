@@ -196,18 +196,18 @@ LIFETIME = [
     Fault(
         "a draft equal to the token of failed rows is accepted",
         "tpsample/speculative/coupled.py",
-        "(drafts >= 0) & drawn)",
-        "(drafts >= 0))",
+        "sampler.end(sampler.begin(",
+        "sampler.finish(sampler.begin(",
         (
             "tests/sampler/test_on_failed.py::"
             "test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_token",
         ),
     ),
     Fault(
-        "a filtered row that failed keeps -1",
-        "tpsample/logits/finish.py",
-        "filters.row_index, out, on_failed)",
-        "filters.row_index, out)",
+        "a row that failed keeps -1",
+        "tpsample/steps.py",
+        "out.name_failed(self.on_failed)",
+        "pass",
         (
             "tests/sampler/test_on_failed.py::"
             "test_rows_that_fail_return_it_and_their_status_still_tells",

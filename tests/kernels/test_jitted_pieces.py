@@ -71,7 +71,6 @@ def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():
         num_rows=5,
         num_samples=2,
         num_sources=3,
-        on_failed=-1,
         BLOCK=8,
         OVERLAP=False,
     )
@@ -130,7 +129,7 @@ def word_probe(score_ptr, id_ptr, word_ptr, token_ptr, status_ptr, N: tl.constex
     offs = tl.arange(0, N)
     packed = pack(tl.load(score_ptr + offs), tl.load(id_ptr + offs))
     tl.store(word_ptr + offs, packed)
-    token_id, status = decode(packed, -1)
+    token_id, status = decode(packed)
     tl.store(token_ptr + offs, token_id)
     tl.store(status_ptr + offs, status)
 

@@ -79,14 +79,10 @@ def token_of(word: Tensor) -> Tensor:
     return TOKEN_MASK - (word & TOKEN_MASK)
 
 
-def decode(word: Tensor, on_failed: int = NO_TOKEN) -> tuple[Tensor, Tensor]:
-    """Return token ids, int64, and status, int32, of winning words.
-
-    Args:
-        on_failed: the token of a word whose status is not OK.
-    """
+def decode(word: Tensor) -> tuple[Tensor, Tensor]:
+    """Return token ids, int64, and status, int32, of winning words; -1 unless the status is OK."""
     word_key = key_of(word)
     nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF
-    token_ids = torch.where(nan | empty, on_failed, token_of(word))
+    token_ids = torch.where(nan | empty, NO_TOKEN, token_of(word))
     status = torch.where(nan, int(Status.NAN), torch.where(empty, int(Status.EMPTY), 0))
     return token_ids, status.to(torch.int32)

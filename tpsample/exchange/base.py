@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpsample.core.word import NO_TOKEN
 from tpsample.exchange.decode import Decode
 from tpsample.output import SampleOutput
 from tpsample.ranks.groups import group_timeout
@@ -29,7 +28,6 @@ class Setup:
         decode: makes tokens of the words.
         hosts: name of the host of each rank, in rank order; for "two_level".
         overlap: whether kernels may overlap (`tpsample.core.overlap`).
-        on_failed: the token of a row whose status is not OK, as `decode` has it.
     """
 
     ranks: Ranks
@@ -39,7 +37,6 @@ class Setup:
     decode: Decode
     hosts: Sequence[str] = ()
     overlap: bool = False
-    on_failed: int = NO_TOKEN
 
 
 class Exchange:

@@ -14,39 +14,35 @@ from typing import TypeAlias
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.word import NO_TOKEN
 from tpsample.output import SampleOutput
 
 Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
 """Words int64 [sources, num_samples · B] and seeds int64 [B] into an output."""
 
 
-def decoder(backend: str, *, overlap: bool = False, on_failed: int = NO_TOKEN) -> Decode:
+def decoder(backend: str, *, overlap: bool = False) -> Decode:
     """Return what decodes words beside a backend: one Triton launch, one native call, or
     their plain twin.
 
     Args:
         overlap: whether the launch may come before the kernel that makes the words has ended.
             Only for words that no collective moves in between.
-        on_failed: the token of a row whose status is not OK.
     """
     if backend == "triton":
         from tpsample.exchange.decode_triton import decode_by_kernel  # needs Triton
 
-        return partial(decode_by_kernel, overlap=overlap, on_failed=on_failed)
+        return partial(decode_by_kernel, overlap=overlap)
     if backend == "numba":
         from tpsample.exchange.decode_native import decode_natively  # needs Numba
 
-        return partial(decode_natively, on_failed=on_failed)
-    return partial(decode_words, on_failed=on_failed)
+        return decode_natively
+    return decode_words
 
 
-def decode_words(
-    words: Tensor, seeds: Tensor, out: SampleOutput, *, on_failed: int = NO_TOKEN
-) -> None:
+def decode_words(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
     """Write tokens, status and seeds; clear the words."""
     rows = out.status.shape[0]
-    token_ids, status = word.decode(words.amax(dim=0).view(-1, rows), on_failed)
+    token_ids, status = word.decode(words.amax(dim=0).view(-1, rows))
     out.token_ids.copy_(token_ids.T.reshape(out.token_ids.shape))
     out.status.copy_(status.amax(dim=0))
     out.seeds.copy_(seeds)

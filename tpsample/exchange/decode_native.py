@@ -9,7 +9,7 @@ from tpsample.native.decode import decode
 from tpsample.output import SampleOutput
 
 
-def decode_natively(words: Tensor, seeds: Tensor, out: SampleOutput, *, on_failed: int) -> None:
+def decode_natively(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
     """Write tokens, status and seeds; clear the words."""
     token_ids = out.token_ids.numpy()
     call(
@@ -17,7 +17,6 @@ def decode_natively(words: Tensor, seeds: Tensor, out: SampleOutput, *, on_faile
         words.is_contiguous(),
         words.numpy(),
         seeds.numpy(),
-        on_failed,
         token_ids.reshape(len(token_ids), -1) if token_ids.ndim == 1 else token_ids,
         out.status.numpy(),
         out.seeds.numpy(),

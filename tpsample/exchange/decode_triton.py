@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tpsample.core.word import NO_TOKEN
 from tpsample.kernels.decode import decode_kernel
 from tpsample.output import SampleOutput
 
@@ -17,7 +16,6 @@ def decode_by_kernel(
     out: SampleOutput,
     *,
     overlap: bool = False,
-    on_failed: int = NO_TOKEN,
 ) -> None:
     """Write tokens, status and seeds; clear the words."""
     num_rows = out.status.shape[0]
@@ -31,7 +29,6 @@ def decode_by_kernel(
         num_rows=num_rows,
         num_samples=words.shape[1] // num_rows,
         num_sources=words.shape[0],
-        on_failed=on_failed,
         BLOCK=ROW_BLOCK,
         OVERLAP=overlap,
         launch_pdl=overlap,

@@ -51,7 +51,7 @@ class PeerExchange(Exchange):
         super().__init__(setup)
         self.parts = 1
         self.timeout_s = 60.0
-        self._overlap, self._on_failed = setup.overlap, setup.on_failed
+        self._overlap = setup.overlap
         self.arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
         self.epoch = torch.ones(1, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int32, device=device)
@@ -106,7 +106,6 @@ class PeerExchange(Exchange):
             world_size=self.ranks.world_size,
             max_rows=self.max_rows,
             timeout_ms=min(math.ceil(self.timeout_s * 1e3), _MAX_TIMEOUT_MS),
-            on_failed=self._on_failed,
             BLOCK_S=min(_MAX_BLOCK_S, max(_MIN_BLOCK_S, triton.next_power_of_2(num_slots))),
             BLOCK_B=_BLOCK_B,
             OVERLAP=self._overlap,

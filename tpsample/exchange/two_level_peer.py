@@ -53,9 +53,9 @@ class TwoLevelPeerExchange(PeerExchange):
 
         self._lost_of_host |= lost_of_host
         words = reduced[:rows].view(-1, out.status.shape[0])
-        token_ids, status = word.decode(words, self._on_failed)
+        token_ids, status = word.decode(words)
         lost = words == word.LOST
-        token_ids = torch.where(lost, self._on_failed, token_ids)
+        token_ids = token_ids.masked_fill(lost, word.NO_TOKEN)
         status = torch.where(lost, int(word.Status.PEER_LOST), status)
         out.token_ids.copy_(token_ids.T.reshape(out.token_ids.shape))
         out.status.copy_(status.amax(dim=0))

@@ -10,6 +10,7 @@ from tpsample.core import word
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK
 from tpsample.kernels.overlap import wait_for_previous_launch
 
+NO_TOKEN = tl.constexpr(word.NO_TOKEN)
 KEY_MINUS_INF = tl.constexpr(word.KEY_MINUS_INF)
 STATUS_NAN = tl.constexpr(int(word.Status.NAN))
 STATUS_PEER_LOST = tl.constexpr(int(word.Status.PEER_LOST))
@@ -17,17 +18,17 @@ STATUS_EMPTY = tl.constexpr(int(word.Status.EMPTY))
 
 
 @triton.jit
-def decode(best, on_failed):
-    """Winning int64 words to (token id int64, status int32); `on_failed` where there is none."""
+def decode(best):
+    """Winning int64 words to (token id int64, status int32); -1 where there is none."""
     key = (best >> TOKEN_BITS) & 0xFFFFFFFF
     is_nan = key == KEY_NAN
     is_empty = key <= KEY_MINUS_INF
-    token_id = tl.where(is_nan | is_empty, on_failed, (best & TOKEN_MASK) ^ TOKEN_MASK)
+    token_id = tl.where(is_nan | is_empty, NO_TOKEN, (best & TOKEN_MASK) ^ TOKEN_MASK)
     status = tl.where(is_nan, STATUS_NAN, tl.where(is_empty, STATUS_EMPTY, 0))
     return token_id, status.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources", "on_failed"])
+@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
 def decode_kernel(
     # inputs
     words_ptr,  # [num_sources, …] int64; zero afterwards, for the next step
@@ -41,7 +42,6 @@ def decode_kernel(
     num_rows,
     num_samples,
     num_sources,
-    on_failed,  # token of a row whose status is not OK
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,  # whether it is launched before the kernel that makes the words ends
 ):
@@ -60,14 +60,14 @@ def decode_kernel(
         for source in range(num_sources):
             words = words_ptr + source * stride_words_s + sample * num_rows + offs_b
             tl.store(words, tl.zeros((BLOCK,), tl.int64), mask=mask_b)
-        token_id, status = decode(best, on_failed)
+        token_id, status = decode(best)
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)
     tl.store(status_ptr + offs_b, row_status, mask=mask_b)
     tl.store(out_seed_ptr + offs_b, tl.load(seed_ptr + offs_b, mask=mask_b), mask=mask_b)
 
 
-@triton.jit(do_not_specialize=["num_samples", "on_failed"])
+@triton.jit(do_not_specialize=["num_samples"])
 def write_tokens_kernel(
     # inputs
     words_ptr,  # [F, num_samples] int64
@@ -77,7 +77,6 @@ def write_tokens_kernel(
     status_ptr,  # [num_rows] int32; a lost row stays lost
     # sizes
     num_samples,
-    on_failed,  # token of a row whose status is not OK
 ):
     """Overwrite the tokens and status of some rows. Grid: (F,)."""
     filtered = tl.program_id(0)
@@ -85,8 +84,8 @@ def write_tokens_kernel(
     lost = tl.load(status_ptr + row) == STATUS_PEER_LOST
     row_status = tl.full((), 0, tl.int32)
     for sample in range(num_samples):
-        token_id, status = decode(tl.load(words_ptr + filtered * num_samples + sample), on_failed)
-        tl.store(token_ptr + row * num_samples + sample, tl.where(lost, on_failed, token_id))
+        token_id, status = decode(tl.load(words_ptr + filtered * num_samples + sample))
+        tl.store(token_ptr + row * num_samples + sample, tl.where(lost, NO_TOKEN, token_id))
         row_status = tl.maximum(row_status, status)
     # Every thread has read the status that one of them replaces.
     tl.debug_barrier()

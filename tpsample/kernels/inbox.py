@@ -35,7 +35,7 @@ import triton
 import triton.language as tl
 
 from tpsample.core import word
-from tpsample.kernels.decode import STATUS_PEER_LOST, decode
+from tpsample.kernels.decode import NO_TOKEN, STATUS_PEER_LOST, decode
 from tpsample.kernels.noise import INTERPRET
 from tpsample.kernels.overlap import wait_for_previous_launch
 
@@ -186,7 +186,6 @@ def report(lost_ptr, of_slot, offs_s, world_size):
         "world_size",
         "max_rows",
         "timeout_ms",
-        "on_failed",
     ]
 )
 def peer_finish_kernel(
@@ -211,7 +210,6 @@ def peer_finish_kernel(
     world_size,
     max_rows,
     timeout_ms,
-    on_failed,  # token of a row whose status is not OK
     # blocks
     BLOCK_S: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -256,8 +254,8 @@ def peer_finish_kernel(
             tl.store(lost_ptr + 3, step)
         winner = tl.where(lost > 0, WORD_LOST, best & (EPOCH_ONE - 1))
         tl.store(words_ptr + sample * num_rows + offs_b, winner, mask=mask_b)
-        token_id, status = decode(best, on_failed)
-        token_id = tl.where(lost > 0, on_failed, token_id)
+        token_id, status = decode(best)
+        token_id = tl.where(lost > 0, NO_TOKEN, token_id)
         status = tl.where(lost > 0, STATUS_PEER_LOST, status)
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)

@@ -34,15 +34,12 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
     return rows.of(step.logits, step.batch, step.noise, first_id=shard.start)
 
 
-def finish_logits(
-    rows: ShardLogits, step: Step, ranks: Ranks, on_failed: int = word.NO_TOKEN
-) -> None:
+def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
     """Replace the unfiltered draws of filtered rows; add kept sets and logprobs. Collective.
 
     Args:
         rows: the logits of the rows that `step.batch.plan` stores.
         step: whose output holds an unfiltered draw of every row.
-        on_failed: the token of a row whose status is not OK.
     """
     batch, out = step.batch, step.out
     assert out is not None
@@ -56,15 +53,11 @@ def finish_logits(
             )
         sample = sample_in_fixed_rounds if fixed_rounds else sample_filtered
         words = sample(filtered, filters, ranks)
-        filtered.write_tokens(words, filters.row_index, out, on_failed)
+        filtered.write_tokens(words, filters.row_index, out)
         if batch.plan.kept_cap is not None:
             out.kept = find_kept_sets(filtered, filters, batch.plan.kept_cap, ranks)
     if batch.plan.logprobs is not None:
-        drawn = out.token_ids
-        if on_failed != word.NO_TOKEN:  # a row that failed has no logprobs
-            failed = out.status.view(-1, *[1] * (drawn.ndim - 1)) != word.Status.OK
-            drawn = drawn.masked_fill(failed, word.NO_TOKEN)
-        out.logprobs = logprobs_of(rows, batch, ranks, drawn)
+        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids)
 
 
 def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Tensor) -> Logprobs:

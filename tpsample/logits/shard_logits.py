@@ -185,18 +185,15 @@ class ShardLogits(StoredLogits):
         ]
         return or_nan(torch.stack(best, dim=1), first[:, 0])
 
-    def write_tokens(
-        self, words: Tensor, index: Tensor, out: SampleOutput, on_failed: int = word.NO_TOKEN
-    ) -> None:
+    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of score words [F, num_samples]. A lost row stays lost.
 
         Args:
             index: int64 [F], the rows' places in the batch.
-            on_failed: the token of a row whose status is not OK.
         """
         lost = out.status[index] == word.Status.PEER_LOST
-        token_ids, status = word.decode(words, on_failed)
-        token_ids = token_ids.masked_fill(lost.unsqueeze(1), on_failed)
+        token_ids, status = word.decode(words)
+        token_ids = token_ids.masked_fill(lost.unsqueeze(1), word.NO_TOKEN)
         out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
         out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
 

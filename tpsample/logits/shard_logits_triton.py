@@ -10,7 +10,6 @@ import triton
 from torch import Tensor
 
 from tpsample.core.order import DIGIT_BITS, DIGITS
-from tpsample.core.word import NO_TOKEN
 from tpsample.kernels.best_scores import (
     before_kernel,
     best_scores_kernel,
@@ -174,16 +173,13 @@ class TritonShardLogits(LaunchedLogits, ShardLogits):
         )
         return words
 
-    def write_tokens(
-        self, words: Tensor, index: Tensor, out: SampleOutput, on_failed: int = NO_TOKEN
-    ) -> None:
+    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         write_tokens_kernel[(len(index),)](
             words_ptr=words,
             row_ptr=index,
             token_ptr=out.token_ids,
             status_ptr=out.status,
             num_samples=words.shape[1],
-            on_failed=on_failed,
         )
 
     def min_p_cut(self, top: Tensor, log_min_p: Tensor) -> Tensor:

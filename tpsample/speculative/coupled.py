@@ -15,7 +15,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample.core import word
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
@@ -41,11 +40,9 @@ def verify_coupled(
     """
     num_rows, width = drafts.shape
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    sampler.finish(sampler.begin(hidden_states, batch, at, out, local_logits))
+    sampler.end(sampler.begin(hidden_states, batch, at, out, local_logits))
     token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
-    # The token of a failed row may be any, so equality alone does not tell.
-    drawn = status == word.Status.OK
-    num_accepted = leading((drafts == token_ids) & (drafts >= 0) & drawn)
+    num_accepted = leading((drafts == token_ids) & (drafts >= 0))
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
     if out.logprobs is not None:
         verified.logprobs = _emitted(out.logprobs, reached(num_accepted, width).flatten())

@@ -44,15 +44,14 @@ class VerifyOutput:
         emitted = token_ids.where(reached(num_accepted, token_ids.shape[1]), word.NO_TOKEN)
         return VerifyOutput(num_accepted, emitted, row_status, seeds)
 
-    def name_undrawn(self, rows: Tensor, status: Tensor, token_id: int) -> None:
-        """Write a token and a status where a row was not drawn; it has no drafts.
+    def name_undrawn(self, rows: Tensor, status: Tensor) -> None:
+        """Write -1 and a status where a row was not drawn; it has no drafts.
 
         Args:
             rows, status: bool and int32 [B], as in `SampleOutput.name_undrawn`.
-            token_id: its token.
         """
         self.status = torch.where(rows, status, self.status)
-        self.token_ids[:, 0] = self.token_ids[:, 0].masked_fill(rows, token_id)
+        self.token_ids[:, 0] = self.token_ids[:, 0].masked_fill(rows, word.NO_TOKEN)
 
     def name_failed(self, token_id: int) -> None:
         """Write a token where a row failed."""

@@ -69,8 +69,6 @@ def verify_by_ratio(
     verified = VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
     if batch.plan.logprobs is not None:
         verified.logprobs = logprobs_of(stored, batch, ranks, verified.token_ids.flatten())
-    if sampler.on_failed != word.NO_TOKEN:
-        verified.name_failed(sampler.on_failed)
     return verified
 
 

@@ -181,6 +181,8 @@ def _verify(
                 sampler, rows, drafts, expanded, at, given, block=block, draft=law
             )
         if settled.undrawn is not None:
-            verified.name_undrawn(*settled.undrawn, sampler.on_failed)
+            verified.name_undrawn(*settled.undrawn)
+        if sampler.on_failed != word.NO_TOKEN:
+            verified.name_failed(sampler.on_failed)
         sampler.count_own(verified.status)
         return verified
