@@ -6,7 +6,7 @@
 
 Times are interleaved, the slowest rank counts, repeat by repeat, and ids are checked first. The
 definition is the same sampler without the screen. Real rows take the LM head and hidden states of
-the bundled model, where it is installed. Candidates are counted on one rank.
+the bundled model, where it is installed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ from torch import Tensor
 from benchmarks import machine, ranks
 from benchmarks.harness import Run
 from benchmarks.problem import Problem, make_weight
-from tpsample import LMHeadSampler, Screened, VocabShard
+from tpsample import LMHeadSampler, VocabShard
 from tpsample.agreement.arguments import BackendName
 from tpsample.distributed import Job, join
-from tpsample.local.backend import Backend
 
 SCREENED, DEFINITION = "tpsample", "tpsample without the screen"
 BASELINE = "matmul + all-gather + multinomial"
-COUNTED_STEPS = 8
-"""Steps whose rows are looked at one by one; positions differ from step to step."""
 PROMPTS = (
     "Why is the sky blue?",
     "Write a quicksort in Python.",
@@ -66,7 +63,7 @@ def naive(problem: Problem, shard: VocabShard, world_size: int) -> Callable[[], 
 
 
 def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
-    """Times of one batch, over the baseline's too, and what the screen did in it."""
+    """Times of one batch, over the baseline's too."""
     part = problem.weight[shard.start : shard.stop]
     backends: dict[str, BackendName] = {SCREENED: "numba", DEFINITION: "torch"}
     built = {
@@ -79,7 +76,6 @@ def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
         )
         for name, backend in backends.items()
     }
-    local = built[SCREENED].local
     times = run.time_checked(
         {name: problem.sampled_by(sampler) for name, sampler in built.items()},
         {BASELINE: naive(problem, shard, run.job.world_size)},
@@ -88,43 +84,10 @@ def measured(run: Run, problem: Problem, shard: VocabShard) -> dict[str, Any]:
     for sampler in built.values():
         sampler.close()
     baseline_us = times[BASELINE].median_us
-    counts = looked_at(local, problem)
     return {
         "ms": {name: timing.median_us / 1e3 for name, timing in times.items()},
         "over_baseline": {name: timing.median_us / baseline_us for name, timing in times.items()},
-        **counts,
     }
-
-
-def looked_at(local: Backend, problem: Problem) -> dict[str, float]:
-    """Candidates per row on this rank, in the batch and of every row alone, and rows in full."""
-    local.counts = True
-    batch = count_step(local, problem, 0)
-    alone = torch.cat(
-        [
-            count_step(local, problem.take([row]), 1000 * (number + 1)).candidates
-            for number in range(COUNTED_STEPS)
-            for row in range(problem.rows)
-        ]
-    ).double()
-    of_rows = batch.candidates.double()
-    return {
-        "candidates_mean": of_rows.mean().item(),
-        "candidates_p99": of_rows.quantile(0.99).item(),
-        "candidates_alone_mean": alone.mean().item(),
-        "candidates_alone_p99": alone.quantile(0.99).item(),
-        "share_in_full": (batch.whole / batch.num_ids).mean().item(),
-        "mb_read": batch.num_bytes.item() / 1e6,
-    }
-
-
-def count_step(local: Backend, problem: Problem, later: int) -> Screened:
-    """Return what screening does in this rank's part of a step at later positions."""
-    view = problem.batch.view(problem.rows)
-    step = local.prepare(problem.hidden_states, view, problem.positions + later, 1)
-    local.best_words(step, torch.zeros(problem.rows, dtype=torch.int64))
-    assert step.counts is not None
-    return step.counts
 
 
 def real_rows(job: Job) -> tuple[Tensor, Tensor] | None:
@@ -195,17 +158,14 @@ def page(record: dict[str, Any]) -> str:
         "medians of interleaved repeats, the slowest rank of each. The screen multiplies in",
         "fp32 and computes only tokens that can win; without it every score is the definition's.",
         "",
-        "| head | dtype | B | baseline, ms | tpsample ÷ it | without the screen ÷ it | "
-        "candidates per row: mean, p99 | MB read | rows in full |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| head | dtype | B | baseline, ms | tpsample ÷ it | without the screen ÷ it |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         ratio = row["over_baseline"]
         lines.append(
             f"| {row['head']} | {row['dtype']} | {row['batch']} | {row['ms'][BASELINE]:.1f} | "
-            f"{ratio[SCREENED]:.2f} | {ratio[DEFINITION]:.2f} | {row['candidates_mean']:.1f}, "
-            f"{row['candidates_p99']:.0f} | {row['mb_read']:.0f} | "
-            f"{100 * row['share_in_full']:.1f} % |"
+            f"{ratio[SCREENED]:.2f} | {ratio[DEFINITION]:.2f} |"
         )
     slower = sum(row["over_baseline"][SCREENED] > 1 for row in rows)
     load = ", ".join(f"{value:.1f}" for value in record["load"])
@@ -223,10 +183,7 @@ def line(row: dict[str, Any]) -> str:
     ms = ", ".join(f"{name} {value:.2f}" for name, value in row["ms"].items())
     return (
         f"{row['head']:6} {row['dtype']:8} B={row['batch']:<3} ms: {ms}; over the baseline "
-        f"{row['over_baseline'][SCREENED]:.2f}, before {row['over_baseline'][DEFINITION]:.2f}; "
-        f"candidates per row {row['candidates_mean']:.1f}, of rows alone "
-        f"{row['candidates_alone_mean']:.1f}, p99 {row['candidates_alone_p99']:.0f}; "
-        f"in full {row['share_in_full']:.3f}; {row['mb_read']:.1f} MB read"
+        f"{row['over_baseline'][SCREENED]:.2f}, before {row['over_baseline'][DEFINITION]:.2f}"
     )
 
 

@@ -26,7 +26,6 @@ from tpsample import (
     SampleOutput,
     SamplingBatch,
     SamplingParams,
-    Screened,
     TopKTrace,
     VerifyOutput,
     VocabShard,
@@ -170,7 +169,7 @@ def test_public_fields_and_arguments_are_documented() -> None:
 
 def _objects() -> list[object]:
     """An object of each public class, and of those that public methods return."""
-    sampler = LMHeadSampler(WEIGHT, backend="torch", count_screened=True)
+    sampler = LMHeadSampler(WEIGHT, backend="torch")
     params = [SamplingParams(seed=1, top_k=3, logprobs=1)]
     batch = SamplingBatch.from_params(params, vocab_size=V, kept_cap=4)
     out = sampler(torch.ones(1, D), batch, 0)
@@ -178,7 +177,7 @@ def _objects() -> list[object]:
     slots = SamplingBatch.of_slots(1, vocab_size=V)
     over = SamplingBatch.over(vocab_size=V, temperature=torch.ones(1), seed=torch.arange(1))
     return [
-        *(sampler, batch, out, out.logprobs, out.kept, out.screened, params[0], Needs(), over),
+        *(sampler, batch, out, out.logprobs, out.kept, params[0], Needs(), over),
         *(verify(sampler, torch.ones(1, 1, D), drafts, batch, 0), VocabShard(0, V), Changes()),
         *(TopKTrace(1, 1, 1), slots.select(torch.tensor([0])), over.select(torch.tensor([0]))),
         *(batch.view(1), batch.plan, EngineRows(V, 1, torch.device("cpu"))),
@@ -191,14 +190,14 @@ def test_an_attribute_that_an_object_does_not_have_is_refused() -> None:
     public = {each for each in vars(tpsample).values() if inspect.isclass(each)}
     public = {each for each in public if not issubclass(each, (Exception, enum.Enum))}
     assert public <= {type(each) for each in objects}
-    assert {KeptSets, Logprobs, SampleOutput, Screened, VerifyOutput} <= public
+    assert {KeptSets, Logprobs, SampleOutput, VerifyOutput} <= public
     for each in objects:
         for name in ("temprature", "mask"):
             with pytest.raises((AttributeError, TypeError)):
                 setattr(each, name, None)
             assert not hasattr(each, name)
     with pytest.raises(AttributeError) as error:
-        objects[8].forced_tokens_ids = torch.ones(1)  # type: ignore[attr-defined]
+        objects[7].forced_tokens_ids = torch.ones(1)  # type: ignore[attr-defined]
     assert str(error.value) == (
         "forced_tokens_ids: not an attribute of TensorBatch; did you mean forced_token_ids?"
     )

@@ -35,7 +35,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import Status
 from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.one_call import sample
-from tpsample.output import KeptSets, Logprobs, SampleOutput, Screened
+from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.changes import Changes
 from tpsample.request.params import SamplingParams
@@ -56,7 +56,6 @@ __all__ = [
     "SampleOutput",
     "SamplingBatch",
     "SamplingParams",
-    "Screened",
     "Status",
     "TopKTrace",
     "UnsupportedParameter",

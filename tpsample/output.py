@@ -74,39 +74,6 @@ class KeptSets:
 
 
 @dataclass(slots=True)
-class Screened:
-    """What screening did in one step on this rank; every rank has its own numbers.
-
-    Attributes:
-        candidates: int64 [B], how many ids of the shard were left to be computed one by one for the
-            row, counted once per sample. A GPU lists 16 neighbouring ids at a time, and counts 16.
-        whole: int64 [B], how many ids of the shard were computed although nothing was known of
-            them: num_ids in a row that was not screened.
-        num_bytes: int64 [], bytes that were read of the weight and of its copy.
-        num_ids: how many ids the shard has.
-    """
-
-    candidates: Tensor
-    whole: Tensor
-    num_bytes: Tensor
-    num_ids: int
-
-    @staticmethod
-    @torch.inference_mode(False)
-    def none(num_rows: int, num_ids: int, device: torch.device) -> Screened:
-        """Return the counts of a step that has not begun."""
-        candidates, whole = torch.zeros(2, num_rows, dtype=torch.int64, device=device).unbind()
-        num_bytes = torch.zeros((), dtype=torch.int64, device=device)
-        return Screened(candidates, whole, num_bytes, num_ids)
-
-    def add(self, rows: Tensor, part: Screened) -> None:
-        """Add the counts of some of the rows, int64 [b], no row twice."""
-        self.candidates[rows] += part.candidates
-        self.whole[rows] += part.whole
-        self.num_bytes += part.num_bytes
-
-
-@dataclass(slots=True)
 class SampleOutput:
     """The tokens of one step, the same on every rank. Later changes of the batch do not change it.
 
@@ -118,7 +85,6 @@ class SampleOutput:
         seeds: int64 [B], a copy of each seed, drawn or given; those from 2^63 on are negative.
         logprobs: `Logprobs`; None if no row of the batch asks for any.
         kept: `KeptSets`; None if the batch has no `kept_cap` or no filtered row.
-        screened: `Screened`; None if the sampler does not count (`count_screened`).
     """
 
     token_ids: Tensor
@@ -126,7 +92,6 @@ class SampleOutput:
     seeds: Tensor
     logprobs: Logprobs | None = None
     kept: KeptSets | None = None
-    screened: Screened | None = None
 
     if not TYPE_CHECKING:  # a type checker knows the attributes, and tells of others
 

@@ -89,8 +89,6 @@ class LMHeadSampler(Steps):
             weights, which is faster there. The copy takes D + 44 bytes per row of the shard; on
             a GPU D is rounded up to 128, and 33 bytes more are working memory. It does not follow
             weights that change: see `refresh`. It may differ between ranks.
-        count_screened: whether every step counts what screening did on this rank, in `screened` of
-            its output, for some small operators more. It may differ between ranks.
         desync_every: steps after which the sampler calls `compare`, with the hidden states of the
             step; 0 is never; must match.
         on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
@@ -121,7 +119,6 @@ class LMHeadSampler(Steps):
         philox_rounds: int = 10,
         backend: BackendName = "auto",
         screening: ScreeningName | None = None,
-        count_screened: bool = False,
         desync_every: int = 0,
         on_failed: int = -1,
     ) -> None:
@@ -138,7 +135,6 @@ class LMHeadSampler(Steps):
             philox_rounds=philox_rounds,
             backend=backend,
             screening=screening,
-            count_screened=count_screened,
             desync_every=desync_every,
             on_failed=on_failed,
         )
@@ -163,7 +159,6 @@ class LMHeadSampler(Steps):
             max_rows,
             screening,
         )
-        self.local.counts = given.count_screened
         aliases = {"lm_head_weight": (lm_head_weight, self.weight)}
         if bias is not None and alias is not None:
             aliases["bias"] = bias, alias

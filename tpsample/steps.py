@@ -156,7 +156,7 @@ class Steps(Sealed):
         assert out is not None
         with self.agreement.leaving_on_error():
             self.agreement.compare()
-            out.logprobs, out.kept, out.screened = None, None, step.counts
+            out.logprobs = out.kept = None
             if step.batch.rows:
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:

@@ -43,12 +43,10 @@ WRONG = {
     "philox_rounds": [0, 8, "10"],
     "backend": ["cuda", None],
     "screening": ["fp8", True, 8],
-    "count_screened": [1, "yes", None],
     "desync_every": [-1, 1.0, None],
     "on_failed": [-2, 1.0, None, 2**20],
 }
-# Valid by themselves, but not what the other ranks pass. `screening` and its
-# counts may differ between ranks.
+# Valid by themselves, but not what the other ranks pass. `screening` may differ between ranks.
 DIFFERENT = {
     "lm_head_weight": torch.zeros(5, D + 1),
     "vocab_size": V - 1,
@@ -112,7 +110,7 @@ def test_every_argument_of_the_constructor_is_covered():
 
     names = set(inspect.signature(LMHeadSampler.__init__).parameters) - {"self"}
     assert set(WRONG) == names
-    assert set(DIFFERENT) == names - {"group", "screening", "count_screened"}
+    assert set(DIFFERENT) == names - {"group", "screening"}
 
 
 @pytest.mark.parametrize("name", [n for n in WRONG if n not in ("group",)])

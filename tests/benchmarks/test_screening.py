@@ -1,11 +1,11 @@
-"""The benchmark of a CPU step runs, checks its ids, and says what the screen did."""
+"""The benchmark of a CPU step runs and checks its ids."""
 
 import json
 
 from benchmarks import screening
 
 
-def test_every_batch_has_times_candidates_and_ratios(tmp_path, capsys):
+def test_every_batch_has_times_and_ratios(tmp_path, capsys):
     sizes = ["--vocab-size", "1000", "--hidden-size", "32", "--batches", "1,5", "--repeats", "2"]
     assert screening.main([*sizes, "--random-only", "--output", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "result.json").read_text())["rows"]
@@ -18,9 +18,6 @@ def test_every_batch_has_times_candidates_and_ratios(tmp_path, capsys):
     for row in rows:
         assert row["ms"].keys() == row["over_baseline"].keys()
         assert row["over_baseline"][screening.BASELINE] == 1
-        assert 1 <= row["candidates_alone_mean"] <= row["candidates_alone_p99"] < 30
-        assert row["share_in_full"] == 0
-        assert 0.03 < row["mb_read"] < 0.2
     page = (tmp_path / "README.md").read_text()
     assert page.count("| random | ") == len(rows) and "of 4 points" in page
     assert len(capsys.readouterr().out.splitlines()) == len(rows)

@@ -104,9 +104,9 @@ def test_a_logit_depends_on_the_row_and_the_id_alone(rows):
             piece = Problem(case.weight[start : start + size], case.hidden_states[:rows])
             for local in backends(piece, shard):
                 arguments = local, piece.hidden_states
-                _, logits, _ = words(*arguments, batch, torch.arange(rows), parts=parts)
+                _, logits = words(*arguments, batch, torch.arange(rows), parts=parts)
                 assert torch.equal(logits, expected[:, start : start + size])
-                found, _, _ = words(*arguments, plain, torch.arange(rows), parts=parts)
+                found, _ = words(*arguments, plain, torch.arange(rows), parts=parts)
                 of_pieces.append(torch.stack(found).amax(dim=0))
         best += [torch.stack(of_pieces[way::2]).amax(dim=0) for way in (0, 1)]
     assert all(torch.equal(each, best[0]) for each in best)

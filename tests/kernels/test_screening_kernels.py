@@ -230,27 +230,6 @@ def test_a_step_that_needs_every_logit_is_not_screened():
     assert asked == [False, False, True, False, False]
 
 
-def test_what_it_did_is_counted_on_request():
-    """Candidates of every row and sample, bytes, and what went the whole way; else nothing."""
-    case = Case.make(1600, 6, 32)
-    arguments = (case.hidden_states, case.batch, case.positions)
-    sampler = LMHeadSampler(case.weight, backend="triton", screening="int8", count_screened=True)
-    out = sampler(*arguments, num_samples=2)
-    assert out.screened is not None
-    screen = sampler.local.screen
-    slots = (screen.tops[:100, :12] >= screen.bars[:12]).sum(dim=0)
-    assert out.screened.candidates.tolist() == (16 * (slots[:6] + slots[6:])).tolist()
-    assert (out.screened.candidates >= 2 * 16).all() and not out.screened.whole.any()
-    copy, listed = 1600 * (128 + 12), 16 * int(screen.num_listed_ptr)
-    assert out.screened.num_bytes == copy + listed * 32 * 2
-
-    filtered = replace(case, params=[replace(each, top_p=0.9) for each in case.params])
-    out = sampler(case.hidden_states, filtered.batch, case.positions)
-    assert out.screened.whole.tolist() == [1600] * 6 and not out.screened.candidates.any()
-    assert out.screened.num_bytes == 1600 * 32 * 2
-    assert LMHeadSampler(case.weight, backend="triton")(*arguments).screened is None
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_ranks_that_push(world_size):
     """Every rank screens its own shard; words travel as ever, in any number of chunks."""

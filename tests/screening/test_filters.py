@@ -18,17 +18,19 @@ from tests.support.screened_filters import (
     shards_of,
     stored,
 )
-from tests.support.screening import HEADS, PASSES, Problem, controlled, problem
+from tests.support.screening import HEADS, PASSES, CountedBackend, Problem, controlled, problem
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
 from tpsample.core.score import Head
-from tpsample.local.native_backend import NativeBackend
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.screening.int8_copy import Int8Copy
 
 
 def compare(case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, ways=WAYS):
-    """Compare the draws of a step over some shards; return what the screens did."""
+    """Compare the draws of a step over some shards.
+
+    Return the logits that the screens stored, and the backends that counted what they computed.
+    """
     shards = shards or [VocabShard(0, len(case.weight))]
     exact, screened = [], []
     for shard in shards:
@@ -36,11 +38,11 @@ def compare(case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, w
         exact.append(TorchBackend(*arguments, rounds=10))
         copy = Int8Copy(arguments[0]) if which == "int8" else None
         rows = num_samples * len(case.hidden_states)
-        screened.append(NativeBackend(*arguments, rounds=10, max_rows=rows, copy=copy))
+        screened.append(CountedBackend(*arguments, rounds=10, max_rows=rows, copy=copy))
     step = (case.hidden_states, batch, num_samples, parts)
     found = stored(screened, *step)
     assert_same_draws(found, stored(exact, *step), batch, num_samples, ways)
-    return found
+    return found, screened
 
 
 def of(params, vocab_size: int, **others) -> SamplingBatch:
@@ -53,8 +55,8 @@ def test_heads(name, which):
     pick = random.Random(name)
     case = problem(name, 3000, 12, 64)
     params = [filtered(pick) for _ in range(12)]
-    found = compare(case, of(params, 3000), which=which, shards=shards_of(3000, pick))
-    assert found.logits.isinf().any() or name in ("near_ties", "zeros", "cancelling", "subnormal")
+    logits, _ = compare(case, of(params, 3000), which=which, shards=shards_of(3000, pick))
+    assert logits.isinf().any() or name in ("near_ties", "zeros", "cancelling", "subnormal")
 
 
 @pytest.mark.parametrize(
@@ -80,21 +82,20 @@ def test_which_rows_need_few_logits(changes, bounded):
     """Few of them are then computed: little more than the filter keeps."""
     case = problem("normal", 20000, 3, 48)
     batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000)
-    found = compare(case, batch)
-    (counts,) = found.counts
+    logits, (counted,) = compare(case, batch)
     assert bool(batch.plan.bounded) is bounded
-    assert counts.whole.tolist() == [0 if bounded else 20000] * 3
+    assert counted.whole.tolist() == [0 if bounded else 20000] * 3
     if bounded:
-        there = (found.logits > -torch.inf).sum(dim=1)
-        assert (there >= counts.candidates).all()
+        there = (logits > -torch.inf).sum(dim=1)
+        assert (there >= counted.candidates).all()
         assert (there >= (changes.get("top_k", 1) if not changes.get("min_p") else 1)).all()
         assert there.max() < max(300, 8 * changes.get("top_k", 0))
 
 
 def test_a_kept_set_that_is_reported_takes_the_whole_way():
     batch = of([SamplingParams(top_k=5, seed=1)] * 3, 500, kept_cap=8)
-    (counts,) = compare(problem("normal", 500, 3, 16), batch).counts
-    assert counts.whole.tolist() == [500] * 3
+    _, (counted,) = compare(problem("normal", 500, 3, 16), batch)
+    assert counted.whole.tolist() == [500] * 3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -112,9 +113,8 @@ def test_controls_bias_and_head(seed):
     case = replace(problem("twins", v, rows, 32, seed), head=Head(2.0, 20.0), bias=bias)
     batch = of(params, v, output_token_ids=tokens)
     for which in PASSES:
-        found = compare(case, batch, which=which, num_samples=2, parts=3)
-        (counts,) = found.counts
-        assert counts.candidates.sum() > 0 and counts.whole[1] == v
+        _, (counted,) = compare(case, batch, which=which, num_samples=2, parts=3)
+        assert counted.candidates.sum() > 0 and counted.whole[1] == v
 
 
 @pytest.mark.parametrize("which", PASSES)
@@ -134,8 +134,8 @@ def test_filters_that_keep_all_that_is_listed():
     case = Problem(torch.arange(300.0, 0.0, -1.0).unsqueeze(1).repeat(1, 16), torch.ones(1, 16))
     for top_k, min_p, kept in ((5, 0.0, 5), (1, 0.0, 1), (0, 1e-14, 3), (5, 1e-14, 3)):
         params = SamplingParams(top_k=top_k, min_p=min_p, seed=1)
-        found = compare(case, of([params], 300))
-        assert (found.logits > -torch.inf).sum().item() == kept
+        logits, _ = compare(case, of([params], 300))
+        assert (logits > -torch.inf).sum().item() == kept
 
 
 def test_the_threshold_of_min_p_is_reached():
@@ -154,16 +154,17 @@ def test_ties_of_the_last_kept_are_listed():
     weight[100:4000:100] = 1.0
     case = replace(problem("normal", 4000, 2, 16), weight=weight, hidden_states=torch.ones(2, 16))
     params = [SamplingParams(top_k=3, ties=ties, seed=4) for ties in ("keep", "exact")]
-    found = compare(case, of(params, 4000), shards=[VocabShard(0, 1501), VocabShard(1501, 4000)])
-    assert (found.logits == 16.0).sum(dim=1).tolist() == [39, 39]
+    shards = [VocabShard(0, 1501), VocabShard(1501, 4000)]
+    logits, _ = compare(case, of(params, 4000), shards=shards)
+    assert (logits == 16.0).sum(dim=1).tolist() == [39, 39]
 
 
 def test_a_row_made_greedy_by_its_temperature():
     case = problem("normal", 2000, 4, 32)
     batch = of([SamplingParams(top_k=3, min_p=0.5, seed=1)] * 4, 2000)
     batch.temperature[:2] = 0.0
-    (counts,) = compare(case, batch).counts
-    assert not counts.whole.any()
+    _, (counted,) = compare(case, batch)
+    assert not counted.whole.any()
 
 
 def test_drafts_are_screened_too():
@@ -233,7 +234,7 @@ def many_rows(num_rows: int, first_seed: int) -> tuple[int, int]:
             params = [pick.choice(pair) for pair in zip(params, others, strict=True)]
             params[0] = filtered(pick, repetition_penalty=1.3)
         batch = of(params, v, output_token_ids=[[pick.randrange(v)] * 3 for _ in range(b)])
-        found = compare(
+        _, backends = compare(
             case,
             batch,
             shards=shards_of(v, pick),
@@ -243,7 +244,7 @@ def many_rows(num_rows: int, first_seed: int) -> tuple[int, int]:
             ways=WAYS[: pick.choice([0, 0, 1, 2])],
         )
         done, seed = done + len(batch.plan.filters), seed + 1
-        screened += int(sum(counts.candidates.sum() for counts in found.counts))
+        screened += int(sum(each.candidates.sum() for each in backends))
     return done, screened
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.support.screening import Problem
-from tpsample import SamplingBatch, SamplingParams, Screened, VocabShard
+from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.row_noise import RowNoise, safe_temperature
-from tpsample.local.torch_backend import TorchBackend
+from tpsample.local.backend import Backend
 from tpsample.logits.filters import sample_filtered
 from tpsample.logits.fixed_rounds import sample_in_fixed_rounds
 from tpsample.logits.shard_logits import ShardLogits
@@ -24,33 +23,23 @@ from tpsample.reference import kept_rows
 WAYS = (sample_filtered, sample_in_fixed_rounds)
 
 
-@dataclass
-class Stored:
-    """The stored logits of a batch over some shards, side by side, and what the screens did."""
-
-    logits: Tensor
-    counts: list[Screened]
-
-
 def stored(
-    locals_: list[TorchBackend], hidden: Tensor, batch: SamplingBatch, num_samples: int, parts: int
-) -> Stored:
-    """Run one step's local half on every shard."""
-    rows, found, counts = hidden.shape[0], [], []
+    locals_: Sequence[Backend], hidden: Tensor, batch: SamplingBatch, num_samples: int, parts: int
+) -> Tensor:
+    """Run one step's local half on every shard; return its stored logits, side by side."""
+    rows, found = hidden.shape[0], []
     for local in locals_:
-        local.counts = True
         step = local.prepare(hidden, batch.view(rows), 40 + torch.arange(rows), num_samples)
-        assert step.logits is not None and step.counts is not None
+        assert step.logits is not None
         step.logits.fill_(torch.nan)  # what a step forgets to write would be seen
         for part in range(parts):
             local.best_words(step, torch.zeros(num_samples * rows, dtype=torch.int64), part, parts)
         found.append(step.logits.clone())
-        counts.append(step.counts)
-    return Stored(torch.cat(found, dim=1), counts)
+    return torch.cat(found, dim=1)
 
 
 def assert_same_draws(
-    screened: Stored, exact: Stored, batch: SamplingBatch, num_samples: int, ways: Sequence[Any]
+    few: Tensor, every: Tensor, batch: SamplingBatch, num_samples: int, ways: Sequence[Any]
 ) -> None:
     """The kept sets and the words of filtered rows are the same, by some of WAYS.
 
@@ -58,7 +47,6 @@ def assert_same_draws(
     """
     plan, rows = batch.plan, len(batch.plan.requests)
     assert plan.filters is not None
-    few, every = screened.logits, exact.logits
     there = few > -torch.inf
     same = (few == every) | (few.isnan() & every.isnan())
     assert (same | ~(there | few.isnan())).all(), "a stored logit is not exact"

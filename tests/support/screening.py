@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from tests.support.cases import TEMPERATURES
-from tpsample import SamplingBatch, SamplingParams, Screened, VocabShard
+from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
+from tpsample.local.backend import Backend
 from tpsample.local.native_backend import NativeBackend
 from tpsample.local.torch_backend import TorchBackend
+from tpsample.native.lm_head import Rows, draw, list_kept, store
+from tpsample.request.step import Step
 from tpsample.screening.int8_copy import Int8Copy
 
 PASSES = ("fp32", "int8")
@@ -160,35 +163,59 @@ def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
     return made
 
 
+class CountedBackend(NativeBackend):
+    """Native kernels, and how many exact logits they computed for the rows of the last step.
+
+    Attributes:
+        candidates: int64 [B], one by one, once per sample.
+        whole: int64 [B], in blocks of which nothing was proved, or because all are stored.
+    """
+
+    def prepare(self, *arguments: Any, **others: Any) -> Step:
+        step = super().prepare(*arguments, **others)
+        self.candidates, self.whole = torch.zeros(2, step.batch.rows, dtype=torch.int64)
+        return step
+
+    def _in_ranges(
+        self, kernel: Any, source: Any, num_rows: int, arguments: Any, *out: Any
+    ) -> None:
+        super()._in_ranges(kernel, source, num_rows, arguments, *out)
+        (index,) = (torch.from_numpy(each.index) for each in arguments if isinstance(each, Rows))
+        if kernel is store:
+            self.whole[index] += source.stop - source.start
+        elif kernel in (draw, list_kept):
+            singly, in_blocks = torch.from_numpy(out[-1].sum(axis=0))
+            self.candidates[index] += singly
+            self.whole[index] += in_blocks
+
+
 def backends(
     case: Problem, shard: VocabShard, which: str = "fp32", rounds: int = 10
-) -> tuple[TorchBackend, NativeBackend]:
+) -> tuple[TorchBackend, CountedBackend]:
     """The definition, and native kernels with one of PASSES, for up to four samples."""
     arguments = (case.weight, shard, case.bias, case.head)
     copy = Int8Copy(case.weight) if which == "int8" else None
     max_rows = 4 * len(case.hidden_states)
-    native = NativeBackend(*arguments, rounds=rounds, max_rows=max_rows, copy=copy)
+    native = CountedBackend(*arguments, rounds=rounds, max_rows=max_rows, copy=copy)
     return TorchBackend(*arguments, rounds=rounds), native
 
 
 def words(
-    local: TorchBackend,
+    local: Backend,
     hidden_states: Tensor,
     batch: SamplingBatch,
     positions: Tensor,
     num_samples: int = 1,
     parts: int = 1,
-) -> tuple[list[Tensor], Tensor | None, Screened]:
-    """The words of every part, the logits that were stored, and what the screen did."""
-    local.counts = True
+) -> tuple[list[Tensor], Tensor | None]:
+    """The words of every part, and the logits that were stored."""
     rows = hidden_states.shape[0]
     step = local.prepare(hidden_states, batch.view(rows), positions, num_samples)
     found = []
     for part in range(parts):
         found.append(torch.zeros(num_samples * rows, dtype=torch.int64))
         local.best_words(step, found[-1], part, parts)
-    assert step.counts is not None
-    return found, None if step.logits is None else step.logits.clone(), step.counts
+    return found, None if step.logits is None else step.logits.clone()
 
 
 def assert_same_words(first: list[Tensor], second: list[Tensor], what: str) -> None:

@@ -40,7 +40,6 @@ class SamplerArguments:
     philox_rounds: int
     backend: BackendName
     screening: ScreeningName | None
-    count_screened: bool
     desync_every: int
     on_failed: int = NO_TOKEN
 
@@ -63,8 +62,6 @@ class SamplerArguments:
                 f'screening: "{self.screening}" copies a weight, and lm_head_weight has no column; '
                 "leave it out"
             )
-        if not isinstance(self.count_screened, bool):
-            raise ValueError(f"count_screened: expected True or False, got {self.count_screened!r}")
         object.__setattr__(self, "philox_rounds", check_rounds(self.philox_rounds))
         self._int("desync_every", 0, 2**31 - 1)
         self._int("on_failed", NO_TOKEN, MAX_VOCAB_SIZE - 1)

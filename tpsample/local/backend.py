@@ -11,7 +11,7 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import Head
 from tpsample.core.step_buffer import StepBuffer
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.output import SampleOutput, Screened
+from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.plan import BatchView
@@ -31,11 +31,9 @@ class Backend(ABC):
 
     Attributes:
         copy: the 8-bit copy of the weight that screened steps read; None if there is none.
-        counts: whether steps count what screening does.
     """
 
     copy: Int8Copy | None = None
-    counts: bool = False
 
     def __init__(
         self, weight: Tensor, shard: VocabShard, bias: Tensor | None, head: Head, *, rounds: int
@@ -88,22 +86,7 @@ class Backend(ABC):
             memory = self._logits if num_samples else self._stored_only
             logits = memory.take(raw_and_processed * len(batch.plan.stored_list))
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
-        counts = None
-        if self.counts:
-            counts = Screened.none(batch.rows, len(self._shard), self._weight.device)
-        return Step(hidden_states, batch, noise, controls, logits, out, local_logits, counts)
-
-    def count_whole(self, step: Step, num_ids: int) -> None:
-        """Count that a step computes this many ids of the shard for all of its rows."""
-        if step.counts is not None:
-            step.counts.whole += num_ids
-            if step.local_logits is None:
-                step.counts.num_bytes += num_ids * self.row_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of one id's weights."""
-        return self._weight.shape[1] * self._weight.itemsize
+        return Step(hidden_states, batch, noise, controls, logits, out, local_logits)
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         """Return the controls of a step's rows over the shard."""

@@ -149,7 +149,6 @@ class NativeBackend(Backend):
                 rows = self._rows(step, whole, 0, hidden_states=step.hidden_states)
                 memory = whole_places, head, raw, processed
                 self._in_ranges(store, source, len(whole), (rows, *memory))
-                self._count(step, whole, None, source)
             if len(bounded):
                 self._list(step, source, bounded, bounded_places, head)
         if len(drawn) and samples:
@@ -173,7 +172,6 @@ class NativeBackend(Backend):
         arguments = self._copy_of(rows), rows, head
         self._in_ranges(draw, source, len(index), arguments, found, computed)
         call(merge, None, found, index, best)
-        self._count(step, index, computed, source)
 
     def _draw_given(
         self,
@@ -212,7 +210,6 @@ class NativeBackend(Backend):
         computed = self._found(self._threads(source, len(index)), 0, len(index))[1]
         arguments = rows, places, head, *bounds, *self._memory(step)
         self._in_ranges(list_kept, source, len(index), arguments, computed)
-        self._count(step, index, computed, source)
 
     def _threads(self, source: Weight, num_rows: int) -> int:
         """Return among how many threads the ids are worth sharing."""
@@ -309,23 +306,6 @@ class NativeBackend(Backend):
             none.drafts if drafts is None else drafts.numpy(),
             none.num_drafts if rows.num_drafts is None else rows.num_drafts.numpy(),
         )
-
-    def _count(
-        self, step: Step, index: np.ndarray, computed: np.ndarray | None, source: Weight
-    ) -> None:
-        """Count what a step did, for who asked (`count_screened`)."""
-        counts, num_ids = step.counts, source.stop - source.start
-        if counts is None:
-            return
-        counts.num_bytes += num_ids * self.row_bytes
-        rows = torch.from_numpy(index)
-        if computed is None:
-            counts.whole[rows] += num_ids
-        else:
-            singly, in_blocks = torch.from_numpy(computed.sum(axis=0))
-            counts.candidates[rows] += singly
-            counts.whole[rows] += in_blocks
-            counts.num_bytes += int(computed.sum()) * self.row_bytes
 
 
 def _flat(numbers: Tensor) -> tuple[np.ndarray, int]:

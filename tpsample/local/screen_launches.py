@@ -17,7 +17,6 @@ from tpsample.kernels.filter_bars import filter_bars_kernel
 from tpsample.kernels.limbs import screening_rows_kernel
 from tpsample.kernels.screening import list_groups_kernel, screen_kernel
 from tpsample.local.tiles import Gpu, Tile
-from tpsample.output import Screened
 from tpsample.request.filters import RowFilters
 from tpsample.request.step import Step
 from tpsample.screening.int8_copy import Int8Copy
@@ -107,7 +106,6 @@ class Screen:
         block_d = screen_tile(1, self._gpu).block_d
         padded = -(-weight.shape[1] // block_d) * block_d
         self.copy = Int8Copy(weight[: len(shard)], padded)
-        self._copy_bytes = self.copy.num_bytes - self.copy.residual.nbytes
         self._hidden_size, self._dtype = weight.shape[1], weight.dtype
         first_id = shard.start // 4 * 4
         self.num_groups = -(-(shard.stop - first_id) // GROUP) if len(shard) else 0
@@ -145,19 +143,6 @@ class Screen:
             and len(plan.bounded) == filtered
             and (not filtered or self.num_groups <= MAX_FILTER_GROUPS)
         )
-
-    def count(self, counts: Screened, num_samples: int, row_bytes: int) -> None:
-        """Count what the step that was launched last has listed, without waiting for it.
-
-        Args:
-            row_bytes: of one id's weights.
-        """
-        slots = len(counts.candidates) * num_samples
-        tops, bars = self.tops[: self.num_groups, :slots], self.bars[:slots]
-        can_win = (tops >= bars) & (tops > -torch.inf)
-        counts.candidates += GROUP * can_win.sum(dim=0).view(num_samples, -1).sum(dim=0)
-        listed = self.num_listed_ptr[0].to(torch.int64) * GROUP
-        counts.num_bytes += self._copy_bytes + listed * row_bytes
 
     def launch(self, step: Step, controls: dict[str, Any], streams: Tensor, scale: Tensor) -> None:
         """List the groups of a step.

@@ -39,7 +39,6 @@ class TorchBackend(Backend):
             if plan.stored_index is not None:
                 index = plan.stored_index
                 self.store(step, slice(0, len(index)), start, raw[index], processed[index])
-            self.count_whole(step, stop - start)
         best[:, drawn] = drawn_best
 
     def tiles(self, batch_rows: int, part: int, parts: int) -> list[tuple[int, int]]:

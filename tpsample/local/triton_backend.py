@@ -88,10 +88,6 @@ class TritonBackend(Backend):
         screen = self.screen if self.screen is not None and self.screen.takes(step) else None
         if screen is not None and part == 0:
             screen.launch(step, controls, self._streams, self._scale)
-            if step.counts is not None:
-                screen.count(step.counts, num_samples, self.row_bytes)
-        elif part == 0:
-            self.count_whole(step, len(self._shard))
         tile = self._tile_of(num_rows, edits, given, screen is not None)
         block_e = tile.block_e(num_samples != 1, masks, edits)
         key = (part, parts, push is not None, num_rows, num_samples, tile, block_e, given)

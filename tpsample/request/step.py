@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tpsample.core.row_noise import RowNoise
-from tpsample.output import SampleOutput, Screened
+from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.plan import BatchView
 
@@ -77,7 +77,6 @@ class Step:
         out: what the step will return; None if it only stores logits.
         local_logits: [B, V_local], logits that the caller computed in place of the product with
             the weight; None otherwise.
-        counts: what screening does in it, counted on the way; None if nobody asked.
     """
 
     hidden_states: Tensor
@@ -87,7 +86,6 @@ class Step:
     logits: Tensor | None
     out: SampleOutput | None = None
     local_logits: Tensor | None = None
-    counts: Screened | None = None
 
     @property
     def num_words(self) -> int:
