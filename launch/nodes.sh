@@ -24,7 +24,7 @@ fi
 if $dry_run; then
     is_first=0 first=${FIRST%:*} address=${ADDR-10.0.0.2}
 else
-    found=$(python "$launch_folder/../tpsample/addresses.py" "$FIRST" "${WAIT-25}" "${ADDR-}" 2>&1) ||
+    found=$(python "$launch_folder/../tpsample/ranks/addresses.py" "$FIRST" "${WAIT-25}" "${ADDR-}" 2>&1) ||
         fail "$found"
     read -r is_first first address <<<"$found"
     if ((is_first)); then note "this machine is the first; waiting for the others at $first"; fi

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
-from tpsample.addresses import address_towards, interface_of
+from tpsample.ranks.addresses import address_towards, interface_of
 from tpsample.ranks.process import ranks_of
 
 log = logging.getLogger(__name__)

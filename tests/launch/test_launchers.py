@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import BIN, ROOT, run_command
-from tpsample import addresses
+from tpsample.ranks import addresses
 
 SCRIPTS = sorted(path.name for path in (ROOT / "launch").glob("*.sh"))
 RUN_BY_HAND = [name for name in SCRIPTS if name != "common.sh"]
