@@ -54,9 +54,6 @@ def features(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
             for name, dtype in DTYPES.items()
         },
         "screened ids": lambda: screened_ids(plain),
-        "screened ids of filtered rows": lambda: screened_ids(
-            plain.filtered(top_k=50, top_p=0.9, min_p=0.01)
-        ),
         **{
             f"products, {name}": partial(product_error, plain, dtype)
             for name, dtype in DTYPES.items()

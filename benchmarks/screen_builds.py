@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-from tpsample.local.screen_launches import (
-    LIST_BLOCK,
-    MAX_FILTER_GROUPS,
-    MAX_SLOTS,
-    accumulation_error,
-)
+from tpsample.local.screen_launches import LIST_BLOCK, MAX_SLOTS, accumulation_error
 
 SCREEN = "tpsample.kernels.screening:screen_kernel"
 SCREEN_TYPES = {
@@ -25,11 +20,9 @@ SCREEN_TYPES = {
     "residual_ptr": "*fp32",
     "weight_norm_ptr": "*fp32",
     "upper_ptr": "*fp32",
-    "lower_ptr": "*fp32",
     "bar_ptr": "*fp32",
     "listed_ptr": "*i32",
     "num_listed_ptr": "*i32",
-    "joint_ptr": "*i1",
 }
 
 
@@ -46,5 +39,4 @@ def small_screen_kernels(hidden_size: int) -> dict[str, tuple[dict[str, Any], in
             {"BLOCK": LIST_BLOCK, "BLOCK_S": MAX_SLOTS},
             4,
         ),
-        "tpsample.kernels.filter_bars:filter_bars_kernel": ({"BLOCK": MAX_FILTER_GROUPS}, 8),
     }

@@ -54,7 +54,6 @@ _STORE = ("logits_ptr", "stride_logits_b", "slot_ptr", "num_stored")
 _HEAD = ("logit_scale", "logit_softcap", "bias_ptr")
 _NO_EDITS = ("num_samples", *_HEAD, *_STORE, *_MASKS, *_PUSH)
 _LIST = ("listed_ptr", "num_listed_ptr")
-_FILTERED = ("lower_ptr",)
 _EVERYTHING = (*_NO_EDITS, *_BIASES, *_PENALTIES, *_DRAFTS)
 _NO_STORE = tuple(name for name in _EVERYTHING if name not in (*_STORE, *_PUSH))
 
@@ -136,7 +135,7 @@ class Subject:
         function = jitted(kernel)
         compile_time = {function.arg_names[i] for i in function.constexprs} | set(self.constants)
         if kernel in (LM_HEAD, SCREEN):
-            off = {*_EVERYTHING, *_LIST, *_FILTERED} & set(function.arg_names) - set(self.uses)
+            off = {*_EVERYTHING, *_LIST} & set(function.arg_names) - set(self.uses)
             compile_time, constants = compile_time | off, constants | dict.fromkeys(off)
         run_time = [name for name in function.arg_names if name not in compile_time]
         return Build(
@@ -273,17 +272,11 @@ def _screens(arch: int) -> list[Subject]:
     found = []
     gpu = _gpu(arch)
     for tile in (screen_tile(size, gpu) for size in SCREEN_TILES):
-        for variant, uses in (
-            ("screen", ()),
-            ("screen, filtered", _FILTERED),
-            ("screen, everything", (*_NO_STORE, *_FILTERED)),
-        ):
+        for variant, uses in (("screen", ()), ("screen, everything", _NO_STORE)):
             found.append(Subject(SCREEN, variant, arch, torch.int8, tile, uses=uses))
         few, short = (of(tile.block_b, torch.bfloat16, gpu) for of in (list_tile, short_tile))
         found.append(Subject(LM_HEAD, "list", arch, torch.bfloat16, few, uses=_LIST))
-        uses = (*_LIST, *_STORE)
-        found.append(Subject(LM_HEAD, "list, stored", arch, torch.bfloat16, few, uses=uses))
-        uses = (*_LIST, *_EVERYTHING)
+        uses = (*_LIST, *_NO_STORE, *_PUSH)
         found.append(Subject(LM_HEAD, "list, everything", arch, torch.bfloat16, short, uses=uses))
     return found
 

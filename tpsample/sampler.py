@@ -83,12 +83,11 @@ class LMHeadSampler(Steps):
             exact dot product, rounded once to fp32, with both of the last.
         screening: None, or "int8": steps of up to 64 rows × samples first read an 8-bit copy of the
             weights, then the weights of the few tokens that a bound cannot rule out: the same
-            tokens for about half the bytes (`tpsample.screening`). Rows with top_k up to 256 or
-            min_p are bounded too; one row that needs all logits takes the whole step along
-            (`tpsample.request.bounded_rows`). On a CPU, steps of three rows or more read the
-            weights, which is faster there. The copy takes D + 44 bytes per row of the shard; on
-            a GPU D is rounded up to 128, and 33 bytes more are working memory. It does not follow
-            weights that change: see `refresh`. It may differ between ranks.
+            tokens for about half the bytes (`tpsample.screening`). A step on a GPU with filters
+            or logprobs in any row reads all weights; on a CPU steps of three rows or more do,
+            which is faster there. The copy takes D + 44 bytes per row of the shard; on a GPU D is
+            rounded up to 128, and 17 bytes more are working memory. It does not follow weights
+            that change: see `refresh`. It may differ between ranks.
         desync_every: steps after which the sampler calls `compare`, with the hidden states of the
             step; 0 is never; must match.
         on_failed: the token of a row whose status is not OK, such as the id of the end of a text,

@@ -21,7 +21,6 @@ TRIED = (
     "every control, fp16",
     "every control, fp32",
     "screened ids",
-    "screened ids of filtered rows",
     "slots, plain",
     "slots, controls",
     "slots, filters",

@@ -297,27 +297,6 @@ SCREEN_KERNELS = [
         ("tests/kernels/test_screening_kernels.py::test_batch_sizes",),
     ),
     Fault(
-        "kernel: the bar of a top_k is that of one less",
-        "tpsample/kernels/filter_bars.py",
-        "k = tl.where(by_top_k, top_k, 1)",
-        "k = tl.where(by_top_k, tl.maximum(top_k - 1, 1), 1)",
-        ("tests/kernels/test_screening_filters.py::test_no_group_is_listed_that_cannot_be_kept",),
-    ),
-    Fault(
-        "kernel: logits of the step before stay where no group is listed",
-        "tpsample/local/screen_launches.py",
-        "step.logits.fill_(-torch.inf)",
-        "pass",
-        ("tests/kernels/test_screening_filters.py::test_no_group_is_listed_that_cannot_be_kept",),
-    ),
-    Fault(
-        "kernel: the bounds of a filtered row have its noise",
-        "tpsample/kernels/limbs.py",
-        "silence_stored_row(rows, slot_ptr, row)",
-        "pass",
-        ("tests/kernels/test_screening_filters.py::test_the_bars_are_those_of_the_twin",),
-    ),
-    Fault(
         "a listed tile ends with the list's last group",
         "tpsample/kernels/tile_ids.py",
         "return tl.where(in_list, first + place % GROUP, stop)\n",

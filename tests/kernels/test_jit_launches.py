@@ -29,7 +29,6 @@ STORED = {
     "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
-    "screened, filtered": TOP_WORDS,
     "all together": [*TOP_WORDS, *LOGPROBS],
     "drafts": [*TOP_WORDS, *LOGPROBS],
 }
@@ -103,8 +102,6 @@ def expected(name: str) -> list[str]:
     ways = STORED.get(name.removeprefix("given logits, "), [])
     finish = "peer_finish" if name.startswith("peer") else "decode"
     screen = SCREEN if "screened" in name else []
-    if name == "screened, filtered":
-        screen = [*SCREEN[:2], "filter_bars", *SCREEN[2:]]
     masks = ["token_mask"] * name.endswith(MASKED)
     return [*masks, *screen, "lm_head", finish, *ways]
 

@@ -218,7 +218,7 @@ def test_a_step_that_needs_every_logit_is_not_screened():
     asked = []
     takes = local.screen.takes
     local.screen.takes = lambda begun: asked.append(takes(begun)) or asked[-1]
-    for params in ({"top_p": 0.5}, {"logprobs": 2}, {}):
+    for params in ({"top_p": 0.5}, {"top_k": 3}, {"logprobs": 2}, {}):
         rows = [replace(each, **params) for each in case.params]
         changed = replace(case, params=rows)
         out = sampler(case.hidden_states, changed.batch, case.positions)
@@ -227,7 +227,7 @@ def test_a_step_that_needs_every_logit_is_not_screened():
     out = sampler(case.hidden_states, case.batch, case.positions, num_samples=samples)
     assert torch.equal(out.token_ids, case.oracle(samples).token_ids)
     sampler.prompt_logprobs(case.hidden_states, torch.arange(6))
-    assert asked == [False, False, True, False, False]
+    assert asked == [False, False, False, True, False, False]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])

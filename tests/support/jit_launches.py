@@ -231,7 +231,6 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
         "fp32": lambda: step(batch_of(), dtype=torch.float32, tile=Tile(64, 16, 32, 4, 2)),
         "weight at an odd address": lambda: step(batch_of(), odd_address=True),
         "screened": lambda: step(batch_of(), screened=True),
-        "screened, filtered": lambda: step(batch_of(top_k=5, top_p=0.9), screened=True),
         "peer, screened": lambda: step(
             batch_of(repetition_penalty=1.2, logit_bias={5: 1.0}),
             world_size=2,

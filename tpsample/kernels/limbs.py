@@ -10,7 +10,7 @@ import triton.language as tl
 
 from tpsample.kernels.noise import fma
 from tpsample.kernels.overlap import let_next_launch_start
-from tpsample.kernels.row_noise import Rows, silence_stored_row, store_row_noise
+from tpsample.kernels.row_noise import Rows, store_row_noise
 
 TINY = tl.constexpr(2.0**-100)
 """Absolute: more than 2^24 terms that were lost below 2^-126."""
@@ -29,7 +29,6 @@ def screening_rows_kernel(
     seed_ptr,  # [num_rows] int64
     position_ptr,  # [num_rows] int64
     temperature_ptr,  # [num_rows] fp32
-    slot_ptr,  # [num_rows] int32, not -1 for filtered rows; None if there are none
     # sizes
     num_rows,
     num_samples,
@@ -50,17 +49,12 @@ def screening_rows_kernel(
     BLOCK: tl.constexpr,
     LEADS: tl.constexpr,  # whether the kernel behind this one may be launched early
 ):
-    """Write one row's limbs, norms, streams and scale, and clear what the step adds to.
-
-    The intervals of a filtered row are those of its logits: its scale is 1, and it has no noise.
-    """
+    """Write one row's limbs, norms, streams and scale, and clear what the step adds to."""
     if LEADS:
         let_next_launch_start()
     row = tl.program_id(0)
     rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, row + tl.arange(0, 1))
-    if slot_ptr is not None:
-        silence_stored_row(rows, slot_ptr, row)
     for sample in range(1 if num_samples is None else num_samples):
         tl.store(bar_ptr + sample * num_rows + row, float("-inf"))
     if row == 0:

@@ -80,13 +80,3 @@ def store_row_noise(
         tl.store(stream + 2 * rows.stride_stream, r2.to(tl.int32, bitcast=True), mask=mask_b)
         tl.store(stream + 3 * rows.stride_stream, gain.to(tl.int32, bitcast=True), mask=mask_b)
     tl.debug_barrier()
-
-
-@triton.jit
-def silence_stored_row(rows, slot_ptr, row):
-    """Give a row the scale and the gain of a greedy one if it has a slot, behind
-    `store_row_noise`."""
-    if tl.load(slot_ptr + row) >= 0:
-        tl.store(rows.scale_ptr + row, 1.0)
-        for sample in range(1 if rows.num_samples is None else rows.num_samples):
-            tl.store(rows.stream_ptr + 3 * rows.stride_stream + sample * rows.num_rows + row, 0)

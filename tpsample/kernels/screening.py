@@ -5,10 +5,6 @@
               the highest upper end, per row the highest lower end, its bar
     list      groups whose upper end reaches a bar, of any row
 
-The rows that filters keep few tokens of have intervals of logits, without scale and noise, and a
-bar of their own (`tpsample.kernels.filter_bars`). The LM head stores the logits of the listed
-groups, and those of the others are -inf before.
-
 `tpsample.kernels.lm_head` then computes the ids of the listed groups. The true best score is not
 below any lower end, so the winner, and every tie with it, is in a listed group: the words are those
 of the whole vocabulary. The list has room for every group, so it cannot overflow.
@@ -61,11 +57,10 @@ class Copy(NamedTuple):
 
 
 class Tops(NamedTuple):
-    """The highest upper end of each group, by sample and row, and the highest lower end or None."""
+    """The highest upper end of each group, by sample and row."""
 
     ptr: tl.tensor
     stride: tl.tensor
-    lower_ptr: tl.tensor | None
 
 
 @triton.jit
@@ -137,16 +132,12 @@ def store_intervals(
         for sample in range(1 if rows.num_samples is None else rows.num_samples):
             offs_slot = sample * rows.num_rows + offs_b
             noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot, ROUNDS)
-            low_scores = fma(lower, scale[None, :], noise)
-            bar = tl.max(low_scores, axis=0)
+            bar = tl.max(fma(lower, scale[None, :], noise), axis=0)
             tl.atomic_max(state.bar_ptr + offs_slot, bar, mask=is_row, sem="relaxed", scope="gpu")
             scores = fma(upper, scale[None, :], noise)
             top = tl.max(scores.reshape((GROUPS, GROUP, BLOCK_B)), axis=1)
             place = group.to(tl.int64)[:, None] * tops.stride + offs_slot[None, :]
             tl.store(tops.ptr + place, top, mask=is_row[None, :])
-            if tops.lower_ptr is not None:
-                low = tl.max(low_scores.reshape((GROUPS, GROUP, BLOCK_B)), axis=1)
-                tl.store(tops.lower_ptr + place, low, mask=is_row[None, :])
 
 
 @triton.jit(
@@ -194,7 +185,6 @@ def screen_kernel(
     # outputs
     upper_ptr,  # [groups, …] fp32, by sample and row
     stride_upper,
-    lower_ptr,  # the same of the lower ends; None if no row is filtered
     bar_ptr,  # [num_samples · num_rows] fp32, raised
     # blocks
     ROUNDS: tl.constexpr,
@@ -231,7 +221,7 @@ def screen_kernel(
 
     state = RowState(unit_ptr, norm_ptr, error_ptr, bar_ptr)
     copy = Copy(copy_unit_ptr, residual_ptr, weight_norm_ptr)
-    tops = Tops(upper_ptr, stride_upper, lower_ptr)
+    tops = Tops(upper_ptr, stride_upper)
     store_intervals(
         product, ids, 0, rows, shard, head, controls, state, copy, tops, ROUNDS, BLOCK_E
     )

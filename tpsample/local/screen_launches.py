@@ -13,11 +13,9 @@ from tpsample.core.overlap import OVERLAP_ARCH
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels import tile_ids
-from tpsample.kernels.filter_bars import filter_bars_kernel
 from tpsample.kernels.limbs import screening_rows_kernel
 from tpsample.kernels.screening import list_groups_kernel, screen_kernel
 from tpsample.local.tiles import Gpu, Tile
-from tpsample.request.filters import RowFilters
 from tpsample.request.step import Step
 from tpsample.screening.int8_copy import Int8Copy
 
@@ -31,8 +29,6 @@ SCREEN_TILES = {
     32: Tile(block_v=128, block_b=32, block_d=128, num_warps=4, num_stages=4),
     64: Tile(block_v=128, block_b=64, block_d=128, num_warps=8, num_stages=5),
 }
-MAX_FILTER_GROUPS = 2**14
-"""Most groups of a shard whose filtered rows are screened: one program holds them in registers."""
 _INTERPRETER_BLOCK_V = 1024
 LIST_BLOCK = 256
 
@@ -87,7 +83,6 @@ class Screen:
         listed_ptr, num_listed_ptr: what `lm_head_kernel` takes: a list of groups, and its length.
         num_groups: how many groups the shard has.
         tops: fp32 [≥ num_groups, MAX_SLOTS], what no score of a group exceeds, by sample and row.
-        lows: the same as `tops` of the lower ends, in a step with filtered rows.
         bars: fp32 [MAX_SLOTS], what the best score reaches, by sample and row.
     """
 
@@ -115,7 +110,6 @@ class Screen:
             4, MAX_SLOTS, dtype=torch.float32, device=device
         )
         self.tops = torch.zeros(padded_groups, MAX_SLOTS, dtype=torch.float32, device=device)
-        self.lows = torch.zeros_like(self.tops)  # of the lower ends, if rows are filtered
         self.listed_ptr = torch.zeros(padded_groups, dtype=torch.int32, device=device)
         self.num_listed_ptr = torch.zeros(1, dtype=torch.int32, device=device)
         self._shard, self._first_id = shard, first_id
@@ -129,19 +123,13 @@ class Screen:
         }
 
     def takes(self, step: Step) -> bool:
-        """Return whether a step is screened: it is small, has a product, and no row needs all of
-        its logits (`tpsample.request.bounded_rows`).
-
-        A row that does, for a filter or for logprobs, has the whole weight read anyway.
-        """
-        plan = step.batch.plan
-        filtered = len(plan.stored_list)
+        """Return whether a step is screened: it is small, has a product, and no row's logits are
+        stored, for a filter or for logprobs."""
         return (
             self.num_groups > 0
             and 0 < step.num_words <= MAX_SLOTS
             and step.local_logits is None
-            and len(plan.bounded) == filtered
-            and (not filtered or self.num_groups <= MAX_FILTER_GROUPS)
+            and not step.batch.plan.stored_list
         )
 
     def launch(self, step: Step, controls: dict[str, Any], streams: Tensor, scale: Tensor) -> None:
@@ -153,7 +141,6 @@ class Screen:
         """
         hidden_states, noise = step.hidden_states, step.noise
         num_rows, num_slots = hidden_states.shape[0], step.num_words
-        filters = step.batch.plan.filters
         tile = screen_tile(num_rows, self._gpu)
         edits = controls["token_bias_ptr"] is not None or controls["history_ptr"] is not None
         sizes = {
@@ -175,7 +162,6 @@ class Screen:
             seed_ptr=step.batch.seed,
             position_ptr=noise.positions,
             temperature_ptr=step.batch.temperature,
-            slot_ptr=step.batch.plan.stored_place,
             **sizes,
             **rows,
             **limbs,
@@ -201,7 +187,6 @@ class Screen:
             **self._common,
             upper_ptr=self.tops,
             stride_upper=self.tops.stride(0),
-            lower_ptr=None if filters is None else self.lows,
             bar_ptr=self.bars,
             PADDED_SIZE=copy.quantised.shape[1],
             BLOCK_V=tile.block_v,
@@ -215,8 +200,6 @@ class Screen:
             launch_pdl=self._overlap,
             enable_fp_fusion=False,
         )
-        if filters is not None:
-            self._filter_bars(step, filters)
         list_groups_kernel[(-(-self.num_groups // LIST_BLOCK),)](
             upper_ptr=self.tops,
             stride_upper=self.tops.stride(0),
@@ -230,29 +213,4 @@ class Screen:
             BLOCK_S=max(16, triton.next_power_of_2(num_slots)),
             OVERLAP=self._overlap,
             launch_pdl=self._overlap,
-        )
-
-    def _filter_bars(self, step: Step, filters: RowFilters) -> None:
-        """Raise the bars of filtered rows, and set all of their stored logits to -inf."""
-        assert step.logits is not None
-        step.logits.fill_(-torch.inf)
-        lows, noise = self.lows, step.noise
-        filter_bars_kernel[(len(filters),)](
-            lower_ptr=lows,
-            stride_lower=lows.stride(0),
-            row_ptr=filters.row_index,
-            temperature_ptr=step.batch.temperature,
-            top_k_ptr=filters.top_k,
-            top_p_ptr=filters.top_p,
-            log_min_p_ptr=filters.log_min_p,
-            total_log_min_p_ptr=filters.total_log_min_p,
-            joint_ptr=filters.joint,
-            groups=self.num_groups,
-            num_rows=step.hidden_states.shape[0],
-            num_samples=None if noise.num_samples == 1 else noise.num_samples,
-            vocab_size=step.batch.vocab_size,
-            bar_ptr=self.bars,
-            BLOCK=max(16, triton.next_power_of_2(self.num_groups)),
-            num_warps=8,
-            enable_fp_fusion=False,
         )
