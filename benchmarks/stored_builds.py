@@ -65,7 +65,6 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
         "sums:count": _BLOCK,
         "digits:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
         "digits:next_digit": {"DIGIT_BITS": DIGIT_BITS},
-        "row_search:row_search": {"COUNT": BEST_SCORES, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},
         "sums:best_kept": _BLOCK,
         "decode:write_tokens": {},
     }.items()

@@ -105,13 +105,6 @@ FILTERS = [
         ("tests/logits/test_shard_logits.py::test_rows_that_are_done_are_left_out",),
     ),
     Fault(
-        "kernel: the search of a row ends a digit early",
-        "tpsample/kernels/row_search.py",
-        "for place in range(PLACES):",
-        "for place in range(PLACES - 1):",
-        ("tests/logits/test_shard_logits.py::test_the_search_of_a_row_is_that_of_the_rounds",),
-    ),
-    Fault(
         "words of as many rows are taken for those of all in order",
         "tpsample/logits/filters.py",
         "if lists_all(index, len(words)):",

@@ -39,35 +39,26 @@ SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 9
 REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {
-    # By name: what one rank launches, then what one of 8 ranks launches and exchanges.
-    "top_p": (
-        [*LEADING, "before", "first_kept", "row_search", "write_tokens"],
-        [*REJECTION, "min_p_cut", *SEARCH_OF_8, *KEPT],
-    ),
-    "top_k 5": (TOP_WORDS, [*FIRST_WORDS, "exchange", "top_words", "write_tokens"]),
-    "min_p": (
-        [*LEADING, "before", "first_kept", "row_search", "write_tokens"],
-        [*REJECTION, "min_p_cut", *KEPT],
-    ),
-    "top_k 300, top_p": (
-        [*LEADING, *SEARCH, "before", "first_kept", "row_search", "write_tokens"],
-        [*LEADING, "exchange", *SEARCH_OF_8, *REJECTION[3:], "min_p_cut", *SEARCH_OF_8, *KEPT],
-    ),
+    # What one of 8 ranks launches and exchanges; one rank launches the same.
+    "top_p": [*REJECTION, "min_p_cut", *SEARCH_OF_8, *KEPT],
+    "top_k 5": [*FIRST_WORDS, "exchange", "top_words", "write_tokens"],
+    "min_p": [*REJECTION, "min_p_cut", *KEPT],
+    "top_k 300, top_p": [*REJECTION[:3], *SEARCH_OF_8, *REJECTION[3:], "min_p_cut"],
 }
+FIXED["top_k 300, top_p"] += [*SEARCH_OF_8, *KEPT]
 FIXED["top_k 300"], FIXED["top_k 5, top_p"] = FIXED["top_p"], FIXED["top_k 5"]
-FIXED["mixture"] = (
-    [*FIRST_WORDS, "top_words", *FIXED["top_p"][0]],
-    [*FIRST_WORDS, "exchange", "top_words", *FIXED["top_p"][1]],
-)
-for fixed, (one_rank, one_of_8) in FIXED.items():
-    STORED[f"fixed rounds, {fixed}"] = one_rank
+FIXED["mixture"] = [*FIRST_WORDS, "exchange", "top_words", *FIXED["top_p"]]
+for fixed, one_of_8 in FIXED.items():
+    STORED[f"fixed rounds, {fixed}"] = [each for each in one_of_8 if each != "exchange"]
     STORED[f"peer, fixed rounds, {fixed}"] = one_of_8
 MOST_OPERATORS = {
     "top_k": 6,
     "top_p": 6,
     "filters, samples": 6,
     "top_k, top_p": 8,
-    "fixed rounds, top_p": 6,
+    "fixed rounds, min_p": 31,
+    "fixed rounds, top_p": 54,
+    "fixed rounds, top_k 300, top_p": 85,
     "fixed rounds, top_k 5": 8,
 }
 """Torch operators beside them, of a batch whose rows all go the same way."""

@@ -1,7 +1,6 @@
 """Each pass over stored logits: Triton and native kernels give the integers of their twins."""
 
 import math
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,11 +12,9 @@ from tpsample.core import word
 from tpsample.core.order import DIGIT_BITS, mass_limit
 from tpsample.core.row_noise import RowNoise
 from tpsample.logits.candidates import Search
-from tpsample.logits.cut import find_cut, find_top_k_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.logits.shard_logits_native import NativeShardLogits
 from tpsample.logits.shard_logits_triton import TritonShardLogits
-from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import MAX_TOP_WORDS
 
 # The interpreter computes with the NaN and infinities of these rows as a GPU does, and warns.
@@ -30,12 +27,6 @@ MORE = [
     SamplingParams(top_k=90, top_p=0.4, ties="keep", temperature=3.0, seed=2),
     SamplingParams(top_p=0.2, min_p=0.9, filter_order="min_p_last", ties="keep", seed=3),
 ]
-# And rows without top_p, and joint ones, which the search of a row differs for.
-SEARCHED = [
-    SamplingParams(top_k=90, min_p=0.2, temperature=2.0, ties="keep", seed=4),
-    SamplingParams(min_p=0.4, temperature=3.0, seed=5),
-    SamplingParams(top_k=30, top_p=0.3, filter_order="joint", temperature=3.0, seed=6),
-]
 # Whole; within one block, starting inside a group of four ids; one id; none.
 SHARDS = [(0, V), (5, 777), (801, 802), (640, 640)]
 
@@ -43,11 +34,9 @@ SHARDS = [(0, V), (5, 777), (801, 802), (640, 640)]
 class Twins:
     """The same rows for both, and what their filters are."""
 
-    def __init__(
-        self, first: int, last: int, num_samples: int = 1, params: Sequence[SamplingParams] = MORE
-    ) -> None:
+    def __init__(self, first: int, last: int, num_samples: int = 1) -> None:
         kinds = kinds_of_logits()
-        rows = Rows([kinds["normal"], kinds["two-valued"]], [*grid()[3::125], *params])
+        rows = Rows([kinds["normal"], kinds["two-valued"]], [*grid()[3::125], *MORE])
         batch = rows.batch
         logits = rows.logits[batch.plan.stored_index]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
@@ -236,28 +225,6 @@ def test_rows_that_are_done_are_left_out():
             assert _equal(rows[name][numbers], expected[numbers]), name
     some = twins.plain.without(done).select([0, 1, 4]).without(torch.tensor([False, True, False]))
     assert some.done.tolist() == [True, True, False]
-
-
-@pytest.mark.parametrize("num_samples", [1, *long(2)])
-def test_the_search_of_a_row_is_that_of_the_rounds(num_samples):
-    """Of every row, though most would be decided; the words of the decided rows stay."""
-    twins = Twins(0, V, num_samples, [*MORE, *SEARCHED])
-    filters, top = twins.filters, twins.top
-    gathered = twins.plain.best_scores(COUNT).unsqueeze(0)
-    has_top_k = (filters.top_k < V) & ~filters.joint & (filters.top_p < 1)
-    top_k_cut = find_top_k_cut(twins.plain, filters, top, Ranks())
-    sums = twins.plain.before(gathered, filters, COUNT, torch.where(has_top_k, top_k_cut, 0))
-    expected = twins.plain.best_kept(find_cut(twins.plain, filters, top, Ranks()))
-    # A row that is greedy, or has no number first, is never searched.
-    decided = ~(twins.numbers & twins.plain.noise.random.squeeze(1))
-    decided |= torch.arange(len(filters)) % 4 == 3
-    words = torch.full_like(expected, 77)
-    assert twins.triton.search_rows(words, decided, gathered, sums, filters, COUNT)
-    assert _equal(words, torch.where(decided.unsqueeze(1), 77, expected))
-    assert not twins.plain.search_rows(words, decided, gathered, sums, filters, COUNT)
-    searched = ~decided
-    for asked in (filters.top_k < V, filters.top_p < 1, filters.keep_ties, filters.joint):
-        assert asked[searched].any() and not asked[searched].all()
 
 
 @pytest.mark.parametrize("num_samples", [None, 2])

@@ -9,43 +9,6 @@ import triton.language as tl
 from tpsample.kernels.order import StoredLogits, below_top, is_done, load_block, masses, order_words
 
 
-@triton.jit
-def add_digits(
-    bins,
-    logits,
-    orders,
-    prefix,
-    shift,
-    top,
-    temperature,
-    MASS: tl.constexpr,
-    DIGIT_BITS: tl.constexpr,
-):
-    """Add a block's weights to the bins of the digits of its words that begin with the prefix."""
-    inside = (orders >> (shift + DIGIT_BITS)) == prefix
-    inside = inside & (logits != float("-inf"))
-    # What is outside costs no arithmetic: after two digits that is most blocks.
-    if tl.max(inside.to(tl.int32), axis=0) > 0:
-        digit = (~(orders >> shift) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
-        if MASS:
-            weight = masses(below_top(logits, top, temperature))
-        else:
-            weight = tl.full(digit.shape, 1, bins.dtype.element_ty)
-        tl.atomic_add(bins + digit, weight, mask=inside, sem="relaxed")
-
-
-@triton.jit
-def next_digit(bins, prefix, reached, limit, DIGIT_BITS: tl.constexpr):
-    """The search with one digit more, in which the running sum of int64 [2^DIGIT_BITS] reaches the
-    limit: prefix, weight of the words before it, limit."""
-    upto = reached + tl.cumsum(bins, axis=0)
-    limit = tl.minimum(limit, reached + tl.sum(bins, axis=0))
-    found = tl.sum((upto < limit).to(tl.int32), axis=0)
-    DIGITS: tl.constexpr = 1 << DIGIT_BITS
-    before = tl.sum(tl.where(tl.arange(0, DIGITS) < found, bins, 0), axis=0)
-    return (prefix << DIGIT_BITS) | (DIGITS - 1 - found), reached + before, limit
-
-
 @triton.jit(do_not_specialize=["shift"])
 def digit_kernel(
     # inputs
@@ -72,10 +35,19 @@ def digit_kernel(
         return
     stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
     logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
-    orders, bins = order_words(logits, ids, mask), bins_ptr + row * (1 << DIGIT_BITS)
-    prefix, top = tl.load(prefix_ptr + row), tl.load(top_ptr + row)
-    temperature = tl.load(temperature_ptr + row)
-    add_digits(bins, logits, orders, prefix, shift, top, temperature, MASS, DIGIT_BITS)
+    orders = order_words(logits, ids, mask)
+    inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
+    inside = inside & (logits != float("-inf"))
+    # Blocks without such a word cost no arithmetic: after two digits they are most blocks.
+    if tl.max(inside.to(tl.int32), axis=0) > 0:
+        digit = (~(orders >> shift) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
+        if MASS:
+            below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+            weight = masses(below)
+        else:
+            weight = tl.full(digit.shape, 1, bins_ptr.dtype.element_ty)
+        bins = bins_ptr + row * (1 << DIGIT_BITS) + digit
+        tl.atomic_add(bins, weight, mask=inside, sem="relaxed")
 
 
 @triton.jit
@@ -92,11 +64,16 @@ def next_digit_kernel(
     # sizes
     DIGIT_BITS: tl.constexpr,
 ):
-    """`next_digit` of each row. Grid: (F,)."""
-    row = tl.program_id(0)
-    bins = tl.load(bins_ptr + (row << DIGIT_BITS) + tl.arange(0, 1 << DIGIT_BITS)).to(tl.int64)
+    """Each row's search with one digit more: the running sum reaches the limit in it. Grid: (F,).
+
+    The new prefix, the weight of the words before it, and the limit, at most the whole weight.
+    """
+    row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
+    bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
     prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
-    prefix, reached, limit = next_digit(bins, prefix, reached, tl.load(limit_ptr + row), DIGIT_BITS)
-    tl.store(next_prefix_ptr + row, prefix)
-    tl.store(next_reached_ptr + row, reached)
+    limit = tl.minimum(tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0))
+    found = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(offs < found, bins, 0), axis=0)
+    tl.store(next_prefix_ptr + row, (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found))
+    tl.store(next_reached_ptr + row, reached + before)
     tl.store(next_limit_ptr + row, limit)

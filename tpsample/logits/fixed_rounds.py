@@ -6,8 +6,7 @@ follows from its requests alone:
 1. Rows that go by top words are decided by one exchange.
 2. The other rows go by rejection. Its kernels leave each row's `decided` on the device.
 3. What it leaves goes by the threshold. Every launch and every exchange is made, whatever the
-   logits, but a program whose row is decided ends at once. One rank alone takes one launch for the
-   whole search; several have to sum integers between its rounds, which are zero for decided rows.
+   logits, but a program whose row is decided ends at once, and its integers are zero.
 
 A step leaves out each of the three that none of its requests can need.
 """
@@ -59,10 +58,6 @@ def _by_rejection_then_threshold(rows: ShardLogits, filters: RowFilters, ranks: 
     sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES, total_cut))
     words, decided = rows.first_kept(gathered, sums, filters, BEST_SCORES)
 
-    if ranks.world_size == 1 and rows.search_rows(
-        words, decided, gathered, sums, filters, BEST_SCORES
-    ):
-        return words
     left = rows.without(decided)
     cut = find_cut(left, filters, _top(gathered), ranks, top_k_cut=top_k_cut, total=sums[:, -1])
     best = ranks.gather_integers(left.best_kept(cut)).amax(dim=0)

@@ -142,26 +142,6 @@ class ShardLogits(StoredLogits):
         is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
         return or_nan(words, top_word), (words > 0).all(dim=1) | ~is_number
 
-    def search_rows(
-        self,
-        words: Tensor,
-        decided: Tensor,
-        gathered: Tensor,
-        sums: Tensor,
-        filters: RowFilters,
-        count: int,
-    ) -> bool:
-        """Replace the words of undecided rows on a rank that has the whole vocabulary.
-
-        Args:
-            words, decided: what `first_kept` returns of the others.
-
-        Returns:
-            Whether there is such a pass. Plain PyTorch has none: the rounds of `find_cut`, then
-            `best_kept`, are its definition.
-        """
-        return False
-
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
         """Return the best score words [F, num_samples] of those of the first tokens that are kept.
 

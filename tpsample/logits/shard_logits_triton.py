@@ -9,7 +9,6 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.kernels.best_scores import (
     before_kernel,
     best_scores_kernel,
@@ -18,7 +17,6 @@ from tpsample.kernels.best_scores import (
 )
 from tpsample.kernels.decode import write_tokens_kernel
 from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
-from tpsample.kernels.row_search import row_search_kernel
 from tpsample.kernels.sums import (
     best_kept_kernel,
     count_kernel,
@@ -27,7 +25,7 @@ from tpsample.kernels.sums import (
 )
 from tpsample.logits.candidates import Candidates
 from tpsample.logits.candidates_triton import TritonCandidates
-from tpsample.logits.launches import BLOCK, NUM_WARPS, LaunchedLogits
+from tpsample.logits.launches import BLOCK, LaunchedLogits
 from tpsample.logits.shard_logits import GROUP, ShardLogits
 from tpsample.output import SampleOutput
 from tpsample.request.filters import MAX_TOP_WORDS, RowFilters
@@ -126,35 +124,6 @@ class TritonShardLogits(LaunchedLogits, ShardLogits):
             enable_fp_fusion=False,
         )
         return words, decided
-
-    def search_rows(
-        self,
-        words: Tensor,
-        decided: Tensor,
-        gathered: Tensor,
-        sums: Tensor,
-        filters: RowFilters,
-        count: int,
-    ) -> bool:
-        row_search_kernel[(len(words),)](
-            **self.shard_arguments(),
-            **self.noise_arguments(),
-            top_k_ptr=filters.top_k,
-            top_p_ptr=filters.top_p,
-            log_min_p_ptr=filters.log_min_p,
-            keep_ties_ptr=filters.keep_ties,
-            row_done_ptr=decided,
-            gathered_ptr=gathered.contiguous(),
-            sums_ptr=sums.contiguous(),
-            bins_ptr=words.new_empty(len(words), DIGITS),
-            words_ptr=words,
-            COUNT=count,
-            DIGIT_BITS=DIGIT_BITS,
-            BLOCK=BLOCK,
-            num_warps=NUM_WARPS,
-            enable_fp_fusion=False,
-        )
-        return True
 
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
         rows, count = first.shape
