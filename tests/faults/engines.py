@@ -9,34 +9,34 @@ SERVERS = [
     Fault(
         "a row without a token goes on in vLLM",
         STEPS,
-        "return torch.where(failed, self.rows.ends, token_ids)",
+        "return torch.where(failed, rows.ends, token_ids)",
         "return token_ids",
         (f"{RUNNERS}test_a_row_of_nan_ends_its_request_and_no_other",),
     ),
     Fault(
         "tokens in the middle of a prompt count as output in vLLM",
         STEPS,
-        "batch.append(out.token_ids.masked_fill(unfinished, -1))",
-        "batch.append(out.token_ids)",
+        "rows.batch.append(out.token_ids.masked_fill(unfinished, -1))",
+        "rows.batch.append(out.token_ids)",
         (f"{RUNNERS}test_rows_in_the_middle_of_their_prompt_count_nothing_and_fail_silently",),
     ),
     Fault(
         "a grammar of vLLM stays for the next step",
         STEPS,
-        "batch.grammar_bitmask, self.grammar = self.grammar, None",
-        "batch.grammar_bitmask = self.grammar",
+        "rows.batch.grammar_bitmask, self.grammar = self.grammar, None",
+        "rows.batch.grammar_bitmask = self.grammar",
         (f"{RUNNERS}test_grammars_reach_their_rows_once_in_runner_v1",),
     ),
     Fault(
         "chosen logprobs of vLLM stand behind the most likely",
         STEPS,
-        "at[row, 1 : 1 + count] = np.arange(first, first + count)",
+        "token_ids, values = token_ids.gather(1, index), values.gather(1, index)",
         "pass",
         (f"{RUNNERS}test_logprobs_stand_where_vllm_reads_them",),
     ),
     Fault(
         "vLLM takes hidden states twice",
-        "tpsample/integrations/vllm_head.py",
+        "tpsample/integrations/heads.py",
         "kept, self._kept = self._kept, None",
         "kept = self._kept",
         ("tests/integrations/test_vllm_head.py::test_what_was_handed_on_comes_back_once",),
@@ -44,8 +44,8 @@ SERVERS = [
     Fault(
         "a slot of vLLM keeps the request it had",
         "tpsample/integrations/vllm_v2.py",
-        "self._joined += 1",
-        "pass",
+        "self._joining[req_idx] = sampling_params",
+        "self._joining.update({} if req_idx in self._requests else {req_idx: sampling_params})",
         (f"{RUNNERS}test_a_slot_that_is_given_to_another_request_is_loaded_anew",),
     ),
     Fault(
@@ -61,12 +61,26 @@ SERVERS = [
     Fault(
         "a mode of vLLM that would be wrong is not refused",
         "tpsample/integrations/vllm_modes.py",
-        "asked = [mode for mode in REFUSED if mode.asked(runner)]",
-        "asked = [mode for mode in REFUSED[:2] if mode.asked(runner)]",
+        "for name, (asked, why) in REFUSED.items() if asked(runner)]",
+        "for name, (asked, why) in [*REFUSED.items()][:2] if asked(runner)]",
         (
             "tests/integrations/test_vllm_params.py::"
             "test_a_mode_that_is_not_honoured_is_refused_by_name",
         ),
+    ),
+    Fault(
+        "a request that has left its slot of vLLM stays",
+        "tpsample/integrations/vllm_v2.py",
+        "self.batch.free([slot for slot in self._requests if slot not in names])",
+        "pass",
+        (f"{RUNNERS}test_a_slot_is_free_once_its_request_has_left",),
+    ),
+    Fault(
+        "SGLang's tensors are read for filters that no request has",
+        "tpsample/integrations/sglang.py",
+        'getattr(info, f"need_{name}_sampling") for name in filters',
+        "True for name in filters",
+        ("tests/integrations/test_sglang.py::test_a_step_reads_the_filters_that_requests_have",),
     ),
     Fault(
         "SGLang's head hands hidden states on to any sampler",

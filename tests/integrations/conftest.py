@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_model import save_tiny_llama
-from tpsample.integrations.versions import TRIED
+from tpsample.integrations import TRIED
 
 
 @pytest.fixture(scope="session")

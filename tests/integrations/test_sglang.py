@@ -11,7 +11,7 @@ import torch
 
 from tests.support import vllm_fakes as fakes
 from tests.support.vllm_fakes import EOS, D, V
-from tpsample import UnsupportedParameter, reference
+from tpsample import Needs, SamplingBatch, SamplingParams, UnsupportedParameter, reference
 from tpsample.integrations import sglang, sglang_params
 from tpsample.integrations.sglang_params import (
     LEFT_TO_SGLANG,
@@ -106,7 +106,7 @@ def test_what_came_past_the_door_is_not_dropped():
             place.keep_off(None, runner, None, asks_for_nothing(**more))
 
 
-def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
+def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog, monkeypatch):
     place = sglang.Place()
     place.armed = True
     head = fakes.runner().model.lm_head
@@ -118,27 +118,74 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
     runner = SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={9, EOS}))
     place.keep_off(None, runner, None, asks_for_nothing())
 
-    info = SimpleNamespace(
-        temperatures=torch.tensor([[0.8], [1.0], [1.0]]),
-        top_ks=torch.tensor([1 << 30, 1, 5]),
-        top_ps=torch.tensor([0.9, 1.0, 1.0]),
-        min_ps=torch.zeros(3),
-        device="cpu",
-    )
-    seeds = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=s)) for s in (1, 2, 3)]
-    place.add_seeds(info, object, SimpleNamespace(reqs=seeds))
-    batch = sglang.batch_of(info, V, torch.device("cpu"))
+    info = info_of([0.8, 1.0, 1.0], [1 << 30, 1, 5], [0.9, 1.0, 1.0], [1, 2, 3])
+    add_seeds(place, info, [1, 2, 3])
+    with monkeypatch.context() as patch:
+        for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
+            patch.setattr(torch.Tensor, name, None)  # nothing is read from the device
+        batch = sglang.batch_of(info, V)
     with caplog.at_level(logging.INFO, logger="tpsample"):
-        sampler = place.sampler("alone", 3)
+        sampler = place.build("alone", 3)
     assert ["samples, not SGLang: LMHeadSampler(" in each.message for each in caplog.records] == [
         True
     ]
     found = sampler(hidden, batch, 5).token_ids.tolist()
     logits = reference.logits(HIDDEN, fakes.whole_weight(), logit_softcap=3.0)
     whole = torch.cat([logits, logits[:1]])
-    expected = reference.sample(whole, batch, 5).token_ids[:2].tolist()
+    params = [
+        SamplingParams(temperature=0.8, top_p=float(info.top_ps[0]), seed=1),
+        SamplingParams(temperature=0.0, seed=2),  # how SGLang's top_k = 1 reads
+        SamplingParams(top_k=5, seed=3),
+    ]
+    oracle = SamplingBatch.from_params(params, vocab_size=V)
+    expected = reference.sample(whole, oracle, 5).token_ids[:2].tolist()
     assert found == [*expected, EOS]
-    assert expected[1] == int(logits[1].argmax())  # SGLang says greedy as top_k = 1
+    assert expected[1] == int(logits[1].argmax())
+
+
+def info_of(temperatures, top_ks, top_ps, seeds, **more):
+    """SGLang's `SamplingBatchInfo`."""
+    fields = {
+        "temperatures": torch.tensor(temperatures).view(-1, 1),
+        "top_ks": torch.tensor(top_ks, dtype=torch.int32),
+        "top_ps": torch.tensor(top_ps),
+        "min_ps": torch.zeros(len(seeds)),
+        "sampling_seed": torch.tensor(seeds),
+        "is_all_greedy": False,
+        "need_top_k_sampling": True,
+        "need_top_p_sampling": True,
+        "need_min_p_sampling": False,
+        "device": "cpu",
+    }
+    return SimpleNamespace(**{**fields, **more})
+
+
+def add_seeds(place, info, seeds):
+    requests = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=s)) for s in seeds]
+    place.add_seeds(info, object, SimpleNamespace(reqs=requests))
+
+
+def test_a_step_reads_the_filters_that_requests_have():
+    plain = dict.fromkeys(("need_top_k_sampling", "need_top_p_sampling"), False)
+    batch = sglang.batch_of(info_of([1.0, 1.0], [1 << 30] * 2, [1.0] * 2, [1, 2], **plain), V)
+    assert batch.needs == Needs()
+    greedy = sglang.batch_of(info_of([1.0, 1.0], [1, 1], [1.0] * 2, [1, 2], is_all_greedy=True), V)
+    assert greedy.needs == Needs() and greedy.temperature.tolist() == [0.0, 0.0]
+    # A row has its text whatever the others ask for.
+    hidden = torch.randn(2, D, generator=torch.Generator().manual_seed(5))
+    logits = reference.logits(hidden, fakes.whole_weight())
+    tokens = [
+        reference.sample(logits, sglang.batch_of(info, V), 3).token_ids[0]
+        for info in (
+            info_of([1.0, 1.0], [20, 1 << 30], [0.5, 1.0], [1, 2]),
+            info_of(
+                *([1.0, 1.0], [20, 1 << 30], [0.5, 1.0], [1, 2]),
+                min_ps=torch.tensor([0.0, 0.1]),
+                need_min_p_sampling=True,
+            ),
+        )
+    ]
+    assert tokens[0] == tokens[1]
 
 
 def test_modes_that_were_not_tried_are_refused():

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.commands import ROOT
-from tpsample.integrations.versions import TRIED, check_version
+from tpsample.integrations import TRIED, check_version
 
 PAGE = (ROOT / "tpsample" / "integrations" / "README.md").read_text()
 

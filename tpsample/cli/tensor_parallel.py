@@ -20,7 +20,7 @@ from torch import Tensor
 from tpsample.agreement.dtensor import is_dtensor
 from tpsample.cli import report
 from tpsample.distributed import Job
-from tpsample.integrations.versions import check_version
+from tpsample.integrations import check_version
 
 
 def loading(name: str, config: Any, job: Job) -> dict[str, Any]:

@@ -1,1 +1,24 @@
-"""Adapters for engines; nothing is imported here, because each needs its engine. See README.md."""
+"""Adapters for engines, and the versions that they were tried with. See README.md.
+
+Nothing is imported here, because each adapter needs its engine.
+"""
+
+from __future__ import annotations
+
+TRIED = {"transformers": "5.23", "vllm": "0.32", "sglang": "0.5.23"}
+"""The beginning of a version. The seams that an adapter uses are no stable interface."""
+
+
+def check_version(engine: str, found: str) -> None:
+    """Raise an ImportError for a version of an engine that was not tried.
+
+    Args:
+        engine: a name of `TRIED`.
+        found: the version that is installed, such as "0.32.1+cpu".
+    """
+    tried = TRIED[engine]
+    if not f"{found.partition('+')[0]}.".startswith(f"{tried}."):
+        raise ImportError(
+            f"tpsample.integrations.{engine}: {engine} {tried} is supported, {found} is "
+            f"installed; pip install '{engine}=={tried}.*'"
+        )

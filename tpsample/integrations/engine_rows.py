@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.sealed import Sealed
@@ -37,6 +38,7 @@ class EngineRows(Sealed):
         batch: its rows are those of the last `arrange`.
         names: of the rows, in order.
         ends: int64 [B], the token that ends each row's request.
+        wanted: int64 [B, C], ids of its own that each row's request wants logprobs of, then -1.
     """
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
@@ -44,8 +46,8 @@ class EngineRows(Sealed):
             [], vocab_size=vocab_size, device=device, max_rows=max_rows
         )
         self.names: list[Hashable] = []
-        self._end_of: dict[Hashable, int] = {}
-        self.ends = torch.empty(0, dtype=torch.int64, device=device)
+        self._requests: dict[Hashable, EngineRequest] = {}
+        self.ends, self.wanted = ends_and_wanted([], device)
 
     @ordinary_tensors
     def arrange(
@@ -71,10 +73,28 @@ class EngineRows(Sealed):
             prompt_token_ids=[request.prompt_token_ids for request in joining],
             output_token_ids=[request.output_token_ids for request in joining],
         )
-        ends = {**self._end_of, **{n: r.end for n, r in zip(new, joining, strict=True)}}
-        self._end_of = {name: ends[name] for name in names}
+        self._requests.update(zip(new, joining, strict=True))
+        self._requests = {name: self._requests[name] for name in names}
         self.names = names
-        self.ends = torch.tensor(list(self._end_of.values()), dtype=torch.int64).to(
-            self.ends.device, non_blocking=True
-        )
+        requests = list(self._requests.values())
+        self.ends, self.wanted = ends_and_wanted(requests, self.ends.device)
         return self.batch
+
+
+def ends_and_wanted(
+    requests: Sequence[EngineRequest | None], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the token that ends each request, and the ids whose logprobs it wants.
+
+    Returns:
+        int64 [B], and int64 [B, C] with -1 after the ids of a request that wants fewer.
+    """
+    ends = [0 if each is None else each.end for each in requests]
+    wanted = [() if each is None else each.params.logprob_token_ids or () for each in requests]
+    width = max(map(len, wanted), default=0)
+    padded = [[*ids, *[-1] * (width - len(ids))] for ids in wanted]
+    tensors = torch.tensor(ends, dtype=torch.int64), torch.tensor(padded, dtype=torch.int64)
+    return (
+        tensors[0].to(device, non_blocking=True),
+        tensors[1].view(len(ends), width).to(device, non_blocking=True),
+    )

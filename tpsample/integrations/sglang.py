@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample import Needs, SamplingBatch
 from tpsample.core.sealed import Sealed
-from tpsample.core.version import __version__
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
+from tpsample.integrations import check_version
+from tpsample.integrations.heads import KeptHead, is_quantised
 from tpsample.integrations.sglang_params import check_request, seed_of
-from tpsample.integrations.versions import check_version
-from tpsample.request.batch import SamplingBatch
-from tpsample.request.params import SamplingParams
+from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,6 @@ logger = logging.getLogger(__name__)
 _SRT = "sglang.srt."
 _WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_penalties")
 """Tensors [rows, V] of SGLang's batches."""
-_PLAIN = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
 
 class Place(Sealed):
@@ -41,7 +39,8 @@ class Place(Sealed):
         backends: the names under which the sampler is registered.
         backend_in_use: tells which one this server samples with.
         armed: whether the sampler was built, which alone understands what the head hands on.
-        kept: hidden states of the last forward pass, with its LM head, processor and bias.
+        head: keeps the hidden states of the last forward pass.
+        processor: the `LogitsProcessor` that was given them.
         eos: the token that ends a request, for a row that has none.
     """
 
@@ -49,7 +48,8 @@ class Place(Sealed):
         self.backends: set[str] = set()
         self.backend_in_use: Callable[[], str | None] = lambda: None
         self.armed = False
-        self.kept: tuple[Tensor, Any, Any, Tensor | None] | None = None
+        self.head = KeptHead()
+        self.processor: Any = None
         self.eos = 0
 
     def hand_on(
@@ -69,8 +69,8 @@ class Place(Sealed):
                 processor, hidden_states, lm_head, metadata, embedding_bias, *args, **kwargs
             )
             return found
-        self.kept = hidden_states, lm_head, processor, embedding_bias
-        return hidden_states.new_empty(len(hidden_states), 0)
+        self.processor = processor
+        return self.head.keep(lm_head, embedding_bias, hidden_states)
 
     def keep_off(
         self, original: Any, runner: Any, output: Any, info: Any, *args: Any, **kwargs: Any
@@ -106,52 +106,44 @@ class Place(Sealed):
             info.sampling_seed = torch.tensor(seeds, dtype=torch.int64).to(info.device)
         return info
 
-    def sampler(self, group: Any, max_rows: int) -> LMHeadSampler:
-        """Return a sampler over the LM head that was kept. Collective."""
-        assert self.kept is not None
-        _, lm_head, processor, bias = self.kept
-        if type(lm_head.quant_method).__name__ not in _PLAIN:
+    def build(self, group: Any, max_rows: int) -> LMHeadSampler:
+        """Make the sampler over the LM head of the last forward pass. Collective."""
+        lm_head = self.head.lm_head
+        if is_quantised(lm_head):
             raise UnsupportedParameter("model: a quantised LM head is not supported with SGLang")
-        rows = lm_head.shard_indices
-        sampler = LMHeadSampler(
+        self.head.build(
+            "SGLang",
+            logger,
             lm_head.weight,
-            shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
             vocab_size=lm_head.org_vocab_size,
             group=group,
-            bias=bias,
-            logit_scale=processor.logit_scale or 1.0,
-            logit_softcap=processor.final_logit_softcapping or None,
+            bias=self.head.bias,
+            logit_scale=self.processor.logit_scale or 1.0,
+            logit_softcap=self.processor.final_logit_softcapping or None,
             max_rows=max_rows,
-            backend="torch" if lm_head.weight.device.type == "cpu" else "auto",
             on_failed=self.eos,
         )
-        logger.info("tpsample %s samples, not SGLang: %r", __version__, sampler)
-        return sampler
+        return self.head.sampler
 
 
-def batch_of(info: Any, vocab_size: int, device: torch.device) -> SamplingBatch:
-    """Return the requests of SGLang's tensors, which are read from the device."""
-    rows = zip(
-        info.temperatures.flatten().tolist(),
-        info.top_ks.tolist(),
-        info.top_ps.tolist(),
-        info.min_ps.tolist(),
-        info.sampling_seed.tolist(),
-        strict=True,
+def batch_of(info: Any, vocab_size: int) -> StepBatch:
+    """Return the rows of SGLang's tensors, which are read in place; the host reads none of them.
+
+    SGLang says greedy as top_k = 1, which keeps the most likely token alone.
+    """
+    temperature, filters = info.temperatures.view(-1), {}
+    if info.is_all_greedy:
+        temperature = torch.zeros_like(temperature)
+    else:
+        filters = {"top_k": info.top_ks, "top_p": info.top_ps, "min_p": info.min_ps}
+    return SamplingBatch.over(
+        vocab_size=vocab_size,
+        temperature=temperature,
+        seed=info.sampling_seed,
+        **filters,
+        needs=Needs(**{name: getattr(info, f"need_{name}_sampling") for name in filters}),
+        filter_order="min_p_last",
     )
-    params = [
-        SamplingParams(
-            temperature=0.0 if top_k == 1 else temperature,  # how SGLang says greedy
-            top_k=top_k if 1 < top_k < vocab_size else 0,
-            top_p=min(top_p, 1.0),
-            min_p=min_p,
-            seed=seed,
-            # Three masks of one law, but with min_p it applies one after the other.
-            filter_order="min_p_last" if min_p else "joint",
-        )
-        for temperature, top_k, top_p, min_p, seed in rows
-    ]
-    return SamplingBatch.from_params(params, vocab_size=vocab_size, device=device)
 
 
 def check_modes(arguments: Any) -> None:
@@ -199,35 +191,25 @@ def register(backend: str = "tpsample") -> None:
             self, logits_output: Any, sampling_info: Any, return_logprob: bool, *args: Any, **_: Any
         ) -> Tensor:
             positions: Tensor = args[2]
-            assert _PLACE.kept is not None and logits_output.next_token_logits.shape[1] == 0
+            hidden_states = _PLACE.head.take(logits_output.next_token_logits)
             if self._sampler is None:
-                self._sampler = _PLACE.sampler(self.tp_sync_group, self._rows)
-            hidden_states, lm_head = _PLACE.kept[:2]
-            _PLACE.kept = None
-            sampler = self._sampler
-            sampler.refresh(lm_head.weight)  # which an update of weights may have replaced
-            batch = batch_of(sampling_info, sampler.vocab_size, sampler.weight.device)
-            out = sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
+                self._sampler = _PLACE.build(self.tp_sync_group, self._rows)
+            _PLACE.head.follow_weight()
+            batch = batch_of(sampling_info, self._sampler.vocab_size)
+            out = self._sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
             return out.token_ids
 
     register_sampler_backend(backend, TpSampler)
-    if first:
-        around, after = HookType.AROUND, HookType.AFTER
-        for target, hook, kind in (
-            ("layers.logits_processor.LogitsProcessor._get_logits", _PLACE.hand_on, around),
-            ("model_executor.model_runner.ModelRunner._preprocess_logits", _PLACE.keep_off, around),
-            (
-                "managers.tokenizer_manager.TokenizerManager._validate_one_request",
-                _PLACE.admit,
-                around,
-            ),
-            (
-                "sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
-                _PLACE.add_seeds,
-                after,
-            ),
-        ):
-            HookRegistry.register(_SRT + target, hook, kind)
+    if not first:
+        return
+    for target, hook in (
+        ("layers.logits_processor.LogitsProcessor._get_logits", _PLACE.hand_on),
+        ("model_executor.model_runner.ModelRunner._preprocess_logits", _PLACE.keep_off),
+        ("managers.tokenizer_manager.TokenizerManager._validate_one_request", _PLACE.admit),
+    ):
+        HookRegistry.register(_SRT + target, hook, HookType.AROUND)
+    batches = f"{_SRT}sampling.sampling_batch_info.SamplingBatchInfo"
+    HookRegistry.register(f"{batches}.from_schedule_batch", _PLACE.add_seeds, HookType.AFTER)
 
 
 _PLACE = Place()

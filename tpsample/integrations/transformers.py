@@ -23,9 +23,9 @@ from transformers.generation import GenerationMode
 
 from tpsample.core.word import Status
 from tpsample.errors import UnsupportedParameter
+from tpsample.integrations import check_version
 from tpsample.integrations.transformers_head import Head
 from tpsample.integrations.transformers_params import Prompts, requests_of
-from tpsample.integrations.versions import check_version
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -51,30 +52,17 @@ REFUSED = {
 Fields = dict[str, Any]
 
 
-def _keeping_one(processor: Any, name: str) -> None:
-    """Refuse the options of a filter that `generate` itself never sets."""
-    if processor.filter_value != -float("inf") or getattr(processor, "min_tokens_to_keep", 1) != 1:
-        raise _unsupported(processor, f"{name} with min_tokens_to_keep or filter_value")
-
-
 def _temperature(processor: Any, fields: Fields, prompts: Prompts) -> None:
     fields["temperature"] *= processor.temperature
 
 
-def _top_k(processor: Any, fields: Fields, prompts: Prompts) -> None:
-    _keeping_one(processor, "top_k")
-    _once(fields, "top_k", processor.top_k, processor)
-    fields["ties"] = "keep"
-
-
-def _top_p(processor: Any, fields: Fields, prompts: Prompts) -> None:
-    _keeping_one(processor, "top_p")
-    _once(fields, "top_p", processor.top_p, processor)
-
-
-def _min_p(processor: Any, fields: Fields, prompts: Prompts) -> None:
-    _keeping_one(processor, "min_p")
-    _once(fields, "min_p", processor.min_p, processor)
+def _filter(name: str, processor: Any, fields: Fields, prompts: Prompts) -> None:
+    """Take a filter, but not the options that `generate` itself never sets."""
+    if processor.filter_value != -float("inf") or getattr(processor, "min_tokens_to_keep", 1) != 1:
+        raise _unsupported(processor, f"{name} with min_tokens_to_keep or filter_value")
+    _once(fields, name, getattr(processor, name), processor)
+    if name == "top_k":
+        fields["ties"] = "keep"
 
 
 def _repetition(processor: Any, fields: Fields, prompts: Prompts) -> None:
@@ -91,17 +79,13 @@ def _repetition(processor: Any, fields: Fields, prompts: Prompts) -> None:
     _once(fields, "repetition_penalty", processor.penalty, processor)
 
 
-def _min_length(processor: Any, fields: Fields, prompts: Prompts) -> None:
-    _at_least(processor, fields, processor.min_length - prompts.length)
-
-
-def _min_new_tokens(processor: Any, fields: Fields, prompts: Prompts) -> None:
-    already = prompts.length - processor.prompt_length_to_skip
-    _at_least(processor, fields, processor.min_new_tokens - already)
-
-
-def _at_least(processor: Any, fields: Fields, min_tokens: int) -> None:
+def _at_least(processor: Any, fields: Fields, prompts: Prompts) -> None:
     """`generate` makes two processors of one `min_new_tokens`; the longer one counts."""
+    if type(processor).__name__ == "MinLengthLogitsProcessor":
+        min_tokens = processor.min_length - prompts.length
+    else:
+        already = prompts.length - processor.prompt_length_to_skip
+        min_tokens = processor.min_new_tokens - already
     stop = sorted(processor.eos_token_id.tolist())
     if fields.setdefault("stop_token_ids", stop) != stop:
         raise _unsupported(processor, "two sets of eos_token_id")
@@ -109,12 +93,11 @@ def _at_least(processor: Any, fields: Fields, min_tokens: int) -> None:
 
 
 def _bad_words(processor: Any, fields: Fields, prompts: Prompts) -> None:
-    fields["bad_words"] = [*fields.get("bad_words", ()), *map(list, processor.sequence_bias)]
-
-
-def _suppress(processor: Any, fields: Fields, prompts: Prompts) -> None:
-    ids = processor.suppress_tokens.tolist()
-    fields["bad_words"] = [*fields.get("bad_words", ()), *([each] for each in ids)]
+    if hasattr(processor, "suppress_tokens"):
+        words = [[each] for each in processor.suppress_tokens.tolist()]
+    else:
+        words = list(map(list, processor.sequence_bias))
+    fields["bad_words"] = [*fields.get("bad_words", ()), *words]
 
 
 def _sequence_bias(processor: Any, fields: Fields, prompts: Prompts) -> None:
@@ -130,31 +113,21 @@ def _nothing(processor: Any, fields: Fields, prompts: Prompts) -> None:
     """The token does not depend on it."""
 
 
-HONOURED: dict[str, Callable[[Any, Fields, Prompts], None]] = {
-    "LogitNormalization": _nothing,
-    "MinLengthLogitsProcessor": _min_length,
-    "MinNewTokensLengthLogitsProcessor": _min_new_tokens,
-    "MinPLogitsWarper": _min_p,
-    "NoBadWordsLogitsProcessor": _bad_words,
-    "RepetitionPenaltyLogitsProcessor": _repetition,
-    "SequenceBiasLogitsProcessor": _sequence_bias,
-    "SuppressTokensLogitsProcessor": _suppress,
-    "TemperatureLogitsWarper": _temperature,
-    "TopKLogitsWarper": _top_k,
-    "TopPLogitsWarper": _top_p,
+HONOURED: dict[str, tuple[int, Callable[[Any, Fields, Prompts], None]]] = {
+    "MinLengthLogitsProcessor": (0, _at_least),
+    "MinNewTokensLengthLogitsProcessor": (0, _at_least),
+    "NoBadWordsLogitsProcessor": (0, _bad_words),
+    "SuppressTokensLogitsProcessor": (0, _bad_words),
+    "SequenceBiasLogitsProcessor": (1, _sequence_bias),
+    "RepetitionPenaltyLogitsProcessor": (2, _repetition),
+    "TemperatureLogitsWarper": (3, _temperature),
+    "TopKLogitsWarper": (4, partial(_filter, "top_k")),
+    "TopPLogitsWarper": (5, partial(_filter, "top_p")),
+    "MinPLogitsWarper": (6, partial(_filter, "min_p")),
+    "LogitNormalization": (7, _nothing),
 }
-"""Processors by the name of their class, and what each adds to the fields of a request."""
-
-_ORDER = (
-    "SequenceBiasLogitsProcessor",
-    "RepetitionPenaltyLogitsProcessor",
-    "TemperatureLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "MinPLogitsWarper",
-    "LogitNormalization",
-)
-"""The order in which tpsample takes these steps. Masks may stand anywhere before the filters."""
+"""Processors by the name of their class: which step of tpsample's order each is, or 0 for masks,
+which may stand anywhere before the filters; and what it adds to the fields of a request."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,11 +193,12 @@ def requests_of(
     for name, processor in zip(names, processors, strict=True):
         if name not in HONOURED or type(processor) is not getattr(processors_of, name, None):
             raise _unsupported(processor, REFUSED.get(name, "it is not known here"))
-        HONOURED[name](processor, fields, prompts)
-    ordered = [name for name in names if name in _ORDER]
-    if ordered != sorted(ordered, key=_ORDER.index):
+        HONOURED[name][1](processor, fields, prompts)
+    steps = [step for name in names if (step := HONOURED[name][0])]
+    if steps != sorted(steps):
+        order, given = ([n for n in each if HONOURED[n][0]] for each in (HONOURED, names))
         raise UnsupportedParameter(
-            f"logits_processor: expected the order {', '.join(_ORDER)}, got {', '.join(ordered)}; "
+            f"logits_processor: expected the order {', '.join(order)}, got {', '.join(given)}; "
             "pass temperature, filters and penalties as arguments of generate"
         )
     if do_sample and fields["temperature"] == 0:

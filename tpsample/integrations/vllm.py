@@ -14,7 +14,7 @@ from typing import Any
 import vllm
 
 from tpsample.errors import UnsupportedParameter
-from tpsample.integrations.versions import check_version
+from tpsample.integrations import check_version
 
 check_version("vllm", vllm.__version__)
 
@@ -26,6 +26,7 @@ from vllm.v1.outputs import LogprobsTensors  # noqa: E402
 from tpsample.integrations import vllm_v1, vllm_v2  # noqa: E402
 from tpsample.integrations.vllm_head import Head, only_processor  # noqa: E402
 from tpsample.integrations.vllm_modes import check_modes  # noqa: E402
+from tpsample.integrations.vllm_steps import Kinds  # noqa: E402
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -65,32 +66,20 @@ def attach(runner: Any) -> Head:
         depth=1 if drafts is None else 1 + drafts.num_speculative_tokens,
     )
     if runner.vllm_config.use_v2_model_runner:
-        _attach_v2(runner, head)
+        from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+        from vllm.v1.worker.gpu.sample.output import SamplerOutput
+        from vllm.v1.worker.gpu.sample.sampler import Sampler
     else:
-        _attach_v1(runner, head)
-    return head
-
-
-def _attach_v1(runner: Any, head: Head) -> None:
-    from vllm.v1.outputs import SamplerOutput
-    from vllm.v1.sample.sampler import Sampler
-
-    _check_own(runner.sampler, Sampler)
-    vllm_v1.attach(runner, head, vllm_v1.Kinds(SamplerOutput, LogprobsTensors))
-
-
-def _attach_v2(runner: Any, head: Head) -> None:
-    from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
-    from vllm.v1.worker.gpu.sample.output import SamplerOutput
-    from vllm.v1.worker.gpu.sample.sampler import Sampler
-
-    _check_own(runner.sampler, Sampler)
-    kinds = vllm_v2.Kinds(SamplerOutput, LogprobsTensors, get_num_sampled_and_rejected)
-    vllm_v2.attach(runner, head, kinds)
-
-
-def _check_own(sampler: Any, kind: type) -> None:
-    if type(sampler) is not kind:
+        from vllm.v1.outputs import SamplerOutput
+        from vllm.v1.sample.sampler import Sampler
+    if type(runner.sampler) is not Sampler:
         raise UnsupportedParameter(
-            f"model: it brings its own sampler, {type(sampler).__name__}, which would be left out"
+            f"model: it brings its own sampler, {type(runner.sampler).__name__}, which would be "
+            "left out"
         )
+    kinds = Kinds(SamplerOutput, LogprobsTensors)
+    if runner.vllm_config.use_v2_model_runner:
+        vllm_v2.attach(runner, head, kinds, get_num_sampled_and_rejected)
+    else:
+        vllm_v1.attach(runner, head, kinds)
+    return head

@@ -1,9 +1,8 @@
-"""The LM head of a vLLM model: what it is given is kept, and sampled without a gather.
+"""The LM head of a vLLM model.
 
-Every model's `compute_logits` ends in one `LogitsProcessor`. Here its forward keeps its input and
-returns [rows, 0], which nobody can take for logits. Whoever was given that tensor brings it back
-to `take`, and receives what was kept for it: the hidden states, or where vLLM's own head is more
-than a product (quantised, of another dtype, scaled behind a soft-cap) its logits of this shard.
+Every model's `compute_logits` ends in one `LogitsProcessor`, whose forward is replaced. It keeps
+the hidden states; or, where vLLM's own head is more than a product (quantised, of another dtype,
+scaled after a soft-cap), its logits of this shard.
 """
 
 from __future__ import annotations
@@ -15,22 +14,18 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.arguments import WEIGHT_DTYPES
-from tpsample.core.sealed import Sealed
-from tpsample.core.version import __version__
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
+from tpsample.integrations.heads import KeptHead, is_quantised
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
-from tpsample.sampler import LMHeadSampler
+from tpsample.request.step_batch import StepBatch
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
-_PRODUCTS = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
-
-class Head(Sealed):
-    """The LM head of one model on one rank.
+class Head(KeptHead):
+    """The LM head of one model on one rank, whose sampler is built at once.
 
     Args:
         processor: the model's `LogitsProcessor`; its forward is replaced for good.
@@ -39,78 +34,44 @@ class Head(Sealed):
         depth: most positions of a request in one step: 1, and with drafts 1 + their number.
 
     Attributes:
-        sampler: over this rank's rows of the vocabulary.
         fused: whether the sampler multiplies; else vLLM does, and the sampler takes its logits.
     """
 
     def __init__(self, processor: Any, runner: Any, *, group: Any, depth: int) -> None:
         if processor.logits_as_input:
             raise UnsupportedParameter("model: it makes its logits before its LogitsProcessor")
-        self._processor, self._forward = processor, processor.forward
-        self._kept: Tensor | None = None
-        self._lm_head: Any
-        self._bias: Tensor | None
-        self.fused = True
-        processor.forward = self._keep
+        super().__init__()
+        self._processor, self._forward, self.fused = processor, processor.forward, True
+        processor.forward = self._stand_in
         hidden_size, device = runner.model_config.get_hidden_size(), runner.device
         with torch.inference_mode():
             probe = torch.zeros(1, hidden_size, dtype=runner.dtype, device=device)
             self.take(runner.model.compute_logits(probe))
-        lm_head = self._lm_head
-        rows = lm_head.shard_indices
-        self.fused = _is_product(lm_head, processor)
+        self.fused = _is_product(self.lm_head, processor)
         if not self.fused and depth > 1:
             raise UnsupportedParameter(
                 "--speculative-config: not with an LM head that is quantised, of another dtype "
-                "than the model, or scaled behind its soft-cap"
+                "than the model, or scaled after its soft-cap"
             )
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
-        padded = lm_head.num_embeddings_per_partition
-        self._weight = lm_head.weight if self.fused else torch.empty(padded, 0, device=device)
-        self.sampler = LMHeadSampler(
-            self._weight,
-            shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
+        padded = self.lm_head.num_embeddings_per_partition
+        head = (self.bias, processor.scale, processor.soft_cap) if self.fused else (None, 1.0, None)
+        self.build(
+            "vLLM",
+            logger,
+            self.lm_head.weight if self.fused else torch.empty(padded, 0, device=device),
             vocab_size=processor.org_vocab_size,
             group=group,
-            bias=self._bias if self.fused else None,
-            logit_scale=processor.scale if self.fused else 1.0,
-            logit_softcap=processor.soft_cap if self.fused else None,
             max_rows=runner.max_num_reqs * depth,
-            backend="torch" if device.type == "cpu" else "auto",
+            **dict(zip(("bias", "logit_scale", "logit_softcap"), head, strict=True)),
         )
-        logger.info("tpsample %s samples, not vLLM: %r", __version__, self.sampler)
 
-    def take(self, handed: Tensor) -> Tensor:
-        """Return what was kept for a tensor that `compute_logits` returned, once.
-
-        Raises:
-            RuntimeError: it is not the last such tensor, or it was taken before.
-        """
-        kept, self._kept = self._kept, None
-        if kept is None or tuple(handed.shape) != (len(kept), 0):
-            there = "nothing" if kept is None else f"{len(kept)} rows"
-            raise RuntimeError(
-                f"logits: expected the [rows, 0] that compute_logits returned last, got "
-                f"{list(handed.shape)} with {there} kept"
-            )
-        return kept
-
-    def sample(self, kept: Tensor, batch: SamplingBatch, positions: Tensor) -> SampleOutput:
+    def sample(self, kept: Tensor, batch: StepBatch, positions: Tensor) -> SampleOutput:
         """Sample a token per row of what was kept. Collective."""
         if not self.fused:
             return self.sampler.sample_logits(kept.contiguous(), batch, positions)
         self.follow_weight()
         return self.sampler(kept.contiguous(), batch, positions)
-
-    def follow_weight(self) -> None:
-        """Follow a weight that vLLM has put in the place of the sampler's.
-
-        Raises:
-            ValueError: it has another shape, dtype, device or layout.
-        """
-        if self._lm_head.weight is not self._weight:
-            self.sampler.refresh(self._lm_head.weight)
-            self._weight = self._lm_head.weight
 
     def scores(self, kept: Tensor, token_ids: Tensor, top: int, *, as_logits: bool) -> Logprobs:
         """Return raw logprobs, or logits, of one given token per row and of the `top` best.
@@ -135,7 +96,7 @@ class Head(Sealed):
         parts = [(each.token_ids, each.values, each.ranks, each.entropies) for each in found]
         return Logprobs(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
-    def _keep(
+    def _stand_in(
         self,
         lm_head: Any,
         hidden_states: Tensor,
@@ -143,24 +104,23 @@ class Head(Sealed):
         skip_gather: bool = False,
     ) -> Tensor:
         """Stand in for the forward of the `LogitsProcessor`."""
-        self._lm_head, self._bias = lm_head, embedding_bias
-        self._kept = hidden_states
+        given = hidden_states
         if not self.fused:
-            self._kept = self._forward(lm_head, hidden_states, embedding_bias, skip_gather=True)
-        return hidden_states.new_empty(len(hidden_states), 0)
+            given = self._forward(lm_head, hidden_states, embedding_bias, skip_gather=True)
+        return self.keep(lm_head, embedding_bias, given)
 
 
 def _is_product(lm_head: Any, processor: Any) -> bool:
     """Whether logits are softcap(scale · h Wᵀ) + bias in the dtype of the weight."""
     weight = lm_head.weight if hasattr(lm_head, "weight") else None
     return (
-        type(lm_head.quant_method).__name__ in _PRODUCTS
+        not is_quantised(lm_head)
         and weight is not None
         and weight.dtype in WEIGHT_DTYPES
         and weight.ndim == 2
         and weight.stride(1) == 1
         and processor.head_dtype in (None, weight.dtype)
-        # vLLM scales behind the soft-cap, and adds its bias before it.
+        # vLLM scales after the soft-cap, and adds its bias before it.
         and (processor.soft_cap is None or processor.scale == 1.0)
     )
 

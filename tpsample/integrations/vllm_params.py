@@ -108,15 +108,12 @@ def admit(
     """Return our request, or one that draws the token that ends it, if it cannot be honoured.
 
     A worker has no way to answer a client, and an exception would end the server with everybody's
-    requests. What vLLM's front end lets through and we cannot honour ends here, with an error in
-    the log; every rank does the same.
+    requests. A request that vLLM's front end lets through and we cannot honour ends here, with an
+    error in the log; every rank does the same.
     """
     try:
         return to_params(request, vocab_size, logprobs_mode)
     except (TypeError, ValueError) as error:
         logger.error("request %s is ended without a token: %s", name, error)
-        return SamplingParams(
-            temperature=0.0,
-            allowed_token_ids=[end_of(request)],
-            logprobs=None if request.num_logprobs is None else 0,
-        )
+        logprobs, end = None if request.num_logprobs is None else 0, end_of(request)
+        return SamplingParams(temperature=0.0, allowed_token_ids=[end], logprobs=logprobs)

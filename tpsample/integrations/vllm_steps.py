@@ -1,26 +1,33 @@
-"""What both runners of vLLM do in a step: they arrange a batch, sample it, hand tokens on."""
+"""What both runners of vLLM do in a step: they sample a batch, and hand its tokens on."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core.sealed import Sealed
 from tpsample.core.word import Status
-from tpsample.integrations.engine_rows import EngineRequest, EngineRows
+from tpsample.integrations.engine_rows import EngineRequest
 from tpsample.integrations.vllm_head import Head
 from tpsample.integrations.vllm_params import admit, end_of
 from tpsample.output import Logprobs
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import LogprobsMode
+from tpsample.request.selection import Selection
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
+
+
+class Kinds(NamedTuple):
+    """The classes of vLLM that a runner hands on."""
+
+    output: Callable[..., Any]
+    logprobs: Callable[..., Any]
 
 
 class Tables(NamedTuple):
@@ -38,83 +45,87 @@ class Sampled(NamedTuple):
     logprobs: Tables | None
 
 
+class StepRows(NamedTuple):
+    """The rows of a step.
+
+    Attributes:
+        names: of their requests, for the log.
+        ends: int64 [B], the token that ends each request.
+        wanted: int64 [B, C], ids of its own that each request wants logprobs of, then -1.
+    """
+
+    batch: SamplingBatch | Selection
+    names: Sequence[object]
+    ends: Tensor
+    wanted: Tensor
+
+
 class EngineSteps(Sealed):
     """The steps of one runner.
 
     Attributes:
         head: samples what the model's head was given.
-        rows: the batch, by the runner's names of its rows.
         grammar: int32 [rows, ceil(V / 32)] for the next step, or None.
         logprobs_mode: of the whole server.
     """
 
-    def __init__(self, head: Head, max_rows: int, logprobs_mode: LogprobsMode) -> None:
+    def __init__(self, head: Head, logprobs_mode: LogprobsMode) -> None:
         self.head, self.logprobs_mode = head, logprobs_mode
         self.vocab_size, self.device = head.sampler.vocab_size, head.sampler.weight.device
-        self.rows = EngineRows(self.vocab_size, max_rows, self.device)
         self.grammar: Tensor | None = None
         self._failures = Failures(self.device, head.sampler.count_failed)
 
-    def batch(
-        self,
-        names: Sequence[Hashable],
-        load: Callable[[Hashable], tuple[Any, Callable[[], tuple[Sequence[int], Sequence[int]]]]],
-    ) -> SamplingBatch:
-        """Return the batch with these rows, and the grammar of the step.
+    def request(
+        self, name: object, own: Any, tokens: Callable[[], tuple[Sequence[int], Sequence[int]]]
+    ) -> EngineRequest:
+        """Return our request for one of vLLM's that joins.
 
         Args:
-            load: returns the vLLM request of a row that joins, and what reads its prompt and
-                output, which is called only if the request looks at them.
+            tokens: reads its prompt and output, and is called only if the request looks at them.
         """
+        params = admit(name, own, self.vocab_size, self.logprobs_mode)
+        prompt, output = tokens() if params.reads_output else ((), ())
+        return EngineRequest(params, prompt, output, end_of(own))
 
-        def joining(name: Hashable) -> EngineRequest:
-            request, tokens = load(name)
-            params = admit(name, request, self.vocab_size, self.logprobs_mode)
-            prompt, output = tokens() if params.reads_output else ((), ())
-            return EngineRequest(params, prompt, output, end_of(request))
-
-        batch = self.rows.arrange(names, joining)
-        batch.grammar_bitmask, self.grammar = self.grammar, None
-        return batch
-
-    def sample(self, kept: Tensor, positions: Tensor, unfinished: Tensor) -> Sampled:
-        """Sample the batch. Collective.
+    def sample(
+        self, kept: Tensor, rows: StepRows, positions: Tensor, unfinished: Tensor
+    ) -> Sampled:
+        """Sample the rows of a step. Collective.
 
         Args:
-            kept: what the head was given, a row per row of the batch.
+            kept: what the head was given, a row each.
             positions: [B], of the tokens to come.
             unfinished: bool [B], rows in the middle of their prompt, whose tokens nobody wants.
         """
-        batch = self.rows.batch
-        out = self.head.sample(kept, batch, positions.to(torch.int64))
-        batch.append(out.token_ids.masked_fill(unfinished, -1))
-        token_ids = self.ended(out.token_ids, out.status, unfinished)
-        return Sampled(token_ids, self.tables(out.logprobs, token_ids))
+        rows.batch.grammar_bitmask, self.grammar = self.grammar, None
+        out = self.head.sample(kept, rows.batch, positions.to(torch.int64))
+        rows.batch.append(out.token_ids.masked_fill(unfinished, -1))
+        token_ids = self.ended(rows, out.token_ids, out.status, unfinished)
+        return Sampled(token_ids, self.tables(rows, out.logprobs, token_ids))
 
-    def ended(self, token_ids: Tensor, status: Tensor, unfinished: Tensor) -> Tensor:
+    def ended(
+        self, rows: StepRows, token_ids: Tensor, status: Tensor, unfinished: Tensor
+    ) -> Tensor:
         """Return the tokens [B], with the token that ends its request where a row has none."""
         failed = status != Status.OK
-        self._failures.note(self.rows.names, status.masked_fill(unfinished, int(Status.OK)))
-        return torch.where(failed, self.rows.ends, token_ids)
+        self._failures.note(rows.names, status.masked_fill(unfinished, int(Status.OK)))
+        return torch.where(failed, rows.ends, token_ids)
 
-    def tables(self, logprobs: Logprobs | None, drawn: Tensor) -> Tables | None:
+    def tables(self, rows: StepRows, logprobs: Logprobs | None, drawn: Tensor) -> Tables | None:
         """Return logprobs of rows · positions as vLLM takes them; `drawn` are their tokens.
 
         vLLM reads the first columns of each row: the token drawn, then as many as the request
-        asked for. Ours has columns for the N most likely, and behind them those for chosen ids.
+        asked for, the most likely or ids of its own.
         """
         if logprobs is None:
             return None
         token_ids, values = logprobs.token_ids, logprobs.values
-        requests = self.rows.batch.plan.requests
-        chosen = [len(request.logprob_token_ids or ()) for request in requests]
-        if any(chosen):
-            at = np.tile(np.arange(token_ids.shape[1]), (len(requests), 1))
-            first = token_ids.shape[1] - max(chosen)
-            for row, count in enumerate(chosen):
-                at[row, 1 : 1 + count] = np.arange(first, first + count)
-            index = torch.from_numpy(at).to(self.device)
-            index = index.repeat_interleave(len(token_ids) // len(requests), dim=0)
+        if rows.wanted.shape[1]:
+            wanted = rows.wanted.repeat_interleave(len(token_ids) // len(rows.wanted), dim=0)
+            place = [(token_ids == ids.unsqueeze(1)).int().argmax(dim=1) for ids in wanted.T]
+            index = torch.arange(token_ids.shape[1], device=self.device).repeat(len(token_ids), 1)
+            own = index[:, 1 : 1 + len(place)]
+            own.copy_(torch.stack(place, dim=1).where(wanted >= 0, own))
             token_ids, values = token_ids.gather(1, index), values.gather(1, index)
         # A row without a token reports the one that ends it, at a probability of nothing.
         token_ids = torch.cat([drawn.clamp(min=0).unsqueeze(1), token_ids[:, 1:].clamp(min=0)], 1)
@@ -150,9 +161,9 @@ class Failures(Sealed):
 
     def __init__(self, device: torch.device, count: Callable[[Tensor], None]) -> None:
         self._on_gpu, self._count = device.type == "cuda", count
-        self._last: tuple[list[Hashable], Tensor, Any] | None = None
+        self._last: tuple[list[object], Tensor, Any] | None = None
 
-    def note(self, names: Sequence[Hashable], status: Tensor) -> None:
+    def note(self, names: Sequence[object], status: Tensor) -> None:
         """Remember the status of a step's rows, and tell what was remembered before."""
         event = torch.cuda.Event() if self._on_gpu else None
         if self._on_gpu:

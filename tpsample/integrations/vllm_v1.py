@@ -8,22 +8,16 @@ runner.sample_tokens                    keeps the grammar's bits for the step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tpsample.integrations.engine_rows import EngineRequest, EngineRows
 from tpsample.integrations.vllm_head import Head
-from tpsample.integrations.vllm_steps import EngineSteps, Tables
+from tpsample.integrations.vllm_steps import EngineSteps, Kinds, StepRows, Tables
 from tpsample.speculative.verify import verify
-
-
-class Kinds(NamedTuple):
-    """The classes of vLLM that a runner hands on."""
-
-    output: Callable[..., Any]
-    logprobs: Callable[..., Any]
 
 
 def attach(runner: Any, head: Head, kinds: Kinds) -> None:
@@ -42,8 +36,8 @@ class V1Sampler(nn.Module):
         super().__init__()
         self.runner, self.kinds = runner, kinds
         self.logprobs_mode = runner.model_config.logprobs_mode
-        self.steps = EngineSteps(head, runner.max_num_reqs, self.logprobs_mode)
-        self._prompt: Tensor | None = None
+        self.steps = EngineSteps(head, self.logprobs_mode)
+        self._rows = EngineRows(self.steps.vocab_size, runner.max_num_reqs, self.steps.device)
 
     def forward(self, logits: Tensor, sampling_metadata: Any, **_: Any) -> Any:
         """Sample the runner's batch. The logits are the [rows, 0] of the head."""
@@ -51,9 +45,10 @@ class V1Sampler(nn.Module):
             ids = torch.zeros(len(logits), 1, dtype=torch.int32, device=logits.device)
             return self.kinds.output(sampled_token_ids=ids, logprobs_tensors=None)
         kept = self.steps.head.take(logits)
-        batch = self.batch()
-        positions = self.runner.seq_lens[: batch.rows]
-        sampled = self.steps.sample(kept, positions, self.unfinished(batch.rows))
+        rows = self.rows()
+        count = len(rows.names)
+        positions = self.runner.seq_lens[:count]
+        sampled = self.steps.sample(kept, rows, positions, self.unfinished(count))
         return self.kinds.output(
             sampled_token_ids=sampled.token_ids.to(torch.int32).unsqueeze(1),
             logprobs_tensors=self.logprobs(sampled.logprobs),
@@ -63,11 +58,13 @@ class V1Sampler(nn.Module):
         """Whether this is no step of the runner's batch, but one that warms up."""
         return sampling_metadata is not self.runner.input_batch.sampling_metadata
 
-    def batch(self) -> Any:
-        """Return our batch with the rows of the runner's."""
+    def rows(self) -> StepRows:
+        """Return the rows of the runner's batch."""
         # vLLM rewinds them for rows in the middle of a prompt, which those of a CPU cannot.
         self.runner.input_batch.generators.clear()
-        return self.steps.batch(self.runner.input_batch.req_ids, self._load)
+        rows = self._rows
+        rows.arrange(self.runner.input_batch.req_ids, self._load)
+        return StepRows(rows.batch, rows.names, rows.ends, rows.wanted)
 
     def unfinished(self, rows: int) -> Tensor:
         """Return bool [B], the rows that are in the middle of their prompt."""
@@ -87,14 +84,11 @@ class V1Sampler(nn.Module):
         kept = self.steps.head.take(logprobs)
         return self.logprobs(self.steps.prompt_tables(kept, token_ids, num_logprobs))
 
-    def _load(
-        self, name: Hashable
-    ) -> tuple[Any, Callable[[], tuple[Sequence[int], Sequence[int]]]]:
-        request = self.runner.requests[name]
-        return request.sampling_params, lambda: (
-            request.prompt_token_ids or [],
-            request.output_token_ids,
-        )
+    def _load(self, name: Hashable) -> EngineRequest:
+        """Return a request that joins, by the runner's name for it."""
+        own = self.runner.requests[name]
+        tokens = (own.prompt_token_ids or [], own.output_token_ids)
+        return self.steps.request(name, own.sampling_params, lambda: tokens)
 
 
 class V1Verifier(nn.Module):
@@ -127,19 +121,21 @@ class V1Verifier(nn.Module):
             grammar[there] = steps.grammar
             steps.grammar = grammar.flatten(0, 1)
 
-        batch = sampler.batch()
-        positions = sampler.runner.seq_lens[: batch.rows].to(torch.int64) - counts
-        out = verify(steps.head.sampler, hidden, drafts, batch, positions)
-        unfinished = sampler.unfinished(batch.rows)
-        batch.append(out.token_ids.masked_fill(unfinished.unsqueeze(1), -1))
+        rows = sampler.rows()
+        rows.batch.grammar_bitmask, steps.grammar = steps.grammar, None
+        positions = sampler.runner.seq_lens[: len(counts)].to(torch.int64) - counts
+        out = verify(steps.head.sampler, hidden, drafts, rows.batch, positions)
+        unfinished = sampler.unfinished(len(counts))
+        rows.batch.append(out.token_ids.masked_fill(unfinished.unsqueeze(1), -1))
 
         # A row without a token behind its drafts ends there.
         last = out.num_accepted.unsqueeze(1)
-        behind = steps.ended(out.token_ids.gather(1, last).squeeze(1), out.status, unfinished)
+        behind = steps.ended(rows, out.token_ids.gather(1, last).squeeze(1), out.status, unfinished)
         token_ids = out.token_ids.scatter(1, last, behind.unsqueeze(1))
+        tables = steps.tables(rows, out.logprobs, token_ids.flatten())
         return sampler.kinds.output(
             sampled_token_ids=token_ids.to(torch.int32),
-            logprobs_tensors=sampler.logprobs(steps.tables(out.logprobs, token_ids.flatten())),
+            logprobs_tensors=sampler.logprobs(tables),
         )
 
 

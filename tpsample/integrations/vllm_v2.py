@@ -5,38 +5,33 @@
     runner.prompt_logprobs_worker               asks the head for logprobs of prompts
     structured_outputs_worker.apply_grammar_…   keeps the grammar's bits for the step
 
-Requests live in slots, and a step names those of its rows, in any order and any subset. A row that
-sits a step out leaves our batch, and joins again with its tokens.
-
-The rows are arranged by name as with V1, and not selected by slot. The runner knows on the host
-which requests a step has, so only their rows take the way that they need; `select` would have every
-row take the way of whatever is in any slot.
+A request keeps its slot for life, in the runner and in our batch. A step names its rows by the
+runner's tensor of slots, in any order and any subset, and the host does not read it. So a row that
+sits a step out keeps its state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsample.integrations.engine_rows import EngineRequest, ends_and_wanted
 from tpsample.integrations.vllm_head import Head
 from tpsample.integrations.vllm_prompt import PromptLogprobs
-from tpsample.integrations.vllm_steps import EngineSteps
+from tpsample.integrations.vllm_steps import EngineSteps, Kinds, StepRows
+from tpsample.request.batch import SamplingBatch
+
+Count = Callable[..., tuple[Tensor, Tensor]]
+"""vLLM's `get_num_sampled_and_rejected`."""
 
 
-class Kinds(NamedTuple):
-    """What a runner hands on, and its count of the rows that sampled."""
-
-    output: Callable[..., Any]
-    logprobs: Callable[..., Any]
-    num_sampled: Callable[..., tuple[Tensor, Tensor]]
-
-
-def attach(runner: Any, head: Head, kinds: Kinds) -> None:
+def attach(runner: Any, head: Head, kinds: Kinds, count_sampled: Count) -> None:
     """Let a runner sample with tpsample."""
-    sampler = V2Sampler(runner.sampler, runner.max_num_reqs, head, kinds)
+    sampler = V2Sampler(runner.sampler, runner.max_num_reqs, head, kinds, count_sampled)
     runner.sampler = sampler
     runner.prompt_logprobs_worker = PromptLogprobs(sampler.steps, kinds.logprobs)
     runner.structured_outputs_worker.apply_grammar_bitmask = sampler.keep_grammar
@@ -45,11 +40,17 @@ def attach(runner: Any, head: Head, kinds: Kinds) -> None:
 class V2Sampler:
     """Stands where vLLM's `Sampler` stands, whose states others read."""
 
-    def __init__(self, own: Any, max_rows: int, head: Head, kinds: Kinds) -> None:
-        self._own, self._kinds = own, kinds
-        self.steps = EngineSteps(head, max_rows, own.logprobs_mode)
-        self._requests: dict[int, tuple[int, Any]] = {}
-        self._joined = 0
+    def __init__(
+        self, own: Any, max_rows: int, head: Head, kinds: Kinds, count_sampled: Count
+    ) -> None:
+        self._own, self._kinds, self._count_sampled = own, kinds, count_sampled
+        self.steps = EngineSteps(head, own.logprobs_mode)
+        self.batch = SamplingBatch.of_slots(
+            max_rows, vocab_size=self.steps.vocab_size, device=self.steps.device
+        )
+        self._joining: dict[int, Any] = {}
+        self._requests: dict[int, EngineRequest] = {}
+        self._ends, self._wanted = ends_and_wanted([], self.steps.device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -57,8 +58,7 @@ class V2Sampler:
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
         """Let a request into a slot."""
         self._own.add_request(req_idx, sampling_params)
-        self._joined += 1
-        self._requests[req_idx] = (self._joined, sampling_params)
+        self._joining[req_idx] = sampling_params
 
     def keep_grammar(
         self, logits: Tensor, input_batch: Any, grammar_req_ids: Sequence[str], bitmask: Any
@@ -74,7 +74,7 @@ class V2Sampler:
     def __call__(self, logits: Tensor, input_batch: Any) -> Any:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
         kept = self.steps.head.take(logits)
-        num_sampled, num_rejected = self._kinds.num_sampled(
+        num_sampled, num_rejected = self._count_sampled(
             input_batch.seq_lens.new_ones(input_batch.num_reqs),
             input_batch.seq_lens,
             input_batch.cu_num_logits,
@@ -85,11 +85,14 @@ class V2Sampler:
         if any(name not in known for name in input_batch.req_ids):  # a step that warms up
             ids = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
             return self._kinds.output(ids, None, None, num_sampled, num_rejected)
-        # A request that was preempted comes back under its name; the number tells them apart.
-        names = [(name, self._requests[known[name]][0]) for name in input_batch.req_ids]
-        self.steps.batch(names, self._load)
+        if self._joining:
+            self._join({known[name]: name for name in known})
+        slots = input_batch.idx_mapping
+        rows = StepRows(
+            self.batch.select(slots), input_batch.req_ids, self._ends[slots], self._wanted[slots]
+        )
         positions = input_batch.positions[input_batch.logits_indices] + 1
-        sampled = self.steps.sample(kept, positions, num_sampled == 0)
+        sampled = self.steps.sample(kept, rows, positions, num_sampled == 0)
         tables = sampled.logprobs
         return self._kinds.output(
             sampled.token_ids.view(-1, 1),
@@ -99,16 +102,28 @@ class V2Sampler:
             num_rejected,
         )
 
-    def _load(
-        self, name: Hashable
-    ) -> tuple[Any, Callable[[], tuple[Sequence[int], Sequence[int]]]]:
-        assert isinstance(name, tuple)
-        slot = self.req_states.req_id_to_index[name[0]]
+    def _join(self, names: Mapping[int, str]) -> None:
+        """Put requests that joined into their slots, now that the runner has staged their tokens.
 
-        def tokens() -> tuple[list[int], list[int]]:
-            states = self.req_states
-            prompt, total = int(states.prompt_len.np[slot]), int(states.total_len.gpu[slot])
-            ids = states.all_token_ids.gpu[slot, :total].tolist()
-            return ids[:prompt], ids[prompt:]
+        Requests that left are freed here too: another joins in most steps that one leaves.
+        """
+        self.batch.free([slot for slot in self._requests if slot not in names])
+        there = {slot: each for slot, each in self._requests.items() if slot in names}
+        joined = {
+            slot: self.steps.request(names[slot], own, partial(self._tokens, slot))
+            for slot, own in self._joining.items()
+        }
+        self._joining.clear()
+        params, prompts, outputs, _ = zip(*joined.values(), strict=True)
+        self.batch.put(list(joined), params, prompt_token_ids=prompts, output_token_ids=outputs)
+        self._requests = there | joined
+        self._ends, self._wanted = ends_and_wanted(
+            [self._requests.get(slot) for slot in range(self.batch.rows)], self.steps.device
+        )
 
-        return self._requests[slot][1], tokens
+    def _tokens(self, slot: int) -> tuple[list[int], list[int]]:
+        """Return prompt and output of a slot, which the runner keeps on the device."""
+        states = self.req_states
+        prompt, total = int(states.prompt_len.np[slot]), int(states.total_len.gpu[slot])
+        ids = states.all_token_ids.gpu[slot, :total].tolist()
+        return ids[:prompt], ids[prompt:]
