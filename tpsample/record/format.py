@@ -15,8 +15,9 @@ JSON is checked like a caller's. Memory stays within ten times the size of the f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,8 +26,9 @@ from torch import Tensor
 
 from tpsample.core.score import Head
 from tpsample.noise import LAYOUT
+from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.as_json import from_json
+from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
@@ -37,8 +39,24 @@ MAX_DRAWS = 2**14
 KEY = "tpsample"
 _MAX_METADATA = 2**24
 """Characters. JSON takes up to 24 times its size in memory."""
-_ENTRIES = {"version", "layout", "params", "head", "philox_rounds", "model", "tokens_so_far"}
 TOKENS_SO_FAR = ("prompt_token_ids", "output_token_ids")
+_HEAD = set(Head.__dataclass_fields__)
+_ENTRIES: dict[str, tuple[Callable[[Any], bool], object]] = {
+    "version": (lambda version: version == VERSION, VERSION),
+    "layout": (lambda layout: layout == LAYOUT, LAYOUT),
+    "params": (
+        lambda requests: isinstance(requests, list) and 1 <= len(requests) <= MAX_DRAWS,
+        f"a list of 1 to {MAX_DRAWS} requests",
+    ),
+    "head": (lambda head: isinstance(head, dict) and set(head) == _HEAD, sorted(_HEAD)),
+    "philox_rounds": (lambda rounds: True, "what LMHeadSampler takes, which checks it"),
+    "model": (lambda model: model is None or isinstance(model, str), "a name or null"),
+    "tokens_so_far": (
+        lambda given: isinstance(given, dict) and set(given) <= set(TOKENS_SO_FAR),
+        f"lists by name, {TOKENS_SO_FAR}",
+    ),
+}
+"""The metadata: which values are right, and in words."""
 _TENSORS = {
     "positions": ((torch.int64,), (1,)),
     "seeds": ((torch.int64,), (1,)),
@@ -54,7 +72,92 @@ LoadHead: TypeAlias = Callable[[str, torch.dtype], FullHead]
 """From the name of a model, and the dtype of the hidden states."""
 
 
+def write_record(
+    path: str | Path,
+    hidden_states: Tensor,
+    lm_head_weight: Tensor | str,
+    params: SamplingParams | Sequence[SamplingParams],
+    positions: Tensor | int,
+    output: SampleOutput,
+    *,
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+    philox_rounds: int = 10,
+    prompt_token_ids: Sequence[Sequence[int]] | None = None,
+    output_token_ids: Sequence[Sequence[int]] | None = None,
+) -> None:
+    """Write what a step was given and what it returned.
+
+    Args:
+        hidden_states: [B, D].
+        lm_head_weight: [V, D], the rows of all ranks; or a model, as `tpsample generate` takes it.
+        params: one request per row, or one for all.
+        positions: int64 [B] or one int.
+        output: what the step returned; its `seeds` are the rows' seeds.
+        bias, logit_scale, logit_softcap, philox_rounds: as `LMHeadSampler` has them. A model
+            brings its own bias, scale and soft-cap.
+        prompt_token_ids, output_token_ids: tokens so far per row, as `SamplingBatch.from_params`
+            took them.
+
+    Raises:
+        TypeError, ValueError: what could not be read again, such as a position below 0.
+    """
+    from safetensors.torch import save_file
+
+    rows = hidden_states.shape[0]
+    requests = [params] * rows if isinstance(params, SamplingParams) else list(params)
+    if len(requests) != rows or output.token_ids.shape[0] != rows:
+        raise ValueError(
+            f"params, output: expected {rows} rows as hidden_states has, got {len(requests)} and "
+            f"{output.token_ids.shape[0]}"
+        )
+    if isinstance(positions, int):
+        positions = torch.full((rows,), positions)
+    tensors = {
+        "hidden_states": hidden_states,
+        "positions": positions,
+        "seeds": output.seeds,
+        "status": output.status,
+        "token_ids": output.token_ids,
+    }
+    model = None
+    if isinstance(lm_head_weight, str):
+        model = lm_head_weight
+    else:
+        tensors["lm_head_weight"] = lm_head_weight
+        if bias is not None:
+            tensors["bias"] = bias
+    tokens_so_far = {
+        name: [[operator.index(token_id) for token_id in row] for row in lists]
+        for name, lists in zip(TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
+        if lists is not None
+    }
+    what = {
+        "version": VERSION,
+        "layout": LAYOUT,
+        "params": [to_json(request) for request in requests],
+        "head": asdict(Head(logit_scale, logit_softcap)),
+        "philox_rounds": philox_rounds,
+        "model": model,
+        "tokens_so_far": tokens_so_far,
+    }
+    text = json.dumps(what)
+    # Copies: safetensors refuses tensors with gaps, or that share memory as a tied embedding's do.
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    Record.of(text, copies)
+    save_file(copies, str(path), metadata={KEY: text})
+
+
 def read(path: str | Path) -> Record:
+    """Read a file, and check every value of it but the head.
+
+    Raises:
+        ValueError: it is no record, or has a wrong value.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -103,32 +206,23 @@ class Record:
             raise ValueError(f"metadata: expected JSON, got {error}") from error
         if not isinstance(what, dict):
             raise ValueError(f"metadata: expected an object, got {what!r}")
-        version, layout = what.get("version"), what.get("layout")
-        if (version, layout) != (VERSION, LAYOUT):
-            raise ValueError(
-                f"is of version {version!r} with noise {layout!r}; expected {VERSION} with "
-                f"{LAYOUT!r}"
-            )
-        if set(what) != _ENTRIES:
+        for name, (right, expected) in _ENTRIES.items():
+            if name not in what or not right(what[name]):
+                raise ValueError(f"{name}: expected {expected}, got {what.get(name)!r}")
+        if len(what) > len(_ENTRIES):
             raise ValueError(f"metadata: expected {sorted(_ENTRIES)}, got {sorted(what)}")
         requests, model, head = what["params"], what["model"], what["head"]
-        if not isinstance(requests, list) or not 1 <= len(requests) <= MAX_DRAWS:
-            raise ValueError(f"params: expected a list of 1 to {MAX_DRAWS} requests")
-        if not isinstance(head, dict) or set(head) != set(Head.__dataclass_fields__):
-            raise ValueError(f"head: expected {sorted(Head.__dataclass_fields__)}, got {head!r}")
-        if model is not None and not isinstance(model, str):
-            raise ValueError(f"model: expected a name or null, got {model!r}")
         if (model is None) != ("lm_head_weight" in tensors):
             raise ValueError("expected lm_head_weight or the name of a model, and not both")
         _check_tensors(tensors, len(requests))
+        _check_tokens(what["tokens_so_far"], len(requests))
         params = []
-        for row, (request, seed) in enumerate(
-            zip(requests, tensors["seeds"].tolist(), strict=True)
-        ):
-            params.append(SamplingParams(**from_json(f"params[{row}]", request)))
-            params[-1] = replace(params[-1], seed=seed, logprobs=None, logprob_token_ids=None)
-        so_far = _tokens_so_far(what["tokens_so_far"], len(requests))
-        return Record(tensors, params, so_far, head, what["philox_rounds"], model)
+        seeds = tensors["seeds"].tolist()
+        for row, (request, seed) in enumerate(zip(requests, seeds, strict=True)):
+            fields = from_json(f"params[{row}]", request)
+            fields |= {"seed": seed, "logprobs": None, "logprob_token_ids": None}
+            params.append(SamplingParams(**fields))
+        return Record(tensors, params, what["tokens_so_far"], head, what["philox_rounds"], model)
 
     @property
     def num_samples(self) -> int | None:
@@ -146,16 +240,9 @@ class Record:
                     "or pass load_head="
                 )
             weight, bias, head = load_head(self.model, self.tensors["hidden_states"].dtype)
+        options: dict[str, Any] = {"philox_rounds": self.philox_rounds, "backend": "torch", **head}
         # Checks the head as it does a caller's.
-        LMHeadSampler(
-            weight,
-            group=Ranks(),
-            bias=bias,
-            max_rows=1,
-            philox_rounds=self.philox_rounds,
-            backend="torch",
-            **head,
-        ).close()
+        LMHeadSampler(weight, group=Ranks(), bias=bias, max_rows=1, **options).close()
         hidden_states = self.tensors["hidden_states"]
         if (weight.dtype, weight.shape[1]) != (hidden_states.dtype, hidden_states.shape[1]):
             raise ValueError(
@@ -190,13 +277,10 @@ def _check_tensors(tensors: dict[str, Tensor], rows: int) -> None:
         raise ValueError(f"positions: expected values >= 0, got {lowest}")
 
 
-def _tokens_so_far(given: Any, rows: int) -> dict[str, list[list[int]]]:
-    if not isinstance(given, dict) or not set(given) <= set(TOKENS_SO_FAR):
-        raise ValueError(f"tokens_so_far: expected lists by name, {TOKENS_SO_FAR}, got {given!r}")
+def _check_tokens(given: dict[str, Any], rows: int) -> None:
     for name, lists in given.items():
         if not isinstance(lists, list) or len(lists) != rows:
             raise ValueError(f"{name}: expected a list of {rows} lists, one per row")
         for row, ids in enumerate(lists):
             if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
                 raise ValueError(f"{name}[{row}]: expected a list of token ids, got {ids!r}")
-    return given
