@@ -546,8 +546,8 @@ COMMANDS = {
         "name in the cache, and Hugging Face does not answer (no network)",
     ),
     "a bias without a number": (
-        ("--logit-bias", "17"),
-        "error: logit-bias: expected ID=BIAS as in 17=-5, got '17'",
+        ("--set", 'logit_bias={"17": "x"}'),
+        "error: set: logit_bias[17]: expected a number, got 'x'",
     ),
 }
 

@@ -11,9 +11,8 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 
 from tests.support.commands import invoke, texts
 from tests.support.tiny_model import save_tiny_llama
-from tpsample.cli.answers import streamer
 from tpsample.cli.requests import Request
-from tpsample.request.params import SamplingParams
+from tpsample.cli.texts import Texts
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 6, "--prompt", "w5 w7 w9")
 
@@ -50,23 +49,32 @@ def test_a_streamed_answer_is_the_one_that_is_shown_at_the_end(tiny: Path) -> No
 
 
 class Bytes:
-    """A tokenizer of bytes, of which a letter may take two."""
+    """A tokenizer of bytes, of which a letter may take two, and its model."""
+
+    eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def tokenizer(self) -> Bytes:
+        return self
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return bytes(token_ids).decode(errors="replace")
 
+    def prompt_token_ids(self, prompt: str, *, raw: bool) -> list[int]:
+        return self.encode(prompt)
+
 
 def test_a_letter_is_streamed_once_it_is_whole() -> None:
-    class Model:
-        tokenizer = Bytes()
-
     pieces: list[str] = []
-    request = Request("p", SamplingParams(), stop=("!",))
-    show = streamer(Model(), request, pieces.append)  # type: ignore[arg-type]
+    rows = [Request("p", {"stop": ["!"]})]
+    texts = Texts(Bytes(), rows, show=pieces.append)  # type: ignore[arg-type]
     sent = "aé b!c".encode()
-    for count in range(1, len(sent) + 1):
-        show([list(sent[:count])])
+    ended = [texts.ends(0, list(sent[:count])) for count in range(1, len(sent) + 1)]
     assert "".join(pieces) == "aé b" and "é" in pieces
+    assert ended == [False] * 5 + [True] * 2
 
 
 def test_a_raw_prompt_is_not_a_turn_of_a_chat(tiny: Path, tmp_path: Path) -> None:
@@ -101,8 +109,17 @@ def test_drafted_answers_end_there_too(tmp_path: Path) -> None:
 
 def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "text.record"
-    few = [word for i in range(3, 7) for word in ("--allow-token", i)]  # so that each step counts
-    words = (*few, "--frequency-penalty", 2, "--num-samples", 2, "--no-check", "--record", file)
+    few = ("--set", "allowed_token_ids=[3, 4, 5, 6]")  # so that each step counts
+    words = (
+        *few,
+        "--set",
+        "frequency_penalty=2",
+        "--num-samples",
+        2,
+        "--no-check",
+        "--record",
+        file,
+    )
     done = invoke(*COMMAND, "--model", tiny, *words)
     assert done.exit_code == 0 and "tpsample verify" in done.stdout, done.output
     verified = invoke("verify", file)

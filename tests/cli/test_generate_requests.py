@@ -15,7 +15,7 @@ from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, text
 from tests.support.tiers import long
 from tpsample import SamplingParams
 from tpsample.cli.app import app
-from tpsample.cli.requests import Request, asked, bias_of, read_params
+from tpsample.cli.requests import Request, asked, fields_of, read_params
 from tpsample.request.as_json import from_json, to_json
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 8, "--temperature", 1.2)
@@ -26,11 +26,12 @@ def test_controls_change_the_texts_and_pass_the_check(tiny: Path, world_size: in
     """Filters beside them."""
     plain = invoke(*COMMAND, "--model", tiny)
     first = texts(plain.stdout).split()[-1]
-    controls = (
-        *("--repetition-penalty", 1.5, "--presence-penalty", 1, "--frequency-penalty", 0.5),
-        *("--logit-bias", "7=3", "--bad-word", first, "--min-tokens", 4),
-        *("--top-k", 300, "--top-p", 0.95),
+    settings = (
+        *("repetition_penalty=1.5", "presence_penalty=1", "frequency_penalty=0.5"),
+        *('logit_bias={"7": 3}', f'bad_words=["{first}"]', "min_tokens=4"),
+        *("top_k=300", "top_p=0.95"),
     )
+    controls = tuple(word for setting in settings for word in ("--set", setting))
     if world_size == 1:
         done = invoke(*COMMAND, "--model", tiny, *controls)
     else:
@@ -136,20 +137,24 @@ def test_requests_as_clients_of_openai_send_them(
     assert found == ({"logit_bias": taken} if 17 in taken else taken)
 
 
+def drawn(request: Request) -> tuple[float, int]:
+    return request.fields["temperature"], request.fields["seed"]
+
+
 def test_one_prompt_has_one_answer_and_others_by_request(tmp_path: Path) -> None:
     (one,) = asked(["p"], (0.7,), 3, {})
-    assert (one.params.temperature, one.params.seed) == (0.7, 3)
+    assert drawn(one) == (0.7, 3)
     rows = asked(["p", "q"], (0.0, 1.0), 5, {"top_k": 2}, num_samples=2)
-    assert [(each.prompt, each.params.temperature, each.params.seed) for each in rows] == [
+    assert [(each.prompt, *drawn(each)) for each in rows] == [
         ("p", 0, 5), ("p", 0, 6), ("q", 1, 7), ("q", 1, 8)
     ]  # fmt: skip
     (tmp_path / "sent.json").write_text(
         '[{"n": 3, "seed": 40, "max_completion_tokens": 9, "stop": "end"}, {"stop": ["a", "b"]}]'
     )
     rows = asked(["p", "q"], (1.0,), 0, {}, params_file=tmp_path / "sent.json", num_samples=1)
-    assert [each.params.seed for each in rows] == [40, 41, 42, 3]
-    assert [each.max_tokens for each in rows] == [9, 9, 9, None]
-    assert [each.stop for each in rows] == [("end",)] * 3 + [("a", "b")]
+    assert [drawn(each)[1] for each in rows] == [40, 41, 42, 3]
+    assert [each.fields.get("max_tokens") for each in rows] == [9, 9, 9, None]
+    assert [each.fields["stop"] for each in rows] == [["end"]] * 3 + [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -179,30 +184,40 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         read_params(tmp_path / "none.json", 1)
 
 
-def test_biases_are_id_and_value() -> None:
-    assert bias_of(["17=-5", "3=1e2"]) == {17: -5.0, 3: 100.0}
-    assert bias_of(None) is None
-    with pytest.raises(ValueError, match="ID=BIAS"):
-        bias_of(["17"])
+def test_a_setting_is_a_field_with_json_or_a_text() -> None:
+    assert fields_of(['logit_bias={"17": -5}', "stop=the end", "n=2", "top_p=0.5"]) == {
+        "logit_bias": {17: -5.0},
+        "stop": ["the end"],
+        "n": 2,
+        "top_p": 0.5,
+    }
+    for settings, match in (
+        (["top_k"], "^set: expected NAME=VALUE as in top_k=5, got 'top_k'"),
+        (["top_k=x"], "^set: top_k: expected"),
+        (["top_k=1", "top_k=2"], "'top_k' is given twice"),
+        (["topk=1"], r"^set: topk: not a field of SamplingParams; did you mean top_k\?"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            fields_of(settings)
+    (row,) = asked(["p"], (0.7,), 3, {"temperature": 0.5, "seed": 9})
+    assert drawn(row) == (0.5, 9)
 
 
-class Letters:
-    """A tokenizer with a token per character."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
-        return [ord(letter) for letter in text]
+def letters(text: str) -> list[int]:
+    """A token per character."""
+    return [ord(letter) for letter in text]
 
 
 def test_texts_are_forbidden_with_and_without_a_space() -> None:
-    request = Request.of("p", {"bad_words": ["ab", [5]], "min_tokens": 2})
-    params = request.complete(Letters(), [9, 8])
+    request = Request("p", {"bad_words": ["ab", [5]], "min_tokens": 2})
+    params = request.params(letters, [9, 8])
     assert params.bad_words == ((97, 98), (32, 97, 98), (5,))
     assert (params.min_tokens, params.stop_token_ids) == (2, (8, 9))
 
 
 def test_ends_of_a_model_that_is_not_loaded_yet_are_none_of_the_allowed_ids() -> None:
-    request = Request.of("p", {"allowed_token_ids": [0, 1], "bad_words": [[1]], "min_tokens": 2})
-    assert request.complete(Letters(), [2]).allowed_token_ids == (0, 1)
+    fields = {"allowed_token_ids": [0, 1], "bad_words": [[1]], "min_tokens": 2}
+    request = Request("p", fields)
+    assert request.params(letters, [2]).allowed_token_ids == (0, 1)
     with pytest.raises(ValueError, match="forbid every id"):
-        request.complete(Letters(), [0])
+        request.params(letters, [0])

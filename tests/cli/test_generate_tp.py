@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,10 +23,8 @@ import transformers
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiny_model import save_tiny_llama
-from tpsample.cli import generation, tensor_parallel
-from tpsample.cli.drafters import Drafting
+from tpsample.cli import summary, tensor_parallel
 from tpsample.cli.model import load
-from tpsample.cli.requests import Request
 from tpsample.distributed import Job
 
 PROMPTS = ("w5 w7 w9", "w7 w8 w9 w7 w8 w9 w7", "w3 w1 w4")
@@ -42,24 +42,21 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _shown(job: Job, folder: Path, **own: Any) -> str:
     """What a run prints on this rank."""
-    options: dict[str, Any] = {
-        "max_new_tokens": NEW,
-        "dtype": torch.float32,
-        "raw": True,
-        "stream": False,
-        "checked": True,
-        "record_path": None,
-        "trace_path": None,
-        "trace_top": 3,
-        "drafting": None,
-        "options": {"backend": "torch"},
-    }
-    asked = [
-        Request.of(prompt, {"temperature": temperature, "seed": 7 + row})
-        for row, (prompt, temperature) in enumerate(zip(PROMPTS, TEMPERATURES, strict=True))
-    ]
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
-        assert generation.run(job, asked, model=str(folder), tensor_parallel=True, **options | own)
+    generate = importlib.import_module("tpsample.cli.generate")
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as shown,
+        mock.patch.object(generate, "join", lambda **_: contextlib.nullcontext(job)),
+    ):
+        generate.generate(
+            *(list(PROMPTS), True),
+            model=str(folder),
+            tp=True,
+            max_new_tokens=NEW,
+            temperature=list(TEMPERATURES),
+            seed=7,
+            trace_top=3,
+            **{"backend": "torch", **own},
+        )
     return shown.getvalue()
 
 
@@ -77,10 +74,9 @@ def _on_ranks(llama: Path, folder: Path) -> list[Any]:
     trace, record = folder / "run.safetensors", folder / "record"
     split = load(str(llama), job, torch.float32, tensor_parallel=True)
     return [
-        _shown(job, llama, trace_path=trace, record_path=record),
-        _shown(job, llama, drafting=Drafting("ngram", 3, 0), options={"screening": "int8"}),
-        _shown(job, llama, drafting=Drafting("early-exit", 2, 1), checked=False),
-        tensor_parallel.lines(split.trunk, [torch.zeros(2, 3)] * 3, _OtherRank(0, 2)),
+        _shown(job, llama, trace=trace, record=record),
+        _shown(job, llama, draft="ngram", num_drafts=3, screening="int8", backend="auto"),
+        summary.split(split.trunk, [torch.zeros(2, 3)] * 3, _OtherRank(0, 2)),
     ]
 
 
@@ -92,19 +88,18 @@ def ranks(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 def test_two_ranks_split_the_model_and_write_what_it_writes(llama: Path, ranks: Any) -> None:
-    folder, ((plain, ngram, early, _), others) = ranks
-    assert others[:3] == ["", "", ""]
+    folder, ((plain, ngram, _), others) = ranks
+    assert others[:2] == ["", ""]
     compared = len(PROMPTS) * NEW
     for shown in (plain, ngram):
         same = f"same tokens: 1 rank = 2 ranks = oracle ({compared} tokens compared, 0 differ"
         assert same in shown
-    for shown in (plain, ngram, early):
+    for shown in (plain, ngram):
         assert re.search(rf"hidden states +the same bits on every rank in all {NEW} steps", shown)
         found = re.search(r"trunk +tensor-parallel, ([\d.]+) kB of its ([\d.]+) kB", shown)
         assert found and 0.5 <= float(found[1]) / float(found[2]) < 0.52, shown
-    for shown in (ngram, early):
-        assert re.search(r"same text as plain decoding +3 of 3 rows", shown)
-        assert shown.split(" model ")[0] == plain.split(" model ")[0]
+    assert re.search(r"same text as plain decoding +3 of 3 rows", ngram)
+    assert ngram.split(" model ")[0] == plain.split(" model ")[0]
 
     whole = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     words = transformers.AutoTokenizer.from_pretrained(llama)
@@ -119,7 +114,7 @@ def test_two_ranks_split_the_model_and_write_what_it_writes(llama: Path, ranks: 
 
 
 def test_ranks_with_other_hidden_states_are_found(ranks: Any) -> None:
-    trunk, hidden_states = ranks[1][0][3]
+    trunk, hidden_states = ranks[1][0][2]
     assert trunk[0] == "trunk" and trunk[1].startswith("tensor-parallel, ")
     assert hidden_states == ("hidden states", "DIFFER BETWEEN RANKS in 1 of 3 steps")
 

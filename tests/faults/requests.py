@@ -529,15 +529,15 @@ FILES = [
     ),
     Fault(
         "ranks of a split model do not compare their hidden states",
-        "tpsample/cli/tensor_parallel.py",
+        "tpsample/cli/summary.py",
         "len(set(step)) > 1 for step",
         "len(set(step)) > 9 for step",
         ("tests/cli/test_generate_tp.py::test_ranks_with_other_hidden_states_are_found",),
     ),
     Fault(
         "a stop text stays in the answer",
-        "tpsample/cli/answers.py",
-        "return text[: min(places)] if places else text",
+        "tpsample/cli/texts.py",
+        "return text[: min(found, default=None)]",
         "return text",
         (
             "tests/cli/test_generate_answers.py::test_answers_end_where_their_requests_say",
@@ -546,7 +546,7 @@ FILES = [
     ),
     Fault(
         "a record forgets the tokens so far",
-        "tpsample/cli/answers.py",
+        "tpsample/cli/texts.py",
         "output_token_ids=[decoded.rows[row][:t] for t, row in kept],",
         "output_token_ids=[[] for t, row in kept],",
         (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tpsample.cli.extras import how_to_install
+
+def how_to_install(extras: str = "cli,hf") -> str:
+    """Return the command that installs some extras; no index of packages has tpsample yet."""
+    return f"in a clone of tpsample, pip install '.[{extras}]'"
 
 
 def main() -> None:

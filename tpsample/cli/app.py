@@ -1,13 +1,13 @@
-"""The commands of `tpsample`, one file each."""
+"""The commands of `tpsample`."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated
 
 import typer
 
 import tpsample
-from tpsample.cli.bench import SETTINGS, bench
 from tpsample.cli.doctor import doctor
 from tpsample.cli.generate import generate
 from tpsample.cli.verify import verify
@@ -17,7 +17,28 @@ app = typer.Typer(
 )
 for command in (generate, doctor, verify):
     app.command()(command)
-app.command(context_settings=SETTINGS, add_help_option=False)(bench)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> None:
+    """Measure tpsample against its baselines and limits (source checkout only)."""
+    arguments, name, module = context.args, "tpsample bench", "benchmarks.run"
+    if arguments[:1] in (["scaling"], ["serving"]):
+        module, name = f"benchmarks.{arguments[0]}.command", f"{name} {arguments[0]}"
+        arguments = arguments[1:]
+    try:
+        run = importlib.import_module(module).app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "benchmarks":
+            raise
+        raise SystemExit(
+            "tpsample bench: the benchmarks are in the source checkout, not in the installed "
+            "package; run `make bench` there"
+        ) from None
+    run(arguments, prog_name=name)
 
 
 def _version(wanted: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +16,12 @@ from tpsample.cli.model import Model
 from tpsample.cli.tensor_parallel import whole
 from tpsample.distributed import Job
 from tpsample.ranks.ranks import Ranks
+from tpsample.record.verify import NEAR_TIE
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
-NEAR_TIE = 4e-5
-"""Scores this close may swap between a kernel's fp32 sums and the oracle's. Plain PyTorch on a CPU
-sums like the oracle, and there nothing is excused."""
 
-
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The result of a comparison.
 
     Attributes:
@@ -39,14 +35,6 @@ class Verdict:
     differ: int = 0
     near_ties: int = 0
     same_on_every_rank: bool = True
-
-    def __add__(self, other: Verdict) -> Verdict:
-        return Verdict(
-            self.compared + other.compared,
-            self.differ + other.differ,
-            self.near_ties + other.near_ties,
-            self.same_on_every_rank and other.same_on_every_rank,
-        )
 
     @property
     def ok(self) -> bool:
@@ -88,7 +76,6 @@ def check(
     batch: SamplingBatch,
     steps: Sequence[Step],
     job: Job,
-    *,
     backend: BackendName,
     on_step: Callable[[], None],
 ) -> Verdict:
@@ -105,8 +92,7 @@ def check(
         weight, group=Ranks(), bias=bias, max_rows=batch.rows, backend=backend, **model.head
     )
     exact = backend == "torch" and job.device.type == "cpu"
-    found = Verdict()
-    near_tie = 0.0 if exact else NEAR_TIE
+    near_tie, counts = 0.0 if exact else NEAR_TIE, [0, 0, 0]
     batch.prepare(one_rank.shard)
     for number, step in enumerate(steps):
         if number % job.world_size == job.rank:
@@ -115,14 +101,14 @@ def check(
             oracle = reference.sample(logits, batch, step.positions).token_ids
             scores = reference.scores(logits, batch, step.positions)
             seen = step.token_ids >= 0
-            found += compare(
-                step.token_ids[seen], again[seen], oracle[seen], scores[seen], near_tie=near_tie
-            )
+            rows = [each[seen] for each in (step.token_ids, again, oracle, scores)]
+            found = compare(*rows, near_tie=near_tie)
+            counts = [a + b for a, b in zip(counts, found, strict=False)]
             on_step()
         batch.append(step.token_ids)
 
-    emitted = [step.token_ids.tolist() for step in steps]
-    counts = [found.compared, found.differ, found.near_ties]
-    answers = job.gather([*counts, zlib.crc32(repr(emitted).encode())])
-    same = Verdict(same_on_every_rank=len({answer[-1] for answer in answers}) == 1)
-    return sum((Verdict(*answer[:-1]) for answer in answers), same)
+    emitted = repr([step.token_ids.tolist() for step in steps])
+    answers = job.gather([*counts, zlib.crc32(emitted.encode())])
+    compared, differ, near_ties, _ = map(sum, zip(*answers, strict=True))
+    same = len({answer[-1] for answer in answers}) == 1
+    return Verdict(compared, differ, near_ties, same)

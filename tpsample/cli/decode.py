@@ -1,28 +1,32 @@
-"""Decodes a batch: every rank runs the trunk, or its part of it; a sampler draws the next token."""
+"""Decodes a batch: every rank runs the trunk, or its part of it, and the sampler draws the tokens.
+
+With drafts, one pass of the model verifies several tokens of each row. A row's drafts are the
+tokens that followed the last occurrence of its longest suffix, of up to 4 tokens.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tpsample.cli.model import Model
+from tpsample.core import word
 from tpsample.core.word import Status
-from tpsample.output import SampleOutput
+from tpsample.request.batch import SamplingBatch
+from tpsample.sampler import LMHeadSampler
+from tpsample.speculative import verify
+from tpsample.trace import TopKTrace
 
-Sampler = Callable[[Tensor, Tensor], SampleOutput]
-"""hidden states [B, D] and positions [B] to the next tokens."""
+LONGEST_NGRAM = 4
 
 Ends = Callable[[int, list[int]], bool]
-"""A row and its tokens so far to whether it has ended, beside the model's end of sequence."""
-
-
-def never(row: int, token_ids: list[int]) -> bool:
-    """Say that no tokens end a row."""
-    return False
+"""Is given a row and its tokens so far after each new one, and returns whether it has ended."""
 
 
 class NoToken(RuntimeError):
@@ -31,12 +35,12 @@ class NoToken(RuntimeError):
 
 @dataclass
 class Step:
-    """One step as the sampler saw it, which a check can repeat.
+    """One token of each row as the sampler drew it, which a check can repeat.
 
     Attributes:
         hidden_states: [B, D].
         positions: int64 [B], index in its own sequence of the token being generated.
-        token_ids: int64 [B]; -1 in a row that is not to be compared.
+        token_ids: int64 [B]; -1 in a row that had ended.
     """
 
     hidden_states: Tensor
@@ -45,96 +49,164 @@ class Step:
 
 
 @dataclass
-class Decoded:
-    """Generated token ids per row, up to its end, and every step behind them.
+class Row:
+    """One row: its prompt, the ids drawn after it, and the hidden states [D] they were drawn from.
 
-    Attributes:
-        seeds: int64 [B], that the rows drew with; None before the first step.
+    The last id drawn may be an end of sequence.
     """
 
-    rows: list[list[int]]
+    prompt: list[int]
+    drawn: list[int] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    ended: bool = False
+
+    def drafts(self, count: int) -> list[int]:
+        """Return `count` ids, -1 after those that follow the suffix."""
+        found = [] if self.ended else continuation(self.prompt + self.drawn, count)
+        return found + [word.NO_TOKEN] * (count - len(found))
+
+
+@dataclass
+class Decoded:
+    """Generated token ids per row, the steps that drew them, and what the drafts were worth.
+
+    Attributes:
+        rows: without the end of sequence.
+        forwards: passes of the model, the prompt's included.
+        row_steps: row × pass, of rows that had not ended.
+        proposed, accepted: drafts of such rows.
+    """
+
+    rows: list[list[int]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     seconds: float = 0.0
-    seeds: Tensor | None = None
+    forwards: int = 0
+    row_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
 
 
 @torch.inference_mode()
 def decode(
     model: Model,
     prompts: Sequence[list[int]],
-    sampler: Sampler,
+    sampler: LMHeadSampler,
+    batch: SamplingBatch,
     *,
     max_new_tokens: int,
-    on_step: Callable[[], None],
-    ends: Ends = never,
-    on_rows: Callable[[list[list[int]]], None] | None = None,
+    num_drafts: int = 0,
+    trace: TopKTrace | None = None,
+    ends: Ends = lambda row, token_ids: False,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Decoded:
-    """Continue all prompts together until each row ended or has `max_new_tokens`.
+    """Continue all prompts together, each row until it ended or has `max_new_tokens`.
 
     Prompts are padded on the left. A row that ended stays in the batch, uncollected, so that the
-    batch keeps its shape.
+    batch keeps its shape. Rejected drafts stay in the cache, masked, unless every row rejected
+    them.
 
     Args:
-        on_rows: is shown the rows' tokens after each step.
+        num_drafts: K, per row and pass; the text is that of K = 0.
+        trace: records the logprobs of every step, with K = 0.
+        on_step: called after each pass of the model.
 
     Raises:
         NoToken: the logits of a row are NaN, or all masked.
+        ValueError: a model whose cache cannot forget tokens.
     """
     device = model.lm_head_weight.device
-    token_ids, mask = pad_left(prompts, device)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    decoded = Decoded(rows=[[] for _ in prompts])
-    ended = [False] * len(prompts)
-    cache = None
+    rows, done = [Row(list(prompt)) for prompt in prompts], Decoded()
+    longest = max(map(len, prompts))
+    feed = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    drafts, cache = positions.new_zeros(len(rows), 0), None
     start = time.perf_counter()
-    for step in range(max_new_tokens):
-        positions = lengths + step
-        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -token_ids.shape[1] :]
+    while True:
         out = model.trunk(
-            input_ids=token_ids,
+            input_ids=feed,
             attention_mask=mask,
-            position_ids=places,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, -feed.shape[1] :],
             past_key_values=cache,
             use_cache=True,
         )
-        cache = out.past_key_values
-        hidden_states = out.last_hidden_state[:, -1].contiguous()
+        cache, width = out.past_key_values, drafts.shape[1] + 1
+        hidden_states = out.last_hidden_state[:, -width:].contiguous()
+        if width > 1:
+            drawn = verify(sampler, hidden_states, drafts, batch, positions)
+            token_ids, counts, status = drawn.token_ids, drawn.num_accepted, drawn.status
+        else:
+            sampled = sampler(hidden_states[:, 0], batch, positions)
+            token_ids, status = sampled.token_ids.unsqueeze(1), sampled.status
+            counts = torch.zeros_like(positions)
+            if trace is not None:
+                trace.record(sampled.logprobs)
+        batch.append(token_ids)
+        done.forwards += 1
 
-        sampled = sampler(hidden_states, positions)
-        decoded.steps.append(Step(hidden_states, positions, sampled.token_ids))
-        decoded.seeds = sampled.seeds
-        _collect(decoded.rows, ended, sampled, model.eos_token_ids, ends)
+        found = (each.tolist() for each in (token_ids, counts, (drafts >= 0).sum(dim=1), status))
+        for index, (row, ids, count, proposed, code) in enumerate(zip(rows, *found, strict=True)):
+            if row.ended:
+                continue
+            if code != Status.OK:
+                raise NoToken(f"row {index}: no token could be sampled: {Status(code).name}")
+            done.row_steps += 1
+            done.proposed += proposed
+            done.accepted += count
+            for token_id, state in zip(ids[: count + 1], hidden_states[index], strict=False):
+                row.drawn.append(token_id)
+                row.states.append(state)
+                row.ended = token_id in model.eos_token_ids or ends(index, row.drawn)
+                row.ended |= len(row.drawn) == max_new_tokens
+                if row.ended:
+                    break
         on_step()
-        if on_rows is not None:
-            on_rows(decoded.rows)
-        if all(ended):
+        if all(row.ended for row in rows):
             break
-        token_ids = sampled.token_ids.unsqueeze(1)
-        mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
-    decoded.seconds = time.perf_counter() - start
-    return decoded
+
+        if width > 1:
+            mask = _without_rejected(cache, mask, counts, width)
+        last = token_ids.gather(1, counts.unsqueeze(1)).clamp(min=0)
+        positions = positions + counts + 1
+        drafts = torch.tensor([row.drafts(num_drafts) for row in rows], device=device).long()
+        feed = torch.cat([last, drafts.clamp(min=0)], dim=1)
+        mask = torch.cat([mask, torch.ones_like(last), (drafts >= 0).long()], dim=1)
+    done.seconds = time.perf_counter() - start
+    done.rows = [[i for i in row.drawn if i not in model.eos_token_ids] for row in rows]
+    done.steps = _steps(rows)
+    return done
 
 
-def pad_left(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return token ids and mask, int64 [B, longest]."""
-    width = max(map(len, prompts))
-    token_ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    return token_ids, mask
+def continuation(text: Sequence[int], count: int) -> list[int]:
+    """Return up to `count` ids that followed the last occurrence of the longest suffix."""
+    for length in range(min(LONGEST_NGRAM, len(text) - 1), 0, -1):
+        suffix = list(text[-length:])
+        for start in range(len(text) - length - 1, -1, -1):
+            if list(text[start : start + length]) == suffix:
+                return list(text[start + length : start + length + count])
+    return []
 
 
-def _collect(
-    rows: list[list[int]],
-    ended: list[bool],
-    sampled: SampleOutput,
-    eos: frozenset[int],
-    ends: Ends,
-) -> None:
-    pairs = zip(sampled.token_ids.tolist(), sampled.status.tolist(), strict=True)
-    for row, (token_id, status) in enumerate(pairs):
-        if status != Status.OK:
-            raise NoToken(f"row {row}: no token could be sampled: {Status(status).name}")
-        ended[row] |= token_id in eos
-        if not ended[row]:
-            rows[row].append(token_id)
-            ended[row] = ends(row, rows[row])
+def _without_rejected(cache: Any, mask: Tensor, accepted: Tensor, width: int) -> Tensor:
+    """Mask the rejected drafts, and take those after the longest accepted prefix out."""
+    kept = torch.arange(width, device=mask.device) <= accepted.unsqueeze(1)
+    mask = torch.cat([mask[:, :-width], mask[:, -width:] * kept], dim=1)
+    surplus = width - 1 - int(accepted.max())
+    if not surplus:
+        return mask
+    if any(type(layer).__name__ != "DynamicLayer" for layer in cache.layers):
+        raise ValueError("draft: this model's cache cannot forget tokens; decode without drafts")
+    cache.crop(-surplus)
+    return mask[:, :-surplus]
+
+
+def _steps(rows: Sequence[Row]) -> list[Step]:
+    """Return the steps of all rows, token by token."""
+    states = pad_sequence([torch.stack(row.states) for row in rows], batch_first=True)
+    drawn = [torch.tensor(row.drawn, device=states.device) for row in rows]
+    token_ids = pad_sequence(drawn, batch_first=True, padding_value=word.NO_TOKEN)
+    first = torch.tensor([len(row.prompt) for row in rows], device=states.device)
+    return [
+        Step(states[:, t].contiguous(), first + t, token_ids[:, t])
+        for t in range(token_ids.shape[1])
+    ]

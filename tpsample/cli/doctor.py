@@ -16,14 +16,14 @@ import tpsample
 from tpsample import reference
 from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
-from tpsample.cli import report
-from tpsample.cli.check import NEAR_TIE, compare
-from tpsample.cli.extras import how_to_install
+from tpsample.cli import how_to_install, report
+from tpsample.cli.check import compare
 from tpsample.core.numba_support import missing
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.distributed import Job, LaunchError, join
+from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
 from tpsample.ranks.process import ranks_of
+from tpsample.record.verify import NEAR_TIE
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
@@ -52,12 +52,8 @@ def doctor(
     every token is compared with the oracle's. Exit status 1 if a rank is missing or a token is
     wrong.
     """
-    try:
-        with join(timeout_s=10) as job:
-            ok = _examine(job, seconds)
-    except (LaunchError, tpsample.PeerLost, ValueError, RuntimeError) as wrong:
-        report.error(str(wrong))
-        raise typer.Exit(1) from wrong
+    with report.errors(RuntimeError), join(timeout_s=10) as job:
+        ok = _examine(job, seconds)
     if not ok:
         raise typer.Exit(1)
 
@@ -70,11 +66,14 @@ def _examine(job: Job, seconds: float) -> bool:
     reaches = [record["reach"] for record in records]
     chosen = choose_exchange("auto", ranks, reaches)
 
+    reason = missing() if backend == "torch" and job.device.type == "cpu" else None
+    slow = "" if reason is None else f", the slow definition: {reason}"
+
     shown.table([("job", report.started(job)), *_machines(records)])
     shown.table(
         [
             *_versions(records),
-            ("backend", f"{backend} on {job.device.type}{_slow(backend, job)}"),
+            ("backend", f"{backend} on {job.device.type}{slow}"),
             ("exchange auto", f"{chosen}: {explain_auto(ranks, reaches)}"),
             ("8-bit copy", _copies(job.world_size)),
         ]
@@ -94,19 +93,17 @@ def _examine(job: Job, seconds: float) -> bool:
     return ok
 
 
-def _slow(backend: str, job: Job) -> str:
-    """Return why a CPU runs the definition, with the way out; nothing where it does not."""
-    reason = missing() if backend == "torch" and job.device.type == "cpu" else None
-    return "" if reason is None else f", the slow definition: {reason}"
-
-
 def _about(job: Job) -> dict[str, Any]:
     """Return what a rank tells of itself, as JSON values."""
     gpu = None
     if job.device.type == "cuda":
         properties = torch.cuda.get_device_properties(job.device)
         gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    versions = {"tpsample": tpsample.__version__, "torch": str(torch.__version__)}
+    versions = {
+        "Python": platform.python_version(),
+        "tpsample": tpsample.__version__,
+        "torch": str(torch.__version__),
+    }
     for package in ("triton", *PACKAGES):
         try:
             versions[package] = importlib.metadata.version(package)
@@ -117,7 +114,6 @@ def _about(job: Job) -> dict[str, Any]:
         versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
     return {
         "host": socket.gethostname(),
-        "python": platform.python_version(),
         "device": str(job.device),
         "gpu": gpu,
         "versions": versions,
@@ -145,12 +141,11 @@ def _machines(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _versions(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return a line per package, with every rank's version where they differ."""
-    first = {"Python": records[0]["python"], **records[0]["versions"]}
     lines = []
-    for name, version in first.items():
-        all_of = [r["python"] if name == "Python" else r["versions"].get(name) for r in records]
-        same = len(set(all_of)) == 1
-        lines.append((name, version if same else f"DIFFERS BETWEEN RANKS: {all_of}"))
+    for name, version in records[0]["versions"].items():
+        found = [record["versions"].get(name) for record in records]
+        same = len(set(found)) == 1
+        lines.append((name, version if same else f"DIFFERS BETWEEN RANKS: {found}"))
     return lines
 
 
@@ -188,7 +183,7 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
     )
     batch = SamplingBatch.from_params(params, vocab_size=_VOCAB_SIZE, device=job.device)
     logits = reference.logits(hidden_states, weight)
-    wrong = tokens = steps = 0
+    wrong = steps = 0
     slowest, began = 0.0, time.perf_counter()
     while True:
         start = time.perf_counter()
@@ -200,7 +195,7 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
         near_tie = 0.0 if job.device.type == "cpu" else NEAR_TIE
         found = compare(out.token_ids, out.token_ids, oracle, scores, near_tie=near_tie)
         wrong += found.differ
-        tokens, steps = tokens + _ROWS, steps + 1
+        steps += 1
         # All ranks stop in the same step: when the first of them says so.
         stop = torch.tensor([int(time.perf_counter() - began > seconds)], device=job.device)
         if sampler.ranks.sum_integers(stop).item():
@@ -209,7 +204,7 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
     sampler.close()
     verdict = "ok" if not wrong else f"{wrong} TOKENS DIFFER FROM THE ORACLE"
     return (
-        f"self-check {exchange}: {verdict}; {steps} steps, {tokens} tokens, slowest step "
+        f"self-check {exchange}: {verdict}; {steps} steps, {steps * _ROWS} tokens, slowest step "
         f"{slowest * 1e3:.1f} ms",
         not wrong,
     )
@@ -218,13 +213,11 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
 def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
     """Say what is missing, and the way to it."""
     hints = []
-    missing: dict[str, list[str]] = {}
-    for package, extra in PACKAGES.items():
-        if records[0]["versions"][package] == "missing":
-            missing.setdefault(extra, []).append(package)
-    for extra, packages in missing.items():
-        hints.append(f"{', '.join(packages)} missing: {how_to_install(extra)}")
-    if records[0]["versions"]["triton"] == "missing":
+    lacks = [name for name, version in records[0]["versions"].items() if version == "missing"]
+    for extra in dict.fromkeys(PACKAGES.values()):
+        if packages := [name for name in lacks if PACKAGES.get(name) == extra]:
+            hints.append(f"{', '.join(packages)} missing: {how_to_install(extra)}")
+    if "triton" in lacks:
         hints.append("triton missing: GPUs and the interpreter need it: pip install triton")
     if job.device.type == "cpu":
         hints.append(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
 
-from tpsample.cli import answers, generation, report, requests
-from tpsample.cli import trace as trace_file
-from tpsample.cli.decode import NoToken
-from tpsample.cli.drafters import Drafting
-from tpsample.cli.extras import how_to_install
-from tpsample.distributed import Job, LaunchError, join
-from tpsample.errors import PeerLost
+from tpsample.agreement.arguments import BackendName, ExchangeName
+from tpsample.agreement.dtensor import is_dtensor
+from tpsample.cli import report, summary, trace_file
+from tpsample.cli.check import check
+from tpsample.cli.decode import NoToken, decode
+from tpsample.cli.model import Model, load
+from tpsample.cli.requests import asked, fields_of
+from tpsample.cli.texts import Texts
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.distributed import Job, join
+from tpsample.sampler import LMHeadSampler
+from tpsample.trace import TopKTrace
 
 PROMPTS = (
     "What is the capital of France?",
@@ -30,8 +36,10 @@ def generate(
     prompt: Annotated[
         list[str] | None, typer.Option(help="What to ask; repeat for a batch.")
     ] = None,
-    raw: answers.Raw = False,
-    num_samples: answers.NumSamples = 1,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompts, without the chat template.")
+    ] = False,
+    num_samples: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
     model: Annotated[
         str | None,
         typer.Option(help="Folder or Hugging Face id. Default: the bundled SmolLM2-135M-Instruct."),
@@ -49,39 +57,46 @@ def generate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Row i draws with seed + i.")] = 0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Keep what is this likely beside the top.")] = 0.0,
-    repetition_penalty: requests.RepetitionPenalty = 1.0,
-    presence_penalty: requests.PresencePenalty = 0.0,
-    frequency_penalty: requests.FrequencyPenalty = 0.0,
-    logit_bias: requests.LogitBias = None,
-    allow_token: requests.AllowToken = None,
-    bad_word: requests.BadWord = None,
-    min_tokens: requests.MinTokens = 0,
-    params_file: requests.ParamsFile = None,
-    stream: answers.Stream = False,
-    no_check: answers.NoCheck = False,
-    record: answers.RecordFile = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A field of SamplingParams for every prompt, such as top_k=50, top_p=0.9, "
+            "'logit_bias={\"17\": -5}' or 'bad_words=[\"the\"]'; also stop, n, max_tokens. Repeat.",
+        ),
+    ] = None,
+    params_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--params",
+            metavar="FILE.json",
+            help="One object of such fields per prompt, over --set.",
+        ),
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Show the text of a single answer as it is written.")
+    ] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not sample every token again.")
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Write what each token was drawn from to FILE, for tpsample verify."),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write each step's top logprobs and entropy to FILE.safetensors; plot."),
     ] = None,
     trace_top: Annotated[int, typer.Option(min=1, help="Tokens per step in the trace.")] = 20,
     draft: Annotated[
-        Literal["ngram", "early-exit"] | None,
+        Literal["ngram"] | None,
         typer.Option(help="Draft tokens and verify them; the text stays that of plain decoding."),
     ] = None,
     num_drafts: Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")] = 4,
-    draft_layers: Annotated[int, typer.Option(help="Layers that early-exit runs.")] = 8,
-    exchange: Annotated[
-        Literal["auto", "collective", "p2p", "peer", "two_level"],
-        typer.Option(help="How words travel."),
-    ] = "auto",
-    chunks: Annotated[
-        int, typer.Option(min=1, help="Parts of the vocabulary, sent while the next computes.")
-    ] = 1,
-    backend: Annotated[Literal["auto", "torch", "triton"], typer.Option()] = "auto",
+    exchange: Annotated[ExchangeName, typer.Option(help="How words travel.")] = "auto",
+    chunks: Annotated[int, typer.Option(min=1, help="Parts that words travel in, for p2p.")] = 1,
+    backend: Annotated[BackendName, typer.Option(help="What computes.")] = "auto",
     screening: Annotated[
         Literal["none", "int8"],
         typer.Option(help="int8: read an 8-bit copy of the LM head first; the same tokens."),
@@ -102,66 +117,93 @@ def generate(
     exit status 1 if a single token differs. With --draft the prompts are also decoded plainly, and
     the table compares the two.
     """
-    try:
+    with report.errors(NoToken):
         if trace is not None:
             trace_file.check_path(trace)
-        if record is not None:
-            answers.check_record_path(record)
-        asked = requests.asked(
+        if record is not None and not record.parent.is_dir():
+            raise ValueError(f"record: no folder {str(record.parent)!r} to write {record.name} in")
+        rows = asked(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),
             seed,
-            {
-                "top_k": top_k,
-                "top_p": top_p,
-                "min_p": min_p,
-                "repetition_penalty": repetition_penalty,
-                "presence_penalty": presence_penalty,
-                "frequency_penalty": frequency_penalty,
-                "logit_bias": requests.bias_of(logit_bias),
-                "allowed_token_ids": allow_token or None,
-                "bad_words": bad_word or (),
-                "min_tokens": min_tokens,
-            },
+            fields_of(settings or ()),
             params_file=params_file,
             num_samples=num_samples,
         )
-        if stream and (len(asked) > 1 or draft):
+        if stream and (len(rows) > 1 or draft):
             raise ValueError("stream: expected one answer, decoded without drafts")
         with join(timeout_s=timeout) as job:
-            ok = generation.run(
-                job,
-                asked,
-                model=model,
-                tensor_parallel=tp,
-                max_new_tokens=max_new_tokens,
-                dtype=_dtype(dtype, job),
-                raw=raw,
-                stream=stream,
-                checked=not no_check,
-                record_path=record,
-                trace_path=trace,
-                trace_top=trace_top,
-                drafting=Drafting(draft, num_drafts, draft_layers) if draft else None,
-                options={
-                    "exchange": exchange,
-                    "chunks": chunks,
-                    "backend": backend,
-                    "screening": None if screening == "none" else screening,
-                },
-            )
-    except ModuleNotFoundError as missing:
-        report.error(f"{missing}: {how_to_install()}")
-        raise typer.Exit(1) from missing
-    except (LaunchError, NoToken, PeerLost, ValueError) as wrong:
-        report.error(str(wrong))
-        raise typer.Exit(1) from wrong
-    if not ok:
+            if dtype == "auto":
+                dtype = "float32" if job.device.type == "cpu" else "bfloat16"
+            shown = report.Report(job.rank, bars=not stream)
+            with shown.phases() as phase:
+                loaded = phase("loading the model", 1)
+                lm = load(model, job, getattr(torch, dtype), tensor_parallel=tp)
+                sampler = shard_sampler(
+                    lm,
+                    job,
+                    max_rows=len(rows) * (1 + num_drafts if draft else 1),
+                    exchange=exchange,
+                    chunks=chunks,
+                    backend=backend,
+                    screening=None if screening == "none" else screening,
+                )
+                texts = Texts(lm, rows, raw=raw, show=shown.piece if stream else None)
+                tracer = None
+                if trace is not None:
+                    k = min(trace_top, sampler.vocab_size)
+                    tracer = TopKTrace(len(rows), max_new_tokens, k, device=job.device)
+                loaded()
+                once = partial(
+                    decode,
+                    lm,
+                    texts.prompts,
+                    sampler,
+                    max_new_tokens=max_new_tokens,
+                    ends=texts.ends,
+                )
+                advance = phase("generating tokens", max_new_tokens)
+                batch = texts.batch(sampler, logprobs=None if tracer is None else k)
+                plain = found = once(batch, trace=tracer, on_step=advance)
+                if draft:
+                    advance = phase("generating with drafts", max_new_tokens)
+                    batch = texts.batch(sampler)
+                    found = once(batch, num_drafts=num_drafts, on_step=advance)
+                sampler.check()
+                verdict = None
+                if not no_check:
+                    advance = phase("checking tokens", len(found.steps[job.rank :: job.world_size]))
+                    again = texts.batch(sampler)
+                    verdict = check(lm, again, found.steps, job, sampler.backend, advance)
+
+            if not stream:
+                texts.print(shown, found)
+            lines = summary.lines(lm, sampler, plain, job, tensor_parallel=tp)
+            if tracer is not None and trace is not None and job.rank == 0:
+                asked_for = [each.prompt for each in rows]
+                lines.append(("trace", trace_file.write(tracer, trace, lm, asked_for, plain.rows)))
+            if record is not None and job.rank == 0:
+                lines.append(("record", texts.record(record, plain, texts.batch(sampler).seed)))
+            shown.table(lines)
+            if draft:
+                shown.table(summary.drafts(found, plain))
+            if verdict is None:
+                shown.verdict("tokens were not checked (--no-check)", ok=True)
+            else:
+                shown.verdict(verdict.line(job.world_size), verdict.ok)
+            sampler.close()
+    if verdict is not None and not verdict.ok:
         raise typer.Exit(1)
 
 
-def _dtype(name: str, job: Job) -> torch.dtype:
-    if name == "auto":
-        name = "float32" if job.device.type == "cpu" else "bfloat16"
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+def shard_sampler(lm: Model, job: Job, **options: Any) -> LMHeadSampler:
+    """Return a sampler over this rank's rows of the LM head."""
+    weight, bias, shard = lm.lm_head_weight, lm.lm_head_bias, None
+    vocab_size = weight.shape[0]
+    if not is_dtensor(weight):  # which brings its shard
+        shard = VocabShard.even(vocab_size, job.rank, job.world_size)
+        own = slice(shard.start, shard.stop)
+        weight, bias = weight[own], None if bias is None else bias[own]
+    return LMHeadSampler(
+        weight, vocab_size=vocab_size, shard=shard, bias=bias, **lm.head, **options
+    )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from tpsample.distributed import Place
+from tpsample.cli import how_to_install
+from tpsample.distributed import LaunchError, Place
+from tpsample.errors import PeerLost
 from tpsample.request.params import SamplingParams
 
 _LONGEST = 1000
@@ -30,26 +34,21 @@ class Report:
     @contextmanager
     def phases(self) -> Iterator[Callable[[str, int], Callable[[], None]]]:
         """Yield `phase(name, total)`, which starts a bar and returns what advances it."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=self._console, disable=not self._bars) as progress:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        name = TextColumn("{task.description}")
+        with Progress(name, *columns, console=self._console, disable=not self._bars) as progress:
 
-            def phase(name: str, total: int) -> Callable[[], None]:
-                end()
-                task = progress.add_task(name, total=total)
-                return lambda: progress.advance(task)
-
-            def end() -> None:
+            def fill() -> None:
                 """Let the last bar be full: texts may end before their limit."""
                 for task in progress.tasks[-1:]:
                     progress.update(task.id, total=task.completed)
 
+            def phase(name: str, total: int) -> Callable[[], None]:
+                fill()
+                return partial(progress.advance, progress.add_task(name, total=total))
+
             yield phase
-            end()
+            fill()
 
     def text(self, prompt: str, params: SamplingParams, text: str) -> None:
         """Show one prompt, how it was sampled, and what came."""
@@ -77,9 +76,22 @@ class Report:
         self._console.print(Text(line, "green" if ok else "bold red"), soft_wrap=True)
 
 
-def error(message: str) -> None:
+def error(message: object) -> None:
     """Say on standard error why this rank gives up."""
-    Console(stderr=True).print(Text(f"error: {one_line(message)}", "bold red"), soft_wrap=True)
+    Console(stderr=True).print(Text(f"error: {one_line(str(message))}", "bold red"), soft_wrap=True)
+
+
+@contextmanager
+def errors(more: type[Exception]) -> Iterator[None]:
+    """End the command with one line of text for errors of a user, and those of kind `more`."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        error(f"{missing}: {how_to_install()}")
+        raise typer.Exit(1) from missing
+    except (LaunchError, PeerLost, ValueError, more) as wrong:
+        error(wrong)
+        raise typer.Exit(1) from wrong
 
 
 def one_line(message: str) -> str:

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tpsample.agreement.dtensor import is_dtensor
-from tpsample.cli import report
 from tpsample.distributed import Job
 from tpsample.integrations import check_version
 
@@ -82,34 +78,3 @@ def whole(tensor: Tensor) -> Tensor:
         return tensor
     gathered: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     return gathered
-
-
-def lines(
-    trunk: torch.nn.Module, hidden_states: Sequence[Tensor], job: Job
-) -> list[tuple[str, str]]:
-    """Return what a split trunk did, as (name, value), and nothing if it is whole. Collective.
-
-    Args:
-        hidden_states: of every step; the ranks compare theirs, whose bits must be the same.
-    """
-    parameters = list(trunk.parameters())
-    if not any(map(is_dtensor, parameters)):
-        return []
-    total = sum(each.numel() * each.element_size() for each in parameters)
-    own = sum(_local(each).numel() * each.element_size() for each in parameters)
-    found = job.gather([zlib.crc32(_bytes(each)) for each in hidden_states])
-    apart = sum(len(set(step)) > 1 for step in zip(*found, strict=True))
-    bits = f"DIFFER BETWEEN RANKS in {apart} of" if apart else "the same bits on every rank in all"
-    return [
-        ("trunk", f"tensor-parallel, {report.size(own)} of its {report.size(total)} on rank 0"),
-        ("hidden states", f"{bits} {len(hidden_states)} steps"),
-    ]
-
-
-def _local(tensor: Any) -> Tensor:
-    found: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
-    return found
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()

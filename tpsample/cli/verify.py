@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tpsample.cli import report
-from tpsample.cli.extras import how_to_install
+from tpsample.cli import how_to_install, report
 from tpsample.cli.model import head_loader
 from tpsample.core.word import Status
 from tpsample.record import RowVerdict, verify_record
@@ -33,12 +32,9 @@ def verify(
     for path in records:
         try:
             verdicts = verify_record(path, load_head=head_loader(allow_download))
-        except ImportError as missing:
-            report.error(f"{path}: {missing}: {how_to_install()}")
-            unusable += 1
-            continue
-        except ValueError as error:
-            report.error(f"{path}: {error}")
+        except (ImportError, ValueError) as error:
+            way_out = f": {how_to_install()}" if isinstance(error, ImportError) else ""
+            report.error(f"{path}: {error}{way_out}")
             unusable += 1
             continue
         for row, verdict in enumerate(verdicts):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from tpsample.cli.decode import Decoded
-from tpsample.cli.extras import how_to_install
+from tpsample.cli import how_to_install
 from tpsample.cli.model import Model
 from tpsample.trace import TopKTrace
 
@@ -31,14 +29,14 @@ def check_path(path: Path) -> None:
 
 
 def write(
-    trace: TopKTrace, path: Path, model: Model, prompts: Sequence[str], decoded: Decoded
+    trace: TopKTrace, path: Path, model: Model, prompts: Sequence[str], rows: list[list[int]]
 ) -> str:
     """Write the file, and the plot if matplotlib is there. Return a line that says so."""
-    lengths = [len(row) for row in decoded.rows]
+    lengths = [len(row) for row in rows]
     metadata = {"model": model.name, "prompts": json.dumps(list(prompts)), "mode": "raw_logprobs"}
     trace.save(path, lengths=lengths, metadata=metadata)
     image = path.with_suffix(".png")
-    texts = [[model.tokenizer.decode([token_id]) for token_id in row] for row in decoded.rows]
+    texts = [[model.tokenizer.decode([token_id]) for token_id in row] for row in rows]
     if plot(trace.tensors(lengths), texts, prompts, image):
         return f"{path}, {image.name}"
     return f"{path} (no plot without matplotlib: {how_to_install('bench')})"
@@ -59,32 +57,31 @@ def plot(
     size = (max(6.0, min(0.22 * longest, 30.0)), 2.6 * len(texts))
     figure, axes = plt.subplots(len(texts), 1, figsize=size, squeeze=False, layout="constrained")
     for row, (axis, words) in enumerate(zip(axes[:, 0], texts, strict=True)):
-        _panel(axis, {name: tensor[row] for name, tensor in tensors.items()}, words)
+        entropies, drawn, top = (
+            tensors[name][row, : len(words)] for name in ("entropies", "logprobs", "top_logprobs")
+        )
+        steps = range(len(words))
+        axis.plot(
+            steps, entropies.tolist(), color="tab:blue", label="entropy of the raw logits, nats"
+        )
+        axis.bar(
+            steps, top[:, 0].exp().tolist(), color="tab:orange", alpha=0.3, label="top probability"
+        )
+        axis.plot(
+            steps,
+            drawn.exp().tolist(),
+            ".",
+            color="tab:red",
+            label="probability of the token drawn",
+        )
+        axis.set(xlim=(-0.5, longest - 0.5), ylim=(0, None))
         axis.set_title(titles[row], fontsize="small", loc="left")
-    figure.legend(*_handles(axes[0][0]), loc="outside upper right", fontsize="small")
+        if len(words) <= MAX_LABELS:
+            # A dollar sign would start a formula.
+            labels = [word.strip().replace("$", r"\$") or "·" for word in words]
+            axis.set_xticks(steps, labels, rotation=90, fontsize="x-small")
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper right", fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return True
-
-
-def _panel(axis: Any, row: dict[str, Tensor], words: list[str]) -> None:
-    places = range(len(words))
-    entropies = row["entropies"][: len(words)].tolist()
-    axis.plot(places, entropies, color="tab:blue", label="entropy of the raw logits, nats")
-    axis.set(ylabel="entropy", xlim=(-0.5, max(1, len(words)) - 0.5), ylim=(0, None))
-    confidence = axis.twinx()
-    drawn = row["logprobs"][: len(words)].exp().tolist()
-    top = row["top_logprobs"][: len(words), 0].exp().tolist()
-    confidence.bar(places, top, color="tab:orange", alpha=0.25, label="most likely token")
-    confidence.plot(places, drawn, ".", color="tab:red", label="token drawn")
-    confidence.set(ylabel="raw probability", ylim=(0, 1.02))
-    axis.confidence = confidence
-    if len(words) <= MAX_LABELS:
-        # A dollar sign would start a formula.
-        labels = [word.strip().replace("$", r"\$") or "·" for word in words]
-        axis.set_xticks(places, labels, rotation=90, fontsize="x-small")
-
-
-def _handles(axis: Any) -> tuple[list[Any], list[str]]:
-    mine, its = axis.get_legend_handles_labels(), axis.confidence.get_legend_handles_labels()
-    return mine[0] + its[0], mine[1] + its[1]
