@@ -59,7 +59,7 @@ OWN := $(shell test -d .venv || ! $(PYTHON) -c 'import torch, triton' 2>/dev/nul
 endif
 
 gpu: $(if $(OWN),,$(INSTALLED))
-	$(if $(OWN),$(PYTHON),.venv/bin/python) -m benchmarks.gpu_check $(GPU)
+	$(if $(OWN),$(PYTHON),.venv/bin/python) -m benchmarks.gpu.check $(GPU)
 
 # The reference of the public names, in build/docs. Classes inherit methods from the four modules
 # behind the package.

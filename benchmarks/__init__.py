@@ -1,1 +1,1 @@
-"""Measurements, one file per question."""
+"""Measurements: folders by the question they answer; `lab` is shared by all."""

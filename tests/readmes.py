@@ -51,13 +51,11 @@ NEVER = {
     "mpirun -np 16 --hostfile hosts -x PATH --bind-to none python -m mpi4py "
     "-m tpsample.cli generate": _MACHINES,
     "make scaling": _GPU,
-    "python -m benchmarks.run scaling_model --shapes 128256x8192": "writes a page of results",
     "python -m benchmarks.serving": "writes a page of results",
     "python -m benchmarks.engines.bench": _ENGINE,
     "python -m benchmarks.run ceilings": _GPU,
-    "python -m benchmarks.tile_model --ceilings FILE": "needs the file that ceilings writes",
-    "python -m benchmarks.tune --precompile 14": _GPU,
-    "python -m benchmarks.one_step --batch 64": _GPU,
+    "python -m benchmarks.gpu.tune --precompile 14": _GPU,
+    "python -m benchmarks.gpu.one_step --batch 64": _GPU,
 }
 """Commands that are parsed and never run here, each with the reason."""
 
@@ -68,11 +66,8 @@ LONG = {
     "NPROC=3 launch/local.sh generate --tp": _MODEL,
     "launch/local.sh doctor": "starts ranks; tests/cli runs doctor",
     _TWO_RANKS[:-3] + "launch/examples/transformers_generate.py": "tests/launch runs the examples",
-    "python -m benchmarks.static_report": "compiles for minutes; tests/kernels does a part",
-    "python -m benchmarks.tile_model": _MINUTES,
-    "python -m benchmarks.calibration": _MINUTES,
-    "python -m benchmarks.host_overhead": _MINUTES,
-    _TWO_RANKS + "benchmarks.screening": _MINUTES,
+    "python -m benchmarks.static.report": "compiles for minutes; tests/kernels does a part",
+    "python -m benchmarks.questions.host_overhead": _MINUTES,
     "make bench BENCH=--tiny": "makes an environment if there is none; tests/benchmarks runs it",
 }
 """Commands that run with --long only."""
@@ -93,6 +88,8 @@ def problems_of(blocks: Iterable[Block], *, long: bool = False, run: bool = True
         if block.language == "python":
             if run:
                 problems += _run_python(block, names.setdefault(block.page, {}))
+        elif block.page.startswith(MEASURED):
+            continue
         elif block.language == "bash":
             for command in commands_of(block.text):
                 try:
@@ -101,7 +98,7 @@ def problems_of(blocks: Iterable[Block], *, long: bool = False, run: bool = True
                     problems.append(f"{block.place}: {unknown}")
                     continue
                 skipped = command in NEVER or (command in LONG and not long)
-                if run and not skipped and not block.page.startswith(MEASURED):
+                if run and not skipped:
                     to_run.append((block.place, command))
         elif block.language == "text":
             problems += _require_no_code(block)

@@ -147,4 +147,4 @@ def test_the_sdist_runs_its_own_tests_and_benchmarks(
     _run(python, "-m", "pip", "install", "--quiet", f"{unpacked}[test,cli]", cwd=tmp_path)
     shown = _run(python, "-m", "pytest", "-q", *OWN_TESTS, cwd=unpacked)
     assert re.search(r"\d+ passed", shown) and "failed" not in shown
-    _run(python, "-m", "benchmarks.tile_model", "--help", cwd=unpacked)
+    _run(python, "-m", "benchmarks.gpu.check", "--help", cwd=unpacked)

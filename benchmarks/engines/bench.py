@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import machine, quiet
 from benchmarks.engines import bench_page
 from benchmarks.engines.bench_page import SHOWN, TPSAMPLE, VLLM
 from benchmarks.engines.command import client_variables, say, versions
 from benchmarks.engines.environment import ROOT, make_environment, make_model
 from benchmarks.engines.server import NAME, Kind, Server
+from benchmarks.lab import machine, quiet
 
 WORKERS = {TPSAMPLE: "tpsample.integrations.vllm.Worker", VLLM: None}
 """What stands behind --worker-cls; all other options are the same."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import quiet, text
+from benchmarks.lab import quiet, text
 
 TPSAMPLE, VLLM = "tpsample", "vLLM"
 """The servers: tokens come from the adapter, or are vLLM's own."""

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import machine
 from benchmarks.engines import page
 from benchmarks.engines.comparison import HF, PARTS, PLAIN, SGLANG, V1_TP2, V2_TP2, compare, texts
 from benchmarks.engines.environment import ROOT, make_environment, make_model, make_sglang
 from benchmarks.engines.server import Kind, Server
 from benchmarks.engines.verdicts import Verdict
+from benchmarks.lab import machine
 
 NAMES = tuple(
     name

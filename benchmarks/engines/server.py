@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.environment import ROOT
-from benchmarks.orphans import with_parent
+from benchmarks.lab.orphans import with_parent
 
 NAME = "smol"
 """The model's name in requests."""

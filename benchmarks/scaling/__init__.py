@@ -6,11 +6,9 @@
 | file | what it does |
 | --- | --- |
 | `command.py` | reads the options, starts the ranks of each world size, shows how long is left |
-| `record.py` | holds what is asked for and what was measured; one JSON file |
+| `plan.py` | lists the points that are asked for, those that are missing, and the views |
 | `ranks.py` | is what the ranks run: point after point, each written when it is done |
 | `candidates.py` | builds tpsample and the baselines of a point, and checks them |
-| `sessions.py` | tells whether the machine was quiet in every session |
-| `page.py`, `pictures.py` | make the record readable; they read nothing else |
 
 A point is one world size, shape, batch size and kind of request. Its candidates are timed in turn
 in the same processes. A run that is killed loses the point it was at, and the same command goes on

@@ -7,7 +7,7 @@ must be tokens that the request allows, of logits that are the product's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import baselines, filter_baselines, third_party
-from benchmarks.problem import Candidate, NearTies, Problem, WrongToken, make_sampler
-from benchmarks.whole_logits import KINDS, WholeLogits
+from benchmarks.lab import baselines
+from benchmarks.lab.problem import Candidate, NearTies, Problem, WrongToken, make_sampler
+from benchmarks.lab.whole_logits import KINDS, WholeLogits
 from tpsample import LMHeadSampler, SamplingBatch, VocabShard, reference
 from tpsample.ranks.ranks import Ranks
 
@@ -31,24 +31,11 @@ TPSAMPLE, ONE_RANK, STORED = "tpsample", "one rank", "stored logits"
 
 FAMILIES = {
     TPSAMPLE: "each rank samples its shard of the vocabulary; words travel",
-    **{kind.name: f"{kind.what}; {kind.engines}" for kind in KINDS},
+    **{kind.name: kind.who for kind in KINDS},
     STORED: "W = 1: the whole logits are stored and sampled; both baselines start from it",
-    ONE_RANK: "tpsample over the whole vocabulary on every rank alone, as if there were no ranks",
+    ONE_RANK: "tpsample over the whole vocabulary on every rank, as if there were no ranks",
 }
-"""What is compared, and which engine's option it stands for."""
-
-SAMPLERS = {
-    baselines.RACE: "PyTorch: vLLM with VLLM_USE_FLASHINFER_SAMPLER=0, gpt-fast",
-    baselines.GUMBEL: "one kernel of noise and argmax: the sampler kernel of vLLM's V2 runner",
-    third_party.FLASHINFER: "vLLM with VLLM_USE_FLASHINFER_SAMPLER=1, SGLang "
-    "--sampling-backend flashinfer",
-    third_party.FLASHSAMPLING: "fused_mm_sample_triton of its repository, one rank",
-    filter_baselines.SORT: "filters by sorting the vocabulary: SGLang --sampling-backend pytorch, "
-    "vLLM without FlashInfer",
-    filter_baselines.TOPK: "torch.topk and a draw of those k: no slower than vLLM's and gpt-fast's "
-    "top_k in PyTorch, which mask the logits below the k-th",
-}
-"""What samples the logits of a baseline, and whose it is."""
+"""The families that are compared, and the engine's option that each stands for."""
 
 _LOGIT_TOLERANCE = 2.0**-6
 """Two roundings to bf16 of one fp32 number, added up in two orders."""
@@ -80,80 +67,61 @@ class Entry:
 def build(plain: Problem, mode: str, rank: int, world_size: int) -> list[Entry]:
     """Return every candidate of a point. Collective."""
     problem = plain.filtered(**MODES[mode]) if MODES[mode] else plain
-    # As in benchmarks.filters: in a captured graph filtered rows are drawn in fixed rounds.
-    ours = replace(problem, fixed_rounds=bool(MODES[mode]) and _on_gpu(problem))
+    # As in benchmarks.questions.filters: a captured graph draws filtered rows in fixed rounds.
+    on_gpu = plain.weight.device.type == "cuda"
+    ours = replace(problem, fixed_rounds=bool(MODES[mode]) and on_gpu)
     weight, rows = plain.weight, plain.rows
-    alone = make_sampler(weight, rows, group=Ranks())
+    single = make_sampler(weight, rows, group=Ranks())
     if world_size == 1:
-        entries = [_of_sampler(TPSAMPLE, "tpsample", ours, alone)]
-        return entries + _stored(problem, mode)
+        return [_of_sampler(TPSAMPLE, "tpsample", ours, single), *_stored(problem, mode)]
     shard = VocabShard.even(len(weight), rank, world_size)
     sampler = make_sampler(weight[shard.start : shard.stop], rows, shard=shard)
     entries = [
         _of_sampler(TPSAMPLE, "tpsample", ours, sampler),
-        _of_sampler(ONE_RANK, "one rank", ours, alone),
+        _of_sampler(ONE_RANK, "one rank", ours, single),
     ]
     for kind in KINDS:
-        entries += _of_way(kind(problem, rank, world_size), mode)
+        entries += _of_way(kind(weight, rank, world_size), problem, mode)
     return entries
 
 
 def _of_sampler(name: str, kind: str, problem: Problem, sampler: LMHeadSampler) -> Entry:
     candidate = problem.sampled_by(sampler)
-    return Entry(
-        name,
-        name,
-        kind,
-        candidate.step,
-        candidate.check,
-        partial(_sent_by, sampler, candidate),
-        candidate.token_ids,
-        sampler.close,
-    )
+    sent = partial(_sent_by, sampler, candidate)
+    step, check, ids = candidate.step, candidate.check, candidate.token_ids
+    return Entry(name, name, kind, step, check, sent, ids, sampler.close)
 
 
 def _sent_by(sampler: LMHeadSampler, candidate: Candidate) -> int:
     """Take a step; return its words and the integers of its filtered rows, in bytes."""
     before = sampler.ranks.bytes_sent
     candidate.step()
-    words = (
-        sampler.exchange.bytes_sent(candidate.problem.rows) if sampler.ranks.world_size > 1 else 0
-    )
+    rows, several = candidate.problem.rows, sampler.ranks.world_size > 1
+    words = sampler.exchange.bytes_sent(rows) if several else 0
     return words + sampler.ranks.bytes_sent - before
 
 
 def _stored(problem: Problem, mode: str) -> list[Entry]:
-    """Baselines on one rank."""
-    hidden, weight = problem.hidden_states, problem.weight
+    """Return the baselines on one rank."""
 
     def entry(name: str, step: Callable[[], Tensor]) -> Entry:
         def check() -> NearTies:
-            _require_allowed(problem, hidden @ weight.T, step())
+            _require_allowed(problem, problem.hidden_states @ problem.weight.T, step())
             return NearTies()
 
-        return Entry(name, STORED, "baseline", step, check, lambda: 0)
+        title = name if name == baselines.FLASHSAMPLING else f"{STORED} + {name}"
+        return Entry(title, STORED, "baseline", step, check, lambda: 0)
 
-    steps: dict[str, Callable[[], Tensor]] = {
-        f"{STORED} + {name}": partial(_multiply_then, sample, hidden, weight)
-        for name, sample in _samplers(problem, mode).items()
-    }
-    if mode == "plain":
-        fused = baselines.single_rank(problem)
-        steps |= {name: fused[name] for name in (third_party.FLASHSAMPLING,) if name in fused}
-    return [entry(name, step) for name, step in steps.items()]
+    steps = baselines.single_rank(problem, **MODES[mode])
+    return [entry(name, steps[name]) for name in _chosen(steps, problem)]
 
 
-def _multiply_then(sample: Callable[[Tensor], Tensor], hidden: Tensor, weight: Tensor) -> Tensor:
-    return sample(hidden @ weight.T)
+def _of_way(way: WholeLogits, problem: Problem, mode: str) -> list[Entry]:
+    """Return a way to whole logits, with every sampler."""
+    # A rank without rows samples nothing, but makes a sampler as the others do.
+    own = problem.take(way.own_rows(problem.rows) or range(1))
 
-
-def _of_way(way: WholeLogits, mode: str) -> list[Entry]:
-    """A way to whole logits, with every sampler."""
-    own = way.problem.take(way.own_rows or range(1))
-
-    def entry(name: str, sample: Callable[[Tensor], Tensor]) -> Entry:
-        step = partial(way.step, sample)
-
+    def entry(name: str, sample: baselines.Sampler) -> Entry:
         def check() -> NearTies:
             seen: list[Tensor] = []
 
@@ -161,31 +129,28 @@ def _of_way(way: WholeLogits, mode: str) -> list[Entry]:
                 seen.extend((logits.clone(), sample(logits)))
                 return seen[1]
 
-            way.step(noted)
+            way.tokens(problem.hidden_states, noted)
             if seen:
                 _require_product(own, seen[0])
                 _require_allowed(own, seen[0], seen[1])
             return NearTies()
 
-        title = f"{way.name} + {name}"
-        return Entry(title, way.name, "baseline", step, check, lambda: way.bytes_sent)
+        step = partial(way.tokens, problem.hidden_states, sample)
+        sent = partial(way.bytes_sent, problem.rows)
+        return Entry(f"{way.name} + {name}", way.name, "baseline", step, check, sent)
 
-    return [entry(*each) for each in _samplers(own, mode).items()]
+    found = baselines.samplers(own, **MODES[mode])
+    return [entry(name, found[name]) for name in _chosen(found, problem)]
 
 
-def _samplers(problem: Problem, mode: str) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Samplers of logits [B, V] for a mode; those that are at hand."""
-    device, filters = problem.weight.device, MODES[mode]
-    if not filters:
-        found = baselines.logits_samplers(problem)
-        found[baselines.RACE] = baselines.compiled(found[baselines.RACE], device)
-        if not baselines.has_triton(device):
-            del found[baselines.GUMBEL]  # there it is the oracle, which nobody would run
-        return found
-    samplers = filter_baselines.samplers(device, **filters)
-    if filter_baselines.TOPK in samplers:
-        samplers.pop(filter_baselines.SORT, None)  # it does the same and more
-    return samplers
+def _chosen(names: Iterable[str], problem: Problem) -> list[str]:
+    """Return the baselines that somebody would run, among those at hand."""
+    dropped = set()
+    if not baselines.has_triton(problem.weight.device):
+        dropped.add(baselines.GUMBEL)  # there it is the oracle
+    if baselines.TOPK in names:
+        dropped.add(baselines.SORT)  # it does the same and more
+    return [name for name in names if name not in dropped]
 
 
 def _require_product(problem: Problem, logits: Tensor) -> None:
@@ -225,7 +190,3 @@ def _require_allowed(problem: Problem, logits: Tensor, ids: Tensor) -> None:
     if bool((drawn < least).any()):
         row = int((drawn < least).nonzero()[0])
         raise WrongToken(f"row {row}: token {int(ids[row])} is not one that the filters keep")
-
-
-def _on_gpu(problem: Problem) -> bool:
-    return problem.weight.device.type == "cuda"

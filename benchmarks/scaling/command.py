@@ -1,4 +1,4 @@
-"""The command: starts the ranks of each world size, one after the other, and joins the results."""
+"""The command: starts the ranks of each world size, one after the other, into one result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,19 +19,20 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks import machine, quiet
-from benchmarks.run import RESULTS
+from benchmarks.lab import harness, machine, quiet
+from benchmarks.lab.page import write_page
+from benchmarks.lab.results import RESULT, Result
+from benchmarks.lab.shapes import TINY, shape_named
+from benchmarks.scaling import plan
 from benchmarks.scaling.candidates import MODES
-from benchmarks.scaling.page import write_page
-from benchmarks.scaling.record import RECORD, Record, Settings
-from benchmarks.shapes import TINY, shape_named
+from benchmarks.scaling.plan import Settings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 GPU_SHAPES, GPU_BATCHES = "128256x8192,151936x4096", "1,16,64,256"
 CPU_SHAPES, CPU_BATCHES = "49152x576", "1,8,64"
 LOG = "ranks.log"
-"""What the ranks write to standard error, beside the record; also the lock of the folder."""
+"""The standard error of the ranks, beside the result; also the lock of the folder."""
 
 END_S = 60.0
 """How long ranks may take to end; torchrun waits 30 s for its own."""
@@ -55,7 +55,7 @@ def scaling(
     ] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny sizes, to see that it works.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Go on with no earlier run.")] = False,
-    output: Annotated[Path, typer.Option(help="Where the folder goes.")] = RESULTS,
+    output: Annotated[Path, typer.Option(help="Where the folder goes.")] = machine.RESULTS,
 ) -> None:
     """Measure tokens per second over the number of ranks; a killed run goes on where it was."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -90,12 +90,11 @@ def scaling(
     described = machine.describe(device, max(possible))
     folder, record = _start_or_go_on(output, described, settings, fresh)
     failed = []
-    if not record.complete:
+    if not plan.complete(record):
         with _alone(folder) as lock:
             # What the ranks of a killed command wrote until they let go of the lock is in it now.
             folder, record = _start_or_go_on(output, described, settings, fresh)
-            session = {name: described[name] for name in ("command", "uncommitted_changes")}
-            record.sessions.append({"started": _now(), **session, "before": quiet.load()})
+            record.sessions.append(harness.session())
             failed = _run(folder, record, minutes * 60, console, lock)
     console.print(f"{write_page(folder)}", soft_wrap=True)
     for line in failed:
@@ -118,8 +117,8 @@ def _known(mode: str) -> str:
 
 def _start_or_go_on(
     output: Path, described: dict[str, Any], settings: Settings, fresh: bool
-) -> tuple[Path, Record]:
-    """The folder of an unfinished run of the same sizes and code, or a new one's.
+) -> tuple[Path, Result]:
+    """Return the folder of an unfinished run of the same sizes and code, or a new one's.
 
     Raises:
         typer.BadParameter: today's folder has another run.
@@ -127,23 +126,26 @@ def _start_or_go_on(
     topic = f"scaling-{machine.slug(described)}"
     folder = output / f"{topic}-{described['date']}"
     if fresh:
-        return folder, Record(described, settings)
-    for path in sorted(output.glob(f"{topic}-20*/{RECORD}"), reverse=True):
-        record = Record.load(path)
-        differences = record.differences(described, settings)
-        if not differences and (path.parent == folder or not record.complete):
+        return folder, plan.unmeasured(described, settings)
+    for path in sorted(output.glob(f"{topic}-20*/{RESULT}"), reverse=True):
+        try:
+            record = Result.load(path)
+            differences = plan.differences(record, described, settings)
+        except ValueError as error:  # of an older schema
+            differences = [str(error)]
+        if not differences and (path.parent == folder or not plan.complete(record)):
             return path.parent, record
         if path.parent == folder:
             raise typer.BadParameter(
                 f"{path} is of another run: {'; '.join(differences)}; take --fresh to replace it, "
                 "or another --output"
             )
-    return folder, Record(described, settings)
+    return folder, plan.unmeasured(described, settings)
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[int]:
-    """Keep other runs away from a folder; the descriptor that does so.
+    """Keep other runs away from a folder; yield the descriptor that does so.
 
     The ranks inherit it, because those of a command that was killed write their point to its end.
 
@@ -162,23 +164,24 @@ def _alone(folder: Path) -> Iterator[int]:
         yield log.fileno()
 
 
-def _run(folder: Path, record: Record, seconds: float, console: Console, lock: int) -> list[str]:
+def _run(folder: Path, record: Result, seconds: float, console: Console, lock: int) -> list[str]:
     """Measure what is missing, world size after world size; return what failed."""
-    path, failed = folder / RECORD, []
+    path, failed = folder / RESULT, []
     record.save(path)
     deadline = time.monotonic() + seconds
     columns = (
         *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
         *(TimeRemainingColumn(), TextColumn("left")),
     )
-    waiting = [w for w in record.settings.world_sizes if record.missing(w)]
+    settings = Settings.of(record)
+    waiting = [w for w in settings.world_sizes if plan.missing(record, w)]
     with Progress(*columns, console=console) as progress:
-        total = sum(len(record.missing(w)) for w in waiting)
+        total = sum(len(plan.missing(record, w)) for w in waiting)
         task = progress.add_task("starting", total=total)
         for number, world_size in enumerate(waiting):
             share = (deadline - time.monotonic()) / (len(waiting) - number)
             progress.update(task, description=f"W = {world_size}, starting")
-            with _ranks(world_size, path, share, record.settings.threads, lock) as process:
+            with _ranks(world_size, path, share, settings.threads, lock) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     if (point := _point(line)) is None:
@@ -191,8 +194,9 @@ def _run(folder: Path, record: Record, seconds: float, console: Console, lock: i
                 if process.wait() != 0:
                     why = f"the ranks ended with code {process.returncode}; see {folder / LOG}"
                     failed.append(f"W = {world_size}: {why}")
-    measured = Record.load(path)
-    measured.sessions[-1] |= {"ended": _now(), "after": quiet.load(), "failed": failed}
+    measured = Result.load(path)
+    measured.sessions[-1] |= {"ended": harness.now(), "after": quiet.load()}
+    measured.warnings = plan.warnings(measured, failed)
     measured.save(path)
     return failed
 
@@ -201,7 +205,7 @@ def _run(folder: Path, record: Record, seconds: float, console: Console, lock: i
 def _ranks(
     world_size: int, path: Path, seconds: float, threads: int, lock: int
 ) -> Iterator[subprocess.Popen[str]]:
-    """The ranks of a world size, which write to `path`; they end with the context."""
+    """Start the ranks of a world size, which write to `path`; they end with the context."""
     command = ["-m", "benchmarks.scaling.ranks", str(path.resolve()), str(seconds)]
     if world_size > 1:
         # --local-addr: torchrun waits for ever on a machine that cannot resolve its own name.
@@ -237,13 +241,9 @@ def _ranks(
 
 
 def _point(line: str) -> dict[str, Any] | None:
-    """A point that the ranks have told, or None for anything else that they print."""
+    """Return a point that the ranks have printed, or None for any other line."""
     try:
         point = json.loads(line)
     except ValueError:
         return None
     return point if isinstance(point, dict) and "mode" in point else None
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

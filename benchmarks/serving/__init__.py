@@ -5,8 +5,8 @@
     python -m benchmarks.serving --tiny                seconds, with a random model
 
 Requests arrive, wait for a slot, are prefilled, and are decoded together with whoever else is there
-(continuous batching). Every rank runs the whole trunk and holds a shard of the LM head, so what the
-candidates change is the step from hidden states to tokens, and nothing else.
+(continuous batching). Every rank runs the whole trunk and holds a shard of the LM head, so the
+candidates differ in the step from hidden states to tokens, and in nothing else.
 
     trace       which requests arrive when, with lengths of a published trace
     slots       the trunk with one key-value cache per slot
@@ -15,7 +15,3 @@ candidates change is the step from hidden states to tokens, and nothing else.
     experiment  the benchmark: gates, rounds and rows of the result
     command     the options
 """
-
-from benchmarks.serving.experiment import QUESTION, VIEWS, rows
-
-__all__ = ["QUESTION", "VIEWS", "rows"]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks import machine
-from benchmarks.harness import execute
-from benchmarks.problem import WrongToken
-from benchmarks.report import RESULT, write_report
-from benchmarks.run import RESULTS
-from benchmarks.serving.experiment import ServingRun, tiny_model
+from benchmarks.lab import machine
+from benchmarks.run import run_one
+from benchmarks.serving.experiment import BENCHMARK, ServingRun, tiny_model
 from tpsample.cli.model import load
 from tpsample.distributed import join
 
@@ -47,8 +42,6 @@ def serving(
         raise typer.BadParameter(f"slots: expected numbers such as 4,16, got {slots!r}") from None
     if not scale > 0:
         raise typer.BadParameter(f"scale: expected a number above 0, got {scale}")
-    if output is None:
-        output = Path(tempfile.gettempdir()) / "tpsample-benchmarks" if tiny else RESULTS
     with join(timeout_s=600) as job:
         loaded = tiny_model(job.device) if tiny else load(model, job, torch.bfloat16)
         run = ServingRun(
@@ -61,14 +54,4 @@ def serving(
             requests=6 if tiny else requests,
             scale=0.05 if tiny else scale,
         )
-        record = machine.describe(job.device, job.world_size)
-        folder = output / f"serving-{machine.slug(record)}-{record['date']}"
-        console = Console(stderr=True, quiet=job.rank != 0)
-        path = folder / RESULT if job.rank == 0 else None
-        try:
-            execute("serving", run, path)
-        except WrongToken as error:
-            console.print(f"[bold red]wrong token, nothing was measured: {error}")
-            raise typer.Exit(1) from error
-        if path is not None:
-            console.print(f"{write_report(folder)}", soft_wrap=True)
+        run_one(BENCHMARK, run, output or machine.default_output(tiny))

@@ -9,43 +9,18 @@ from statistics import median
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, Run
-from benchmarks.problem import Problem, WrongToken
-from benchmarks.results import View, row, with_ratios
+from benchmarks.lab.harness import Benchmark, Run
+from benchmarks.lab.problem import Problem, WrongToken
+from benchmarks.lab.results import Row, View, row, with_ratios
+from benchmarks.lab.timing import Timing
 from benchmarks.serving.candidates import AllGather, Candidate, TPSample
 from benchmarks.serving.loop import Round, serve
 from benchmarks.serving.slots import Slots
 from benchmarks.serving.trace import Request, requests
-from benchmarks.timing import Timing
 from tpsample import SamplingParams
 from tpsample.cli.model import Model
 
-QUESTION = "A serving loop with the same requests: tokens per second and time per output token?"
-
 AT_ONCE, POISSON = "all at once", "Poisson arrivals"
-
-VIEWS = [
-    View("tokens", "Tokens per second", x="slots", y="tokens_per_s"),
-    View("per_token", "Time per output token", x="slots"),
-    View(
-        "per_token_p99",
-        "Time per output token, 99th percentile",
-        x="slots",
-        y="per_token_p99_us",
-    ),
-    View(
-        "first_token",
-        "Time to the first token, median",
-        x="slots",
-        y="first_token_us",
-    ),
-    View(
-        "share",
-        "Share of the time between hidden states and tokens",
-        x="slots",
-        y="sampling_share",
-    ),
-]
 
 CHECKED_STEPS = 6
 LOAD = 0.7
@@ -85,7 +60,7 @@ def rows(run: Run) -> Iterator[Row]:
         found = requests(run.requests, run.scale, float("inf"), vocab_size)
         longest = max(len(each.prompt) + each.output_tokens for each in found)
         slots = Slots(model.trunk, count, longest)
-        candidates = [TPSample(model, job, count), AllGather(model, job)]
+        candidates: list[Candidate] = [TPSample(model, job, count), AllGather(model, job)]
         for candidate in candidates:
             _gate(run, slots, found, candidate)
         rounds = _rounds(run, slots, found, candidates)
@@ -167,3 +142,17 @@ def tiny_model(device: torch.device) -> Model:
     causal_lm = LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16).eval()
     weight = causal_lm.get_output_embeddings().weight.detach()
     return Model("tiny", causal_lm.base_model, None, weight, None, {}, frozenset())
+
+
+BENCHMARK = Benchmark(
+    "serving",
+    "A serving loop with the same requests: tokens per second and time per output token?",
+    [
+        View("tokens", "Tokens per second", x="slots", y="tokens_per_s"),
+        View("per_token", "Time per output token", x="slots"),
+        View("per_token_p99", "Time per output token, p99", x="slots", y="per_token_p99_us"),
+        View("first_token", "Time to the first token, median", x="slots", y="first_token_us"),
+        View("share", "Share of the time in sampling", x="slots", y="sampling_share"),
+    ],
+    rows,
+)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import quiet
+from benchmarks.lab import quiet
 
 
 @pytest.fixture(autouse=True)

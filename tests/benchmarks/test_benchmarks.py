@@ -14,23 +14,14 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from benchmarks import (
-    baselines,
-    drawing,
-    filters,
-    gpu_check,
-    gpu_numerics,
-    harness,
-    machine,
-    plots,
-    ranks,
-    run,
-    screened,
-)
-from benchmarks.gpu_record import ARCHIVE, Record
-from benchmarks.gpu_sections import Section
-from benchmarks.harness import NAMES, NotCaptured, Run, execute
-from benchmarks.problem import (
+from benchmarks import run
+from benchmarks.gpu import check, numerics, sections
+from benchmarks.gpu.record import ARCHIVE, Record
+from benchmarks.gpu.sections import Section
+from benchmarks.lab import baselines, drawing, harness, machine, quiet, ranks, reads
+from benchmarks.lab.harness import Benchmark, NotCaptured, Run, execute
+from benchmarks.lab.page import PAGE, write_page
+from benchmarks.lab.problem import (
     NEAR_TIE,
     NearTies,
     Problem,
@@ -39,10 +30,10 @@ from benchmarks.problem import (
     make_weight,
     near_tie,
 )
-from benchmarks.report import PAGE, RESULT, write_report
-from benchmarks.results import Result, row, with_ratios
-from benchmarks.shapes import TINY, Shape
-from benchmarks.timing import Prepared, Timing, measure, prepare
+from benchmarks.lab.results import RESULT, Result, View, row
+from benchmarks.lab.shapes import TINY, Shape
+from benchmarks.lab.timing import Prepared, Timing, measure, prepare
+from benchmarks.questions import BENCHMARKS, filters, step
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -51,7 +42,8 @@ from tpsample.cli.app import app
 from tpsample.distributed import Job
 
 CPU = torch.device("cpu")
-SAMPLING = [name for name in NAMES if name not in ("ceilings", "scaling_model")]
+NAMES = tuple(BENCHMARKS)
+SAMPLING = [name for name in NAMES if name != "ceilings"]
 
 
 # Run in processes of their own, benchmarks that go the way of single_gpu, and what test_gpu_compile
@@ -95,7 +87,7 @@ def _on_ranks(folder: Path) -> list[str]:
     """The candidates of the benchmark of exchanges, as this rank saw them."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     job = Job(rank, world_size, rank, world_size, "test")
-    result = execute("exchange", _small(job), folder / RESULT if rank == 0 else None)
+    result = execute(BENCHMARKS["exchange"], _small(job), folder / RESULT if rank == 0 else None)
     return [each["candidate"] for each in result.rows]
 
 
@@ -103,7 +95,7 @@ class TestEachBenchmark:
     @pytest.mark.parametrize("name", NAMES)
     def test_writes_a_result_a_page_and_plots(self, name, tmp_path):
         pytest.importorskip("matplotlib")
-        rows = execute(name, _small(), tmp_path / RESULT).rows
+        rows = execute(BENCHMARKS[name], _small(), tmp_path / RESULT).rows
         if name == "filters":
             self._every_setting_of_filters_has_one_row_a_point(rows)
         result = Result.load(tmp_path / RESULT)
@@ -113,7 +105,7 @@ class TestEachBenchmark:
         views = {view["name"]: view["y"] for view in result.views}
         shown = {name for name, y in views.items() if any(y in each for each in result.rows)}
         assert views.keys() == shown
-        page = write_report(tmp_path).read_text()
+        page = write_page(tmp_path).read_text()
         assert "Tiny sizes" in page and result.machine["command"] in page
         drawn = {p.stem for p in tmp_path.glob("*.png")}
         assert shown <= drawn
@@ -142,17 +134,17 @@ class TestEachBenchmark:
     @pytest.mark.parametrize("name", SAMPLING)
     def test_aborts_at_a_wrong_token(self, name, tmp_path, wrong_token):
         with pytest.raises(WrongToken, match="the oracle says"):
-            execute(name, _small(), tmp_path / RESULT)
+            execute(BENCHMARKS[name], _small(), tmp_path / RESULT)
         result = Result.load(tmp_path / RESULT)
         assert result.aborted and not result.rows
-        assert "Aborted" in write_report(tmp_path).read_text()
+        assert "Aborted" in write_page(tmp_path).read_text()
 
     def test_a_page_is_written_where_nobody_counts_what_is_screened(self, tmp_path, monkeypatch):
         """As on a CPU without the interpreter, which is where a user tries it."""
         plain = functools.partial(make_sampler, backend="numba")
-        monkeypatch.setattr(screened, "make_sampler", plain)
-        execute("screened", _small(), tmp_path / RESULT)
-        page = write_report(tmp_path).read_text()
+        monkeypatch.setattr(step, "make_sampler", plain)
+        execute(BENCHMARKS["screened"], _small(), tmp_path / RESULT)
+        page = write_page(tmp_path).read_text()
         assert "## Time ÷ time to read the weights once" in page and "Share of" not in page
 
     def test_a_deadline_leaves_whole_points(self):
@@ -161,7 +153,7 @@ class TestEachBenchmark:
         def past(row):
             run.deadline = 0.0
 
-        result = execute("single_gpu", run, None, on_row=past)
+        result = execute(BENCHMARKS["single_gpu"], run, None, on_row=past)
         assert {each["batch"] for each in result.rows} == {1}
         assert {each["kind"] for each in result.rows} == {"tpsample", "baseline", "limit"}
         assert any("not measured" in note for note in result.notes)
@@ -171,7 +163,7 @@ class TestEachBenchmark:
             raise ImportError("no such symbol")
 
         monkeypatch.setattr(baselines, "softmax_race", broken)
-        result = execute("single_gpu", _small(), None)
+        result = execute(BENCHMARKS["single_gpu"], _small(), None)
         names = [each["candidate"] for each in result.rows]
         assert baselines.RACE not in names and baselines.GUMBEL in names
         note = f"{baselines.RACE}: not measured, ImportError: no such symbol"
@@ -183,9 +175,9 @@ class TestEachBenchmark:
 
         monkeypatch.setattr(harness, "prepare", without_graph)
         with pytest.raises(NotCaptured, match="tpsample: RuntimeError: operation not permitted"):
-            execute("single_gpu", _small(), tmp_path / RESULT)
+            execute(BENCHMARKS["single_gpu"], _small(), tmp_path / RESULT)
         assert "tpsample" in [each["candidate"] for each in Result.load(tmp_path / RESULT).rows]
-        assert "tpsample: timed without a CUDA graph" in write_report(tmp_path).read_text()
+        assert "tpsample: timed without a CUDA graph" in write_page(tmp_path).read_text()
 
 
 class TestGate:
@@ -196,7 +188,7 @@ class TestGate:
         for wrong in (-1, TINY.vocab_size, int(right.token_ids[2]) ^ 1):
             token_ids = right.token_ids.clone()
             token_ids[2] = wrong
-            with pytest.raises(WrongToken, match="row 2 of 3"):
+            with pytest.raises(WrongToken, match="row 2, sample 0"):
                 problem.check(token_ids)
 
     def test_a_near_tie_allows_for_the_sum_of_a_logit(self):
@@ -221,21 +213,20 @@ class TestGate:
             _small().time_checked({"drifting": drifting}, {})
 
     def test_a_limit_that_skips_bytes_is_refused(self, monkeypatch):
-        monkeypatch.setattr(
-            baselines, "read_words", lambda words, n: lambda: words[: len(words) // 2]
-        )
+        monkeypatch.setattr(reads, "read_words", lambda words, n: lambda: words[: len(words) // 2])
         with pytest.raises(AssertionError, match="every byte"):
-            baselines.weight_reads(make_weight(100, 64, CPU))
+            reads.weight_reads(make_weight(100, 64, CPU))
 
     def test_works_without_triton(self, monkeypatch):
-        monkeypatch.setattr(baselines, "has_triton", lambda device: False)
-        rows = list(harness.load("single_gpu").rows(_small()))
+        for module in (baselines, reads):
+            monkeypatch.setattr(module, "has_triton", lambda device: False)
+        rows = list(BENCHMARKS["single_gpu"].rows(_small()))
         assert {each["kind"] for each in rows} == {"tpsample", "baseline", "limit"}
 
 
 def test_the_greedy_kernel_beside_the_sampled_one_finds_the_largest_logit():
     problem = Problem.make(make_weight(2500, 64, CPU), 5)  # three tiles of the interpreter
-    values, ids = baselines.greedy(problem)()
+    values, ids = step.greedy(problem)()
     tile = values.view(torch.float32).argmax(dim=0, keepdim=True)
     logits = reference.logits(problem.hidden_states, problem.weight)
     assert len(ids) == 3
@@ -283,61 +274,36 @@ class TestTiming:
         assert [fields[name] for name in ("q1_us", "median_us", "q3_us")] == [4.5, 5.0, 7.0]
 
 
-class TestReport:
-    def test_losses_are_listed_like_wins(self, tmp_path):
-        def point(batch, ours, theirs):
-            point = {"shape": "1000x64", "batch": batch}
-            return with_ratios(
-                [
-                    row("tpsample", "tpsample", Timing((ours,), True), **point),
-                    row("other", "baseline", Timing((theirs,), True), **point),
-                ],
-                limit_us=1.0,
-            )
+def test_a_page_says_how_busy_the_machine_was(tmp_path, monkeypatch):
+    loads = [{"load": [n, 0.5, 0.2], "busy_cores": 2.0, "gpu_percent": []} for n in (0.1, 9.0)]
+    point = row("tpsample", "tpsample", Timing((5.0,) * 3, True), shape="9x9", batch=1)
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(quiet, "load", lambda: loads.pop(0))
+    made_up = Benchmark("made up", "?", [View("", "Time", x="batch")], lambda run: iter([point]))
+    execute(made_up, Run.small(), tmp_path / RESULT)
+    page = write_page(tmp_path).read_text()
+    assert "no time from here: the load average was 9.0 when the run ended" in page
+    assert "| 0.1, 0.5, 0.2 | 9, 0.5, 0.2 |" in page
 
-        execute("scaling_model", _small(), tmp_path / RESULT)
-        result = Result.load(tmp_path / RESULT)
-        result.rows, result.views = point(1, 3.0, 2.0) + point(64, 1.0, 4.0), []
-        result.save(tmp_path / RESULT)
-        page = (write_report(tmp_path)).read_text()
-        assert "not faster: 1 of 2" in page
-        assert "batch 1: tpsample takes 1.5 times as long as other" in page
-        assert "batch 64: tpsample takes 0.25 of the time of other" in page
 
-    def test_a_real_size_on_a_busy_cpu_is_not_called_tiny(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(drawing, "available", lambda: False)
-        monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
-        small = replace(_small(), shapes=(Shape(2000, 64, "none"),))
-        execute("epilogue", small, tmp_path / RESULT)
-        page = write_report(tmp_path).read_text()
-        assert "Tiny sizes" not in page and "not quiet, so take no time from here" in page
-        assert "\\*" not in page
-
-    def test_at_most_six_lines_share_a_picture_and_a_setting_keeps_its_colour(self):
-        names = [f"{who}{what}" for what in "abcd" for who in ("tpsample, ", "sort, ")]
-        rows = [{"shape": "s", "batch": 1, "candidate": name, "median_us": 1.0} for name in names]
-        assert plots._parts(list("abcdefgh"), {"c"}) == [list("cabde"), list("cfgh")]
-        assert plots._parts(list("abcdef"), {"c"}) == [list("abcdef")]
-        colours = plots._colours("candidate", rows)
-        assert list(colours) == list("abcd") and len(set(colours.values())) == 4
-
-    def test_other_files_are_refused(self, tmp_path):
-        path = tmp_path / RESULT
-        path.write_text(json.dumps({"schema": 0}))
-        with pytest.raises(ValueError, match="schema"):
-            Result.load(path)
-        path.write_text(json.dumps({"schema": 1, "rows": []}))
-        with pytest.raises(ValueError, match="not a benchmark result"):
-            Result.load(path)
+def test_a_real_size_on_a_busy_cpu_is_not_called_tiny(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+    small = replace(_small(), shapes=(Shape(2000, 64, "none"),))
+    execute(BENCHMARKS["epilogue"], small, tmp_path / RESULT)
+    page = write_page(tmp_path).read_text()
+    assert "Tiny sizes" not in page and "not quiet, so take no time from here" in page
+    assert "\\*" not in page
 
 
 class TestCommand:
     def test_writes_folders_named_topic_hardware_date(self, tmp_path):
-        arguments = ["scaling_model", "--tiny", "--output", str(tmp_path)]
+        arguments = ["ceilings", "--tiny", "--repeats", "1", "--output", str(tmp_path)]
         done = CliRunner().invoke(run.app, arguments)
         assert done.exit_code == 0, done.output
         (folder,) = tmp_path.iterdir()
-        assert folder.name.startswith("scaling_model-cpu-20")
+        assert folder.name.startswith("ceilings-cpu-20")
         assert (folder / PAGE).exists()
 
     @pytest.mark.parametrize(
@@ -374,46 +340,46 @@ class TestCommand:
 
 
 class TestGpuCheck:
-    @pytest.mark.parametrize("section", [s for s in gpu_check.SECTIONS if s not in NOT_DRY])
+    @pytest.mark.parametrize("section", [s for s in sections.SECTIONS if s not in NOT_DRY])
     def test_sections_run_dry(self, section, tmp_path):
-        facts = list(gpu_check.run_section(section, True, tmp_path, time.time() + 600))
+        facts = list(sections.run_section(section, True, tmp_path, time.time() + 600))
         json.dumps(facts)
         assert facts
 
     @pytest.mark.long
     def test_processes_start_and_report(self, tmp_path):
-        (facts,) = gpu_check.run_section("processes", True, tmp_path, time.time() + 600)
+        (facts,) = sections.run_section("processes", True, tmp_path, time.time() + 600)
         assert facts["gloo, collective"].startswith("worked")
 
     def test_a_failing_section_leaves_the_others_alone(self, tmp_path, monkeypatch):
-        monkeypatch.setitem(gpu_check.SECTIONS, "broken", Section(60, 0))
+        monkeypatch.setitem(sections.SECTIONS, "broken", Section(60, 0))
         record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
-        assert gpu_check.run_all(["broken", "environment"], record, gpu_check.Ending(480)) == 1
+        assert check.run_all(["broken", "environment"], record, check.Ending(480)) == 1
         folder = tmp_path / "gpu_check-dry-run"
-        sections = json.loads((folder / "check.json").read_text())["sections"]
-        assert sections["broken"]["status"] == "failed" and "broken" in sections["broken"]["error"]
-        assert sections["environment"]["status"] == "passed"
+        found = json.loads((folder / "check.json").read_text())["sections"]
+        assert found["broken"]["status"] == "failed" and "broken" in found["broken"]["error"]
+        assert found["environment"]["status"] == "passed"
         assert "| broken | failed |" in (folder / PAGE).read_text()
 
     def test_another_run_adds_to_the_record(self, tmp_path, monkeypatch):
         """With children that only print what their section would."""
         facts = {"commit": "0123abc", "tiles": [{"tile": "128x16"}], "date": "2026-11-22"}
         printed = f"gpu_check: {json.dumps(facts)}\n"
-        monkeypatch.setattr(gpu_check, "wait_for", lambda *_: (0, printed, ""))
+        monkeypatch.setattr(check, "wait_for", lambda *_: (0, printed, ""))
         folder = tmp_path / "gpu_check-dry-run"
         for name in ("environment", "tiles"):
             record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
-            assert gpu_check.run_all([name], record, gpu_check.Ending(480)) == 0
-        sections = json.loads((folder / "check.json").read_text())["sections"]
-        assert list(sections) == ["environment", "tiles"]
-        assert len(sections["tiles"]["facts"]["tiles"]) == 2
+            assert check.run_all([name], record, check.Ending(480)) == 0
+        found = json.loads((folder / "check.json").read_text())["sections"]
+        assert list(found) == ["environment", "tiles"]
+        assert len(found["tiles"]["facts"]["tiles"]) == 2
         assert "| environment | passed |" in (folder / PAGE).read_text()
 
     def test_every_wrong_tile_is_named(self, monkeypatch):
         words = iter(torch.tensor([[1], [2], [3]]))
-        monkeypatch.setattr(gpu_numerics, "best_words", lambda problem, tile=None: next(words))
+        monkeypatch.setattr(numerics, "best_words", lambda problem, tile=None: next(words))
         with pytest.raises(AssertionError, match=r"block_v=256.*block_v=128"):
-            list(gpu_numerics.tiles(CPU, True, 0, 1))
+            list(numerics.tiles(CPU, True, 0, 1))
 
     def test_a_process_at_its_limit_leaves_its_output_and_no_child(self):
         code = """
@@ -422,7 +388,7 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(child.pid, flush=True)
 child.wait()
 """
-        ended, out, _ = gpu_check.wait_for([sys.executable, "-c", code], 3.0, gpu_check.Ending(60))
+        ended, out, _ = check.wait_for([sys.executable, "-c", code], 3.0, check.Ending(60))
         assert ended is None
         for _ in range(100):  # whoever adopts it has to reap it
             state = Path(f"/proc/{int(out)}/stat")

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import explained
+from benchmarks.questions import explained
 from tests.support.commands import ROOT
 
 

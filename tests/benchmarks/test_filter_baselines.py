@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import filter_baselines
-from benchmarks.filters import SETTINGS
+from benchmarks.lab import baselines
+from benchmarks.lab.problem import Problem
+from benchmarks.questions.filters import SETTINGS
 from tpsample import SamplingBatch, SamplingParams, reference
 
-CPU = torch.device("cpu")
 ROWS, V = 4000, 60
+PROBLEM = Problem.make(torch.zeros(V, 4), 1)
 FILTERS = [
     *(each for each in SETTINGS.values() if each.get("top_k", 0) <= V),
     {"min_p": 0.2},
@@ -25,7 +26,7 @@ def test_every_sampler_draws_from_the_kept_set_alone_and_all_of_it(filters: dict
     batch = SamplingBatch.from_params([SamplingParams(**filters)], vocab_size=V)
     kept = reference.kept_mask(logits, batch)[0]
     law = logits[0].masked_fill(~kept, -torch.inf).softmax(dim=0)
-    for name, sample in filter_baselines.samplers(CPU, **filters).items():
+    for name, sample in baselines.samplers(PROBLEM, **filters).items():
         ids = sample(logits.expand(ROWS, V))
         rates = torch.bincount(ids, minlength=V) / ROWS
         assert not rates[~kept].any(), name
@@ -34,7 +35,7 @@ def test_every_sampler_draws_from_the_kept_set_alone_and_all_of_it(filters: dict
 
 def test_a_filter_has_the_samplers_that_can_do_it() -> None:
     def names(**filters: float) -> set[str]:
-        return set(filter_baselines.samplers(CPU, **filters))
+        return set(baselines.samplers(PROBLEM, **filters))
 
     assert names(top_p=0.9) == {"sort"}
     assert names(top_k=5) == names(top_k=5, top_p=0.9) == {"sort", "topk"}

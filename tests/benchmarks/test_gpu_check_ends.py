@@ -12,19 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_check
-from benchmarks.gpu_record import ARCHIVE, Record, tell, told
-from benchmarks.gpu_sections import SECTIONS, TOTAL_SECONDS
-from benchmarks.harness import Run, execute
-from benchmarks.report import PAGE, RESULT
-from benchmarks.results import Result
+from benchmarks.gpu import check
+from benchmarks.gpu.record import ARCHIVE, Record, tell, told
+from benchmarks.gpu.sections import SECTIONS, TOTAL_SECONDS
+from benchmarks.lab.harness import Run, execute
+from benchmarks.lab.page import PAGE
+from benchmarks.lab.results import RESULT, Result
+from benchmarks.questions import BENCHMARKS
 from tests.support.limits import slowness
 from tests.support.tiers import long
 
 FOUND = {"found": ["a fact"], "rows": [{"candidate": "race", "kind": "baseline"}]}
 TELLS = f"""
 import sys, time
-from benchmarks.gpu_record import tell
+from benchmarks.gpu.record import tell
 print("NCCL WARN: hello")
 tell({FOUND})
 print("[1]")
@@ -54,7 +55,7 @@ def pretended(monkeypatch):
         each = set_code.codes
         each[name] = code
         monkeypatch.setattr(
-            gpu_check,
+            check,
             "command_of",
             lambda part, *_: [sys.executable, "-c", each.get(part.split(":")[0], each[None])],
         )
@@ -85,11 +86,11 @@ def test_facts_are_told_beside_what_libraries_print(capsys):
 
 def test_every_section_that_is_too_slow_leaves_what_it_found(pretended, tmp_path, monkeypatch):
     """Each hangs once it has found something, until the clock of the run is over."""
-    monkeypatch.setattr(gpu_check, "time", Clock())
+    monkeypatch.setattr(check, "time", Clock())
     pretended(TELLS + "time.sleep(60)")
     names = list(SECTIONS)
-    ending = gpu_check.Ending(TOTAL_SECONDS)
-    assert gpu_check.run_all(names, _record(tmp_path), ending) == 1
+    ending = check.Ending(TOTAL_SECONDS)
+    assert check.run_all(names, _record(tmp_path), ending) == 1
     sections = _archived(tmp_path / ARCHIVE)["sections"]
     assert list(sections) == names
     begun = [each for each in sections.values() if each["status"] == "failed"]
@@ -100,7 +101,7 @@ def test_every_section_that_is_too_slow_leaves_what_it_found(pretended, tmp_path
 
 def test_a_section_that_fails_keeps_its_facts_beside_its_error(pretended, tmp_path):
     pretended(TELLS + "raise AssertionError('a wrong id')")
-    assert gpu_check.run_all(["oracle"], _record(tmp_path), gpu_check.Ending(60)) == 1
+    assert check.run_all(["oracle"], _record(tmp_path), check.Ending(60)) == 1
     section = _archived(tmp_path / ARCHIVE)["sections"]["oracle"]
     assert section["facts"] == FOUND and section["error"] == "AssertionError: a wrong id"
     page = (tmp_path / "gpu_check-dry-run" / PAGE).read_text()
@@ -112,7 +113,7 @@ def test_a_folder_that_cannot_be_written_loses_nothing(pretended, tmp_path):
     output, archive = tmp_path / "out", tmp_path / "all.tgz"
     output.write_text("")
     names = ["oracle", "noise", "filters"]
-    assert gpu_check.run_all(names, _record(output, archive), gpu_check.Ending(60)) == 0
+    assert check.run_all(names, _record(output, archive), check.Ending(60)) == 0
     record = _archived(archive)
     assert [each["facts"] for each in record["sections"].values()] == [FOUND] * 3
     assert any("README.md was not written" in line for line in record["problems"])
@@ -121,9 +122,9 @@ def test_a_folder_that_cannot_be_written_loses_nothing(pretended, tmp_path):
 def test_a_page_that_cannot_be_written_costs_the_page_alone(pretended, tmp_path):
     folder = tmp_path / "noise-cpu"
     (folder / PAGE).mkdir(parents=True)
-    execute("scaling_model", Run.small(batches=(2,), repeats=1), folder / RESULT)
+    execute(BENCHMARKS["ceilings"], Run.small(batches=(2,), repeats=1), folder / RESULT)
     pretended(TELLS + f"tell({{'folder': {folder.name!r}}})", "noise")
-    assert gpu_check.run_all(["noise", "oracle"], _record(tmp_path), gpu_check.Ending(60)) == 0
+    assert check.run_all(["noise", "oracle"], _record(tmp_path), check.Ending(60)) == 0
     record = _archived(tmp_path / ARCHIVE)
     assert list(record["sections"]) == ["noise", "oracle"]
     assert ["IsADirectoryError" in line for line in record["problems"]] == [True]
@@ -133,26 +134,28 @@ def test_a_page_that_cannot_be_written_costs_the_page_alone(pretended, tmp_path)
 
 def test_results_go_elsewhere_where_the_folder_cannot_be_made(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    other = gpu_check.writable(tmp_path / "file" / "results")
+    other = check.writable(tmp_path / "file" / "results")
     assert other.is_dir() and "cannot be written" in capsys.readouterr().out
     other.rmdir()
-    assert gpu_check.writable(tmp_path / "new") == tmp_path / "new"
+    assert check.writable(tmp_path / "new") == tmp_path / "new"
 
 
 def test_a_benchmark_whose_result_cannot_be_written_measures_and_tells_every_row(tmp_path):
     (tmp_path / "file").write_text("")
     rows, path = [], tmp_path / "file" / RESULT
     with pytest.raises(OSError):
-        execute("scaling_model", Run.small(batches=(1,), repeats=1), path, on_row=rows.append)
-    assert rows == execute("scaling_model", Run.small(batches=(1,), repeats=1), None).rows != []
+        execute(
+            BENCHMARKS["ceilings"], Run.small(batches=(1,), repeats=1), path, on_row=rows.append
+        )
+    assert len(rows) == len(list(BENCHMARKS["ceilings"].rows(Run.small(repeats=1)))) > 0
 
 
 def test_the_page_of_a_killed_benchmark_says_so(pretended, tmp_path, monkeypatch):
     folder = tmp_path / "filters-cpu"
-    execute("scaling_model", Run.small(batches=(2,), repeats=1), folder / RESULT)
-    monkeypatch.setattr(gpu_check, "time", Clock())
+    execute(BENCHMARKS["ceilings"], Run.small(batches=(2,), repeats=1), folder / RESULT)
+    monkeypatch.setattr(check, "time", Clock())
     pretended(TELLS + f"tell({{'folder': {folder.name!r}}})\ntime.sleep(60)")
-    gpu_check.run_all(["filters"], _record(tmp_path), gpu_check.Ending(45))
+    check.run_all(["filters"], _record(tmp_path), check.Ending(45))
     assert "The section failed: not done in 45 s" in (folder / PAGE).read_text()
 
 
@@ -161,7 +164,7 @@ def test_the_archive_has_the_folders_of_this_run_alone(pretended, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "other.json").write_text(name)
     pretended(TELLS + "tell({'folder': 'ours'})")
-    gpu_check.run_all(["filters", "oracle"], _record(tmp_path), gpu_check.Ending(60))
+    check.run_all(["filters", "oracle"], _record(tmp_path), check.Ending(60))
     with tarfile.open(tmp_path / ARCHIVE) as tar:
         of_record = [f"gpu_check-dry-run/{name}" for name in ("check.json", PAGE)]
         assert tar.getnames() == [*of_record, "ours", "ours/other.json"]
@@ -173,8 +176,8 @@ def test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew(
     section, processes, tmp_path
 ):
     words = ("--dry-run", "--sections", section, "--seconds", "200", "--output", str(tmp_path))
-    command = [sys.executable, "-m", "benchmarks.gpu_check", *words]
-    run = subprocess.Popen(command, cwd=gpu_check.ROOT, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "benchmarks.gpu.check", *words]
+    run = subprocess.Popen(command, cwd=check.ROOT, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     assert run.stdout.readline().startswith("environment")  # the next section has begun
     _wait_for(lambda: len(_sections(tmp_path)) == processes)
@@ -190,13 +193,13 @@ def test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew(
 
 @pytest.mark.parametrize(
     ("section", "child"),
-    [("filters", "--section"), *long(("processes", "benchmarks.gpu_ranks"))],
+    [("filters", "--section"), *long(("processes", "benchmarks.gpu.ranks"))],
 )
 def test_a_run_that_is_killed_outright_leaves_its_results_and_no_process(section, child, tmp_path):
     """Nothing can be cleaned up then: the section notices that its parent has gone."""
     words = ("--dry-run", "--sections", section, "--output", str(tmp_path))
-    command = [sys.executable, "-m", "benchmarks.gpu_check", *words]
-    run = subprocess.Popen(command, cwd=gpu_check.ROOT, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "benchmarks.gpu.check", *words]
+    run = subprocess.Popen(command, cwd=check.ROOT, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     assert run.stdout.readline().startswith("environment")
     rows = list[dict]()
@@ -257,7 +260,7 @@ def _processes(word: str, above: int) -> list[Path]:
     return [
         process
         for process in everything
-        if word in (words := _words(process)) and "benchmarks.orphans" not in words
+        if word in (words := _words(process)) and "benchmarks.lab.orphans" not in words
         if _lives(process) and above in _above(process)
     ]
 
@@ -281,8 +284,8 @@ def _sections(output: Path) -> list[Path]:
 
 
 def test_a_process_whose_parent_has_gone_does_not_begin():
-    words = [sys.executable, "-m", "benchmarks.orphans", "1", sys.executable, "-c", "print(3)"]
+    words = [sys.executable, "-m", "benchmarks.lab.orphans", "1", sys.executable, "-c", "print(3)"]
     for parent, code, out in (("1", 1, ""), (str(os.getpid()), 0, "3\n")):
         words[3] = parent
-        done = subprocess.run(words, cwd=gpu_check.ROOT, capture_output=True, text=True)
+        done = subprocess.run(words, cwd=check.ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (code, out)

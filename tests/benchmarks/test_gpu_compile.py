@@ -11,17 +11,19 @@ import time
 import pytest
 import torch
 
-from benchmarks import gpu_check, gpu_compile, gpu_sections, rehearsal
-from benchmarks.gpu_record import ARCHIVE, Record
-from benchmarks.greedy import row_noise_kernel
-from benchmarks.launches import Launch, Pointer, listed
-from benchmarks.problem import Problem, make_sampler, make_weight
+from benchmarks.gpu import check, precompile, sections, tune
+from benchmarks.gpu.record import ARCHIVE, Record
+from benchmarks.lab.kernels import row_noise_kernel
+from benchmarks.lab.launches import Launch, Pointer, listed
+from benchmarks.lab.problem import Problem, make_sampler, make_weight
+from benchmarks.lab.shapes import TINY
 from tests.support.commands import run_command
 from tests.support.limits import slowness
 from tests.support.tiers import long
 
 CPU = torch.device("cpu")
-SECTIONS = [part[0] for part in rehearsal.parts(True)]
+REHEARSALS = sections.rehearsals(True)
+SECTIONS = list(REHEARSALS)
 DEAR = ("filters", "features", "epilogue", "exchange", "shard", "screened")
 """Sections that go the way of others here, and take long."""
 
@@ -31,7 +33,7 @@ def _launch(**arguments) -> Launch:
 
 
 def _rehearsed(section: str) -> list[Launch]:
-    launches, problem = rehearsal.rehearse((section,), CPU, True)
+    launches, problem = precompile.rehearse(REHEARSALS[section], CPU)
     assert problem is None
     return launches
 
@@ -66,7 +68,7 @@ class TestLaunch:
     def test_travels_to_another_process(self):
         launch = _launch(seed_ptr=torch.zeros(8), num_rows=3, BLOCK_B=32)
         assert pickle.loads(pickle.dumps(launch)) == launch
-        assert launch.kernel == "benchmarks.greedy:row_noise_kernel"
+        assert launch.kernel == "benchmarks.lab.kernels:row_noise_kernel"
         assert dict(launch.arguments)["seed_ptr"] == Pointer(torch.float32)
 
     def test_is_listed_and_not_made(self):
@@ -96,29 +98,28 @@ class TestRehearsal:
     def test_lists_all_that_a_section_launches(self, section, tmp_path):
         rehearsed = _rehearsed(section)
         with listed(run_them=True) as launched:
-            facts = list(gpu_sections.run_section(section, True, tmp_path, time.time() + 600))
+            facts = list(sections.run_section(section, True, tmp_path, time.time() + 600))
         assert launched and facts
         json.dumps(facts)  # it is part of a record
         assert set(launched) <= set(rehearsed)
 
     def test_of_the_tuner_lists_every_candidate(self):
-        rehearsed, problem = rehearsal.rehearse(("tune", "1000x64", "2", "1"), CPU, True)
+        rehearsed, problem = precompile.rehearse(functools.partial(tune.rehearsed, TINY, 2, 1), CPU)
         assert problem is None
         tiles = {dict(each.arguments).get("BLOCK_V") for each in rehearsed}
         assert {1024, 512} <= tiles
 
     def test_judges_nothing_and_leaves_the_judges_in_place(self):
         check = Problem.check
-        rehearsal.rehearse(("oracle",), CPU, True)
+        precompile.rehearse(REHEARSALS["oracle"], CPU)
         assert Problem.check is check
         assert not torch.are_deterministic_algorithms_enabled()
 
     def test_on_a_gpu_every_shape_and_batch_is_a_part(self):
-        parts = rehearsal.parts(False)
-        assert ("single_gpu", "128256x8192", "64") in parts and ("goldens",) in parts
-        assert len(set(parts)) == len(parts)
-        covered = {part[0] for part in parts}
-        assert covered == set(gpu_sections.SECTIONS) - {
+        parts = sections.rehearsals(False)
+        assert "single_gpu 128256x8192 64" in parts and "goldens" in parts
+        covered = {part.split()[0] for part in parts}
+        assert covered == set(sections.SECTIONS) - {
             *("environment", "compile", "noise", "processes"),  # one small kernel, or another shape
             "tune",  # compiles by itself
         }
@@ -128,40 +129,42 @@ class TestSection:
     def test_compiles_for_the_sections_of_the_run_alone(self, tmp_path, monkeypatch):
         rehearsed, asked = [], []
         monkeypatch.setattr(
-            rehearsal, "rehearse", lambda part, *_: (rehearsed.append(part), ([], None))[1]
+            precompile,
+            "rehearse",
+            lambda part, _: (rehearsed.append(part.args[0]), ([], None))[1],
         )
-        run = functools.partial(gpu_sections.run_section, dry_run=True, output=tmp_path, until=0)
+        run = functools.partial(sections.run_section, dry_run=True, output=tmp_path, until=0)
         list(run("compile:environment,compile,oracle"))
-        assert rehearsed == [("oracle",)]
+        assert rehearsed == ["oracle"]
         rehearsed.clear()
         list(run("compile"))
-        assert rehearsed == rehearsal.parts(True)
+        assert rehearsed == SECTIONS
 
         def section(name, *_):
             asked.append(name)
             return {"status": "passed", "seconds": 1.0, "facts": {"commit": None}}
 
-        monkeypatch.setattr(gpu_check, "_section", section)
+        monkeypatch.setattr(check, "_section", section)
         record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
-        assert gpu_check.run_all(["compile", "oracle"], record, gpu_check.Ending(60)) == 0
+        assert check.run_all(["compile", "oracle"], record, check.Ending(60)) == 0
         assert asked == ["compile:compile,oracle", "oracle"]
 
     def test_compiles_in_processes(self):
         until = time.time() + 120 * slowness()
-        parts = [("oracle",), ("nothing",)]
-        facts = gpu_compile.compile_parts(parts, CPU, True, until, 1)
+        parts = {"oracle": REHEARSALS["oracle"], "nothing": functools.partial(int, "nothing")}
+        facts = precompile.compile_parts(parts, CPU, until, 1)
         assert facts["launches"] == facts["compiled"] == len(_rehearsed("oracle")) > 0
         assert [line.split(":")[0] for line in facts["not_rehearsed"]] == ["nothing"]
 
     def test_ends_in_time_and_says_what_is_missing(self):
         start = time.time()
-        facts = gpu_compile.compile_parts([("oracle",)], CPU, True, start, 1)
+        facts = precompile.compile_parts({"oracle": REHEARSALS["oracle"]}, CPU, start, 1)
         assert facts["not_rehearsed"] == ["oracle"] and facts["compiled"] == 0
         assert time.time() - start < 30 * slowness()
 
     def test_a_kernel_that_does_not_compile_is_named(self):
-        launch = Launch("benchmarks.greedy:no_such_kernel", ())
-        assert "no_such_kernel" in gpu_compile.compiled(launch)
+        launch = Launch("benchmarks.lab.kernels:no_such_kernel", ())
+        assert "no_such_kernel" in precompile.compiled(launch)
 
 
 @pytest.mark.parametrize(

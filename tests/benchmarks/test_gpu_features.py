@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_features, gpu_screening
-from benchmarks.allocations import noise_on_cpu
-from benchmarks.gpu_goals import GOALS
-from benchmarks.problem import Problem, make_sampler, make_weight
+from benchmarks.gpu import features
+from benchmarks.gpu.goals import GOALS
+from benchmarks.lab.allocations import noise_on_cpu
+from benchmarks.lab.problem import Problem, make_sampler, make_weight
 from tpsample import LMHeadSampler, SamplingParams
 
 CPU = torch.device("cpu")
@@ -40,11 +40,11 @@ def _attempts(message: str) -> list[str]:
 def test_a_product_that_is_further_off_than_the_screen_assumes_is_seen(monkeypatch):
     problem = Problem.make(make_weight(1000, 64, CPU), 4)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        error, assumed = gpu_screening.product_error(problem, dtype).split(", assumed ")
+        error, assumed = features.product_error(problem, dtype).split(", assumed ")
         assert float(error) < float(assumed)
-    monkeypatch.setattr(gpu_screening, "accumulation_error", lambda *_: -1.0)
+    monkeypatch.setattr(features, "accumulation_error", lambda *_: -1.0)
     with pytest.raises(AssertionError, match="products are off by"):
-        gpu_screening.product_error(problem, torch.float32)
+        features.product_error(problem, torch.float32)
 
 
 def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(monkeypatch):
@@ -58,27 +58,27 @@ def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(monkeypatch):
     monkeypatch.setattr(LMHeadSampler, "finish", planted)
     facts = {}
     with pytest.raises(AssertionError) as raised:
-        for fact in gpu_features.features(CPU, True):
+        for fact in features.features(CPU, True):
             facts |= fact
     assert _attempts(str(raised.value)) == [name for name in TRIED if name not in UNSEEN]
     # The other facts are told all the same.
-    assert set(facts) == {*UNSEEN, *(f"products, {name}" for name in gpu_features.DTYPES)}
+    assert set(facts) == {*UNSEEN, *(f"products, {name}" for name in features.DTYPES)}
 
 
 def test_every_control_is_asked_for():
-    asked = {name for controls in gpu_features.CONTROLS for name in controls}
+    asked = {name for controls in features.CONTROLS for name in controls}
     others = {"seed", "logprob_token_ids", "ties", "filter_order", "repetition_scope"}
     assert asked | others == set(SamplingParams.__dataclass_fields__)
-    assert gpu_features.ODD_BOUNDS[0] % 4 and len(gpu_features.DTYPES) == 3
+    assert features.ODD_BOUNDS[0] % 4 and len(features.DTYPES) == 3
 
 
 def test_wrong_logprobs_are_seen():
     values = torch.tensor([[-1.5, torch.nan, -torch.inf]])
     told, expected = (SimpleNamespace(values=values.clone()) for _ in range(2))
-    gpu_features.same_logprobs(SimpleNamespace(logprobs=told), expected)
+    features.same_logprobs(SimpleNamespace(logprobs=told), expected)
     told.values[0, 0] += 0.01
     with pytest.raises(AssertionError):
-        gpu_features.same_logprobs(SimpleNamespace(logprobs=told), expected)
+        features.same_logprobs(SimpleNamespace(logprobs=told), expected)
 
 
 def test_a_step_that_allocates_is_seen():
@@ -96,6 +96,6 @@ def test_a_step_that_allocates_is_seen():
 
 
 def test_the_numbers_that_goals_need_come_first():
-    found = (name for facts in gpu_features.features(CPU, True) for name in facts)
+    found = (name for facts in features.features(CPU, True) for name in facts)
     goals = {goal.fact for goal in GOALS if goal.section == "features"}
     assert set(itertools.islice(found, 2)) == goals

@@ -1,7 +1,7 @@
 """The numbers that a run on a GPU is for: in time, and said to be read only where they were."""
 
-from benchmarks.gpu_goals import GOALS, SMALL, TARGET_SHAPES, goals_read
-from benchmarks.gpu_sections import BENCHMARKS, ON_REQUEST, SECTIONS
+from benchmarks.gpu.goals import GOALS, SMALL, TARGET_SHAPES, goals_read
+from benchmarks.gpu.sections import ON_REQUEST, POINTS, SECTIONS
 
 SHARE, BY, ALL = "over_limit", 300, 480
 
@@ -36,7 +36,7 @@ def test_every_goal_is_expected_in_time():
 def test_every_point_that_a_goal_needs_is_measured():
     for goal in GOALS:
         if goal.points and goal.section != "filters":
-            shapes, batches = BENCHMARKS[goal.section]
+            shapes, batches = POINTS[goal.section]
             rows = [
                 _row(name, shape.name, batch, 1.0, world_size)
                 for name in ("tpsample", "screened")

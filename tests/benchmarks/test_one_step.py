@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import one_step
-from benchmarks.launches import listed
+from benchmarks.gpu import one_step
+from benchmarks.lab.launches import listed
 from tpsample.local.triton_backend import TritonBackend
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import screen_candidates
+from benchmarks.questions import screen_candidates
 from tests.support.screening import problem
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import machine
-from benchmarks.harness import execute
-from benchmarks.problem import WrongToken
-from benchmarks.report import RESULT
+from benchmarks.lab import machine, whole_logits
+from benchmarks.lab.harness import execute
+from benchmarks.lab.problem import WrongToken
+from benchmarks.lab.results import RESULT
 from benchmarks.serving import candidates, command, experiment, loop, trace
 from benchmarks.serving.slots import Slots
 from tpsample.distributed import Job
@@ -66,7 +66,7 @@ def test_slots_go_on_as_the_model_does_alone():
         torch.testing.assert_close(got, torch.cat([alone(texts[slot]) for slot in order]))
 
 
-class Counting(candidates.Candidate):
+class Counting:
     """Draws 1, 2, 3 … for every request, whatever place it has."""
 
     name, kind = "counting", "tpsample"
@@ -133,14 +133,14 @@ def _other_logits(logits):
     ("owner", "name", "wrong", "said"),
     [
         (candidates.TPSample, "step", _other_tokens, "the oracle says"),
-        (candidates.AllGather, "logits", _other_logits, "logits differ"),
+        (whole_logits.AllGather, "logits", _other_logits, "logits differ"),
     ],
 )
 def test_wrong_tokens_stop_it(owner, name, wrong, said, monkeypatch, tmp_path):
     monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
     path = tmp_path / RESULT
     with pytest.raises(WrongToken, match=said):
-        execute("serving", tiny_run(), path)
+        execute(experiment.BENCHMARK, tiny_run(), path)
     result = json.loads(path.read_text())
     assert said in result["aborted"] and not result["rows"]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import speculative_convergence
+from benchmarks.questions import speculative_convergence
 
 
 def test_verified_draws_converge_like_direct_ones_and_a_bias_does_not(tmp_path):

@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 
-from benchmarks import baselines, filters, third_party
-from benchmarks.harness import Run, execute
-from benchmarks.problem import Problem, make_weight
-from benchmarks.shapes import TINY
+from benchmarks.lab import baselines, third_party
+from benchmarks.lab.harness import Run, execute
+from benchmarks.lab.problem import Problem, make_weight
+from benchmarks.lab.shapes import TINY
+from benchmarks.questions import BENCHMARKS, filters
 
 CPU = torch.device("cpu")
 FAKES = {
@@ -82,7 +83,7 @@ def test_one_of_them_is_enough(folder):
 
 def test_those_in_the_folder_are_candidates(folder, capsys):
     _add_fakes(folder)
-    result = execute("single_gpu", Run.small(batches=(2,), repeats=1), None)
+    result = execute(BENCHMARKS["single_gpu"], Run.small(batches=(2,), repeats=1), None)
     names = {each["candidate"] for each in result.rows if each["kind"] == "baseline"}
     assert names == {baselines.RACE, baselines.GUMBEL, "FlashInfer", "FlashSampling"}
     assert not any("FlashInfer was not" in note for note in result.notes)

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import whole_logits
-from benchmarks.problem import Problem, make_weight
-from benchmarks.shapes import TINY
+from benchmarks.lab import baselines, whole_logits
+from benchmarks.lab.problem import Problem, make_weight
+from benchmarks.lab.shapes import TINY
 from tests.support.ranks import run_ranks
 from tpsample import reference
 
@@ -41,11 +41,14 @@ def _tokens(rows: int) -> list[tuple[torch.Tensor, torch.Tensor, int, int]]:
     dist.all_to_all_single, whole_logits.all_gather = noted_all_to_all, noted_all_gather
     found = []
     for kind in whole_logits.KINDS:
-        way = kind(_problem(rows), rank, world_size)
+        problem = _problem(rows)
+        way = kind(problem.weight, rank, world_size)
         sent.clear()
-        greedy = way.step(_greedy).clone()
+        greedy = way.tokens(problem.hidden_states, _greedy).clone()
         assert len(sent) == 1
-        found.append((greedy, way.gumbel_tokens().clone(), way.bytes_sent, sent[0]))
+        own = problem.take(way.own_rows(rows) or range(1))
+        drawn = way.tokens(problem.hidden_states, baselines.gumbel_argmax(own)).clone()
+        found.append((greedy, drawn, way.bytes_sent(rows), sent[0]))
     return found
 
 
@@ -72,19 +75,3 @@ def test_an_all_to_all_sends_a_share_of_what_an_all_gather_does():
     """(W - 1) / W · B · V / W logits of two bytes, and (W - 1) · B · V / W."""
     for found in run_ranks(2, _tokens, 6):
         assert [said for *_, said, _ in found] == [6 * (V // 2) * 2, 1 / 2 * 6 * (V // 2) * 2]
-
-
-def _steps() -> list[list[str]]:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    ways = [kind(_problem(3), rank, world_size) for kind in whole_logits.KINDS]
-    for way in ways:
-        for name, step in way.steps().items():
-            token_ids = step()
-            assert token_ids.shape == (3,) and ((token_ids >= 0) & (token_ids < V)).all(), name
-    return [list(way.steps()) for way in ways]
-
-
-def test_every_sampler_stands_behind_both_ways():
-    for gathers, alls in run_ranks(2, _steps):
-        assert [name.replace("all-gather", "all-to-all") for name in gathers] == alls
-        assert alls == ["all-to-all + softmax + exponential race", "all-to-all + Gumbel argmax"]

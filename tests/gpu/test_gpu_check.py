@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 
-from benchmarks import gpu_check
+from benchmarks.gpu import check
 from tests.support.commands import run_command
 
-TILES = [f"tiles:{part}/{gpu_check.TILE_PROCESSES}" for part in range(gpu_check.TILE_PROCESSES)]
+TILES = [f"tiles:{part}/{check.TILE_PROCESSES}" for part in range(check.TILE_PROCESSES)]
 RIGHT_OR_WRONG = ("noise", "goldens", "oracle", "invariance", *TILES, "virtual_ranks", "features")
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -19,6 +19,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 @pytest.mark.parametrize("section", RIGHT_OR_WRONG)
 def test_section(section, tmp_path):
     """In a process of its own: the tests interpret kernels, this one compiles them."""
-    command = (sys.executable, "-m", "benchmarks.gpu_check", "--section", section)
+    command = (sys.executable, "-m", "benchmarks.gpu.check", "--section", section)
     done = run_command(*command, "--output", tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.hosts import Hosts, obstacle
+from benchmarks.lab.hosts import Hosts, obstacle
 
 TIMEOUT_S, PROMISED_S, DELAY_S = 4.0, 2.0, 0.04
 # Bytes and packets of a plain step of 1, 8 and 64 rows on two hosts of two ranks, when a step still

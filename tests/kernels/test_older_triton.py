@@ -51,7 +51,7 @@ def test_it_is_the_pinned_one(older):
 
 def test_one_tile_and_every_other_kernel_meet_the_requirements(older, tmp_path, capsys):
     record = tmp_path / "report.json"
-    command = (sys.executable, "-m", "benchmarks.static_report", "--few", "--json", record)
+    command = (sys.executable, "-m", "benchmarks.static.report", "--few", "--json", record)
     done = run_command(*command, env=older, timeout_s=900)
     with capsys.disabled():
         print(done.stdout)

@@ -8,9 +8,11 @@ from dataclasses import astuple
 import pytest
 import torch
 
-from benchmarks import tune
-from benchmarks.aot import GPUS, Binary, programs_per_sm
-from benchmarks.sass import (
+from benchmarks.gpu import tune
+from benchmarks.static.aot import GPUS, Binary, programs_per_sm
+from benchmarks.static.builds import lm_head, package_kernels
+from benchmarks.static.report import MAX_EPILOGUE, cells, judge
+from benchmarks.static.sass import (
     early_exit_faults,
     main_loop,
     matrix_instruction,
@@ -21,8 +23,6 @@ from benchmarks.sass import (
     push_order_faults,
     spills,
 )
-from benchmarks.static_builds import lm_head, package_kernels
-from benchmarks.static_report import MAX_EPILOGUE, cells, judge
 from tests.support.commands import run_command
 from tpsample.local.screen_launches import SCREEN_TILES
 from tpsample.local.tile_table import all_tiles, rule
@@ -34,7 +34,7 @@ TILE_64, DTYPE = next((tile, dtype) for tile, dtype in all_tiles() if tile.block
 def run_report(folder, *options):
     """The report in a process that compiles: (exit status, rows)."""
     record = folder / "report.json"
-    command = (sys.executable, "-m", "benchmarks.static_report", "--json", record, *options)
+    command = (sys.executable, "-m", "benchmarks.static.report", "--json", record, *options)
     done = run_command(*command, timeout_s=900)
     print(done.stdout)
     assert record.exists(), done.stderr
@@ -103,7 +103,7 @@ def test_too_much_shared_memory_is_flagged():
 
 
 def test_the_report_refuses_to_run_interpreted(tmp_path):
-    command = (sys.executable, "-m", "benchmarks.static_report")
+    command = (sys.executable, "-m", "benchmarks.static.report")
     done = run_command(*command, env={"TRITON_INTERPRET": "1"})
     assert done.returncode == 2 and "unset TRITON_INTERPRET" in done.stdout
 

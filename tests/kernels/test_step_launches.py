@@ -191,7 +191,15 @@ def test_positions_may_be_a_view_with_gaps():
 
 def test_the_host_overhead_is_measured(tmp_path):
     """In a process that compiles; how long it takes is not asserted."""
-    command = (sys.executable, "-m", "benchmarks.host_overhead", "--steps", 20, "--rows", 4)
+    command = (
+        sys.executable,
+        "-m",
+        "benchmarks.questions.host_overhead",
+        "--steps",
+        20,
+        "--rows",
+        4,
+    )
     record = tmp_path / "host.json"
     done = run_command(*command, "--json", record)
     assert done.returncode == 0, done.stderr

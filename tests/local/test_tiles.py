@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import gpu_tune, tune
-from benchmarks.gpu_record import joined
-from benchmarks.harness import Run
-from benchmarks.problem import WrongToken
-from benchmarks.shapes import TINY
+from benchmarks.gpu import tune
+from benchmarks.gpu.record import joined
+from benchmarks.lab.harness import Run
+from benchmarks.lab.problem import WrongToken
+from benchmarks.lab.shapes import TINY
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch
 from tpsample.local import measured_tiles, tile_table
@@ -191,15 +191,14 @@ class TestTuner:
     def test_the_section_keeps_a_copy_of_the_table(self, tmp_path, monkeypatch):
         """A dry run leaves the sampler's own table alone."""
         monkeypatch.setattr(tune, "MIN_GAIN", 0.0)
-        cpu = torch.device("cpu")
-        facts = joined(gpu_tune.tune_shapes(cpu, True, tmp_path, time.time() + 600))
+        facts = joined(tune.tune_section(Run.small(batches=(2,)), tmp_path, time.time() + 600))
         folder = tmp_path / facts["folder"]
-        assert len(measured_tiles.load(folder / gpu_tune.TABLE)) == 1 == len(facts["tuned"])
-        assert json.loads((folder / gpu_tune.RECORD).read_text())["tuned"] == facts["tuned"]
+        assert len(measured_tiles.load(folder / "measured_tiles.json")) == 1 == len(facts["tuned"])
+        assert json.loads((folder / "tune.json").read_text())["tuned"] == facts["tuned"]
         assert measured_tiles.load(measured_tiles.FILE) == []
 
         table = tmp_path / "the sampler's.json"
         monkeypatch.setattr(measured_tiles, "FILE", table)
-        monkeypatch.setattr(gpu_tune.gpu_sections, "run_of", lambda *_: Run.small(batches=(2,)))
-        list(gpu_tune.tune_shapes(cpu, False, tmp_path, time.time() + 600))
-        assert table.read_text() == (folder / gpu_tune.TABLE).read_text()
+        run = dataclasses.replace(Run.small(batches=(2,)), tiny=False)
+        list(tune.tune_section(run, tmp_path, time.time() + 600))
+        assert table.read_text() == (folder / "measured_tiles.json").read_text()

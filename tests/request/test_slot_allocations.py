@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.allocations import Allocations, noise_on_cpu
+from benchmarks.lab.allocations import Allocations, noise_on_cpu
 from tests.support.slots import D, V, sampler_of
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard
 from tpsample.request.selection import Selection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.launches import listed
+from benchmarks.lab.launches import listed
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams, VocabShard
 from tpsample.request.kinds import KINDS

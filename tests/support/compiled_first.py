@@ -5,7 +5,7 @@
 
 Both load each kernel as well, for which Triton 3.6 needs a C compiler and libcuda.so.1, and print
 what Triton's cache holds then. Two processes, because one remembers what it compiled.
-A part is as `benchmarks.rehearsal.parts` has it; the GPU is absent.
+A part is as `benchmarks.gpu.sections.rehearsals` has it; the GPU is absent.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from unittest.mock import patch
 
 import triton
 
-from benchmarks import baselines, rehearsal
-from benchmarks.gpu_compile import compiled
-from benchmarks.launches import Launch
+from benchmarks.gpu import precompile, sections
+from benchmarks.gpu.precompile import compiled
+from benchmarks.lab import baselines
+from benchmarks.lab.launches import Launch
 from tests.support.jit_launches import CPU, only_compile
 from tpsample.agreement import construction
 
 
 def main(action: str, parts: list[str]) -> None:
-    launches = only_compile()
+    launches, rehearsals = only_compile(), sections.rehearsals(True)
     for module in (construction, baselines):  # kernels on a CPU, though nothing interprets them
         patch.object(module, "interpreted", lambda: True).start()
     if action == "launch":
         # Triton's own way from real arguments to the cache; nothing is listed.
-        with patch.object(rehearsal, "listed", _unlisted):
+        with patch.object(precompile, "listed", _unlisted):
             for part in parts:
-                print(part, rehearsal.rehearse((part,), CPU, True)[1])
+                print(part, precompile.rehearse(rehearsals[part], CPU)[1])
         for kernel, _ in launches:
             kernel._init_handles()
     else:
         found: dict[Launch, None] = {}
         for part in parts:
-            listed, problem = rehearsal.rehearse((part,), CPU, True)
+            listed, problem = precompile.rehearse(rehearsals[part], CPU)
             print(part, problem)
             found |= dict.fromkeys(listed)
         for launch in found:

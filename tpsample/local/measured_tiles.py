@@ -1,4 +1,4 @@
-"""Tiles that were measured, in `measured_tiles.json`: what `python -m benchmarks.tune` writes.
+"""Tiles that were measured, in `measured_tiles.json`: what `python -m benchmarks.gpu.tune` writes.
 
 The file that is shipped is empty: nothing has been measured yet.
 """

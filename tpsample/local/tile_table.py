@@ -2,8 +2,8 @@
 
 The choice can change the speed and nothing else: every entry gives the same tokens. A shape that
 was measured on this GPU takes what was fastest there (`measured_tiles`); any other takes a rule.
-The rules are argued from static counts and a model (`benchmarks.tile_model`): nothing here has been
-measured yet.
+The rules are argued from bytes, waves and static counts (`benchmarks.static.report`): nothing here
+has been measured yet.
 """
 
 import hashlib

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.scaling import command
+from benchmarks.lab.page import PAGE
+from benchmarks.lab.results import RESULT, Result
+from benchmarks.scaling import command, plan
 from benchmarks.scaling.candidates import ONE_RANK, STORED, TPSAMPLE
-from benchmarks.scaling.page import PAGE
-from benchmarks.scaling.record import RECORD, Record
 from tests.support import scaling
 from tests.support.commands import ROOT, run_command
 from tests.support.limits import slowness
@@ -36,8 +36,8 @@ def _until_a_point_is_done(words: list[str], folder: Path, end: signal.Signals) 
     deadline = time.monotonic() + 120 * slowness()
     try:
         while time.monotonic() < deadline and process.poll() is None:
-            for path in folder.glob(f"*/{RECORD}"):
-                if json.loads(path.read_text())["points"]:
+            for path in folder.glob(f"*/{RESULT}"):
+                if json.loads(path.read_text())["rows"]:
                     return
             time.sleep(0.01)
         raise AssertionError(f"no point: {process.poll()}")
@@ -67,20 +67,26 @@ def test_a_killed_run_goes_on_by_the_same_command(end, worlds, tmp_path):
     if end == signal.SIGTERM:
         with command._alone(folder):  # no rank is left to hold the lock
             pass
-    before = Record.load(folder / RECORD).points[:1]
+    before = Result.load(folder / RESULT).rows[:1]
     done = _once_alone([sys.executable, *words])
     assert done.returncode == 0, done.stderr
-    record = Record.load(folder / RECORD)
-    assert record.complete and record.points[:1] == before
-    worlds_done = [str(point["world_size"]) for point in record.points]
-    assert worlds_done == [each for each in worlds.split(",") for _ in range(2)]
-    families = {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}
-    for point in record.points:
-        expected = families if point["world_size"] == 2 else {TPSAMPLE, STORED}
-        assert {row["family"] for row in point["rows"]} == expected, point["left_out"]
-    assert len(record.sessions) == 2 and "ended" not in record.sessions[0]
+    result = Result.load(folder / RESULT)
+    assert plan.complete(result) and result.rows[:1] == before
+    done = list(dict.fromkeys(plan.Point.of(row) for row in result.rows))
+    assert done == [each for world in worlds.split(",") for each in points(result, int(world))]
+    for world, expected in (
+        (1, {TPSAMPLE, STORED}),
+        (2, {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}),
+    ):
+        families = {row["family"] for row in result.rows if row["world_size"] == world}
+        assert families == expected, result.left_out
+    assert len(result.sessions) == 2 and "ended" not in result.sessions[0]
     page = (folder / PAGE).read_text()
     assert "| killed |" in page and "Not complete" not in page
+
+
+def points(result: Result, world_size: int) -> list[plan.Point]:
+    return plan.Settings.of(result).points(world_size)
 
 
 def _invoke(*words: str):
@@ -92,7 +98,7 @@ def no_ranks(monkeypatch):
     """Nothing is started; the record stays as it is."""
 
     def saved(folder, record, *_):
-        record.save(folder / RECORD)
+        record.save(folder / RESULT)
         return []
 
     monkeypatch.setattr(command, "_run", saved)
@@ -102,8 +108,8 @@ def test_more_ranks_than_the_machine_has_are_left_out(tmp_path, no_ranks, monkey
     monkeypatch.setattr(command.os, "sched_getaffinity", lambda pid: {0, 1})
     shown = _invoke("--tiny", "--output", str(tmp_path))
     assert shown.exit_code == 0 and "left out: W = 4, 8" in shown.output
-    (path,) = tmp_path.glob(f"*/{RECORD}")
-    assert Record.load(path).settings.world_sizes == (1, 2)
+    (path,) = tmp_path.glob(f"*/{RESULT}")
+    assert Result.load(path).settings["world_sizes"] == [1, 2]
     assert _invoke("--tiny", "--world-sizes", "4", "--output", str(tmp_path)).exit_code == 2
 
 
@@ -124,17 +130,20 @@ def test_the_record_of_another_run_is_not_mixed_in(tmp_path, no_ranks):
 
 
 def test_an_unfinished_run_of_another_day_goes_on(tmp_path):
-    record = scaling.unmeasured()
-    path = tmp_path / "scaling-cpux2-2020-01-01" / RECORD
-    record.save(path)
-    today = record.machine["date"]
-    found = command._start_or_go_on(tmp_path, record.machine, record.settings, False)
+    result = scaling.unmeasured()
+    path = tmp_path / "scaling-cpux2-2020-01-01" / RESULT
+    result.save(path)
+    older = tmp_path / "scaling-cpux2-2020-01-02" / RESULT
+    older.parent.mkdir()
+    older.write_text('{"schema": 1}')
+    today, settings = result.machine["date"], plan.Settings.of(result)
+    found = command._start_or_go_on(tmp_path, result.machine, settings, False)
     assert found[0] == path.parent
     complete = scaling.made_up()
-    complete.machine, settings = record.machine, complete.settings
+    complete.machine, settings = result.machine, plan.Settings.of(complete)
     complete.save(path)
-    found = command._start_or_go_on(tmp_path, record.machine, settings, False)
-    assert found[0].name.endswith(today) and found[1].points == []
+    found = command._start_or_go_on(tmp_path, result.machine, settings, False)
+    assert found[0].name.endswith(today) and found[1].rows == []
 
 
 @pytest.mark.parametrize(
@@ -159,7 +168,7 @@ def test_ranks_that_die_are_said_and_the_rest_is_measured(tmp_path, monkeypatch)
     shown = _invoke(*words)
     assert shown.exit_code == 1 and "W = 2: the ranks ended with code 1" in shown.output
     (folder,) = tmp_path.iterdir()
-    assert {point["world_size"] for point in Record.load(folder / RECORD).points} == {1}
+    assert {row["world_size"] for row in Result.load(folder / RESULT).rows} == {1}
     assert "W = 2: the ranks ended" in (folder / PAGE).read_text()
     assert "ZeroDivisionError" in (folder / command.LOG).read_text()
 

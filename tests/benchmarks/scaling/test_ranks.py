@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import filter_baselines
-from benchmarks.baselines import GUMBEL, RACE
-from benchmarks.problem import Problem, make_weight
+from benchmarks.lab import baselines
+from benchmarks.lab.baselines import GUMBEL, RACE
+from benchmarks.lab.problem import Problem, make_weight
+from benchmarks.lab.results import RESULT, Result
+from benchmarks.lab.whole_logits import AllToAll
 from benchmarks.scaling import candidates
 from benchmarks.scaling.candidates import MODES, ONE_RANK, TPSAMPLE
+from benchmarks.scaling.plan import complete
 from benchmarks.scaling.ranks import measure_missing
-from benchmarks.scaling.record import RECORD, Record
-from benchmarks.whole_logits import AllToAll
 from tests.support import scaling
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -37,31 +37,33 @@ def _two_ranks(path: Path, fault: str = "") -> int:
             _wrong_first_row(finish(self, out)) if self.ranks.world_size > 1 else finish(self, out)
         )
     if fault == "columns":
-        step = AllToAll.step
-        AllToAll.step = lambda self, sample: step(self, lambda logits: sample(logits.roll(1, 1)))
-    told: list[dict] = []
-    measure_missing(Job(rank, 2, rank, 2, "test"), path, on_point=told.append)
+        logits = AllToAll.logits
+        AllToAll.logits = lambda self, hidden_states: logits(self, hidden_states).roll(1, 1)
+    told: list[object] = []
+    measure_missing(Job(rank, 2, rank, 2, "test"), path, on_point=lambda *it: told.append(it))
     return len(told)
 
 
 def _record(folder: Path, **changes) -> Path:
-    scaling.unmeasured(**changes).save(folder / RECORD)
-    return folder / RECORD
+    scaling.unmeasured(**changes).save(folder / RESULT)
+    return folder / RESULT
 
 
 @pytest.mark.parametrize("modes", [("plain",), *long((tuple(MODES),))], ids=len)
 def test_two_ranks_measure_every_candidate(modes, tmp_path):
     path = _record(tmp_path, world_sizes=(2,), modes=modes, batches=(3,))
     assert run_ranks(2, _two_ranks, path) == [len(modes), 0]
-    record = Record.load(path)
-    assert record.complete and not any(point["left_out"] for point in record.points)
-    for point in record.points:
-        families = {row["family"] for row in point["rows"]}
-        assert families == {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}
-        sent = {row["family"]: row["bytes_sent"] for row in point["rows"]}
-        assert 8 * point["batch"] <= sent[TPSAMPLE] < sent["all-to-all"] <= sent["all-gather"]
+    result = Result.load(path)
+    assert complete(result) and not result.left_out
+    for mode in modes:
+        rows = [row for row in result.rows if row["mode"] == mode]
+        sent = {row["family"]: row["bytes_sent"] for row in rows}
+        assert set(sent) == {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}
+        assert 8 * 3 <= sent[TPSAMPLE] < sent["all-to-all"] <= sent["all-gather"]
         assert sent[ONE_RANK] == 0
-        assert point["checks"]["rows_compared"] == 2 * point["batch"]
+        best = {row["family"]: row["median_us"] for row in rows if row["fastest"]}
+        assert all(best[row["family"]] <= row["median_us"] for row in rows)
+    assert result.checks["rows_compared"] == 2 * 3 * len(modes)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +76,12 @@ def test_two_ranks_measure_every_candidate(modes, tmp_path):
 def test_a_candidate_that_is_wrong_on_a_rank_is_left_out_and_said(fault, left, why, tmp_path):
     path = _record(tmp_path, world_sizes=(2,), batches=(3,))
     run_ranks(2, _two_ranks, path, fault)
-    (point,) = Record.load(path).points
-    assert {each["candidate"] for each in point["left_out"]} == left
-    assert all(why in each["why"] for each in point["left_out"])
-    measured = {row["candidate"] for row in point["rows"]}
+    result = Result.load(path)
+    assert {each["candidate"] for each in result.left_out} == left
+    assert all(why in each["why"] for each in result.left_out)
+    measured = {row["candidate"] for row in result.rows}
     assert measured and not measured & left
-    assert all(row["best_baseline"] not in left for row in point["rows"] if "best_baseline" in row)
+    assert all(row["best_baseline"] not in left for row in result.rows if "best_baseline" in row)
 
 
 def test_ids_that_change_while_they_are_timed_are_left_out(tmp_path, monkeypatch):
@@ -93,35 +95,35 @@ def test_ids_that_change_while_they_are_timed_are_left_out(tmp_path, monkeypatch
     monkeypatch.setattr(LMHeadSampler, "finish", drifting)
     path = _record(tmp_path, world_sizes=(1,), batches=(1,))
     measure_missing(Job(), path)
-    (point,) = Record.load(path).points
-    assert "timed steps" in point["left_out"][0]["why"]
-    assert {row["kind"] for row in point["rows"]} == {"baseline"}
+    result = Result.load(path)
+    assert "timed steps" in result.left_out[0]["why"]
+    assert {row["kind"] for row in result.rows} == {"baseline"}
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path):
     path = _record(tmp_path, world_sizes=(1,), batches=(1,), modes=("plain", "top_k 50"))
 
-    def killed(point):
+    def killed(*_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         measure_missing(Job(), path, on_point=killed)
-    (first,) = json.loads(path.read_text())["points"]
+    first = Result.load(path).rows
     told = []
-    measure_missing(Job(), path, on_point=told.append)
-    record = Record.load(path)
-    assert record.complete and len(told) == 1
-    assert json.loads(json.dumps(record.points[0])) == first
+    measure_missing(Job(), path, on_point=lambda point, left_out: told.append(point.mode))
+    result = Result.load(path)
+    assert complete(result) and told == ["top_k 50"]
+    assert result.rows[: len(first)] == first
 
 
 def test_no_point_is_begun_when_the_time_is_over(tmp_path):
     path = _record(tmp_path, world_sizes=(1,))
     measure_missing(Job(), path, seconds=-1.0)
-    assert Record.load(path).points == []
+    assert Result.load(path).rows == []
 
 
 def _check_baseline(mode, monkeypatch, sample):
-    monkeypatch.setattr(candidates, "_samplers", lambda problem, mode: {"planted": sample})
+    monkeypatch.setattr(baselines, "samplers", lambda problem, **filters: {"planted": sample})
     weight = make_weight(1000, 64, torch.device("cpu"))
     entries = candidates.build(Problem.make(weight, 4), mode, 0, 1)
     (entry,) = [each for each in entries if each.kind == "baseline"]
@@ -142,6 +144,6 @@ def test_a_baseline_may_draw_no_id_that_the_filters_drop(mode, monkeypatch):
 
 def test_a_draw_of_the_k_largest_is_one_of_them():
     logits = torch.randn(64, 1000)
-    ids = filter_baselines.topk_sample(logits, 5)
+    ids = baselines.topk_sample(logits, 5)
     rank = (logits > logits.gather(1, ids[:, None])).sum(1)
     assert int(rank.max()) < 5 and len(rank.unique()) > 1

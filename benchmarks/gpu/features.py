@@ -1,0 +1,255 @@
+"""Section `features` of the GPU check: each feature that the other sections leave out, once.
+
+Shards that start at odd ids, a step with every request control, a screened one and the error of a
+product that it assumes, steps over slots, `torch.compile`, and that a plain step neither waits for
+the device nor allocates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.slots import SLOT_KINDS, steps_over_slots
+from benchmarks.lab import ranks
+from benchmarks.lab.allocations import noise_on_cpu, noise_on_gpu
+from benchmarks.lab.launches import listed
+from benchmarks.lab.problem import Problem, gate, make_sampler, make_weight, near_tie
+from benchmarks.lab.timing import one_line
+from tpsample import (
+    LMHeadSampler,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+)
+from tpsample.local.screen_launches import accumulation_error
+from tpsample.request.kinds import KINDS, batches_of
+from tpsample.request.plan import BatchPlan, BatchView
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+ODD_BOUNDS = (33331, 64000)
+"""Where the second and the third shard start: the first of them at no multiple of 4."""
+_DRY_ODD_BOUNDS = (333, 500)
+_LOGPROB_ERROR = 1e-3
+
+
+def features(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
+    """Try each, the goals first, and raise once for all that is wrong."""
+    vocab_size, hidden_size, rows = (1000, 64, 8) if dry_run else (128256, 2048, 16)
+    weight = make_weight(vocab_size, hidden_size, device)
+    plain = Problem.make(weight, rows, (0.0, 0.5, 1.0, 2.0))
+    bounds = (0, *(_DRY_ODD_BOUNDS if dry_run else ODD_BOUNDS), vocab_size)
+    shards = [VocabShard(*pair) for pair in itertools.pairwise(bounds)]
+    tried: dict[str, Callable[[], Any]] = {
+        "launches": lambda: _launches(plain, shards),
+        "allocations and waits": lambda: _quiet(plain, shards),
+        "odd shards": lambda: _odd_shards(plain, shards),
+        **{
+            f"every control, {name}": partial(_every_control, plain, dtype)
+            for name, dtype in DTYPES.items()
+        },
+        "screened ids": lambda: screened_ids(plain),
+        **{
+            f"products, {name}": partial(product_error, plain, dtype)
+            for name, dtype in DTYPES.items()
+        },
+        **{
+            f"slots, {kind}": partial(steps_over_slots, plain, kind, dry_run) for kind in SLOT_KINDS
+        },
+        "warm_up": lambda: _warmed_up(plain),
+        "torch.compile": lambda: _compiled(plain, dry_run),
+    }
+    wrong = []
+    for name, attempt in tried.items():
+        try:
+            yield {name: attempt()}
+        except Exception as error:
+            wrong.append(f"{name}: {one_line(error)}")
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+
+
+def _launches(problem: Problem, shards: list[VocabShard]) -> int:
+    """Return how many kernels each of several ranks launches in a plain step."""
+    candidate, _ = ranks.virtual(problem, len(shards), shards=shards)
+    candidate.check()
+    with listed(run_them=True) as launches:
+        candidate.step()
+    count, left = divmod(sum(launches.values()), len(shards))
+    if left or count > 2:
+        raise AssertionError(f"{sum(launches.values())} launches of {len(shards)} ranks")
+    return count
+
+
+def _odd_shards(problem: Problem, shards: list[VocabShard]) -> str:
+    single = problem.sampled_by(make_sampler(problem.weight, problem.rows))
+    single.check()
+    candidate, _ = ranks.virtual(problem, len(shards), shards=shards)
+    candidate.check()
+    if not (candidate.token_ids == single.token_ids).all():
+        raise AssertionError("ids differ from those of one rank")
+    return f"shards start at {', '.join(str(shard.start) for shard in shards)}"
+
+
+CONTROLS: tuple[dict[str, Any], ...] = (
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    {"logit_bias": {5: 4.0, 8: -3.0}, "bad_words": [[7], [2, 3]]},
+    {"allowed_token_ids": list(range(3, 400, 5)), "logprobs": 3},
+    {"min_tokens": 9, "stop_token_ids": [1, 4], "top_p": 0.9},
+    {"top_k": 40, "top_p": 0.8, "repetition_penalty": 1.1},
+    {"min_p": 0.02, "logprobs": 2, "logprobs_mode": "processed_logprobs"},
+    {"temperature": 0.0, "presence_penalty": 1.0, "logit_bias": {6: 2.5}},
+    {},
+)
+"""Controls of the rows in turn, on top of their temperature and seed."""
+
+
+def _every_control(plain: Problem, dtype: torch.dtype) -> str:
+    """One step of rows that ask for everything between them, against the reference."""
+    weight, hidden = plain.weight.to(dtype), plain.hidden_states.to(dtype)
+    rows, vocab_size, device = plain.rows, plain.vocab_size, weight.device
+    bias = torch.linspace(-1, 1, vocab_size, device=device).to(dtype)
+    head: dict[str, Any] = {"bias": bias, "logit_scale": 1.5, "logit_softcap": 20.0}
+    requests = [
+        SamplingParams(**{"temperature": 0.8, "seed": 2000 + row, **CONTROLS[row % len(CONTROLS)]})
+        for row in range(rows)
+    ]
+    tokens = [[2, 11 + row, 17, 2] for row in range(rows)]
+    batch = SamplingBatch.from_params(
+        requests,
+        vocab_size=vocab_size,
+        device=device,
+        prompt_token_ids=tokens,
+        output_token_ids=tokens,
+    )
+    batch.grammar_bitmask = torch.full(
+        (rows, -(-vocab_size // 32)), -2, dtype=torch.int32, device=device
+    )  # every 32nd id is masked
+    out = make_sampler(weight, rows, **head)(hidden, batch, plain.positions, num_samples=2)
+
+    logits = reference.logits(hidden, weight, **head)
+    allowed = near_tie(batch.temperature, weight.shape[1])
+    differ = sum(
+        gate(out.token_ids[:, i], logits, batch, plain.positions, allowed, sample=i).rows
+        for i in range(2)
+    )
+    same_logprobs(out, reference.logprobs(logits, batch, out.token_ids))
+    return f"{2 * rows} draws, {differ} near ties"
+
+
+def same_logprobs(out: SampleOutput, expected: Any) -> None:
+    assert out.logprobs is not None
+    torch.testing.assert_close(
+        out.logprobs.values,
+        expected.values,
+        rtol=_LOGPROB_ERROR,
+        atol=_LOGPROB_ERROR,
+        equal_nan=True,
+        check_dtype=False,
+    )
+
+
+def screened_ids(problem: Problem) -> str:
+    """The ids of a screened step, which must be those of a plain one, each of them."""
+    plain = make_sampler(problem.weight, problem.rows)
+    screened = make_sampler(problem.weight, problem.rows, screening="int8")
+    expected, found = problem.sampled_by(plain), problem.sampled_by(screened)
+    expected.check()
+    found.check()
+    if not torch.equal(found.token_ids, expected.token_ids):
+        raise AssertionError("ids differ from those of a plain step")
+    screen = getattr(screened.local, "screen", None)
+    if screen is None or not 0 < (listed := int(screen.num_listed_ptr)) < screen.num_groups:
+        raise AssertionError("the step was not screened")
+    return f"{problem.rows} rows, {listed} of {screen.num_groups} groups computed exactly"
+
+
+def product_error(problem: Problem, dtype: torch.dtype) -> str:
+    """Return how far products are from exact ones, in ‖w‖ ‖h‖; raises beyond a screen's bound.
+
+    Half of each product is made of large terms that cancel each other in order.
+    """
+    weight, hidden = problem.weight[:4096].clone(), problem.hidden_states.clone()
+    half = weight.shape[1] // 2
+    weight[:, :half] += 8.0
+    weight[:, half : 2 * half] -= 8.0
+    hidden[:, half : 2 * half] = hidden[:, :half]
+    weight, hidden = weight.to(dtype), hidden.to(dtype)
+    found = products(make_sampler(weight, problem.rows), hidden).double()
+    exact = hidden.double() @ weight.double().T
+    norms = hidden.double().norm(dim=1)[:, None] * weight.double().norm(dim=1)[None, :]
+    error = float(((found - exact).abs() / norms).max())
+    assumed = accumulation_error(weight.shape[1], dtype)
+    if error > assumed:
+        raise AssertionError(f"products are off by {error:.2e}, assumed {assumed:.2e}")
+    return f"{error:.2e}, assumed {assumed:.2e}"
+
+
+def products(sampler: LMHeadSampler, hidden_states: Tensor) -> Tensor:
+    """Return all logits [B, V], as the sampler stores them for logprobs."""
+    rows, device = hidden_states.shape[0], hidden_states.device
+    asking = SamplingParams(temperature=0.0, logprobs=0)
+    zeros = torch.zeros(rows, dtype=torch.int64, device=device)
+    plan = BatchPlan.of([asking] * rows, sampler.vocab_size, device)
+    batch = BatchView(zeros.to(torch.float32), zeros, plan)
+    step = sampler.local.prepare(hidden_states, batch, zeros, num_samples=0)
+    sampler.local.best_words(step, zeros.new_empty(0))
+    assert step.logits is not None
+    return step.logits
+
+
+def _warmed_up(problem: Problem) -> str:
+    """After a warm-up, steps of every kind, which are captured at once where there is a GPU."""
+    device, rows = problem.weight.device, problem.rows
+    sampler = make_sampler(problem.weight, rows)
+    sampler.warm_up(list(KINDS), rows=[rows])
+    for kind in KINDS:
+        (batch, *fixed) = batches_of([kind], [rows], problem.vocab_size, device)
+        batch = fixed[0] if fixed else batch
+        out = sampler(problem.hidden_states, batch, problem.positions)
+        if device.type == "cuda":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                again = sampler(problem.hidden_states, batch, problem.positions)
+            graph.replay()
+            if not torch.equal(out.token_ids, again.token_ids):
+                raise AssertionError(f"{kind}: a captured step draws other ids")
+    return f"{len(KINDS)} kinds"
+
+
+def _compiled(problem: Problem, dry_run: bool) -> str:
+    """A function that scales the hidden states and samples, compiled whole, for two batches."""
+    sampler = make_sampler(problem.weight, problem.rows)
+
+    def model(hidden: Tensor, batch: SamplingBatch, positions: Tensor) -> Tensor:
+        out: SampleOutput = sampler((hidden.float() * 1.5).to(hidden.dtype), batch, positions)
+        return out.token_ids + 0
+
+    backend = "aot_eager" if dry_run else "inductor"
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for part in (problem, problem.take(range(problem.rows // 2))):
+            given = (part.hidden_states, part.batch, part.positions)
+            if not torch.equal(compiled(*given), model(*given)):
+                raise AssertionError(f"batch {part.rows}: ids differ from those outside")
+    return backend
+
+
+def _quiet(problem: Problem, shards: list[VocabShard]) -> int:
+    """See that plain eager steps, of one rank and of virtual ones, neither wait nor allocate."""
+    single = problem.sampled_by(make_sampler(problem.weight, problem.rows))
+    several, _ = ranks.virtual(problem, len(shards), shards=shards)
+    for candidate in (single, several):
+        for _ in range(3):
+            candidate.step()
+        noise = noise_on_gpu if problem.weight.device.type == "cuda" else noise_on_cpu
+        if found := noise(candidate.step):
+            raise AssertionError(f"{candidate.token_ids.numel() // problem.rows} ranks: {found}")
+    return 0

@@ -1,0 +1,205 @@
+"""The sections of the GPU check: how long each may take, what it runs, and its rehearsal."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.lab.shapes import SHAPES, Shape, shape_named
+
+TOTAL_SECONDS = 510.0
+
+
+class Section(NamedTuple):
+    """How long a section may take, and how long it is expected to take on an H200.
+
+    The expectation is an estimate from counts of kernels and points, not a measurement.
+    """
+
+    limit_s: float
+    expected_s: float
+
+
+# Kernels are compiled before anything is timed, and the sections with goals (`goals.py`) come
+# first. A benchmark compares its own ids with the oracle before it times them. The sections
+# that come after `tune` use the tiles that it found.
+SECTIONS = {
+    "environment": Section(90, 8),
+    "compile": Section(100, 55),
+    "goldens": Section(50, 10),
+    "oracle": Section(60, 12),
+    "tune": Section(330, 0),
+    "single_gpu": Section(130, 90),
+    "shard": Section(75, 33),
+    "filters": Section(80, 60),
+    "screened": Section(60, 25),
+    "features": Section(100, 50),
+    "ceilings": Section(45, 20),
+    "virtual_ranks": Section(60, 25),
+    "invariance": Section(50, 8),
+    "tiles": Section(70, 20),
+    "noise": Section(45, 15),
+    "exchange": Section(30, 7),
+    "epilogue": Section(30, 7),
+    "processes": Section(60, 30),
+}
+ON_REQUEST = ("tune",)
+"""Left out unless it is named: it takes minutes, and writes the table that the sampler reads."""
+
+POINTS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
+    "ceilings": (SHAPES[:2], ()),
+    "single_gpu": (SHAPES[:2], (16, 32, 64, 128, 256, 1, 512)),
+    "shard": (SHAPES[:2], (16, 32, 64, 1, 256)),
+    "filters": (SHAPES[1:2], (64, 1)),
+    "screened": (SHAPES[:2], (16, 1)),
+    "epilogue": (SHAPES[:2], (64,)),
+    "exchange": (SHAPES[:1], (64,)),
+}
+"""Shapes and batches of the sections that are benchmarks."""
+TUNED = (SHAPES[:2], (16, 64, 128, 256))
+"""Shapes and batches of the section `tune`."""
+REHEARSED = ("goldens", "oracle", "features", "virtual_ranks", "invariance", "tiles")
+"""Sections that say right or wrong and launch kernels of the package, each one part."""
+
+REPEATS = 30
+_SPARE_SECONDS = 35.0
+"""A benchmark begins no point this close to its limit, or in the last third of a short one."""
+_COMPILE_SPARE_SECONDS = 5.0
+_MOST_REHEARSED_SECONDS = 40.0
+"""A rehearsed benchmark takes no point after this long."""
+
+
+def run_section(name: str, dry_run: bool, output: Path, until: float) -> Iterator[dict[str, Any]]:
+    """Yield what section `name` finds, as soon as it has it; raises if something is wrong.
+
+    Args:
+        name: of `SECTIONS`, or one part of the tiles, such as "tiles:0/6", or the sections to
+            compile for, such as "compile:shard,filters".
+        until: the `time.time()` at which it will be killed.
+    """
+    from benchmarks.gpu import numerics, tune
+    from benchmarks.lab import machine
+
+    if name in POINTS:
+        yield from _benchmark(name, dry_run, output, until)
+        return
+    device = numerics.device_of(dry_run)
+    if name == "environment":
+        yield machine.describe(device)
+    elif name.startswith("compile"):
+        chosen = name.partition(":")[2].split(",") if ":" in name else list(SECTIONS)
+        yield _compile(chosen, device, dry_run, until)
+    elif name == "tune":
+        yield from tune.tune_section(run_of("tune", dry_run, device), output, until)
+    else:
+        yield from checks(name)(device, dry_run)
+
+
+def checks(name: str) -> Any:
+    """Return the section `name` that says right or wrong: a function of device and `dry_run`."""
+    from benchmarks.gpu import features, numerics, processes
+
+    if name.startswith("tiles"):
+        part, parts = map(int, (name.partition(":")[2] or "0/1").split("/"))
+        return lambda device, dry_run: numerics.tiles(device, dry_run, part, parts)
+    sections = (
+        *(numerics.noise, numerics.goldens, numerics.oracle, numerics.invariance),
+        *(processes.virtual_ranks, processes.processes, features.features),
+    )
+    return {section.__name__: section for section in sections}[name]
+
+
+def run_of(name: str, dry_run: bool, device: Any) -> Any:
+    """Return the `Run` of a benchmark, or of `tune`: its shapes and batches, or tiny ones."""
+    from benchmarks.lab.harness import Run
+    from tpsample.distributed import Job
+
+    if dry_run:
+        return Run.small(Job(device=device), batches=(2,), repeats=2)
+    shapes, batches = TUNED if name == "tune" else POINTS[name]
+    return Run(Job(device=device), shapes=shapes, batches=batches, repeats=REPEATS)
+
+
+def _benchmark(name: str, dry_run: bool, output: Path, until: float) -> Iterator[dict[str, Any]]:
+    """Yield the folder of the result, and at the end what it has beside its rows.
+
+    Every row is told when it is measured, so that none is lost with a folder.
+    """
+    from benchmarks.gpu.numerics import device_of
+    from benchmarks.gpu.record import tell
+    from benchmarks.lab import machine
+    from benchmarks.lab.harness import execute
+    from benchmarks.lab.results import RESULT
+    from benchmarks.questions import BENCHMARKS
+
+    run = run_of(name, dry_run, device_of(dry_run))
+    folder = output / machine.folder_name(name, machine.describe(run.device))
+    yield {"folder": folder.name}
+    seconds = until - min(_SPARE_SECONDS, SECTIONS[name].limit_s / 3) - time.time()
+    result = execute(
+        BENCHMARKS[name],
+        run,
+        folder / RESULT,
+        on_row=lambda row: tell({"rows": [row]}),
+        seconds=seconds,
+    )
+    yield {**result.checks, **result.measured}
+
+
+def rehearsals(dry_run: bool) -> dict[str, Callable[[Any], object]]:
+    """Return what can be rehearsed at once: sections, and each shape and batch of a benchmark.
+
+    The section `tune` compiles by itself: it is seldom asked for.
+    """
+    found: dict[str, Callable[[Any], object]] = {}
+    # The last one has the most baselines to compile, so it begins first.
+    for name, (shapes, batches) in reversed(POINTS.items()):
+        if dry_run or not batches:
+            found[name] = partial(_rehearsed_benchmark, name, dry_run)
+            continue
+        for shape in shapes:
+            for batch in batches:
+                point = partial(_rehearsed_benchmark, name, dry_run, shape=shape.name, batch=batch)
+                found[f"{name} {shape.name} {batch}"] = point
+    return found | {name: partial(_rehearsed_check, name, dry_run) for name in REHEARSED}
+
+
+def _rehearsed_benchmark(
+    name: str, dry_run: bool, device: Any, shape: str = "", batch: int = 0
+) -> None:
+    from benchmarks.questions import BENCHMARKS
+
+    run, start = run_of(name, dry_run, device), time.monotonic()
+    if shape:
+        run.shapes, run.batches = (shape_named(shape),), (batch,)
+    for _ in BENCHMARKS[name].rows(run):
+        # Counts, which come after the times, launch nothing.
+        if time.monotonic() - start > _MOST_REHEARSED_SECONDS:
+            break
+
+
+def _rehearsed_check(name: str, dry_run: bool, device: Any) -> None:
+    from benchmarks.gpu.precompile import filled
+
+    with filled():
+        deque(checks(name)(device, dry_run), maxlen=0)
+
+
+def _compile(chosen: list[str], device: Any, dry_run: bool, until: float) -> dict[str, Any]:
+    """Rehearse these sections and compile their launches; what is not done in time is named.
+
+    A dry run rehearses in its own process and compiles nothing, because the interpreter does not.
+    """
+    from benchmarks.gpu import precompile
+    from tpsample.core.interpreted import interpreted
+
+    parts = {n: each for n, each in rehearsals(dry_run).items() if n.split()[0] in chosen}
+    if interpreted():
+        launches = [precompile.rehearse(part, device)[0] for part in parts.values()]
+        return {"launches": len({each for part in launches for each in part}), "compiled": 0}
+    end = until - _COMPILE_SPARE_SECONDS
+    return precompile.compile_parts(parts, device, end, precompile.processes())

@@ -1,0 +1,118 @@
+"""What a step calls, allocates and waits for beside its kernels.
+
+    with Allocations() as allocations:
+        out = sampler(hidden_states, rows, positions, out=out)
+    assert not allocations.made
+
+Kernels are left out, because the interpreter computes with tensors too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from benchmarks.lab.launches import listed
+
+
+class Allocations(TorchDispatchMode):
+    """Notes the operators that allocate: those with a result that none of their arguments holds.
+
+    Args:
+        device_type: of the results that count; None counts all.
+    """
+
+    def __init__(self, device_type: str | None = None) -> None:
+        super().__init__()
+        self._device_type = device_type
+        self.made: list[str] = []
+
+    def __enter__(self) -> Allocations:
+        self._kept = [(kind, kind.run) for kind in (JITFunction, InterpretedFunction)]
+        for kind, run in self._kept:
+            kind.run = _outside(run)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for kind, run in self._kept:
+            kind.run = run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        held = {_storage(each) for each in _tensors((args, kwargs))}
+        result = func(*args, **kwargs)
+        for each in _tensors(result):
+            counts = self._device_type in (None, each.device.type)
+            if counts and each.numel() and _storage(each) not in held:
+                self.made.append(str(func))
+        return result
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _outside(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what launches a kernel without an eye on its operators."""
+
+    def unseen(*args: Any, **named: Any) -> Any:
+        with _disable_current_modes():
+            return run(*args, **named)
+
+    return unseen
+
+
+def noise_on_gpu(step: Callable[[], object]) -> str:
+    """What a step allocates; raises where the host waits for the device."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        allocations = allocated_on_gpu(step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return f"{allocations} allocations" if allocations else ""
+
+
+def allocated_on_gpu(step: Callable[[], object]) -> int:
+    """How often a step takes memory of the GPU."""
+    name = "allocation.all.allocated"
+    before = torch.cuda.memory_stats()[name]
+    step()
+    return int(torch.cuda.memory_stats()[name]) - int(before)
+
+
+def noise_on_cpu(step: Callable[[], object]) -> str:
+    """Which operators of torch a step calls beside its kernels, which are left out."""
+    with _Operators() as operators, listed():
+        step()
+    return ", ".join(operators.called)
+
+
+class _Operators(TorchDispatchMode):
+    """The operators that do more than look at a tensor, or count failed rows on the host."""
+
+    VIEWS = ("slice", "select", "view", "detach", "count_nonzero", "_local_scalar_dense")
+
+    def __enter__(self) -> _Operators:
+        self.called: list[str] = []
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in self.VIEWS:
+            self.called.append(name)
+        return func(*args, **(kwargs or {}))

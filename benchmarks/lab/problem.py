@@ -1,0 +1,254 @@
+"""One step to measure, and the gate before every number: its ids must be the oracle's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, reference
+from tpsample.local.tiles import Tile
+
+NEAR_TIE = 4e-5
+"""Two devices with the same logits differ only where the oracle's two best scores are closer."""
+
+_LOGIT_ERROR = 6e-9
+"""How far apart two logits may be pushed, per unit of D, where the oracle sums in float64: tensor
+cores truncate their fp32 accumulator every 16 products, half of 2^-23 each time for a sum between
+1 and 2, twice that for one up to 4, always towards 0. At D = 8192 and T = 0.5 that makes 1.4e-4 of
+score, more than `NEAR_TIE`."""
+
+_COLDEST = 0.1
+"""Below this temperature no more is allowed: the score of a logit grows with 1 / T."""
+
+_ORACLE_ROWS = 64
+
+
+class WrongToken(AssertionError):
+    """A candidate returned a token the oracle does not: nothing measured with it may be shown."""
+
+
+@dataclass(frozen=True)
+class NearTies:
+    """Rows that differ from the oracle within a near tie, and the largest gap of their scores."""
+
+    rows: int = 0
+    largest_gap: float = 0.0
+
+    def __add__(self, other: NearTies) -> NearTies:
+        return NearTies(self.rows + other.rows, max(self.largest_gap, other.largest_gap))
+
+    def checks(self, rows_compared: int) -> dict[str, float]:
+        """Return what a result says of the gate."""
+        return {
+            "rows_compared": rows_compared,
+            "near_ties": self.rows,
+            "largest_gap": self.largest_gap,
+        }
+
+
+def near_tie(temperature: Tensor, hidden_size: int) -> Tensor:
+    """Gap [B] below which scores tie, in base 2 or, for greedy rows, in logits."""
+    scale = math.log2(math.e) / temperature.clamp(min=_COLDEST)
+    return NEAR_TIE + _LOGIT_ERROR * hidden_size * torch.where(temperature > 0, scale, 1.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """B rows over one LM head.
+
+    Attributes:
+        weight: [V, D] bf16, about N(0, 1/D), so logits are about N(0, 1).
+        hidden_states: [B, D] bf16, about N(0, 1).
+        params: one request per row, all with a seed.
+        positions: int64 [B].
+        fixed_rounds: whether filtered rows are drawn as in a captured graph, in every step.
+    """
+
+    weight: Tensor
+    hidden_states: Tensor
+    params: list[SamplingParams]
+    positions: Tensor
+    fixed_rounds: bool = False
+
+    @staticmethod
+    def make(weight: Tensor, rows: int, temperatures: Sequence[float] = (1.0,)) -> Problem:
+        """Make random hidden states; rows take the temperatures in turn. Row r is free of B."""
+        device = weight.device
+        generator = torch.Generator(device).manual_seed(1)
+        shape = (max(512, rows), weight.shape[1])
+        hidden = torch.randn(shape, generator=generator, device=device, dtype=weight.dtype)
+        params = [
+            SamplingParams(temperature=temperatures[row % len(temperatures)], seed=1000 + row)
+            for row in range(rows)
+        ]
+        positions = torch.arange(rows, dtype=torch.int64, device=device)
+        return Problem(weight, hidden[:rows], params, positions)
+
+    def filtered(self, **changes: Any) -> Problem:
+        """Return the same rows with filters."""
+        return replace(self, params=[replace(params, **changes) for params in self.params])
+
+    def take(self, index: Sequence[int]) -> Problem:
+        """Return some of the rows, in any order."""
+        rows = torch.tensor(list(index), device=self.weight.device)
+        params = [self.params[row] for row in index]
+        return replace(
+            self,
+            hidden_states=self.hidden_states[rows],
+            params=params,
+            positions=self.positions[rows],
+        )
+
+    @cached_property
+    def batch(self) -> SamplingBatch:
+        return SamplingBatch.from_params(
+            self.params,
+            vocab_size=self.vocab_size,
+            device=self.weight.device,
+            fixed_rounds=self.fixed_rounds,
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.hidden_states.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.shape[0]
+
+    def sampled_by(self, sampler: LMHeadSampler, rounds: int = 10) -> Candidate:
+        """Return a step of `sampler` on this problem."""
+        out = SampleOutput.empty(self.batch.seed, None)
+        return Candidate(
+            self,
+            lambda: sampler(self.hidden_states, self.batch, self.positions, out=out),
+            out.token_ids,
+            rounds,
+        )
+
+    def check(self, token_ids: Tensor, logits: Tensor | None = None, rounds: int = 10) -> NearTies:
+        """Compare ids with the oracle of the exact logits, or of materialised `logits` [B, V].
+
+        Returns:
+            The rows that differ within a near tie; none on a CPU.
+
+        Raises:
+            WrongToken: any other difference.
+        """
+        on_gpu = self.weight.device.type == "cuda"
+        hidden_size = self.weight.shape[1] if logits is None else 0  # 0: the sum is not in doubt
+        near_ties = NearTies()
+        for first in range(0, self.rows, _ORACLE_ROWS):
+            block = slice(first, min(first + _ORACLE_ROWS, self.rows))
+            exact = (
+                reference.logits(self.hidden_states[block], self.weight)
+                if logits is None
+                else logits[block].float()
+            )
+            batch = SamplingBatch.from_params(
+                self.params[block], vocab_size=self.vocab_size, device=self.weight.device
+            )
+            allowed = near_tie(batch.temperature, hidden_size) if on_gpu else None
+            near_ties += gate(
+                *(token_ids[block], exact, batch, self.positions[block], allowed),
+                rounds=rounds,
+                first=first,
+            )
+        return near_ties
+
+
+def gate(
+    token_ids: Tensor,
+    logits: Tensor,
+    batch: SamplingBatch,
+    positions: Tensor,
+    allowed: Tensor | None,
+    *,
+    sample: int = 0,
+    rounds: int = 10,
+    first: int = 0,
+) -> NearTies:
+    """Compare tokens [B] with the oracle's for logits [B, V].
+
+    Args:
+        allowed: gap [B] of scores below which a token may differ; None allows none.
+        first: number of the first row, for the error.
+
+    Returns:
+        The rows that differ within a near tie.
+
+    Raises:
+        WrongToken: others differ.
+    """
+    scores = reference.scores(logits, batch, positions, sample=sample, philox_rounds=rounds)
+    if batch.plan.filters is not None:
+        scores = scores.where(reference.kept_mask(logits, batch), -torch.inf)
+    best, expected = scores.max(dim=1)
+    got, vocab_size = token_ids.long(), logits.shape[1]
+    in_range = (got >= 0) & (got < vocab_size)
+    score = scores.gather(1, torch.where(in_range, got, 0)[:, None]).squeeze(1)
+    gap = torch.where(in_range, best - score, torch.inf)
+    differs = got != expected
+    wrong = differs & ~(gap < (0.0 if allowed is None else allowed))
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise WrongToken(
+            f"row {first + row}, sample {sample}, V = {vocab_size}: got token {int(got[row])}, the "
+            f"oracle says {int(expected[row])}, which scores {float(gap[row]):.3g} more; "
+            f"{int(wrong.sum())} rows of this block are wrong"
+        )
+    if not differs.any():
+        return NearTies()
+    return NearTies(int(differs.sum()), float(gap[differs].max()))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A step of tpsample, and where it leaves its ids.
+
+    Attributes:
+        token_ids: [B], or [ranks, B] if several ranks are in this process.
+        rounds: of Philox, for the oracle.
+        graph: whether it is timed as the replay of a CUDA graph.
+    """
+
+    problem: Problem
+    step: Callable[[], object]
+    token_ids: Tensor
+    rounds: int = 10
+    graph: bool = True
+
+    def check(self) -> NearTies:
+        """Take the step and compare with the oracle; see `Problem.check`."""
+        self.token_ids.fill_(-1)
+        self.step()
+        ranks = self.token_ids.view(-1, self.problem.rows)
+        each = (self.problem.check(token_ids, rounds=self.rounds) for token_ids in ranks)
+        return sum(each, NearTies())
+
+
+def make_weight(vocab_size: int, hidden_size: int, device: torch.device) -> Tensor:
+    """Return a random bf16 LM head [V, D], the same in every run."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (vocab_size, hidden_size)
+    weight = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+    return weight.mul_(hidden_size**-0.5)
+
+
+def make_sampler(weight: Tensor, rows: int, **options: Any) -> LMHeadSampler:
+    """Return the sampler as a user builds it, with room for `rows`."""
+    return LMHeadSampler(weight, max_rows=512 if rows > 256 else 256, **options)
+
+
+def override_tile(sampler: LMHeadSampler, tile: Tile) -> None:
+    """Let the sampler take `tile` whatever the table says."""
+    from tpsample.local.triton_backend import TritonBackend
+
+    assert isinstance(sampler.local, TritonBackend)
+    sampler.local.tile = tile

@@ -1,0 +1,87 @@
+"""Samplers over several ranks: processes of a job, or virtual ranks in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.lab.harness import Run
+from benchmarks.lab.problem import Candidate, Problem, make_sampler
+from tpsample import LMHeadSampler, SampleOutput, VocabShard
+from tpsample.ranks.virtual import VirtualWorld
+
+EXCHANGES = ("collective", "p2p", "two_level", "peer")
+
+
+def samplers(
+    run: Run, weight: Tensor, shard: VocabShard, rows: int, chunk_counts: tuple[int, ...]
+) -> dict[str, LMHeadSampler]:
+    """A sampler per exchange and number of chunks; what cannot be built is noted. Collective."""
+    built: dict[str, LMHeadSampler] = {}
+    for exchange in EXCHANGES:
+        for chunks in chunk_counts:
+            name = f"{exchange}, {chunks} chunk{'s' * (chunks > 1)}"
+            sampler, error = None, None
+            try:
+                part = weight[shard.start : shard.stop]
+                sampler = make_sampler(part, rows, shard=shard, exchange=exchange, chunks=chunks)
+            except Exception as wrong:
+                error = f"{type(wrong).__name__}: {wrong}"
+            errors = [each for each in run.job.gather(error) if each is not None]
+            if errors:
+                run.note(f"{name}: not measured, {errors[0].splitlines()[0]}")
+            elif sampler is not None:
+                built[name] = sampler
+    return built
+
+
+def virtual(
+    problem: Problem,
+    world_size: int,
+    *,
+    chunks: int = 1,
+    shards: Sequence[VocabShard] | None = None,
+) -> tuple[Candidate, LMHeadSampler]:
+    """A step of `world_size` virtual ranks, and one of their samplers.
+
+    Args:
+        shards: of the ranks; default even ones.
+    """
+    weight = problem.weight
+    if shards is None:
+        shards = [VocabShard.even(len(weight), rank, world_size) for rank in range(world_size)]
+    world = VirtualWorld(list(shards), weight.device)
+    built = [
+        make_sampler(
+            weight[shard.start : shard.stop],
+            problem.rows,
+            group=group,
+            exchange="peer",
+            chunks=chunks,
+        )
+        for shard, group in zip(shards, world.ranks, strict=True)
+    ]
+    token_ids = problem.positions.new_empty(world_size, problem.rows)
+    outputs = [SampleOutput.empty(problem.batch.seed, None) for _ in built]
+    for output, ids in zip(outputs, token_ids, strict=True):
+        output.token_ids = ids
+
+    def step() -> None:
+        # No rank may wait before all have sent.
+        started = [
+            sampler.start(problem.hidden_states, problem.batch, problem.positions, out=output)
+            for sampler, output in zip(built, outputs, strict=True)
+        ]
+        for sampler, begun in zip(built, started, strict=True):
+            sampler.finish(begun)
+
+    return Candidate(problem, step, token_ids), built[0]
+
+
+def align(run: Run) -> Callable[[], object]:
+    """A small all-reduce on the device: no rank starts its step long before another."""
+    token = torch.zeros(1, device=run.device)
+    return lambda: dist.all_reduce(token)

@@ -1,0 +1,168 @@
+"""How long is the host busy with one eager step? Python and Triton's launcher, no GPU needed.
+
+    python -m benchmarks.questions.host_overhead [--rows B] [--steps N] [--json FILE]
+
+Kernels are compiled for sm_90 and their launches end where the CUDA driver would be called, so a
+number holds whatever a launch costs but for that call, about 2 µs each. Under a CUDA graph none of
+this is paid. CPU time of the thread, the least of several rounds: other processes do not count.
+
+Between two steps an engine arranges its batch: in 256 rows on the CPU one request leaves, one comes
+and all rows move, in one `SamplingBatch.arrange`; the least and the median of many. Where requests
+have penalties the state of a shard, an eighth of 128256 ids, is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from benchmarks.lab import machine
+from benchmarks.lab.problem import Problem, make_weight
+from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, VocabShard
+from tpsample.core.score import Head
+from tpsample.exchange import decode_triton
+from tpsample.exchange.base import Exchange, Setup
+from tpsample.local import triton_backend
+from tpsample.ranks.ranks import Ranks
+
+ROUNDS = 7
+KERNELS = ((triton_backend, "lm_head_kernel"), (decode_triton, "decode_kernel"))
+
+
+class NoDriver:
+    """In place of Triton's CUDA driver: an H200 that forgets every launch."""
+
+    launcher_cls = staticmethod(lambda source, metadata: lambda *launch: None)
+    utils = SimpleNamespace(
+        load_binary=lambda *binary: (1, 1, 32, 0, 1024),
+        get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
+    )
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+class NoKernel:
+    """In place of a kernel: nothing of Triton is run either."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda **arguments: None
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """What is left is this package's own Python."""
+    kept = [getattr(module, name) for module, name in KERNELS]
+    for module, name in KERNELS:
+        setattr(module, name, NoKernel())
+    try:
+        yield
+    finally:
+        for (module, name), kernel in zip(KERNELS, kept, strict=True):
+            setattr(module, name, kernel)
+
+
+def host_us(step: Callable[[], object], steps: int) -> float:
+    """CPU time of this thread per call, µs."""
+    rounds = []
+    step()
+    for _ in range(ROUNDS):
+        start = time.thread_time()
+        for _ in range(steps):
+            step()
+        rounds.append((time.thread_time() - start) / steps * 1e6)
+    return min(rounds)
+
+
+def overheads(rows: int, steps: int) -> dict[str, float]:
+    """µs per step of one rank into an output that exists: the package alone, and with Triton."""
+    if triton.knobs.runtime.interpret:
+        raise SystemExit("host_overhead: unset TRITON_INTERPRET; it replaces what is measured")
+    problem = Problem.make(make_weight(1024, 4096, torch.device("cpu")), rows)
+    sampler = LMHeadSampler(problem.weight, group=Ranks(), backend="torch", max_rows=max(256, rows))
+    sampler.local = triton_backend.TritonBackend(
+        problem.weight, sampler.shard, None, Head(), rounds=10, max_rows=sampler.max_rows
+    )
+    decode, cpu = decode_triton.decode_by_kernel, torch.device("cpu")
+    sampler.exchange = Exchange(Setup(Ranks(), sampler.max_rows, 1, cpu, decode))
+    out = SampleOutput.empty(problem.batch.seed, None)
+
+    def step() -> object:
+        return sampler(problem.hidden_states, problem.batch, problem.positions, out=out)
+
+    with without_kernels():
+        alone = host_us(step, steps)
+    driver.set_active(NoDriver())  # for good: this process has no other
+    return {"tpsample_us": alone, "tpsample_and_triton_us": host_us(step, steps)}
+
+
+ARRANGED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "filters": {"top_k": 50, "top_p": 0.9},
+    "controls": {"repetition_penalty": 1.2},
+    "both": {"top_k": 50, "top_p": 0.9, "repetition_penalty": 1.2},
+}
+"""What all rows ask for, by kind."""
+
+
+def arranging(kind: str, times: int, rows: int = 256) -> dict[str, float]:
+    """µs of one arrangement: the least, and the median."""
+    fields, vocab_size, pick = ARRANGED[kind], 128256, random.Random(0)
+    params = [SamplingParams(seed=row, **fields) for row in range(rows)]
+    batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
+    batch.prepare(VocabShard.even(vocab_size, 0, 8))
+    taken = []
+    for _ in range(times):
+        leaving, joining = pick.randrange(rows), SamplingParams(seed=pick.getrandbits(60), **fields)
+        order = [row for row in range(rows + 1) if row != leaving]
+        pick.shuffle(order)
+        start = time.thread_time()
+        batch.arrange(order, [joining])
+        taken.append((time.thread_time() - start) * 1e6)
+    return {"least_us": min(taken), "median_us": statistics.median(taken)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the overheads."""
+    parser = argparse.ArgumentParser(prog="host_overhead", description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    found = overheads(options.rows, options.steps)
+    print(f"this package's Python:              {found['tpsample_us']:6.1f} µs per step")
+    print(f"the same and Triton's two launches: {found['tpsample_and_triton_us']:6.1f} µs per step")
+    arranged = {kind: arranging(kind, options.steps) for kind in ARRANGED}
+    for kind, its in arranged.items():
+        print(
+            f"arranging 256 rows, {kind + ':':<16}{its['least_us']:6.1f} µs, "
+            f"median {its['median_us']:.1f}"
+        )
+    if options.json:
+        record = {"machine": machine.describe(torch.device("cpu")), "rows": options.rows, **found}
+        record["arranging"] = arranged
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

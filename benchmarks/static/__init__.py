@@ -1,0 +1,1 @@
+"""Kernels compiled ahead of time, for GPUs that are absent."""

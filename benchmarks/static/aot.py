@@ -1,0 +1,168 @@
+"""Compile a Triton kernel for a GPU that is not there, and read back what it needs.
+
+Triton's wheel brings ptxas, cuobjdump and nvdisasm, so this runs on any machine; the process
+must not have TRITON_INTERPRET set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from benchmarks.static.sass import main_loop, opcodes
+
+_TOOLS = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Limits of one SM (CUDA C++ Programming Guide, technical specifications)."""
+
+    name: str
+    matrix_instruction: str
+    integer_instruction: str
+    shared_bytes: int
+    tensor_columns: int = 0
+    registers: int = 65536
+    warps: int = 64
+    programs: int = 32
+    reserved_shared_bytes: int = 1024
+    """Per program, kept by the system."""
+
+    @property
+    def program_bytes(self) -> int:
+        """What one program may have of shared memory."""
+        return self.shared_bytes - self.reserved_shared_bytes
+
+
+GPUS = {
+    80: Gpu("A100", "HMMA", "IMMA", 164 * 1024),
+    86: Gpu("A10", "HMMA", "IMMA", 100 * 1024, warps=48, programs=16),
+    89: Gpu("L4/L40S", "HMMA", "IMMA", 100 * 1024, warps=48, programs=24),
+    90: Gpu("H100/H200", "HGMMA", "IGMMA", 228 * 1024),
+    100: Gpu("B200", "UTCHMMA", "IMMA", 228 * 1024, tensor_columns=512),
+}
+
+
+@dataclass(frozen=True)
+class Build:
+    """One kernel, fully specified.
+
+    Attributes:
+        kernel: "module:name".
+        arch: of `GPUS`.
+        types: Triton type of every run-time argument, e.g. "*bf16", "i32".
+        constants: value of every constexpr.
+    """
+
+    kernel: str
+    arch: int
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What the compiler made of a `Build`."""
+
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    tensor_columns: int
+    opcodes: tuple[str, ...]
+    loop: tuple[str, ...] = ()
+    """Those of the product's inner loop."""
+
+
+def jitted(kernel: str) -> Any:
+    """The jitted function behind "module:name"."""
+    module, name = kernel.split(":")
+    return getattr(import_module(module), name)
+
+
+def compile_build(build: Build) -> Binary:
+    """Compile and disassemble. Pointers and strides count as multiples of 16, as in real use."""
+    function = jitted(build.kernel)
+    signature = {
+        name: "constexpr" if name in build.constants else build.types[name]
+        for name in function.arg_names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (name, parameter) in enumerate(
+            zip(function.arg_names, function.params, strict=True)
+        )
+        if (signature[name].startswith("*") and not parameter.do_not_specialize_on_alignment)
+        or (name.startswith("stride_") and signature[name] != "constexpr")
+    }
+    compiled = triton.compile(
+        ASTSource(fn=function, signature=signature, constexprs=build.constants, attrs=aligned),
+        target=GPUTarget("cuda", build.arch, 32),
+        options={
+            "num_warps": build.num_warps,
+            "num_stages": build.num_stages,
+            "enable_fp_fusion": False,
+        },
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _tool("cuobjdump", "-res-usage", file.name)
+        sass = _tool("nvdisasm", "-c", file.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    return Binary(
+        registers=int(found[1]),
+        stack_bytes=int(found[2]),
+        shared_bytes=compiled.metadata.shared,
+        tensor_columns=getattr(compiled.metadata, "tmem_size", 0) or 0,
+        opcodes=tuple(opcodes(sass)),
+        loop=tuple(main_loop(sass)),
+    )
+
+
+def compile_all(
+    builds: Sequence[Build], processes: int = 2, on_done: Callable[[], None] = lambda: None
+) -> list[Binary]:
+    """`compile_build` of each, in order, on a few processes."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
+        futures = [pool.submit(compile_build, build) for build in builds]
+        for future in futures:
+            future.add_done_callback(lambda _: on_done())
+        return [future.result() for future in futures]
+
+
+def programs_per_sm(binary: Binary, num_warps: int, gpu: Gpu) -> int:
+    """Programs that fit on one SM at once.
+
+    Registers are handed out in units of 256 per warp from the SM's four equal parts.
+    """
+    per_warp = -(-binary.registers * 32 // 256) * 256
+    limits = [
+        gpu.programs,
+        gpu.warps // num_warps,
+        gpu.registers // 4 // per_warp * 4 // num_warps,
+        gpu.shared_bytes // (binary.shared_bytes + gpu.reserved_shared_bytes),
+    ]
+    if binary.tensor_columns:
+        limits.append(gpu.tensor_columns // binary.tensor_columns)
+    return min(limits)
+
+
+def _tool(name: str, *arguments: str) -> str:
+    command = [os.path.join(_TOOLS, name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

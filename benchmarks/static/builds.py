@@ -1,0 +1,288 @@
+"""Every kernel of the package, and the configurations in which it is compiled for the report."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+import triton
+
+import tpsample.kernels
+from benchmarks.static.aot import GPUS, Build, jitted
+from benchmarks.static.argument_types import TYPES
+from benchmarks.static.screen_builds import SCREEN, small_screen_kernels
+from benchmarks.static.stored_builds import STORED
+from tpsample.core.overlap import OVERLAP_ARCH
+from tpsample.exchange.decode_triton import ROW_BLOCK
+from tpsample.local.screen_launches import SCREEN_TILES, screen_block_e, screen_tile
+from tpsample.local.tile_table import MAX_BLOCK_B, fitted, is_short, list_tile, rule, short_tile
+from tpsample.local.tiles import Gpu, Tile
+from tpsample.local.triton_backend import push_arguments
+
+LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
+GREEDY = "benchmarks.lab.greedy:greedy_kernel"
+ROW_NOISE = "benchmarks.lab.greedy:row_noise_kernel"
+HIDDEN_SIZE = 4096
+
+DTYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int8: "i8",
+}
+
+_WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
+
+# Compile-time arguments as in the common case; what a variant changes is passed over them.
+_CONSTANTS = {"ROUNDS": 10, "HIDDEN_SIZE": HIDDEN_SIZE, "PADDED_SIZE": HIDDEN_SIZE, "BLOCK_W": 8}
+
+# Arguments of the LM head that are None where their feature is off: a kernel that used them then
+# would not compile. Penalties and biases use the short tiles.
+_TABLES = (
+    "state_slot_ptr", "wants_ptr", "penalty_ptr", "touched_ptr", "state_width", "max_drafts",
+)  # fmt: skip
+_MASKS = (*_TABLES, "mask_ptr")
+_BIASES = (*_TABLES, "token_bias_ptr")
+_PENALTIES = (*_TABLES, "history_ptr")
+_DRAFTS = ("draft_ptr", "num_drafts_ptr")
+_PUSH = tuple(name for name in push_arguments(None) if name != "BLOCK_W")
+_STORE = ("logits_ptr", "stride_logits_b", "slot_ptr", "num_stored")
+_HEAD = ("logit_scale", "logit_softcap", "bias_ptr")
+_NO_EDITS = ("num_samples", *_HEAD, *_STORE, *_MASKS, *_PUSH)
+_LIST = ("listed_ptr", "num_listed_ptr")
+_EVERYTHING = (*_NO_EDITS, *_BIASES, *_PENALTIES, *_DRAFTS)
+_NO_STORE = tuple(name for name in _EVERYTHING if name not in (*_STORE, *_PUSH))
+
+# Logits that the caller computed: neither weight nor product. The launch takes the tile of fp32.
+_GIVEN = {"weight_ptr": None, "stride_weight_v": None, "HIDDEN_SIZE": 0}
+
+# One feature at a time, whose cost per logit is counted: arguments and constants.
+_FEATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "7 rounds": ((), {"ROUNDS": 7}),
+    "masks": (_MASKS, {}),
+    "biases": (_BIASES, {}),
+    "penalties": (_PENALTIES, {}),
+    "drafts": ((*_PENALTIES, *_DRAFTS), {}),
+}
+
+
+def _gpu(arch: int) -> Gpu:
+    """What the tiles of an architecture are chosen for."""
+    return Gpu(arch=arch, shared_bytes=GPUS[arch].program_bytes)
+
+
+_SMALLEST, _LARGEST = (rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, MAX_BLOCK_B))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One line of the report: a kernel in one configuration on one architecture.
+
+    `tile` is None for kernels that do not touch the weight. With `epilogue` set the greedy kernel
+    is compiled too and the difference counted.
+
+    Attributes:
+        uses: arguments of the LM head that are not None, though another variant has them so.
+    """
+
+    kernel: str
+    variant: str
+    arch: int
+    dtype: torch.dtype | None = None
+    tile: Tile | None = None
+    epilogue: bool = False
+    uses: tuple[str, ...] = ()
+    constants: dict[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+
+    @property
+    def edits(self) -> bool:
+        """Whether biases or penalties change the logits."""
+        return bool({"token_bias_ptr", "history_ptr"} & set(self.uses))
+
+    @property
+    def product(self) -> bool:
+        """Whether it multiplies a weight."""
+        return self.tile is not None and "weight_ptr" not in self.constants
+
+    @property
+    def overlap(self) -> bool:
+        """Whether the kernel overlaps the one before it, or behind it."""
+        return self.arch >= OVERLAP_ARCH and "OVERLAP" in jitted(self.kernel).arg_names
+
+    def build(self, kernel: str | None = None) -> Build:
+        """What to compile; `kernel` takes the place of this subject's own."""
+        kernel = kernel or self.kernel
+        constants = (
+            _CONSTANTS
+            | {"OVERLAP": self.overlap, "LEADS": self.overlap, "PREFETCH": 0}
+            | self.constants
+        )
+        if self.tile is not None:
+            if self.overlap and self.product and self.dtype is not None:
+                columns = self.tile.num_stages * self.tile.block_d
+                constants["PREFETCH"] = columns * self.dtype.itemsize
+            constants |= {
+                "BLOCK_V": self.tile.block_v,
+                "BLOCK_B": self.tile.block_b,
+                "BLOCK_D": self.tile.block_d,
+                "BLOCK_E": self._block_e(self.tile),
+            }
+        function = jitted(kernel)
+        compile_time = {function.arg_names[i] for i in function.constexprs} | set(self.constants)
+        if kernel in (LM_HEAD, SCREEN):
+            off = {*_EVERYTHING, *_LIST} & set(function.arg_names) - set(self.uses)
+            compile_time, constants = compile_time | off, constants | dict.fromkeys(off)
+        run_time = [name for name in function.arg_names if name not in compile_time]
+        return Build(
+            kernel=kernel,
+            arch=self.arch,
+            types={name: self._type_of(name) for name in run_time},
+            constants={name: constants[name] for name in compile_time},
+            num_warps=self.tile.num_warps if self.tile else self.num_warps,
+            num_stages=self.tile.num_stages if self.tile else 1,
+        )
+
+    def _block_e(self, tile: Tile) -> int:
+        if self.kernel == SCREEN:
+            return screen_block_e(tile, self.edits)
+        return tile.block_e("num_samples" in self.uses, "mask_ptr" in self.uses, self.edits)
+
+    def _type_of(self, argument: str) -> str:
+        if argument in _WEIGHT_TYPED:
+            # The 8-bit product stands beside 16-bit weights.
+            if self.dtype is None or self.dtype == torch.int8:
+                return "*bf16"
+            return f"*{DTYPES[self.dtype]}"
+        if argument.endswith("_ptr"):
+            return TYPES[argument]
+        return TYPES.get(argument, "i32")
+
+
+# Kernels that do not touch the weight: their constants and warps, as their launches have them.
+_SMALL = {
+    ROW_NOISE: ({"BLOCK_B": 64}, 4),
+    "tpsample.kernels.decode:decode_kernel": ({"BLOCK": ROW_BLOCK}, 4),
+    "tpsample.kernels.token_mask:token_mask_kernel": (
+        {"TABLES": True, "BLOCK": 256, "BLOCK_N": 32},
+        4,
+    ),
+    "tpsample.kernels.inbox:peer_finish_kernel": ({"BLOCK_S": 16, "BLOCK_B": 32}, 1),
+    **small_screen_kernels(HIDDEN_SIZE),
+    **STORED,
+}
+
+
+def subjects(
+    archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]], *, every: bool = False
+) -> list[Subject]:
+    """All kernels on `archs`, the LM head with each of `tiles`; `every` variant of each, or few."""
+    missing = package_kernels() - {LM_HEAD, SCREEN, *_SMALL}
+    if missing:
+        raise LookupError(f"static report: no configuration for {sorted(missing)}; add one")
+    return [
+        subject
+        for arch in archs
+        for subject in [*_lm_heads(arch, tiles, every), *_screens(arch), *_small_kernels(arch)]
+    ]
+
+
+def few(archs: Sequence[int]) -> list[Subject]:
+    """The LM head with one tile on each of `archs`; a screen on sm_90 and where it has the least
+    shared memory; on sm_90 all else once."""
+    short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
+    fp32 = rule(64, 0, torch.float32, Gpu())
+    screens = [
+        subject
+        for arch in archs
+        if (size := _SCREENED.get(arch))
+        for subject in _screens(arch)
+        if subject.variant in ("screen", "list") and subject.tile and subject.tile.block_b == size
+    ]
+    once = ("", "push", "everything", "given logits")
+    return [
+        subject
+        for subject in subjects(archs, [(short, torch.bfloat16), (fp32, torch.float32)])
+        if (subject.variant == "plain" and subject.tile == short)
+        or (subject.arch == 90 and subject.variant in once)
+        or subject in screens
+    ]
+
+
+_SCREENED = {90: 16, 86: 64, 89: 64}
+"""The batch tile of the screen that `few` compiles, by architecture."""
+
+
+def lm_head(arch: int, tile: Tile, dtype: torch.dtype) -> Subject:
+    """The LM head alone, plain, against its greedy twin."""
+    return Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=True)
+
+
+def package_kernels() -> set[str]:
+    """Every jitted function of `tpsample.kernels` that is launched: by convention `…_kernel`."""
+    found = set()
+    for module in pkgutil.iter_modules(tpsample.kernels.__path__, "tpsample.kernels."):
+        for name, value in vars(import_module(module.name)).items():
+            if name.endswith("_kernel") and isinstance(value, triton.JITFunction):
+                found.add(f"{value.__module__}:{name}")
+    return found
+
+
+def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool) -> list[Subject]:
+    """Every tile plain. Pushing to peers at batch tile 64. With every feature there and with the
+    smallest and the largest tile. Or, if `every`, all of these with every tile.
+
+    fp16 differs from bf16 in the name of the instruction: one tile shows that.
+    """
+    found = []
+    fit = [(t if d == torch.float32 else fitted(t, _gpu(arch)), d) for t, d in tiles]
+    for tile, dtype in dict.fromkeys(fit):
+        if dtype == torch.float16 and tile.block_b != 16 and not every:
+            continue
+        if dtype == torch.float32:
+            found += [
+                Subject(LM_HEAD, "given logits", arch, dtype, tile, False, uses, _GIVEN)
+                for uses in ((), _EVERYTHING)
+            ]
+        bf16 = dtype == torch.bfloat16
+        at_64 = tile.block_b == 64 and bf16
+        counted = at_64 and arch == 90
+        found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
+        if every or at_64:
+            found.append(Subject(LM_HEAD, "push", arch, dtype, tile, uses=_PUSH))
+        largest = fitted(_LARGEST, _gpu(arch))
+        if every or at_64 or (bf16 and tile in (_SMALLEST, largest)):
+            uses = _EVERYTHING if is_short(tile) else _NO_EDITS
+            odd = {"HIDDEN_SIZE": HIDDEN_SIZE + 8}
+            found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, False, uses, odd))
+        if counted:
+            for name, (uses, constants) in _FEATURES.items():
+                subject = Subject(LM_HEAD, name, arch, dtype, tile, True, uses, constants)
+                if is_short(tile) or not subject.edits:
+                    found.append(subject)
+    return found
+
+
+def _screens(arch: int) -> list[Subject]:
+    """The screen with every tile, plain and with every feature, and the LM head over its list."""
+    found = []
+    gpu = _gpu(arch)
+    for tile in (screen_tile(size, gpu) for size in SCREEN_TILES):
+        for variant, uses in (("screen", ()), ("screen, everything", _NO_STORE)):
+            found.append(Subject(SCREEN, variant, arch, torch.int8, tile, uses=uses))
+        few, short = (of(tile.block_b, torch.bfloat16, gpu) for of in (list_tile, short_tile))
+        found.append(Subject(LM_HEAD, "list", arch, torch.bfloat16, few, uses=_LIST))
+        uses = (*_LIST, *_NO_STORE, *_PUSH)
+        found.append(Subject(LM_HEAD, "list, everything", arch, torch.bfloat16, short, uses=uses))
+    return found
+
+
+def _small_kernels(arch: int) -> list[Subject]:
+    return [
+        Subject(kernel, "", arch, constants=constants, num_warps=warps)
+        for kernel, (constants, warps) in _SMALL.items()
+    ]
