@@ -1,29 +1,93 @@
-"""The committed tokens, on one rank and on several."""
+"""The committed tokens, on every backend and exchange, on one rank and on several."""
+
+from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from tests.support import golden
+from tests.support.cases import even_shards, uneven_shards
+from tests.support.golden_parts import PARTS, Make, V
 from tests.support.ranks import run_ranks
+from tests.support.virtual import SMALL_TILE, in_turn
+from tpsample import LMHeadSampler, VocabShard
+from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
+
+WEIGHTED = [part for part in PARTS if part != "logits"]
+EXACT = [part for part in PARTS if part != "cancelling"]  # Triton adds in fp32, in another order
+EXPECTED = json.loads(golden.FILE.read_text())
 
 
-def _on_rank(backend: str) -> dict:
-    return golden.on_shard(dist.get_rank(), dist.get_world_size(), backend)
+def assert_as_committed(found: dict[str, Any], parts: Sequence[str]) -> None:
+    """Compare all that was recorded of some parts; a part that recorded less fails, too."""
+    expected = {name: EXPECTED[name] for name in EXPECTED if name.split(",")[0] in parts}
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert found[name] == values, name
 
 
 @pytest.mark.parametrize(
-    ("world_size", "backend"), [(1, "torch"), (1, "numba"), (2, "numba"), (3, "torch")]
+    ("backend", "screening", "parts"),
+    [
+        ("torch", None, tuple(PARTS)),
+        ("numba", None, tuple(PARTS)),
+        ("numba", "int8", WEIGHTED),
+        ("triton", None, ["logits"]),
+        ("triton", "int8", ["heads"]),
+        pytest.param("triton", None, EXACT, marks=pytest.mark.long),
+    ],
 )
-def test_tokens_are_those_that_were_committed(world_size, backend):
-    expected = json.loads(golden.FILE.read_text())
-    if world_size > 1:
-        found = run_ranks(world_size, _on_rank, backend)
-    else:
-        found = [golden.on_shard(0, 1, backend)]
-    for of_rank in found:
-        for name, tokens in of_rank.items():
-            assert tokens == expected[name], name
-        assert list(of_rank) == list(expected)
-    assert all(0 <= token < golden.V for token in expected["step 0"])
+def test_one_rank(backend, screening, parts):
+    options = {"backend": backend, "screening": screening}
+    assert_as_committed(golden.record(golden.maker(VocabShard(0, V), **options), parts), parts)
+
+
+def _on_rank(shards: list[VocabShard], options: dict[str, Any]) -> dict[str, Any]:
+    return golden.record(golden.maker(shards[dist.get_rank()], **options))
+
+
+@pytest.mark.parametrize(
+    ("shards", "options"),
+    [
+        (even_shards(V, 2), {"backend": "numba", "exchange": "collective"}),
+        (uneven_shards(V, 2), {"backend": "torch", "exchange": "two_level"}),
+        (uneven_shards(V, 3), {"backend": "torch", "exchange": "p2p", "chunks": 2}),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_several_ranks(shards, options):
+    for of_rank in run_ranks(len(shards), _on_rank, shards, options):
+        assert_as_committed(of_rank, tuple(PARTS))
+
+
+def _peers(make: Make, ranks: VirtualRanks) -> Make:
+    def built(*arguments: Any, **options: Any) -> LMHeadSampler:
+        sampler = make(*arguments, **options)
+        local: Any = sampler.local
+        local.tile = SMALL_TILE
+        return in_turn(sampler, ranks)
+
+    return built
+
+
+@pytest.mark.parametrize(
+    ("shards", "parts"),
+    [
+        (even_shards(V, 2), ["changes"]),
+        (uneven_shards(V, 3), ["heads"]),
+        pytest.param(uneven_shards(V, 3), EXACT, marks=pytest.mark.long),
+    ],
+)
+def test_peers_in_one_process(shards, parts):
+    world = VirtualWorld(shards)
+    makers = [
+        _peers(golden.maker(shard, group=ranks, exchange="peer", backend="triton"), ranks)
+        for shard, ranks in zip(shards, world.ranks, strict=True)
+    ]
+    for of_rank in world.run([partial(golden.record, make, parts) for make in makers]):
+        assert_as_committed(of_rank, parts)

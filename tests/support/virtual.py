@@ -8,7 +8,7 @@ from tests.support.cases import Case
 from tpsample import LMHeadSampler, VocabShard
 from tpsample.exchange.peer import PeerExchange
 from tpsample.local.tiles import Tile
-from tpsample.ranks.virtual import VirtualWorld
+from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 SMALL_TILE = Tile(block_v=128, block_b=4, block_d=16, num_warps=1, num_stages=1)
 
@@ -26,6 +26,22 @@ def virtual(case: Case, shards: list[VocabShard], tile: Tile | None = SMALL_TILE
         if len(shards) > 1:
             peer_of(sampler).timeout_s = 0.01
     return world, samplers
+
+
+def in_turn(sampler: LMHeadSampler, ranks: VirtualRanks) -> LMHeadSampler:
+    """Let each of its steps wait until every rank has sent its words.
+
+    A body of `VirtualWorld.run` may then call the sampler, `verify` or `sample_draft`.
+    """
+    begin = sampler.begin
+
+    def begin_and_meet(*arguments: Any) -> Any:
+        step = begin(*arguments)
+        ranks.meet()
+        return step
+
+    sampler.begin = begin_and_meet  # type: ignore[method-assign]
+    return sampler
 
 
 def peer_of(sampler: LMHeadSampler) -> PeerExchange:
