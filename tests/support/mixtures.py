@@ -128,12 +128,9 @@ class Story:
     def _changes(self) -> list[Callable[[], None]]:
         """Those that are possible now."""
         found = [self._set_grammar, self._clear_grammar, self._set_forced, self._clear_forced]
-        found += [self._permute]
-        if self.ranks.by_ratio:
-            found += [self._copy, self._other_weight]
+        found += [self._permute, self._copy, self._other_weight]
         if self.rows:
-            found += [self._drop, self._update, self._update, self._write]
-            found += [self._refill] if self.ranks.by_ratio else []
+            found += [self._drop, self._update, self._update, self._write, self._refill]
         if len(self.rows) < self.max_rows:
             found += [self._add, self._add]
         if self.pick.random() < 0.1:
@@ -264,8 +261,7 @@ class Story:
     # steps
 
     def _sample(self) -> None:
-        slots = self.ranks.by_ratio and self.kept_cap is None and self.rows
-        if slots and self.pick.random() < 0.3:
+        if self.kept_cap is None and self.rows and self.pick.random() < 0.3:
             self._sample_slots()
         else:
             self._sample_rows(self.batch)
@@ -327,7 +323,7 @@ class Story:
 
     def _verify(self) -> None:
         count, num_drafts = len(self.rows), self.pick.choice(self.theme.drafts)
-        method = self.pick.choice([*["coupled"] * 3, *self.ranks.by_ratio])
+        method = self.pick.choice([*["coupled"] * 3, "rejection", "block"])
         hidden_states = self.head.hidden_states(self.pick, count, num_drafts + 1)
         positions, given = self._positions()
         self._draw_seeds()
@@ -375,7 +371,7 @@ class Story:
     def _taken(self, step: Callable[[], list[Any]]) -> list[Any]:
         """What a step returns. After a change of rows the masks are those of the same rows still,
         or the step is refused until they are assigned anew: never another row's."""
-        if self.moved and (self.ranks.by_ratio == () or self.pick.random() < 0.5):
+        if self.moved and self.pick.random() < 0.5:
             self._assign_masks()
         try:
             return step()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.support import oracle
 from tests.support.oracle import Context, Request
+from tests.support.virtual import in_turn
 from tpsample import (
     LMHeadSampler,
     SampleOutput,
@@ -336,7 +337,7 @@ class Tally:
 
 # -- how a step is taken -----------------------------------------------------------------------
 
-Call = Callable[[LMHeadSampler], Any]
+T = TypeVar("T")
 
 
 _GIVEN: WeakKeyDictionary[LMHeadSampler, Tensor] = WeakKeyDictionary()
@@ -378,8 +379,6 @@ def change_weight(pick: random.Random, sampler: LMHeadSampler, rows: Tensor) -> 
 class OneRank:
     """This process is one rank, of one or several."""
 
-    by_ratio = ("rejection", "block")
-
     def __init__(self, rank: int, head: ModelHead, pick: random.Random, **options: Any) -> None:
         self.samplers = [head.sampler(rank, pick, **options)]
         self.shards = [head.shards[rank]]
@@ -410,44 +409,35 @@ class OneRankFromLogits(OneRank):
         ]
 
 
-class _InTurn:
-    """A sampler whose ranks all start before one finishes, as `VirtualWorld.step` has them."""
-
-    def __init__(self, sampler: LMHeadSampler, ranks: Any) -> None:
-        self.sampler, self.ranks = sampler, ranks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sampler, name)
-
-    def __call__(self, *arguments: Any) -> SampleOutput:
-        step = self.sampler.start(*arguments)
-        self.ranks.gather_tensor(step.out.status)
-        return self.sampler.finish(step)
-
-
 class VirtualRanks:
     """All ranks in this process: the kernels and `peer`, in the interpreter."""
-
-    by_ratio = ()
 
     def __init__(self, head: ModelHead, pick: random.Random, **options: Any) -> None:
         self.world, state = VirtualWorld(head.shards), pick.getstate()
         self.samplers, self.shards = [], head.shards
         for rank, group in enumerate(self.world.ranks):
             pick.setstate(state)
-            self.samplers.append(head.sampler(rank, pick, group=group, exchange="peer", **options))
+            sampler = head.sampler(rank, pick, group=group, exchange="peer", **options)
+            self.samplers.append(in_turn(sampler, group))
         for sampler in self.samplers:
             local: Any = sampler.local
             local.tile = SMALL_TILE
 
     def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
-        return self.world.step(self.samplers, *arguments, **options)
+        return self.run([partial(each, *arguments, **options) for each in self.samplers])
 
     def verify(self, *arguments: Any, method: str) -> list[VerifyOutput]:
-        assert method == "coupled"
-        pairs = zip(self.samplers, self.world.ranks, strict=True)
-        bodies = [partial(verify, _InTurn(sampler, ranks), *arguments) for sampler, ranks in pairs]
-        return self.world.run(bodies)
+        return self.run(
+            [partial(verify, each, *arguments, method=method) for each in self.samplers]
+        )
+
+    def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
+        """Run a call of every rank; after one that is refused, all ranks come back."""
+        try:
+            return self.world.run(bodies)
+        except ValueError:
+            self.world.run([sampler.reset for sampler in self.samplers])
+            raise
 
     def close(self) -> None:
         for sampler in self.samplers:
@@ -463,8 +453,17 @@ class VirtualRanksFromLogits(VirtualRanks):
         self.head = head
 
     def sample(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> list[SampleOutput]:
-        local_logits = [self.head.logits(hidden_states, shard) for shard in self.shards]
-        return self.world.step_logits(self.samplers, local_logits, *arguments, **options)
+        return self.run(
+            [
+                partial(
+                    sampler.sample_logits,
+                    self.head.logits(hidden_states, shard),
+                    *arguments,
+                    **options,
+                )
+                for sampler, shard in zip(self.samplers, self.shards, strict=True)
+            ]
+        )
 
 
 @contextlib.contextmanager
