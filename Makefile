@@ -47,7 +47,7 @@ scaling: $(INSTALLED)
 
 # A vLLM server in an environment of its own, .engines, which takes 3.5 GB.
 engines: $(INSTALLED)
-	.venv/bin/python -m benchmarks.engines $(ENGINES)
+	.venv/bin/python -m tests.engines $(ENGINES)
 
 # Several hosts are network namespaces of this machine, so it needs root.
 hosts: $(INSTALLED)

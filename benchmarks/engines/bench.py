@@ -26,15 +26,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.engines import bench_page
-from benchmarks.engines.bench_page import SHOWN, TPSAMPLE, VLLM
-from benchmarks.engines.command import client_variables, say, versions
-from benchmarks.engines.environment import ROOT, make_environment, make_model
-from benchmarks.engines.server import NAME, Kind, Server
-from benchmarks.lab import machine, quiet
+from benchmarks.engines.environment import make_environment, make_model, versions
+from benchmarks.engines.rounds import SHOWN, TPSAMPLE, VIEWS, VLLM, notes, rows
+from benchmarks.engines.server import NAME, Kind, Server, client_variables, say
+from benchmarks.lab import harness, machine, quiet
+from benchmarks.lab.page import write_page
+from benchmarks.lab.results import RESULT, Result
 
 WORKERS = {TPSAMPLE: "tpsample.integrations.vllm.Worker", VLLM: None}
-"""What stands behind --worker-cls; all other options are the same."""
+"""Values of --worker-cls; all other options are the same."""
 INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
 """Lengths are drawn between 1 - SPREAD and 1 + SPREAD times these."""
 PAUSE_S = 3.0
@@ -52,7 +52,7 @@ class Bench:
     Attributes:
         requests: in a round.
         rates: requests per second of the loads; infinity sends all at once.
-        rounds: of one load and server: ranks, rate, server, and what vLLM measured.
+        rounds: of one load and server: ranks, rate, server, and the numbers of vLLM's result.
         texts: by number of ranks, how many greedy texts were compared, all equal.
     """
 
@@ -202,7 +202,7 @@ def shown(server: Server) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and write the page; 1 if a number of ranks has no round."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("--cache", type=Path, default=ROOT / ".engines")
+    parser.add_argument("--cache", type=Path, default=machine.ROOT / ".engines")
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, one after the other")
     parser.add_argument("--requests", type=int, default=16, help="in a round")
     parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
@@ -211,18 +211,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="folder of the page; default in the cache")
     options = parser.parse_args(arguments)
     cache, counts = options.cache.resolve(), [int(each) for each in options.ranks.split(",")]
-    about: dict[str, Any] = {
-        "machine": machine.describe(torch.device("cpu")),
-        "before": quiet.load(),
-        "requests": options.requests,
-    }
+    result = Result(
+        benchmark="vllm_bench",
+        question="What does the adapter cost or save a vLLM server? `vllm bench serve` asked two "
+        "servers with the same options in turn, one of them with "
+        "`--worker-cls tpsample.integrations.vllm.Worker`.",
+        machine=machine.describe(torch.device("cpu")),
+        settings={"requests": options.requests, "threads": os.environ.get("OMP_NUM_THREADS", "1")},
+        views=[vars(view) for view in VIEWS],
+        sessions=[harness.session()],
+    )
     cache.mkdir(parents=True, exist_ok=True)
     python = make_environment(cache)
     # A run that is told to stop ends its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     rates = (float("inf"), options.rate)
     bench = Bench(python, make_model(cache), cache / "bench", options.requests, rates)
-    start, void = time.monotonic(), []
+    start = time.monotonic()
     for number, ranks in enumerate(counts, 1):
         deadline = start + 60 * options.minutes * number / len(counts)
         try:
@@ -230,21 +235,17 @@ def main(arguments: list[str] | None = None) -> int:
             if all(each["ranks"] != ranks for each in bench.rounds):
                 raise Void("no round ended in time")
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-            void.append(f"{ranks} ranks: {error}"[:2000])
-            say(void[-1])
-    about |= {
-        "after": quiet.load(),
-        "minutes": (time.monotonic() - start) / 60,
-        "texts": bench.texts,
-        "commands": bench.commands,
-        "void": void,
-        "versions": versions(python),
-        "threads": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
+            why = " ".join(str(error).split())[:300]
+            result.warnings.append(f"Not measured on {ranks} ranks: {why}")
+            say(result.warnings[-1])
+    result.sessions[0] |= {"ended": harness.now(), "after": quiet.load()}
+    result.settings |= {"versions": versions(python), **bench.commands}
+    result.rows = rows(bench.rounds, options.requests)
+    result.notes = notes(bench.rounds, bench.texts, options.requests)
     folder = options.output or cache / "bench-page"
-    bench_page.write(folder, bench.rounds, about)
-    say(f"page: {folder}")
-    return 1 if void else 0
+    result.save(folder / RESULT)
+    say(f"page: {write_page(folder)}")
+    return 1 if result.warnings else 0
 
 
 if __name__ == "__main__":

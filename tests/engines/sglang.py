@@ -1,6 +1,6 @@
 """Asks SGLang, in processes of its own, what a vLLM server was asked.
 
-    python -m benchmarks.engines.sglang MODEL ANSWERS.json OUT.json RANKS
+    python -m tests.engines.sglang MODEL ANSWERS.json OUT.json RANKS
 
 It runs in SGLang's environment (`environment.make_sglang`).
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.asked import TOKENS
+from tests.engines.asked import TOKENS
 
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

@@ -1,6 +1,6 @@
 """Asks a server by the `openai` client, and writes its answers.
 
-    python -m benchmarks.engines.client URL OUT.json PART…
+    python -m tests.engines.client URL OUT.json PART…
 
 It runs in vLLM's environment. Parts: kinds, greedy, drafted, sixteen, more (stream, n, stop,
 logprobs of a prompt, a refused field), failing (one row has NaN), lost (a stream during which a
@@ -17,7 +17,8 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-from benchmarks.engines.asked import (
+from benchmarks.engines.server import NAME
+from tests.engines.asked import (
     DRAFTED,
     FAILING_SEED,
     GREEDY,
@@ -27,7 +28,6 @@ from benchmarks.engines.asked import (
     TOKENS,
     Asked,
 )
-from benchmarks.engines.server import NAME
 
 Answer = dict[str, Any]
 

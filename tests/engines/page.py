@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.verdicts import Verdict
+from tests.engines.verdicts import Verdict
 
 WORDS = {True: "yes", False: "**no**", None: "not run"}
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engines.asked import KINDS, SIXTEEN, TOKENS
+from tests.engines.asked import KINDS, SIXTEEN, TOKENS
 
 Answers = dict[str, Any]
 

@@ -1,5 +1,0 @@
-import sys
-
-from benchmarks.engines.command import main
-
-sys.exit(main())

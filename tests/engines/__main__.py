@@ -1,0 +1,5 @@
+import sys
+
+from tests.engines.command import main
+
+sys.exit(main())
