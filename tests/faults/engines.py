@@ -85,8 +85,8 @@ SERVERS = [
     Fault(
         "SGLang's head hands hidden states on to any sampler",
         "tpsample/integrations/sglang.py",
-        "        if not self.armed:\n            found: Tensor",
-        "        if False:\n            found: Tensor",
+        "        if not self.armed:\n            return original(processor",
+        "        if False:\n            return original(processor",
         (
             "tests/integrations/test_sglang.py::"
             "test_nothing_changes_in_a_server_with_another_backend",

@@ -1,4 +1,4 @@
-"""The adapter for SGLang, of which small fakes stand for what it reads."""
+"""The adapter for SGLang, against small fakes of what it reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from tests.support import vllm_fakes as fakes
 from tests.support.vllm_fakes import EOS, D, V
 from tpsample import Needs, SamplingBatch, SamplingParams, UnsupportedParameter, reference
-from tpsample.integrations import sglang, sglang_params
-from tpsample.integrations.sglang_params import (
+from tpsample.integrations import sglang
+from tpsample.integrations.sglang import (
     LEFT_TO_SGLANG,
     REFUSED,
     REFUSED_OF_REQUEST,
@@ -22,7 +22,7 @@ from tpsample.integrations.sglang_params import (
     seed_of,
 )
 
-README = Path(sglang_params.__file__).with_name("README.md")
+README = Path(sglang.__file__).with_name("README.md")
 HIDDEN = torch.randn(2, D, generator=torch.Generator().manual_seed(4))
 
 

@@ -1,4 +1,4 @@
-"""The adapter on both runners of vLLM, of which small fakes stand for what it reads."""
+"""The adapter on both runners of vLLM, against small fakes of what it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the adapter reads of vLLM's model, runners and requests, and nothing else of them."""
+"""Fakes of vLLM's model, runners and requests, with the attributes that the adapter reads."""
 
 from __future__ import annotations
 
@@ -26,33 +26,38 @@ class Int8Method:
     """A product of another kind."""
 
 
-@dataclass
-class Request:
-    """`vllm.SamplingParams` at its defaults, as the front end completes it."""
+_ASKS_FOR_NOTHING: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "seed": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words_token_ids": None,
+    "min_tokens": 0,
+    "stop_token_ids": [],
+    "all_stop_token_ids": {EOS},
+    "eos_token_id": EOS,
+    "logprobs": None,
+    "logprob_token_ids": None,
+    "prompt_logprobs": None,
+    "thinking_token_budget": None,
+    "trace_decode_token_ids": None,
+    "watermarking": None,
+    "prompt_logprob_token_ids": None,
+    "prompt_logprob_start": None,
+}
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words_token_ids: list[list[int]] | None = None
-    min_tokens: int = 0
-    stop_token_ids: list[int] = field(default_factory=list)
-    all_stop_token_ids: set[int] = field(default_factory=lambda: {EOS})
-    eos_token_id: int | None = EOS
-    logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    prompt_logprobs: int | None = None
-    thinking_token_budget: int | None = None
-    trace_decode_token_ids: list[int] | None = None
-    watermarking: bool | None = None
-    prompt_logprob_token_ids: Any = None
-    prompt_logprob_start: int | None = None
+
+class Request(SimpleNamespace):
+    """`vllm.SamplingParams`, as the front end completes it."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**(_ASKS_FOR_NOTHING | given))
 
     @property
     def num_logprobs(self) -> int | None:
@@ -109,7 +114,7 @@ def runner(
     shard: VocabShard | None = None,
     **config: Any,
 ) -> Any:
-    """What both runners have."""
+    """Return the attributes that both runners have."""
     shard = VocabShard(0, V) if shard is None else shard
     processor = Processor() if processor is None else processor
     model = Model(whole_weight(), shard, processor, method or UnquantizedEmbeddingMethod())
@@ -205,7 +210,7 @@ class _Slots:
 
 
 class _OwnSampler:
-    """vLLM's sampler, of which its states are left."""
+    """The states of vLLM's sampler."""
 
     def __init__(self, rows: int, logprobs_mode: str) -> None:
         self.logprobs_mode = logprobs_mode

@@ -3,14 +3,16 @@
     python -m sglang.launch_server --sampling-backend tpsample --disable-cuda-graph …
 
 SGLang calls `register` in each of its processes, because it is an entry point of the group
-`sglang.srt.plugins`. Nothing changes in a server with another sampling backend: the hooks do
-something only in a process in which the sampler of this file was built.
+`sglang.srt.plugins`. Every field of a request is honoured, left to SGLang, or refused by name at
+its door. Nothing changes in a server with another sampling backend: the hooks do something only in
+a process in which the sampler of this file was built.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,11 +23,40 @@ from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations import check_version
 from tpsample.integrations.heads import KeptHead, is_quantised
-from tpsample.integrations.sglang_params import check_request, seed_of
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 
 logger = logging.getLogger(__name__)
+
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "sampling_seed")
+"""Fields that the sampler of a step reads."""
+
+LEFT_TO_SGLANG = (
+    *("max_new_tokens", "stop", "stop_token_ids", "stop_regex", "stop_strs", "stop_regex_strs"),
+    *("stop_str_max_len", "stop_regex_max_len", "is_normalized", "n", "ignore_eos"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"),
+)
+"""Fields that SGLang honours outside its sampler."""
+
+REFUSED: dict[str, Any] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_new_tokens": 0,
+    "logit_bias": None,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "ebnf_full_assistant": False,
+    "structural_tag": None,
+    "custom_params": None,
+    "watermark": None,
+    "beam_width": None,
+}
+"""Fields that SGLang applies to logits of all tokens, with the value that asks for nothing."""
+
+REFUSED_OF_REQUEST = ("return_logprob", "custom_logit_processor", "lora_path")
+"""The same of a whole request."""
 
 _SRT = "sglang.srt."
 _WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_penalties")
@@ -33,7 +64,7 @@ _WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_p
 
 
 class Place(Sealed):
-    """What the hooks of one process share.
+    """The state that the hooks of one process share.
 
     Attributes:
         backends: the names under which the sampler is registered.
@@ -58,19 +89,15 @@ class Place(Sealed):
         processor: Any,
         hidden_states: Tensor,
         lm_head: Any,
-        metadata: Any,
-        embedding_bias: Tensor | None = None,
         *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
+        **named: Any,
+    ) -> Any:
         """Around `LogitsProcessor._get_logits`: keep its input, and return [rows, 0]."""
         if not self.armed:
-            found: Tensor = original(
-                processor, hidden_states, lm_head, metadata, embedding_bias, *args, **kwargs
-            )
-            return found
+            return original(processor, hidden_states, lm_head, *args, **named)
+        bias = args[1] if len(args) > 1 else named.get("embedding_bias")
         self.processor = processor
-        return self.head.keep(lm_head, embedding_bias, hidden_states)
+        return self.head.keep(lm_head, bias, hidden_states)
 
     def keep_off(
         self, original: Any, runner: Any, output: Any, info: Any, *args: Any, **kwargs: Any
@@ -144,6 +171,38 @@ def batch_of(info: Any, vocab_size: int) -> StepBatch:
         needs=Needs(**{name: getattr(info, f"need_{name}_sampling") for name in filters}),
         filter_order="min_p_last",
     )
+
+
+def check_request(request: Any) -> None:
+    """Raise for what a request asks for and is not honoured, before it is let in.
+
+    Args:
+        request: `GenerateReqInput`, whose `sampling_params` is a mapping.
+
+    Raises:
+        UnsupportedParameter: (a ValueError) naming the field.
+    """
+    for name in REFUSED_OF_REQUEST:
+        if getattr(request, name, None):
+            raise UnsupportedParameter(f"{name}: not supported with tpsample")
+    params: Mapping[str, Any] = request.sampling_params or {}
+    for name, value in params.items():
+        if name in REFUSED and value not in (None, REFUSED[name]):
+            raise UnsupportedParameter(f"{name}: not supported with tpsample")
+        if name not in (*SAMPLED, *LEFT_TO_SGLANG, *REFUSED):
+            raise UnsupportedParameter(f"{name}: not known to tpsample")
+
+
+def seed_of(request: Any) -> int:
+    """Return the seed of a request in its batch; one that names none has that of its own name.
+
+    SGLang's names are random, and the same on every rank.
+    """
+    seed = request.sampling_params.sampling_seed
+    if seed is not None:
+        return int(seed)
+    digest = hashlib.blake2b(str(request.rid).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def check_modes(arguments: Any) -> None:

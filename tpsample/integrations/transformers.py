@@ -7,7 +7,7 @@
 
 `custom_generate` is an official argument, and the model is not patched but for the forward of its
 LM head, while the call lasts. A model that was loaded with ``tp_plan="auto"`` is sampled on its
-shards, and nothing is gathered. What cannot be honoured is refused by name, see README.md.
+shards, and nothing is gathered. Anything else is refused by name, see README.md.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Head(Sealed):
     def aside(self) -> Iterator[None]:
         """Let the model hand its hidden states to `hidden_states`, and compute no logits.
 
-        What it returns for logits is [B, T, 0], which nobody can take for logits. A forward that
+        In place of logits it returns [B, T, 0], which nobody can take for logits. A forward that
         the layer had before, as tensor parallelism gives it one, is put back.
         """
 

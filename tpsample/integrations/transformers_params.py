@@ -1,4 +1,4 @@
-"""What `generate` was asked for, as `SamplingParams`.
+"""The arguments of `generate` as `SamplingParams`.
 
 transformers turns the arguments of `generate` into logits processors. Each is honoured by its exact
 type, or refused by name: a subclass may do anything.
@@ -169,7 +169,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-    """What a `SamplingBatch` is built of."""
+    """The arguments of `SamplingBatch.from_params`."""
 
     params: list[SamplingParams]
     prompt_token_ids: list[list[int]]

@@ -55,7 +55,6 @@ class Head(KeptHead):
             )
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
         padded = self.lm_head.num_embeddings_per_partition
-        head = (self.bias, processor.scale, processor.soft_cap) if self.fused else (None, 1.0, None)
         self.build(
             "vLLM",
             logger,
@@ -63,7 +62,9 @@ class Head(KeptHead):
             vocab_size=processor.org_vocab_size,
             group=group,
             max_rows=runner.max_num_reqs * depth,
-            **dict(zip(("bias", "logit_scale", "logit_softcap"), head, strict=True)),
+            bias=self.bias if self.fused else None,
+            logit_scale=processor.scale if self.fused else 1.0,
+            logit_softcap=processor.soft_cap if self.fused else None,
         )
 
     def sample(self, kept: Tensor, batch: StepBatch, positions: Tensor) -> SampleOutput:
@@ -112,7 +113,7 @@ class Head(KeptHead):
 
 def _is_product(lm_head: Any, processor: Any) -> bool:
     """Whether logits are softcap(scale · h Wᵀ) + bias in the dtype of the weight."""
-    weight = lm_head.weight if hasattr(lm_head, "weight") else None
+    weight = getattr(lm_head, "weight", None)
     return (
         not is_quantised(lm_head)
         and weight is not None

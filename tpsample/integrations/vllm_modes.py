@@ -80,8 +80,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
         "it would count NaN in no logits and find none",
     ),
 }
-"""What a server refuses when it starts: by option or variable, whether a runner asks for it, and
-the reason."""
+"""Options and variables with which a server does not start: whether a runner has one, and why."""
 
 
 def check_modes(runner: Any) -> None:

@@ -1,13 +1,15 @@
-"""What both runners of vLLM do in a step: they sample a batch, and hand its tokens on."""
+"""Both runners of vLLM sample the rows of a step here, and hand their tokens on."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tpsample.core.sealed import Sealed
@@ -36,13 +38,6 @@ class Tables(NamedTuple):
     token_ids: Tensor
     values: Tensor
     ranks: Tensor
-
-
-class Sampled(NamedTuple):
-    """Tokens of a step, int64 [B], each of which vLLM can take, and logprobs if a row asks."""
-
-    token_ids: Tensor
-    logprobs: Tables | None
 
 
 class StepRows(NamedTuple):
@@ -89,8 +84,8 @@ class EngineSteps(Sealed):
 
     def sample(
         self, kept: Tensor, rows: StepRows, positions: Tensor, unfinished: Tensor
-    ) -> Sampled:
-        """Sample the rows of a step. Collective.
+    ) -> tuple[Tensor, Tables | None]:
+        """Return the tokens of a step, int64 [B], and logprobs if a row asks. Collective.
 
         Args:
             kept: what the head was given, a row each.
@@ -101,7 +96,7 @@ class EngineSteps(Sealed):
         out = self.head.sample(kept, rows.batch, positions.to(torch.int64))
         rows.batch.append(out.token_ids.masked_fill(unfinished, -1))
         token_ids = self.ended(rows, out.token_ids, out.status, unfinished)
-        return Sampled(token_ids, self.tables(rows, out.logprobs, token_ids))
+        return token_ids, self.tables(rows, out.logprobs, token_ids)
 
     def ended(
         self, rows: StepRows, token_ids: Tensor, status: Tensor, unfinished: Tensor
@@ -143,17 +138,37 @@ class EngineSteps(Sealed):
             found.ranks[:, 0],
         )
 
-    def fitting(self, bitmask: Tensor) -> Tensor:
-        """Return a grammar's bits with a word for each 32 ids of the vocabulary, on the device."""
+    def keep_grammar(
+        self,
+        names: Sequence[str],
+        with_grammar: Sequence[str],
+        bits: NDArray[np.int32],
+        drafts: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Keep a grammar's bits for the next step: a row for every position of every request.
+
+        Args:
+            names: of the rows of the step, in order.
+            with_grammar: requests with a grammar.
+            bits: theirs, one after the other.
+            drafts: of each request that has some; it has a position more than drafts.
+        """
+        counts = {name: 1 + len(drafts.get(name, ())) for name in (*names, *with_grammar)}
+        rows = {name: np.full((counts[name], bits.shape[1]), -1, np.int32) for name in names}
+        start = 0
+        for name in with_grammar:
+            rows[name] = bits[start : start + counts[name]]
+            start += counts[name]
         words = -(-self.vocab_size // 32)
+        bitmask = torch.from_numpy(np.concatenate([rows[name] for name in names]))
         bitmask = F.pad(bitmask[:, :words], (0, max(0, words - bitmask.shape[1])))
-        return bitmask.contiguous().to(self.device, non_blocking=True)
+        self.grammar = bitmask.contiguous().to(self.device, non_blocking=True)
 
 
 class Failures(Sealed):
     """Tells the log which requests had no token, without waiting for the device.
 
-    What a step found is read before the next one, if the device is done with it by then.
+    The status of a step is read before the next one, if the device is done with it by then.
 
     Args:
         count: counts the failed rows of a status that came from a GPU.
@@ -164,33 +179,29 @@ class Failures(Sealed):
         self._last: tuple[list[object], Tensor, Any] | None = None
 
     def note(self, names: Sequence[object], status: Tensor) -> None:
-        """Remember the status of a step's rows, and tell what was remembered before."""
-        event = torch.cuda.Event() if self._on_gpu else None
-        if self._on_gpu:
-            self.tell()
-            host = torch.empty(status.shape, dtype=status.dtype, pin_memory=True)
-            host.copy_(status, non_blocking=True)
-            assert event is not None
-            event.record()
-            status = host
-        self._last = (list(names), status, event)
+        """Log the rows of a step that failed; on a GPU those of an earlier step."""
         if not self._on_gpu:
-            self.tell()
+            _log(names, status)
+            return
+        self.tell()
+        host = torch.empty(status.shape, dtype=status.dtype, pin_memory=True)
+        host.copy_(status, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._last = (list(names), host, event)
 
     def tell(self) -> None:
-        """Log the rows that failed in the step that is remembered."""
-        if self._last is None:
+        """Count and log the rows of the remembered step that failed, if the device is done."""
+        if self._last is None or not self._last[2].query():
             return
-        names, status, event = self._last
-        if event is not None and not event.query():
-            return
-        if event is not None:  # on a CPU the sampler has counted them
-            self._count(status)
-        for name, code in zip(names, status.tolist(), strict=True):
-            if code != Status.OK:
-                logger.error(
-                    "request %s is ended: no token could be drawn, status %s",
-                    name,
-                    Status(code).name,
-                )
+        names, status, _ = self._last
         self._last = None
+        self._count(status)
+        _log(names, status)
+
+
+def _log(names: Sequence[object], status: Tensor) -> None:
+    for name, code in zip(names, status.tolist(), strict=True):
+        if code != Status.OK:
+            text = "request %s is ended: no token could be drawn, status %s"
+            logger.error(text, name, Status(code).name)

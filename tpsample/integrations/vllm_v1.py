@@ -8,7 +8,7 @@ runner.sample_tokens                    keeps the grammar's bits for the step
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -48,10 +48,10 @@ class V1Sampler(nn.Module):
         rows = self.rows()
         count = len(rows.names)
         positions = self.runner.seq_lens[:count]
-        sampled = self.steps.sample(kept, rows, positions, self.unfinished(count))
+        token_ids, tables = self.steps.sample(kept, rows, positions, self.unfinished(count))
         return self.kinds.output(
-            sampled_token_ids=sampled.token_ids.to(torch.int32).unsqueeze(1),
-            logprobs_tensors=self.logprobs(sampled.logprobs),
+            sampled_token_ids=token_ids.to(torch.int32).unsqueeze(1),
+            logprobs_tensors=self.logprobs(tables),
         )
 
     def is_dummy(self, sampling_metadata: Any) -> bool:
@@ -146,34 +146,13 @@ def _keeping_grammar(runner: Any, steps: EngineSteps, sample_tokens: Any) -> Any
         state = runner.execute_model_state
         steps.grammar = None
         if state is not None and grammar_output is not None:
-            drafts = state.scheduler_output.scheduled_spec_decode_tokens
-            steps.grammar = steps.fitting(
-                in_batch_order(runner.input_batch.req_ids, drafts, grammar_output)
+            steps.keep_grammar(
+                runner.input_batch.req_ids,
+                grammar_output.structured_output_request_ids,
+                grammar_output.grammar_bitmask,
+                state.scheduler_output.scheduled_spec_decode_tokens,
             )
             grammar_output = None
         return sample_tokens(grammar_output)
 
     return keeping
-
-
-def in_batch_order(names: Sequence[str], drafts: Any, grammar_output: Any) -> Tensor:
-    """Return int32 [rows, words]: a row of bits for every position of every request.
-
-    Args:
-        names: of the batch's rows, in order.
-        drafts: the drafts of each request that has some; it has a position more than drafts.
-        grammar_output: bits of the requests with a grammar, one behind the other.
-    """
-    packed = torch.from_numpy(grammar_output.grammar_bitmask)
-    first, at = {}, 0
-    for name in names:
-        first[name] = at
-        at += 1 + len(drafts.get(name, ()))
-    bitmask = torch.full((at, packed.shape[1]), -1, dtype=torch.int32)
-    at = 0
-    for name in grammar_output.structured_output_request_ids:
-        count = 1 + len(drafts.get(name, ()))
-        if name in first:
-            bitmask[first[name] : first[name] + count] = packed[at : at + count]
-        at += count
-    return bitmask

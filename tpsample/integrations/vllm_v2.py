@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.sealed import Sealed
 from tpsample.integrations.engine_rows import EngineRequest, ends_and_wanted
 from tpsample.integrations.vllm_head import Head
-from tpsample.integrations.vllm_prompt import PromptLogprobs
-from tpsample.integrations.vllm_steps import EngineSteps, Kinds, StepRows
+from tpsample.integrations.vllm_steps import EngineSteps, Kinds, StepRows, Tables
 from tpsample.request.batch import SamplingBatch
 
 Count = Callable[..., tuple[Tensor, Tensor]]
@@ -64,12 +64,7 @@ class V2Sampler:
         self, logits: Tensor, input_batch: Any, grammar_req_ids: Sequence[str], bitmask: Any
     ) -> None:
         """Keep the bits of the requests with a grammar for the step that follows."""
-        packed = torch.from_numpy(bitmask)
-        rows = torch.full((input_batch.num_reqs, packed.shape[1]), -1, dtype=torch.int32)
-        row_of = {name: row for row, name in enumerate(input_batch.req_ids)}
-        for index, name in enumerate(grammar_req_ids):
-            rows[row_of[name]] = packed[index]
-        self.steps.grammar = self.steps.fitting(rows)
+        self.steps.keep_grammar(input_batch.req_ids, grammar_req_ids, bitmask, {})
 
     def __call__(self, logits: Tensor, input_batch: Any) -> Any:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
@@ -92,10 +87,9 @@ class V2Sampler:
             self.batch.select(slots), input_batch.req_ids, self._ends[slots], self._wanted[slots]
         )
         positions = input_batch.positions[input_batch.logits_indices] + 1
-        sampled = self.steps.sample(kept, rows, positions, num_sampled == 0)
-        tables = sampled.logprobs
+        token_ids, tables = self.steps.sample(kept, rows, positions, num_sampled == 0)
         return self._kinds.output(
-            sampled.token_ids.view(-1, 1),
+            token_ids.view(-1, 1),
             None if tables is None else self._kinds.logprobs(*tables),
             None,
             num_sampled,
@@ -112,10 +106,12 @@ class V2Sampler:
         joined = {
             slot: self.steps.request(names[slot], own, partial(self._tokens, slot))
             for slot, own in self._joining.items()
+            if slot in names
         }
         self._joining.clear()
-        params, prompts, outputs, _ = zip(*joined.values(), strict=True)
-        self.batch.put(list(joined), params, prompt_token_ids=prompts, output_token_ids=outputs)
+        if joined:
+            params, prompts, outputs, _ = zip(*joined.values(), strict=True)
+            self.batch.put(list(joined), params, prompt_token_ids=prompts, output_token_ids=outputs)
         self._requests = there | joined
         self._ends, self._wanted = ends_and_wanted(
             [self._requests.get(slot) for slot in range(self.batch.rows)], self.steps.device
@@ -127,3 +123,64 @@ class V2Sampler:
         prompt, total = int(states.prompt_len.np[slot]), int(states.total_len.gpu[slot])
         ids = states.all_token_ids.gpu[slot, :total].tolist()
         return ids[:prompt], ids[prompt:]
+
+
+class PromptLogprobs(Sealed):
+    """Stands where vLLM's `PromptLogprobsWorker` stands; a prompt comes chunk by chunk."""
+
+    def __init__(self, steps: EngineSteps, logprobs: Callable[..., Any]) -> None:
+        self._steps, self._logprobs = steps, logprobs
+        self._asked: dict[str, int] = {}
+        self._found: dict[str, list[Tables]] = {}
+
+    def add_request(self, req_id: str, req_idx: int, sampling_params: Any) -> None:
+        """Remember how many of the most likely tokens a request asks for."""
+        self.remove_request(req_id)
+        if sampling_params.prompt_logprobs is not None:
+            self._asked[req_id] = sampling_params.prompt_logprobs
+
+    def remove_request(self, req_id: str) -> None:
+        """Forget a request."""
+        self._asked.pop(req_id, None)
+        self._found.pop(req_id, None)
+
+    def compute_prompt_logprobs(
+        self,
+        logits_fn: Callable[[Tensor], Tensor],
+        hidden_states: Tensor,
+        input_batch: Any,
+        all_token_ids: Tensor,
+        num_computed_tokens: Tensor,
+        prompt_lens: Any,
+    ) -> dict[str, Any]:
+        """Return the logprobs of each prompt that is complete with this step. Collective.
+
+        Args:
+            logits_fn: the model's `compute_logits`, which returns the [rows, 0] of the head.
+        """
+        done: dict[str, Any] = {}
+        for row, name in enumerate(input_batch.req_ids):
+            slot = int(input_batch.idx_mapping_np[row])
+            computed = int(input_batch.num_computed_prefill_tokens_np[row])
+            prompt = int(prompt_lens[slot])
+            # A request that comes back after it was preempted has reported its prompt before.
+            resumed = prompt < int(input_batch.prefill_len_np[row])
+            if name not in self._asked or computed >= prompt or resumed:
+                continue
+            start = int(input_batch.query_start_loc_np[row])
+            count = int(input_batch.query_start_loc_np[row + 1]) - start
+            complete = computed + count >= prompt
+            count -= complete  # the last token predicts the first that is sampled
+            if count:
+                token_ids = all_token_ids[slot, computed + 1 : computed + 1 + count]
+                kept = self._steps.head.take(logits_fn(hidden_states[start : start + count]))
+                tables = self._steps.prompt_tables(kept, token_ids, self._asked[name])
+                self._found.setdefault(name, []).append(tables)
+            if complete and name in self._found:
+                parts = zip(*self._found.pop(name), strict=True)
+                done[name] = self._logprobs(*(torch.cat(part) for part in parts))
+        return done
+
+    def compute_prompt_token_id_logprobs(self, *_: Any) -> dict[str, Any]:
+        """Return none: a request that asks for those of other ids is refused."""
+        return {}
