@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -127,8 +126,7 @@ def test_a_trace_is_the_models_own_distribution(
 
 
 def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = importlib.import_module("tpsample.cli.generate")
-    right = generate.shard_sampler
+    right = Model.sampler
 
     class OffByOne:
         def __init__(self, sampler: LMHeadSampler) -> None:
@@ -144,7 +142,7 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
 
     command = ["generate", "--model", str(tiny), "--max-new-tokens", "2"]
     assert CliRunner().invoke(app, command).exit_code == 0
-    monkeypatch.setattr(generate, "shard_sampler", lambda *a, **k: OffByOne(right(*a, **k)))
+    monkeypatch.setattr(Model, "sampler", lambda *a, **k: OffByOne(right(*a, **k)))
     failed = CliRunner().invoke(app, command)
     assert failed.exit_code == 1
     assert "TOKENS DIFFER (10 tokens compared, 10 differ, 0 near ties)" in failed.output

@@ -1,4 +1,4 @@
-"""What `tpsample generate` makes of the tokens: streams, ends, records, and what it leaves out."""
+"""`tpsample generate` streams answers, ends and records them, and may leave the check out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 
 from tests.support.commands import invoke, texts
 from tests.support.tiny_model import save_tiny_llama
-from tpsample.cli.requests import Request
-from tpsample.cli.texts import Texts
+from tpsample.cli.requests import Request, Texts
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 6, "--prompt", "w5 w7 w9")
 
@@ -49,7 +48,7 @@ def test_a_streamed_answer_is_the_one_that_is_shown_at_the_end(tiny: Path) -> No
 
 
 class Bytes:
-    """A tokenizer of bytes, of which a letter may take two, and its model."""
+    """A model whose tokenizer has a token per byte, two for some letters."""
 
     eos_token_ids: frozenset[int] = frozenset()
 

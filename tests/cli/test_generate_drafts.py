@@ -9,35 +9,21 @@ import pytest
 import torch
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
-from tests.support.tiny_model import save_tokenizer
+from tests.support.tiny_model import VOCAB_SIZE, save_tiny_llama
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.cli import decode as decoding
 from tpsample.cli.decode import continuation, decode
 from tpsample.cli.model import Model, load
 from tpsample.distributed import Job
 
-TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
-VOCAB_SIZE = 307
+pytest.importorskip("transformers", reason="needs the extra hf")
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of three layers."""
+    """A random Llama, whose cache can forget tokens."""
     folder = tmp_path_factory.mktemp("tiny-llama")
-    save_tokenizer(folder, VOCAB_SIZE)
-    config = TRANSFORMERS.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-        eos_token_id=VOCAB_SIZE - 1,
-    )
-    torch.manual_seed(0)
-    TRANSFORMERS.LlamaForCausalLM(config).save_pretrained(folder)
+    save_tiny_llama(folder)
     return folder
 
 

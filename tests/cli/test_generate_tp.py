@@ -23,7 +23,7 @@ import transformers
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiny_model import save_tiny_llama
-from tpsample.cli import summary, tensor_parallel
+from tpsample.cli import report, tensor_parallel
 from tpsample.cli.model import load
 from tpsample.distributed import Job
 
@@ -41,7 +41,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _shown(job: Job, folder: Path, **own: Any) -> str:
-    """What a run prints on this rank."""
+    """Run the command, and return the text that this rank prints."""
     generate = importlib.import_module("tpsample.cli.generate")
     with (
         contextlib.redirect_stdout(io.StringIO()) as shown,
@@ -61,7 +61,7 @@ def _shown(job: Job, folder: Path, **own: Any) -> str:
 
 
 class _OtherRank(Job):
-    """Two ranks, of which the other one's second step has other bits."""
+    """One of two ranks; the second step of the other one has other bits."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value, [value[0], value[1] + 1, *value[2:]]]
@@ -76,13 +76,13 @@ def _on_ranks(llama: Path, folder: Path) -> list[Any]:
     return [
         _shown(job, llama, trace=trace, record=record),
         _shown(job, llama, draft="ngram", num_drafts=3, screening="int8", backend="auto"),
-        summary.split(split.trunk, [torch.zeros(2, 3)] * 3, _OtherRank(0, 2)),
+        report.split(split.trunk, [torch.zeros(2, 3)] * 3, _OtherRank(0, 2)),
     ]
 
 
 @pytest.fixture(scope="module")
 def ranks(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Any]]]:
-    """What two ranks saw, and the folder of a trace and a record."""
+    """Return the folder of a trace and a record, and the text of each of two ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     return folder, run_ranks(2, _on_ranks, llama, folder)
 

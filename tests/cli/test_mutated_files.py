@@ -47,7 +47,7 @@ def _record(path: Path) -> None:
 
 
 def _outcomes(folder: Path, seeds: range, kind: str) -> list[str]:
-    """What went wrong, in a process whose memory grows by nothing else. Runs on one rank."""
+    """List the faults, in a process whose memory grows by nothing else. Runs on one rank."""
     from tpsample.cli.app import app
 
     def join(**_: object) -> NoReturn:

@@ -529,14 +529,14 @@ FILES = [
     ),
     Fault(
         "ranks of a split model do not compare their hidden states",
-        "tpsample/cli/summary.py",
+        "tpsample/cli/report.py",
         "len(set(step)) > 1 for step",
         "len(set(step)) > 9 for step",
         ("tests/cli/test_generate_tp.py::test_ranks_with_other_hidden_states_are_found",),
     ),
     Fault(
         "a stop text stays in the answer",
-        "tpsample/cli/texts.py",
+        "tpsample/cli/requests.py",
         "return text[: min(found, default=None)]",
         "return text",
         (
@@ -546,7 +546,7 @@ FILES = [
     ),
     Fault(
         "a record forgets the tokens so far",
-        "tpsample/cli/texts.py",
+        "tpsample/cli/requests.py",
         "output_token_ids=[decoded.rows[row][:t] for t, row in kept],",
         "output_token_ids=[[] for t, row in kept],",
         (

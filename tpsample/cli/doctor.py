@@ -18,15 +18,14 @@ from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
 from tpsample.cli import how_to_install, report
 from tpsample.cli.check import compare
+from tpsample.cli.model import Model
 from tpsample.core.numba_support import missing
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
 from tpsample.ranks.process import ranks_of
 from tpsample.record.verify import NEAR_TIE
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
-from tpsample.sampler import LMHeadSampler
 from tpsample.screening.int8_copy import NUMBERS
 
 _HEADS = ((128256, 8192), (151936, 4096))
@@ -171,16 +170,9 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
         SamplingParams(temperature=0.7, seed=2),
         SamplingParams(top_k=20, top_p=0.9, seed=3),
     ]
-    shard = VocabShard.even(_VOCAB_SIZE, job.rank, job.world_size)
-    name: Any = "auto" if exchange == "none" else exchange
-    sampler = LMHeadSampler(
-        weight[shard.start : shard.stop],
-        vocab_size=_VOCAB_SIZE,
-        shard=shard,
-        max_rows=_ROWS,
-        exchange=name,
-        backend=backend,
-    )
+    model = Model("doctor", torch.nn.Identity(), None, weight, None, {}, frozenset())
+    name = "auto" if exchange == "none" else exchange
+    sampler = model.sampler(job, max_rows=_ROWS, exchange=name, backend=backend)
     batch = SamplingBatch.from_params(params, vocab_size=_VOCAB_SIZE, device=job.device)
     logits = reference.logits(hidden_states, weight)
     wrong = steps = 0

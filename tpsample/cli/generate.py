@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import typer
 
 from tpsample.agreement.arguments import BackendName, ExchangeName
-from tpsample.agreement.dtensor import is_dtensor
-from tpsample.cli import report, summary, trace_file
+from tpsample.cli import report, trace_file
 from tpsample.cli.check import check
 from tpsample.cli.decode import NoToken, decode
-from tpsample.cli.model import Model, load
-from tpsample.cli.requests import asked, fields_of
-from tpsample.cli.texts import Texts
-from tpsample.core.vocab_shard import VocabShard
-from tpsample.distributed import Job, join
-from tpsample.sampler import LMHeadSampler
+from tpsample.cli.model import load
+from tpsample.cli.requests import Texts, asked, fields_of
+from tpsample.distributed import join
 from tpsample.trace import TopKTrace
 
 PROMPTS = (
@@ -139,8 +135,7 @@ def generate(
             with shown.phases() as phase:
                 loaded = phase("loading the model", 1)
                 lm = load(model, job, getattr(torch, dtype), tensor_parallel=tp)
-                sampler = shard_sampler(
-                    lm,
+                sampler = lm.sampler(
                     job,
                     max_rows=len(rows) * (1 + num_drafts if draft else 1),
                     exchange=exchange,
@@ -177,8 +172,9 @@ def generate(
                     verdict = check(lm, again, found.steps, job, sampler.backend, advance)
 
             if not stream:
-                texts.print(shown, found)
-            lines = summary.lines(lm, sampler, plain, job, tensor_parallel=tp)
+                for row, params in enumerate(texts.params):
+                    shown.text(rows[row].prompt, params, texts.text(row, found.rows[row]))
+            lines = report.lines(lm, sampler, plain, job, tensor_parallel=tp)
             if tracer is not None and trace is not None and job.rank == 0:
                 asked_for = [each.prompt for each in rows]
                 lines.append(("trace", trace_file.write(tracer, trace, lm, asked_for, plain.rows)))
@@ -186,7 +182,7 @@ def generate(
                 lines.append(("record", texts.record(record, plain, texts.batch(sampler).seed)))
             shown.table(lines)
             if draft:
-                shown.table(summary.drafts(found, plain))
+                shown.table(report.drafts(found, plain))
             if verdict is None:
                 shown.verdict("tokens were not checked (--no-check)", ok=True)
             else:
@@ -194,16 +190,3 @@ def generate(
             sampler.close()
     if verdict is not None and not verdict.ok:
         raise typer.Exit(1)
-
-
-def shard_sampler(lm: Model, job: Job, **options: Any) -> LMHeadSampler:
-    """Return a sampler over this rank's rows of the LM head."""
-    weight, bias, shard = lm.lm_head_weight, lm.lm_head_bias, None
-    vocab_size = weight.shape[0]
-    if not is_dtensor(weight):  # which brings its shard
-        shard = VocabShard.even(vocab_size, job.rank, job.world_size)
-        own = slice(shard.start, shard.stop)
-        weight, bias = weight[own], None if bias is None else bias[own]
-    return LMHeadSampler(
-        weight, vocab_size=vocab_size, shard=shard, bias=bias, **lm.head, **options
-    )

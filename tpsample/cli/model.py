@@ -17,10 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.agreement.dtensor import is_dtensor
 from tpsample.cli import tensor_parallel as split
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job
 from tpsample.integrations.transformers_head import Head
 from tpsample.record import FullHead, LoadHead
+from tpsample.sampler import LMHeadSampler
 
 BUNDLED = "SmolLM2-135M-Instruct"
 _GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -45,6 +48,17 @@ class Model:
     lm_head_bias: Tensor | None
     head: dict[str, Any]
     eos_token_ids: frozenset[int]
+
+    def sampler(self, job: Job, **options: Any) -> LMHeadSampler:
+        """Return a sampler over this rank's rows of the LM head. Collective."""
+        weight, bias, shard = self.lm_head_weight, self.lm_head_bias, None
+        vocab_size = weight.shape[0]
+        if not is_dtensor(weight):  # which brings its shard
+            shard = VocabShard.even(vocab_size, job.rank, job.world_size)
+            own = slice(shard.start, shard.stop)
+            weight, bias = weight[own], None if bias is None else bias[own]
+        options = {"vocab_size": vocab_size, "shard": shard, "bias": bias, **self.head, **options}
+        return LMHeadSampler(weight, **options)
 
     def prompt_token_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
         """Return the ids of one user turn in the model's chat template, or of the bare text.

@@ -1,16 +1,26 @@
-"""The requests of `tpsample generate`: fields from options and a file, completed by the model."""
+"""The requests of `tpsample generate`, from options and a file; with a model, their texts."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from tpsample.cli.decode import Decoded
+from tpsample.cli.model import Model
+from tpsample.output import SampleOutput
+from tpsample.record import write_record
 from tpsample.request.as_json import from_json
+from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.sampler import LMHeadSampler
 
 _ENGINE = ("max_tokens", "stop", "n")
 """Fields that the sampler does not know: how long answers are, what ends them, how many."""
@@ -18,7 +28,7 @@ _NOT_SHOWN = {"logprobs", "logprob_token_ids"}
 """Fields that ask for what the command does not print."""
 
 MAX_ANSWERS = 4096
-"""Rows of one call, each of which is generated at the same time as the others."""
+"""Rows of one call, which are all generated at the same time."""
 
 
 @dataclass(frozen=True)
@@ -185,3 +195,81 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"{name!r} is given twice in one object")
         values[name] = value
     return values
+
+
+class Texts:
+    """The requests of a batch with a model: prompts as ids, ids as text, and a record of all.
+
+    Args:
+        show: is given each new piece of the first row's text, once its letters are whole.
+
+    Attributes:
+        prompts: token ids of each row.
+        params: the request of each row.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rows: Sequence[Request],
+        *,
+        raw: bool = False,
+        show: Callable[[str], None] | None = None,
+    ) -> None:
+        encode = partial(model.tokenizer.encode, add_special_tokens=False)
+        self.params = [each.params(encode, model.eos_token_ids) for each in rows]
+        self.prompts = [model.prompt_token_ids(each.prompt, raw=raw) for each in rows]
+        self._model, self._rows, self._show, self._shown = model, rows, show, ""
+
+    def batch(self, sampler: LMHeadSampler, logprobs: int | None = None) -> SamplingBatch:
+        """Return the requests before their first token."""
+        return SamplingBatch.from_params(
+            [replace(each, logprobs=logprobs) for each in self.params],
+            vocab_size=sampler.vocab_size,
+            device=sampler.weight.device,
+            prompt_token_ids=self.prompts,
+        )
+
+    def ends(self, row: int, token_ids: list[int]) -> bool:
+        """Return whether an answer is as long as was asked for, or has one of its stop texts."""
+        fields = self._rows[row].fields
+        if self._show is not None:
+            text = self.text(row, token_ids)
+            if text.startswith(self._shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                self._show(text[len(self._shown) :])
+                self._shown = text
+        if len(token_ids) >= fields.get("max_tokens", len(token_ids) + 1):
+            return True
+        return "stop" in fields and self.text(row, token_ids) != self._decoded(token_ids)
+
+    def text(self, row: int, token_ids: list[int]) -> str:
+        """Return the text of an answer, without its first stop text and what follows."""
+        text = self._decoded(token_ids)
+        found = [text.find(stop) for stop in self._rows[row].fields.get("stop", ()) if stop in text]
+        return text[: min(found, default=None)]
+
+    def record(self, path: Path, decoded: Decoded, seeds: Tensor) -> str:
+        """Write every token of every row for `tpsample verify`. Return a line that says so."""
+        steps = decoded.steps
+        drawn = [step.token_ids.ge(0).nonzero().flatten().tolist() for step in steps]
+        kept = [(t, row) for t, rows in enumerate(drawn) for row in rows]
+
+        def each(name: str) -> Tensor:
+            return torch.stack([getattr(steps[t], name)[row] for t, row in kept])
+
+        ok = torch.zeros(len(kept), dtype=torch.int32)
+        write_record(
+            path,
+            each("hidden_states"),
+            self._model.name,
+            [self.params[row] for _, row in kept],
+            each("positions"),
+            SampleOutput(each("token_ids"), ok, seeds[[row for _, row in kept]]),
+            prompt_token_ids=[self.prompts[row] for _, row in kept],
+            output_token_ids=[decoded.rows[row][:t] for t, row in kept],
+        )
+        return f"{path}, {len(kept)} tokens: tpsample verify {path}"
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        text: str = self._model.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
