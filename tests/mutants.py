@@ -39,7 +39,7 @@ def copy_tree(folder: Path) -> Path:
 
 
 def run_tests(copy: Path, tests: Iterable[str], limit_s: float) -> str:
-    """What notices a fault: a failed test, a crash or the end of a hang; "" if all tests pass.
+    """Return what notices a fault: a failed test, a crash, the end of a hang; "" if nothing does.
 
     Raises:
         RuntimeError: pytest could not run the tests.

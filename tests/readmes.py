@@ -74,7 +74,7 @@ LONG = {
 
 
 def problems_of(blocks: Iterable[Block], *, long: bool = False, run: bool = True) -> list[str]:
-    """What is wrong with the blocks; nothing, if a reader can paste each of them.
+    """List what is wrong with the blocks; nothing, if a reader can paste each of them.
 
     Args:
         long: run what takes minutes, too.

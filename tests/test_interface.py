@@ -1,4 +1,4 @@
-"""What a user sees of the objects: types of options, integers, with, len and repr."""
+"""The objects as a user sees them: types of options, integers, with, len and repr."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_public_fields_and_arguments_are_documented() -> None:
 
 
 def _objects() -> list[object]:
-    """An object of each public class, and of those that public methods return."""
+    """An object of each public class, and of each class that public methods return."""
     sampler = LMHeadSampler(WEIGHT, backend="torch")
     params = [SamplingParams(seed=1, top_k=3, logprobs=1)]
     batch = SamplingBatch.from_params(params, vocab_size=V, kept_cap=4)

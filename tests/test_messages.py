@@ -1,5 +1,6 @@
-"""What users read when they do something wrong: the argument, what was expected, what came, and the
-way out. Each entry is a way to go wrong that somebody went, and the whole text that must come."""
+"""The messages that users read when they do something wrong: the argument, what was expected, what
+came, and the way out. Each entry is a mistake that somebody made, and the whole text that must
+come."""
 
 from __future__ import annotations
 
@@ -376,7 +377,7 @@ FOLLOWED: dict[str, Callable[[], tuple[list[int], Any]]] = {
         [6, 6],
     ),
 }
-"""What a message says to do, done, and the logits or the tokens that must come of it."""
+"""Messages by name: a function does what each says, and gives the tokens that must come of it."""
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -504,7 +505,7 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
 
 
 def _all_together() -> dict[str, tuple[str, bool]]:
-    """What this rank was told of each, and whether the step after it was right."""
+    """Return what this rank was told of each, and whether the step after it was right."""
     rank = dist.get_rank()
     sampler = LMHeadSampler(_half(rank), backend="torch")
     expected = sampler(HIDDEN, _batch(), 0).token_ids

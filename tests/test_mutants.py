@@ -31,7 +31,7 @@ def test_every_test_of_the_table_is_there():
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of two numbers, of which its test looks at one."""
+    """A repository of two numbers; its test looks at one."""
     for folder in ("tpsample", "tests", "benchmarks"):
         (tmp_path / folder).mkdir()
     for file in ("pyproject.toml", "tpsample/__init__.py"):

@@ -1,4 +1,4 @@
-"""What is packaged works where it is installed: the wheel alone, the sdist with its own tests.
+"""The packages work where they are installed: the wheel alone, the sdist with its own tests.
 
 The dear tests build both, and install them in environments of their own: several gigabytes for each
 version of Python, because PyTorch has CPU builds on the index for few of them.
@@ -73,7 +73,7 @@ def _interpreter(version: tuple[int, int]) -> str | None:
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     found = [shutil.which(f"python{name}"), *sorted(pyenv.glob(f"{name}.*/bin/python"))]
     for each in found:
-        # What pyenv puts on the path does not run where another version is chosen.
+        # The shims of pyenv do not run where another version is chosen.
         if each and subprocess.run([each, "--version"], capture_output=True).returncode == 0:
             return str(each)
     return None

@@ -20,7 +20,7 @@ CALLS = {
 
 
 def forbidden(source: str) -> list[str]:
-    """What a source uses that runs or unpickles what it is given."""
+    """Return what a source uses that runs or unpickles what it is given."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

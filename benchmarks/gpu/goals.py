@@ -1,7 +1,7 @@
 """The numbers that a run on one GPU is for, and which of them it has read.
 
 A benchmark gives a goal its number as soon as the points are measured, whatever becomes of the rest
-of its section. What one GPU cannot show is on the list too, with the reason.
+of its section. The list also has the numbers that one GPU cannot show, with the reason.
 """
 
 from __future__ import annotations

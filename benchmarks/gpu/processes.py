@@ -26,7 +26,7 @@ from benchmarks.lab.timing import captured, one_line
 from tpsample import VocabShard
 from tpsample.ranks.ranks import Ranks
 
-# What several processes on one GPU are tried with: (backend, exchange). Two NCCL ranks of one GPU
+# Several processes on one GPU are tried with these: (backend, exchange). Two NCCL ranks of one GPU
 # pass for ranks of two hosts, which talk over the loopback interface.
 ATTEMPTS = {
     "symmetric memory, peer": ("gloo", "peer"),

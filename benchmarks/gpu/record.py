@@ -49,7 +49,7 @@ def joined(facts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass
 class Record:
-    """What is known of a run.
+    """The facts of a run.
 
     Attributes:
         output: the folder of result folders.

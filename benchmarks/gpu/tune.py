@@ -51,7 +51,7 @@ _SECTION_WORLD_SIZES, _SPARE_SECONDS = (8, 1), 15.0
 
 
 # The rule of each batch tile is timed against these: (block_v, block_d, num_warps, num_stages). In
-# turn: twice the depth at half the stages; short tiles of which four fit an SM, because a lone
+# turn: twice the depth at half the stages; short tiles (four fit an SM), because a lone
 # program leaves it idle in its epilogue; high ones, which read the hidden states half as often;
 # twice the warps. Chosen by bytes, waves and static counts, not by measurement.
 _SMALL = ((128, 64, 4, 5), (128, 128, 4, 3), (64, 64, 4, 5), (64, 64, 4, 8), (256, 64, 8, 5))

@@ -1,4 +1,4 @@
-"""What a step calls, allocates and waits for beside its kernels.
+"""Counts what a step calls, allocates and waits for beside its kernels.
 
     with Allocations() as allocations:
         out = sampler(hidden_states, rows, positions, out=out)
@@ -76,7 +76,7 @@ def _outside(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def noise_on_gpu(step: Callable[[], object]) -> str:
-    """What a step allocates; raises where the host waits for the device."""
+    """Count what a step allocates; raises where the host waits for the device."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -95,7 +95,7 @@ def allocated_on_gpu(step: Callable[[], object]) -> int:
 
 
 def noise_on_cpu(step: Callable[[], object]) -> str:
-    """Which operators of torch a step calls beside its kernels, which are left out."""
+    """List the operators of torch that a step calls; its kernels are left out."""
     with _Operators() as operators, listed():
         step()
     return ", ".join(operators.called)

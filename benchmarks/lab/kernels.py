@@ -26,7 +26,7 @@ def gumbel_argmax_kernel(
     ROUNDS: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    # Which part of which row.
+    # The part of the row, and the row.
     row = tl.program_id(1)
     first_id = tl.program_id(0) * BLOCK_V
     offs_v = first_id + tl.arange(0, BLOCK_V)

@@ -1,4 +1,4 @@
-"""What a kernel was launched with, as far as the compiler sees it: enough to compile it elsewhere.
+"""The arguments of a kernel's launch, as far as its compiler sees it: enough to compile it anew.
 
     with listed() as launches:      # nothing runs: a launch is put on the list and no more
         sampler(hidden_states, batch, positions)

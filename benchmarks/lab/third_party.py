@@ -8,7 +8,7 @@ torch in it does no harm:
     cp -r FlashSampling/src/fused_mm_sampling DIR     # github.com/FlashSampling/FlashSampling
     TPSAMPLE_BASELINES=DIR python -m benchmarks.run single_gpu
 
-Both need a GPU. What is not at hand is left out, and the result says how to add it.
+Both need a GPU. One that is missing is left out, and the result says how to add it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def runs_on(device: torch.device) -> bool:
 
 
 def notes(device: torch.device, names: Sequence[str] = (FLASHINFER, FLASHSAMPLING)) -> list[str]:
-    """What is left out, and how to add it; how those that take part draw."""
+    """Say what is left out, and how to add it; say how the others draw."""
     lines = []
     for name in names:
         package, how = _PACKAGES[name]

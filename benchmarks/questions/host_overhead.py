@@ -70,7 +70,7 @@ class NoKernel:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """What is left is this package's own Python."""
+    """Run without kernels, so that this package's own Python is left."""
     kept = [getattr(module, name) for module, name in KERNELS]
     for module, name in KERNELS:
         setattr(module, name, NoKernel())
@@ -121,7 +121,7 @@ ARRANGED: dict[str, dict[str, Any]] = {
     "controls": {"repetition_penalty": 1.2},
     "both": {"top_k": 50, "top_p": 0.9, "repetition_penalty": 1.2},
 }
-"""What all rows ask for, by kind."""
+"""The request of all rows, by kind."""
 
 
 def arranging(kind: str, times: int, rows: int = 256) -> dict[str, float]:

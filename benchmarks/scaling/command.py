@@ -92,7 +92,7 @@ def scaling(
     failed = []
     if not plan.complete(record):
         with _alone(folder) as lock:
-            # What the ranks of a killed command wrote until they let go of the lock is in it now.
+            # The ranks of a killed command write until they let go of the lock, so all is there.
             folder, record = _start_or_go_on(output, described, settings, fresh)
             record.sessions.append(harness.session())
             failed = _run(folder, record, minutes * 60, console, lock)

@@ -1,4 +1,4 @@
-"""Which requests arrive when: lengths of a published trace, arrivals of a Poisson process."""
+"""The requests of a run: lengths of a published trace, arrivals of a Poisson process."""
 
 from __future__ import annotations
 

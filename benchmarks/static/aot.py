@@ -43,7 +43,7 @@ class Gpu:
 
     @property
     def program_bytes(self) -> int:
-        """What one program may have of shared memory."""
+        """The shared memory that one program may have."""
         return self.shared_bytes - self.reserved_shared_bytes
 
 
@@ -77,7 +77,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Binary:
-    """What the compiler made of a `Build`."""
+    """The result of compiling a `Build`."""
 
     registers: int
     stack_bytes: int

@@ -71,7 +71,7 @@ _FEATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 def _gpu(arch: int) -> Gpu:
-    """What the tiles of an architecture are chosen for."""
+    """The GPU that the tiles of an architecture are chosen for."""
     return Gpu(arch=arch, shared_bytes=GPUS[arch].program_bytes)
 
 
@@ -115,7 +115,7 @@ class Subject:
         return self.arch >= OVERLAP_ARCH and "OVERLAP" in jitted(self.kernel).arg_names
 
     def build(self, kernel: str | None = None) -> Build:
-        """What to compile; `kernel` takes the place of this subject's own."""
+        """Return the build to compile; `kernel` takes the place of this subject's own."""
         kernel = kernel or self.kernel
         constants = (
             _CONSTANTS

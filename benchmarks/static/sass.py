@@ -1,4 +1,4 @@
-"""What a kernel's SASS says: instructions by pipe, spills, matrix instructions, memory order.
+"""Reads a kernel's SASS: instructions by pipe, spills, matrix instructions, memory order.
 
 Everything works on `opcodes(text)`, the instructions of `nvdisasm` output in address order, and
 needs neither Triton nor a GPU.
@@ -84,7 +84,7 @@ def matrix_instruction(ops: Sequence[str]) -> str:
 
 
 def push_order_faults(ops: Sequence[str]) -> list[str]:
-    """What is wrong with the memory order of a kernel that pushes words to its peers; [] if right.
+    """List what is wrong with the memory order of a kernel that sends its peers words; [] if right.
 
     - A push is a store of system scope (ST/STG .64 .STRONG.SYS): words carry their own epoch, so no
       flag or fence follows, and a link need not support atomics.
@@ -125,7 +125,7 @@ def push_order_faults(ops: Sequence[str]) -> list[str]:
 
 
 def overlap_faults(ops: Sequence[str], *, first: bool, ahead: bool = True) -> list[str]:
-    """What is wrong with a kernel that overlaps another one; [] if it is right.
+    """List what is wrong with a kernel that overlaps another one; [] if it is right.
 
     Args:
         first: whether it comes first: it then prefetches its weights before it has made its
@@ -150,7 +150,7 @@ def overlap_faults(ops: Sequence[str], *, first: bool, ahead: bool = True) -> li
 
 
 def early_exit_faults(ops: Sequence[str]) -> list[str]:
-    """What is wrong with a kernel that has nothing to do in rows that are done; [] if right.
+    """List what is wrong with a kernel that has nothing to do in rows that are done; [] if right.
 
     Its first load is the row's flag, and it can exit before it loads anything else.
     """

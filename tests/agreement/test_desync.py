@@ -27,7 +27,7 @@ def _other_seed(case: Case, sampler: LMHeadSampler) -> None:
 
 
 def _other_position(case: Case, sampler: LMHeadSampler) -> None:
-    """What a rank has that skipped a step."""
+    """Give this rank the positions of one that skipped a step."""
     case.positions.data = case.positions + 1  # in place would be in every process
 
 

@@ -34,7 +34,7 @@ def _rows_of_a_mesh(case: Case) -> None:
     assert sampler.weight.data_ptr() == weight.to_local().data_ptr(), "the weight was copied"
     assert _tokens(sampler, case) == expected
 
-    # What may stand beside it: the same again, and a bias distributed alike.
+    # These may stand beside it: the same again, and a bias distributed alike.
     bias = torch.linspace(-1, 1, V)
     biased = LMHeadSampler(
         weight,

@@ -46,7 +46,7 @@ def _require_constant(exchange: str, world_size: int, times: int) -> None:
         for first, last in zip(
             zip(*held[:2], strict=True), zip(*held[-3:], strict=True), strict=True
         ):
-            # What the one before held goes with the thread that lets go of it, soon after.
+            # The connections of the one before go with the thread that lets go of it, soon after.
             assert min(last) <= max(first), held
 
 
@@ -63,7 +63,7 @@ def test_two_hundred_resets(exchange):
 
 
 def _lost_and_found(backend: str) -> bool:
-    """Rank 1 misses a step, of which a gloo group does not recover."""
+    """Rank 1 misses a step, and a gloo group does not recover from that."""
     case, shard = Case.make(40, 3), VocabShard.even(40, dist.get_rank(), 2)
     group = dist.new_group(backend=backend, timeout=timedelta(seconds=1))
     weight = case.weight[shard.start : shard.stop]
@@ -82,7 +82,7 @@ def test_a_reset_recovers_whatever_the_group_calls_its_backend(backend):
 
 
 def _samplers(times: int) -> list[tuple[int, int]]:
-    """What samplers with groups of their own hold once they are gone."""
+    """Return what samplers with groups of their own hold once they are gone."""
     socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
     case, held = Case.make(40, 3), []
     shard = VocabShard.even(40, dist.get_rank(), dist.get_world_size())
@@ -104,7 +104,7 @@ def test_samplers_that_are_gone_hold_nothing():
 
 @pytest.mark.parametrize("exchange", ["none", "peer"])
 def test_a_reset_clears_the_words(exchange):
-    """What a broken step left would win every row of a captured step, which begins nothing."""
+    """A word of a broken step would win every row of a captured step, which begins nothing."""
     case = Case.make(40, 3)
     world = VirtualWorld([VocabShard(0, 40)] if exchange == "none" else even_shards(40, 2))
     samplers = [

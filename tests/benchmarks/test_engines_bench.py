@@ -1,4 +1,4 @@
-"""What the page says of results of `vllm bench serve`, without a server."""
+"""The page about results of `vllm bench serve`, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a section of gpu_check launches is on the list that is compiled before it."""
+"""Every kernel that a section of the GPU check launches is compiled before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profiler is pointed at takes the steps that it says."""
+"""The command for a profiler takes the steps that it says."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ KINDS: dict[str, Asked] = {
 GREEDY: dict[str, Asked] = {
     name: _ask(each["prompt"], temperature=0) for name, each in KINDS.items()
 }
-"""What vLLM's own sampler is asked for comparison; on a CPU its server ends when a request with a
-seed is in the middle of its prompt."""
+"""The requests that vLLM's own sampler is asked for comparison; on a CPU its server ends when a
+request with a seed is in the middle of its prompt."""
 
 DRAFTED: dict[str, Asked] = {
     name: each for name, each in KINDS.items() if not {"min_p", "logit_bias"} & each.keys()

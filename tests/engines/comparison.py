@@ -1,4 +1,4 @@
-"""Which servers are asked what, and which of their answers are compared."""
+"""The servers, the requests that each is asked, and the answers that are compared."""
 
 from __future__ import annotations
 

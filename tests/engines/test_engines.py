@@ -1,4 +1,4 @@
-"""What `make engines` concludes from answers, without a server."""
+"""The conclusions of `make engines` from answers, without a server."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ accepted_total 0.0
 
 
 def _answered():
-    """What a server answered, and one with drafts whose tokens are the same."""
+    """Answers of a server, and of one with drafts whose tokens are the same."""
     own = {name: answer(*range(24)) for name in KINDS}
     drafted = {name: answer(*range(24)) for name in DRAFTED}
     counts = {"drafted": 9.0, "accepted": 5.0}
@@ -189,7 +189,7 @@ def test_sglang_is_compared_on_each_number_of_ranks_and_each_has_its_cores(monke
 
 @pytest.fixture
 def parts(monkeypatch, tmp_path):
-    """What `main` runs, with parts that answer at once, or not at all."""
+    """Run `main` with parts that answer at once, or not at all."""
     taken, broken, at = [], set(), {"commit": "a", "uncommitted_changes": False}
 
     def take(run, name):

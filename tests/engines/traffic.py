@@ -1,4 +1,4 @@
-"""What crosses between ranks: every tensor that a collective is given, and its largest axis."""
+"""Records the traffic between ranks: every tensor that a collective is given, its largest axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was compared, and whether it held.
+"""Verdicts: each says what was compared, and whether it held.
 
 A comparison takes answers and returns a `Verdict`; nothing here talks to a server.
 """

@@ -1,4 +1,4 @@
-"""Which exchange "auto" chooses, and the reason it gives."""
+"""The exchange that "auto" chooses, and the reason it gives."""
 
 import pytest
 

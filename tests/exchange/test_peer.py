@@ -196,7 +196,7 @@ def test_a_word_of_an_earlier_epoch_does_not_stand_for_a_rank():
 
 
 def test_a_step_replayed_from_its_launches(monkeypatch):
-    """What a CUDA graph keeps: the launches with their arguments, not the host code."""
+    """Record what a CUDA graph keeps: the launches with their arguments, not the host code."""
     launches = []
 
     for module, name in (

@@ -39,7 +39,7 @@ SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 9
 REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {
-    # What one of 8 ranks launches and exchanges; one rank launches the same.
+    # Launches and exchanges of one of 8 ranks; one rank launches the same.
     "top_p": [*REJECTION, "min_p_cut", *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", "top_words", "write_tokens"],
     "min_p": [*REJECTION, "min_p_cut", *KEPT],

@@ -263,7 +263,7 @@ def test_a_weight_that_changed_is_noticed(backend):
         sampler(case.hidden_states, case.batch, case.positions)
     with stale:
         verify(sampler, case.hidden_states.repeat(2, 1, 1).transpose(0, 1), drafts, case.batch, 0)
-    # What reads no copy goes on, above all what ranks do together to recover.
+    # Calls that read no copy go on, above all those that ranks make together to recover.
     logits = reference.logits(case.hidden_states, weight)
     out = sampler.sample_logits(logits, case.batch, case.positions)
     assert torch.equal(out.token_ids, changed.oracle().token_ids)

@@ -1,4 +1,4 @@
-"""What a step launches, and what it leaves behind: words are zero between steps."""
+"""The launches of a step, and the memory that it leaves: words are zero between steps."""
 
 import json
 import sys
@@ -68,7 +68,7 @@ class Launches(TorchDispatchMode):
 
 
 def _second_step(sampler: LMHeadSampler, case: Case, num_samples: int | None = None) -> Launches:
-    """What a step into an output of an earlier one launches; its tokens are checked."""
+    """Return what a step into an output of an earlier one launches; its tokens are checked."""
     batch, expected = case.batch, case.oracle(num_samples)
     out = sampler(case.hidden_states, batch, case.positions, num_samples=num_samples)
     out.token_ids.fill_(-2)
@@ -88,7 +88,7 @@ def test_one_rank_launches_two_kernels_and_nothing_else(num_samples):
 
 
 def test_the_compiled_operator_adds_its_outputs_alone():
-    """What `torch.compile` calls in place of the sampler."""
+    """Call what `torch.compile` calls in place of the sampler."""
     case = Case.make(301, 5)
     sampler, batch = LMHeadSampler(case.weight), case.batch
     given = (case.hidden_states, batch.temperature, batch.seed, case.positions, 0, sampler.handle)

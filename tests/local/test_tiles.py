@@ -1,4 +1,4 @@
-"""Which tile is taken, that ranks agree on the table, and how the tuner fills it."""
+"""The tile that is taken, the table that ranks agree on, and the tuner that fills it."""
 
 import dataclasses
 import json

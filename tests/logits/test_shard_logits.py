@@ -66,7 +66,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _unmasked(words: torch.Tensor) -> torch.Tensor:
-    """Words with 0 in place of those of masked tokens, which win against nothing."""
+    """Return words with 0 for masked tokens, whose words win against nothing."""
     return words * (word.key_of(words) > word.KEY_MINUS_INF)
 
 

@@ -1,4 +1,4 @@
-"""What kernels read of a batch begins at multiples of 16 bytes, for any number of rows."""
+"""The tensors of a batch that kernels read begin at multiples of 16 bytes, for any rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A batch between steps: masks that come and go, rows that move, tokens so far, the caller's modes.
 
-What a row is given must be what its next token follows from, and nothing else may be.
+A row is given all that its next token follows from, and nothing else.
 """
 
 import contextlib

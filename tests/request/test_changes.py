@@ -37,7 +37,7 @@ def _changes(step: int, rows: list[Conversation]) -> Changes:
 
 
 def _steps(src: int) -> list[list[int]]:
-    """What a rank draws; the others know nothing of the requests."""
+    """Return what a rank draws; the others know nothing of the requests."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shard = VocabShard.even(V, rank, world_size)
     weight = WEIGHT[shard.start : shard.stop]

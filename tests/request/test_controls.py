@@ -337,7 +337,7 @@ def _logprobs(talks: list, hidden_states: torch.Tensor, weight: torch.Tensor) ->
 
 
 def test_raw_logprobs_are_of_the_logits_before_controls():
-    """And processed ones of those after; both kinds in one batch."""
+    """And processed ones are of the logits after them; both kinds in one batch."""
     modes = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
     talks = _conversations(31, 24)
     for row, talk in enumerate(talks):

@@ -338,7 +338,7 @@ def test_a_step_of_all_slots_is_refused_while_one_is_empty():
     "copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b)), copy.copy]
 )
 def test_a_copy_of_a_batch_lives_by_itself(copied):
-    """What a batch knows by identity, or by memory that tensors share, its copy must know too."""
+    """A copy knows what its batch knows by identity, or by memory that tensors share."""
     params = [SamplingParams(seed=i, frequency_penalty=-2.0, top_p=0.9) for i in range(4)]
     batch = SamplingBatch.of_slots(5, vocab_size=V)
     batch.put([0, 1, 2], params[:3])

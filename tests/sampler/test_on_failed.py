@@ -50,7 +50,7 @@ def sampler_of(weight: torch.Tensor, backend: str, **arguments: Any) -> LMHeadSa
 
 
 def same_but_for_failed(out: SampleOutput, before: SampleOutput, status: list[int]) -> None:
-    """What differs between two outputs is the token of rows that failed."""
+    """Two outputs differ in the token of the rows that failed, and in nothing else."""
     assert out.status.tolist() == before.status.tolist() == status
     failed = out.status != Status.OK
     assert (before.token_ids[failed] == -1).all() and (out.token_ids[failed] == END).all()

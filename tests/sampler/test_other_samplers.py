@@ -167,7 +167,7 @@ class TestWhereTheyPart:
         assert len(theirs) == 2 and theirs != {0, 1}
 
     def test_min_p_comes_before_top_p_not_after(self):
-        """Of 0.5, 0.3, 0.2 min_p = 0.5 leaves two, of which the first holds 0.625 of the mass: over
+        """Of 0.5, 0.3, 0.2 min_p = 0.5 leaves two. The first holds 0.625 of their mass: over
         top_p = 0.62. Taken last, as transformers, SGLang and llama.cpp do, it finds two tokens
         (0 before the first, 0.5 before the second) and takes none of them away."""
         probabilities = [0.5, 0.3, 0.2]

@@ -1,7 +1,7 @@
 """Many steps, ranks out of step with each other, epochs that wrap: no error, no growth.
 
-`pytest -m long` takes 10^5 steps of the host exchanges and 10^4 of the interpreted `peer`, of which
-one costs 0.2 s; each test prints what it did.
+`pytest -m long` takes 10^5 steps of the host exchanges and 10^4 of the interpreted `peer`, at
+0.2 s each; each test prints what it did.
 """
 
 from __future__ import annotations

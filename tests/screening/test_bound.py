@@ -37,7 +37,7 @@ def exact(case: Problem) -> torch.Tensor:
 
 
 def twin(case: Problem) -> bound.Approximation:
-    """What the plain twin of the 8-bit pass finds."""
+    """Return what the plain twin of the 8-bit pass finds."""
     return Int8Pass(Int8Copy(case.weight)).tile(
         bounds_of(case, "fp32").step.rows, 0, len(case.weight)
     )
@@ -275,7 +275,7 @@ def test_native_noise_is_the_definitions(rounds):
 
 
 def test_the_kernels_bar_is_below_the_best_score():
-    """What the module of the 8-bit pass promises a kernel: max (score − slack) <= best score."""
+    """The module of the 8-bit pass promises a kernel: max (score − slack) <= best score."""
     case = problem("normal", 800, 6, 64)
     rows, found = bounds_of(case, "fp32").step.rows, twin(case)
     slack = bound.of_scores(found, rows, Head(), None, 0)

@@ -1,4 +1,4 @@
-"""What `verify` refuses, and drafts of no effect."""
+"""Arguments that `verify` refuses, and drafts of no effect."""
 
 import pytest
 import torch

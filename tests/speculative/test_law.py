@@ -1,4 +1,4 @@
-"""What rejection and block verification emit follows the target, whatever drafted it.
+"""The tokens of rejection and block verification follow the target, whatever drafted them.
 
 Seeds are fixed, so every run gives the same verdict; the level was set before they were drawn.
 """

@@ -142,7 +142,7 @@ def test_every_rank_count_emits_the_oracles_tokens(world_size, problem):
 
 
 def test_rows_that_stop_within_a_block_recover_at_its_coefficient():
-    """Small laws, of which many drafts are accepted with a coefficient below 1."""
+    """Small laws, where many drafts are accepted with a coefficient below 1."""
     generator = torch.Generator().manual_seed(2)
     kinds = [torch.randn(16, generator=generator) for _ in range(4)]
     problem = Problem(kinds, copies=400, requests=({},))

@@ -103,7 +103,7 @@ class Chain:
 def gumbel_draft(
     logits: torch.Tensor, batch: SamplingBatch, index: int, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What `tpsample.sample_draft` draws, from full logits."""
+    """Return what `tpsample.sample_draft` draws, from full logits."""
     positions = torch.tensor([index]) if positions is None else positions
     places = (POSITION + positions).unsqueeze(1)
     stream = streams.stream(batch.seed.unsqueeze(1), places, index, streams.DOMAIN_DRAFT)

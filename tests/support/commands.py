@@ -32,7 +32,7 @@ GENERATE = ("-m", "tpsample.cli", "generate")
 
 
 NOT_HANDED_ON = {"TRITON_INTERPRET", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS"}
-"""What `make test` and the tests set for themselves, which a command that a test starts has not."""
+"""Variables that `make test` and the tests set for themselves, and that no command inherits."""
 
 
 def run_command(

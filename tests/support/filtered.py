@@ -98,7 +98,7 @@ class Rows:
         return SamplingBatch.from_params(self.params, vocab_size=self.vocab_size)
 
     def oracle(self, num_samples: int | None = None) -> SampleOutput:
-        """What every sampler must return."""
+        """Return what every sampler must return."""
         return reference.sample(self.logits, self.batch, self.positions, num_samples=num_samples)
 
     def kept_mask(self) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """Makes Triton's interpreter do once what it does again and again; a kernel computes the same.
 
-Five things cost most of a test of kernels, and none of them has a result:
+Five things cost most of a test of kernels, and have no result:
 
-- Before it runs a function, the interpreter puts its own operations in the place of those of
-  `triton.language`, and restores those when a launch ends. It does so for the kernel, and once more
-  at each call of a jitted function in it, some hundred times per program.
+- Before it runs a function, the interpreter puts its own operations in the place of
+  `triton.language`'s, and restores them when a launch ends. It does so for the kernel, and once
+  more at each call of a jitted function in it, some hundred times per program.
 - Beside every integer operation of less than 64 bits it computes whether that overflows, and then
   drops the answer, because it only asserts under an option that nothing sets.
 - It makes the table of NumPy's types anew each time it looks one up.
@@ -47,7 +47,7 @@ def spare_repetitions() -> None:
 class _Once:
     """Takes the place of `_patch_lang`, which is called with a function that is about to run.
 
-    What it puts in place stays there for the life of the process, in which nothing compiles.
+    Its functions stay in place for the life of the process, which compiles nothing.
     """
 
     def __init__(self) -> None:

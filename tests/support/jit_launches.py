@@ -42,11 +42,11 @@ CPU = torch.device("cpu")
 TILE = Tile(64, 16, 64, num_warps=4, num_stages=2)
 
 SHARED_BYTES = 227 * 1024
-"""What a program may have on an H200."""
+"""The shared memory of a program on an H200."""
 
 
 def _launcher(source: Any, metadata: Any) -> Any:
-    """What Triton 3.6 builds with a C compiler for a kernel; later versions have one for all."""
+    """Return the launcher that Triton 3.6 builds with a C compiler, where it does so."""
     return nvidia.CudaLauncher(source, metadata) if hasattr(nvidia, "make_launcher") else None
 
 
@@ -200,7 +200,7 @@ FIXED: dict[str, list[dict[str, Any]]] = {
     "top_k 300, top_p": [{"top_k": 300, "top_p": 0.9}],
     "mixture": [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}],
 }
-"""What the rows of a step in fixed rounds ask for, as in a captured graph."""
+"""Requests of the rows of a step in fixed rounds, as in a captured graph."""
 
 
 def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def overlap_of(kernel: Any) -> str:
 
 def main() -> None:
     launches = only_compile()
-    # What no kernel has written is then the same in each run: rows count as decided.
+    # Memory that no kernel has written is then the same in each run: rows count as decided.
     torch.use_deterministic_algorithms(True)
     for name, launch in cases(launches).items():
         before = len(launches)

@@ -369,7 +369,7 @@ class Story:
         self.number, self.taken = self.number + 1, self.taken + count
 
     def _taken(self, step: Callable[[], list[Any]]) -> list[Any]:
-        """What a step returns. After a change of rows the masks are those of the same rows still,
+        """Take a step. After a change of rows the masks are those of the same rows still,
         or the step is refused until they are assigned anew: never another row's."""
         if self.moved and self.pick.random() < 0.5:
             self._assign_masks()
@@ -413,7 +413,7 @@ class Story:
         positions: list[int],
         num_drafts: int,
     ) -> list[list[int]]:
-        """What plain decoding draws, up to a place; then other ids, -1, or ids that are none."""
+        """Return what plain decoding draws, up to a position; then other ids, -1, or no ids."""
         found = []
         for r, row in enumerate(self.rows):
             good = self.pick.randint(0, num_drafts)
@@ -579,8 +579,8 @@ class Story:
         contexts: list[Context],
         method: str,
     ) -> None:
-        """What must hold whatever was drawn, the drafts being certain: accepted drafts are in the
-        kept set and a rejected one is not emitted, nor rejected where nothing else is kept."""
+        """Check what holds for all draws if drafts are certain: accepted drafts are in the kept
+        set, and a rejected one is not emitted, nor rejected where nothing else is kept."""
         row, accepted = self.rows[r], int(out.num_accepted[r].item())
         told, status = out.token_ids[r].tolist(), Status(out.status[r].item()).name
         first = r * (len(drafts) + 1)

@@ -67,7 +67,7 @@ def bounded(weight, copy, rows, head, product, error, bounds, terms, upper):  # 
 
 
 class Bounds:
-    """What the native kernels find of a step before they compute anything exactly.
+    """The bounds that native kernels find of a step before they compute anything exactly.
 
     Attributes:
         definition: the backend that has the exact scores of the same step.

@@ -40,7 +40,7 @@ def _stop_after_parsing() -> None:
 
 
 def _wrong(module: str, arguments: list[str]) -> str:
-    """What is wrong with a command, which is not run."""
+    """Say what is wrong with a command, which is not run."""
     if module == "pip":
         from pip._internal.commands import create_command
 
@@ -67,7 +67,7 @@ def _wrong(module: str, arguments: list[str]) -> str:
 
 
 def _said(module: str, arguments: list[str]) -> str:
-    """What `_wrong` returned, or what was printed by a parser that refused."""
+    """Return what `_wrong` returned, or what was printed by a parser that refused."""
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
         try:

@@ -83,7 +83,7 @@ def noise(
 
 @dataclass(frozen=True)
 class Request:
-    """What a request asks for; the names and defaults of the contract."""
+    """One request; the names and defaults of the contract."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -112,7 +112,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Context:
-    """What a row's masks and penalties refer to.
+    """The tokens that a row's masks and penalties refer to.
 
     Attributes:
         prompt, output: token ids so far; −1 is none, other prompt ids outside [0, V) are ignored.
@@ -234,7 +234,7 @@ def kept_set(x: np.ndarray, request: Request) -> np.ndarray:
 
 
 def _likely(x: np.ndarray, request: Request) -> np.ndarray:
-    """What min_p keeps: x / T ≥ max / T + ln(min_p)."""
+    """Return what min_p keeps: x / T ≥ max / T + ln(min_p)."""
     if request.min_p == 0:
         return np.ones(len(x), dtype=bool)
     wide = x.astype(np.longdouble) / np.longdouble(np.float32(request.temperature))
@@ -271,7 +271,7 @@ def _with_ties(left: list[int], count: int, x: np.ndarray, request: Request) -> 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a step must return for a row.
+    """The right result of a step for one row.
 
     Attributes:
         raw, logits: fp32 [V], before and after processing.
@@ -394,7 +394,7 @@ def verify_coupled(
     Args:
         logits: K + 1 rows of raw logits.
         drafts: K ids; the first that is not in the vocabulary ends them.
-        contexts: K + 1, of which the output is the one before the drafts.
+        contexts: K + 1; each has the output before the drafts.
     """
     answers: list[Answer] = []
     for i, raw in enumerate(logits):

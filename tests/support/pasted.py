@@ -39,7 +39,7 @@ class UnknownWords(ValueError):
 
 
 def options_of(command: str) -> list[Options]:
-    """What modules would be asked to parse if a command were run.
+    """Return what modules would be asked to parse if a command were run.
 
     Raises:
         UnknownWords: its program is not known, or what it names is not there.
@@ -73,7 +73,7 @@ def options_of(command: str) -> list[Options]:
 
 
 def wrong_options(asked: list[Options]) -> list[str]:
-    """What is wrong with each, "" if nothing is; torch is imported once for all."""
+    """Say what is wrong with each, "" if nothing is; torch is imported once for all."""
     child = Path(__file__).with_name("options.py")
     with tempfile.NamedTemporaryFile("w+", suffix=".json") as file:
         json.dump(asked, file)
@@ -127,7 +127,7 @@ def _python(words: list[str]) -> list[Options]:
 
 
 def _torchrun(words: list[str]) -> list[Options]:
-    """What the script that torchrun starts would parse."""
+    """Return what the script that torchrun starts would parse."""
     for place, word in enumerate(words):
         if word == "-m" or word.endswith(".py"):
             return _python(words[place:])
@@ -150,7 +150,7 @@ def _make(words: list[str], env: dict[str, str]) -> list[Options]:
 
 
 def _launcher(script: str, words: list[str], env: dict[str, str]) -> list[Options]:
-    """What a launcher would start; a Slurm allocation of one node is made up for it."""
+    """Return what a launcher would start; a Slurm allocation of one node is made up for it."""
     with tempfile.TemporaryDirectory() as folder:
         scontrol = Path(folder) / "scontrol"
         scontrol.write_text("#!/bin/sh\necho node-1\n")

@@ -1,4 +1,4 @@
-"""What the server loads from which `tests.support.ranks` forks its processes.
+"""The modules of the server from which `tests.support.ranks` forks its processes.
 
 A rank that did any of it by itself would take seconds: torch's compiler and DTensor are imported by
 the first test that calls something of theirs, the interpreter rewrites a kernel when it is first

@@ -42,7 +42,7 @@ SMALL_TILE = Tile(block_v=64, block_b=4, block_d=16, num_warps=1, num_stages=1)
 
 @dataclass(frozen=True)
 class Theme:
-    """What the rows of a story have in common, so that they meet where they seldom would.
+    """The values that the rows of a story share, so that they meet where they seldom would.
 
     Attributes:
         kinds: of the requests, see `_request`.
@@ -150,7 +150,7 @@ def _controls(pick: random.Random, size: int) -> dict[str, Any]:
 
 
 def tokens_so_far(pick: random.Random, size: int, *, prompt: bool) -> list[int]:
-    """A few ids, of which bad words are made too; in a prompt sometimes ids that are no tokens."""
+    """Pick a few ids, also for bad words; in a prompt sometimes ids that are no tokens."""
     found = [pick.randrange(min(size, 4)) for _ in range(pick.randint(0, 6))]
     if prompt and pick.random() < 0.1:
         found += [-1, size, 2**31 + 7]
@@ -280,7 +280,7 @@ class ModelHead:
 
 @dataclass
 class Row:
-    """What the batch was told about a row."""
+    """The request and the tokens of a row."""
 
     fields: dict[str, Any]
     seed: int | None
@@ -311,7 +311,7 @@ class Row:
 
 @dataclass
 class Tally:
-    """What was compared, and with what end."""
+    """Counts of what was compared, and of what was wrong."""
 
     rows: int = 0
     wrong: int = 0
@@ -468,7 +468,7 @@ class VirtualRanksFromLogits(VirtualRanks):
 
 @contextlib.contextmanager
 def surroundings(pick: random.Random) -> Iterator[str]:
-    """What the caller may have set around a call; the name of it."""
+    """Set one mode around a call, as its caller may have; yields the name of it."""
     name = pick.choice(["", "", "", "no_grad", "inference", "autocast", "bfloat16", "float64"])
     with contextlib.ExitStack() as stack:
         if name == "no_grad":

@@ -29,7 +29,7 @@ _AFTER_FIRST_ERROR_S = 2.0
 
 
 class RankFailed(AssertionError):
-    """What went wrong, by rank, with the tracebacks of the processes."""
+    """The errors by rank, with the tracebacks of the processes."""
 
 
 def run_ranks(

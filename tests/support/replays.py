@@ -42,7 +42,7 @@ class Replays(TorchDispatchMode):
         return made
 
     def replay(self) -> None:
-        """Run them all again. What an operator made new is written to where it was."""
+        """Run them all again. The new tensors of an operator are written to the old ones."""
         with torch.no_grad():
             for func, args, kwargs, before in self._taken:
                 made = _tensors(func(*args, **kwargs))

@@ -81,7 +81,7 @@ def shards_of(vocab_size: int, pick: random.Random) -> list[VocabShard]:
 
 
 def filtered(pick: random.Random, **others: object) -> SamplingParams:
-    """A request with filters, most of which a bound can serve."""
+    """A request with filters; a bound can serve most."""
     top_k, min_p = pick.choice([(0, 0.2), (1, 0.0), (3, 0.0), (7, 0.05), (20, 0.9), (40, 0.0)])
     return SamplingParams(
         temperature=pick.choice([0.1, 0.7, 1.0, 2.5]),

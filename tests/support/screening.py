@@ -144,7 +144,7 @@ def requests(rows: int, **changes: Any) -> list[SamplingParams]:
 
 
 def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
-    """Requests of which many have penalties, biases and masks."""
+    """Requests; many have penalties, biases and masks."""
     some = lambda n: [pick.randrange(v) for _ in range(n)]  # noqa: E731
     made = []
     for row in range(rows):
@@ -168,7 +168,7 @@ class CountedBackend(NativeBackend):
 
     Attributes:
         candidates: int64 [B], one by one, once per sample.
-        whole: int64 [B], in blocks of which nothing was proved, or because all are stored.
+        whole: int64 [B], in blocks without a proof, or because all are stored.
     """
 
     def prepare(self, *arguments: Any, **others: Any) -> Step:

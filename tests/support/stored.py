@@ -27,7 +27,7 @@ def on_virtual_ranks(
     world_size: int,
     num_samples: int | None = None,
 ) -> list[SampleOutput]:
-    """What every rank makes of the filtered rows of a batch, at positions 11 and on.
+    """Return what every rank makes of the filtered rows of a batch, from position 11 on.
 
     In fixed rounds the host may neither read a tensor nor send one.
 

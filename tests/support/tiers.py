@@ -1,4 +1,4 @@
-"""What runs by default, in minutes, and what `make soak` adds."""
+"""Tests that run by default, in minutes, and tests that `make soak` adds."""
 
 from __future__ import annotations
 
