@@ -7,8 +7,8 @@ from typing import Any
 
 from tpsample.core.order import DIGIT_BITS
 from tpsample.logits.filters import BEST_SCORES
-from tpsample.logits.launches import BLOCK, NUM_WARPS
 from tpsample.logits.shard_logits import GROUP
+from tpsample.logits.shard_logits_triton import BLOCK, NUM_WARPS
 from tpsample.request.filters import MAX_TOP_WORDS
 
 STORED_TYPES = {
@@ -60,7 +60,7 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
         "first_words:group_first": {"GROUP": GROUP, **_BLOCK},
         "first_words:group_words": {"GROUP": GROUP},
         "sums:top_words": {"BLOCK": MAX_TOP_WORDS},
-        "sums:mass": {"MOMENT": True, **_BLOCK},
+        "sums:mass": _BLOCK,
         "sums:min_p_cut": {},
         "sums:count": _BLOCK,
         "digits:digit": {"MASS": True, "DIGIT_BITS": DIGIT_BITS, **_BLOCK},

@@ -79,7 +79,7 @@ FILTERS = [
     ),
     Fault(
         "in fixed rounds undecided rows keep what the rejection found",
-        "tpsample/logits/fixed_rounds.py",
+        "tpsample/logits/filters.py",
         "return torch.where(decided.unsqueeze(1), words, best)",
         "return words",
         (
@@ -87,10 +87,10 @@ FILTERS = [
         ),
     ),
     Fault(
-        "in fixed rounds top_p renormalises in top_k where the request does not",
-        "tpsample/logits/fixed_rounds.py",
-        "total_cut = torch.where(filters.in_top_k, top_k_cut, 0)",
-        "total_cut = top_k_cut",
+        "a rejection decides rows with a top_p in a large top_k",
+        "tpsample/logits/filters.py",
+        "decided &= ~filters.by_threshold | is_nan",
+        "pass",
         (
             "tests/logits/test_fixed_rounds_mixtures.py::test_decided_and_undecided_rows_of_one_step[torch-3-2]",
         ),

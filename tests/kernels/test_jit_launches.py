@@ -20,13 +20,12 @@ LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "w
 FIRST_WORDS = ["group_first", "group_words"]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "mass", "count"]
-SEARCH = ["digit", "next_digit"] * 9
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
     "min_p": [*LEADING, *FIRST_KEPT],
     "filters, samples": [*LEADING, *FIRST_KEPT],
-    "top_p in top_k": [*LEADING, *SEARCH, *FIRST_KEPT],
+    "top_p in top_k": [*LEADING, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
     "all together": [*TOP_WORDS, *LOGPROBS],
@@ -43,9 +42,10 @@ FIXED = {
     "top_p": [*REJECTION, "min_p_cut", *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", "top_words", "write_tokens"],
     "min_p": [*REJECTION, "min_p_cut", *KEPT],
-    "top_k 300, top_p": [*REJECTION[:3], *SEARCH_OF_8, *REJECTION[3:], "min_p_cut"],
-}
-FIXED["top_k 300, top_p"] += [*SEARCH_OF_8, *KEPT]
+    "top_k 300, top_p": [
+        *REJECTION, "min_p_cut", *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT
+    ],
+}  # fmt: skip
 FIXED["top_k 300"], FIXED["top_k 5, top_p"] = FIXED["top_p"], FIXED["top_k 5"]
 FIXED["mixture"] = [*FIRST_WORDS, "exchange", "top_words", *FIXED["top_p"]]
 for fixed, one_of_8 in FIXED.items():

@@ -125,13 +125,14 @@ def test_sampling_by_an_explicit_threshold_is_the_same(name):
     stored, batch = _stored(rows)
     filtered = batch.plan.filters.row_index
     top = stored.logits.amax(dim=1)
-    cut = find_cut(stored, batch.plan.filters, top, Ranks())
+    stored = replace(stored, top=top)
+    cut = find_cut(stored, batch.plan.filters, Ranks())
 
     mask = reference.kept_mask(rows.logits, batch)[filtered]
     order = word.pack(stored.logits, torch.arange(V))
     assert torch.equal(order >= cut.unsqueeze(1), mask)
     below = below_top(stored.logits, top.unsqueeze(1), stored.temperature.unsqueeze(1))
-    mass = stored.mass_from(cut, top)[:, 0]
+    mass = stored.mass_from(cut)[:, 0]
     assert torch.equal((masses(below) * mask).sum(dim=1), mass)
     token_ids, _ = word.decode(stored.best_kept(cut).squeeze(1))
     expected = reference.sample(rows.logits, batch, rows.positions).token_ids[filtered]

@@ -1,6 +1,8 @@
 """Each pass over stored logits: Triton and native kernels give the integers of their twins."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +13,7 @@ from tpsample import SampleOutput, SamplingParams, Status
 from tpsample.core import word
 from tpsample.core.order import DIGIT_BITS, mass_limit
 from tpsample.core.row_noise import RowNoise
-from tpsample.logits.candidates import Search
-from tpsample.logits.shard_logits import ShardLogits
+from tpsample.logits.shard_logits import Search, ShardLogits
 from tpsample.logits.shard_logits_native import NativeShardLogits
 from tpsample.logits.shard_logits_triton import TritonShardLogits
 from tpsample.request.filters import MAX_TOP_WORDS
@@ -34,18 +35,21 @@ SHARDS = [(0, V), (5, 777), (801, 802), (640, 640)]
 class Twins:
     """The same rows for both, and what their filters are."""
 
-    def __init__(self, first: int, last: int, num_samples: int = 1) -> None:
+    def __init__(
+        self, first: int, last: int, num_samples: int = 1, params: Sequence[SamplingParams] = MORE
+    ) -> None:
         kinds = kinds_of_logits()
-        rows = Rows([kinds["normal"], kinds["two-valued"]], [*grid()[3::125], *MORE])
+        rows = Rows([kinds["normal"], kinds["two-valued"]], [*grid()[3::125], *params])
         batch = rows.batch
         logits = rows.logits[batch.plan.stored_index]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
         logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
         noise = RowNoise(batch.temperature, batch.seed, rows.positions, num_samples, 10)
         self.filters, self.logits = batch.plan.filters, logits[:, first:last].contiguous()
-        self.plain = ShardLogits.of(self.logits, batch, noise, first_id=first)
-        self.triton = TritonShardLogits.of(self.logits, batch, noise, first_id=first)
-        self.native = NativeShardLogits.of(self.logits, batch, noise, first_id=first)
+        self.plain, self.triton, self.native = (
+            replace(kind.of(self.logits, batch, noise, first_id=first), top=self.top)
+            for kind in (ShardLogits, TritonShardLogits, NativeShardLogits)
+        )
         self.kernels = self.triton, self.native
         # Of a row with a NaN, or with nothing to draw, sums mean nothing.
         self.numbers = torch.arange(len(self.filters)) % len(self.filters) > 2
@@ -98,7 +102,7 @@ def test_first_words(twins, count):
     ],
 )
 def test_rejection(shard, num_samples):
-    """With two ranks that hold the same, and with the cut of a top_k."""
+    """With two ranks that hold the same."""
     twins = Twins(*shard, num_samples)
     plain, triton, filters = twins.plain, twins.triton, twins.filters
     best = plain.best_scores(COUNT)
@@ -107,11 +111,10 @@ def test_rejection(shard, num_samples):
     other = best.clone()
     other[:, 1:] -= 2048 * (other[:, 1:] > 0)  # of other ids
     every = torch.stack([best, other])
-    for cut in (None, twins.cut):
-        sums = plain.before(every, filters, COUNT, cut)
-        for rows in twins.kernels:
-            found = rows.before(every, filters, COUNT, cut)
-            assert _equal(found[twins.numbers], sums[twins.numbers])
+    sums = plain.before(every, filters, COUNT)
+    for rows in twins.kernels:
+        found = rows.before(every, filters, COUNT)
+        assert _equal(found[twins.numbers], sums[twins.numbers])
     # As many before as top_k allows; as much mass as top_p allows, and one less; as they are.
     marks = num_samples * COUNT
     at_top_k, at_top_p = sums.clone(), sums.clone()
@@ -156,43 +159,42 @@ def test_min_p_cut():
     """Also of a row with a NaN, a forced token, or nothing to draw."""
     twins = Twins(0, V)
     for log_min_p in (twins.filters.log_min_p, torch.full_like(twins.filters.log_min_p, -0.125)):
-        cut = twins.plain.min_p_cut(twins.top, log_min_p)
-        assert _equal(twins.triton.min_p_cut(twins.top, log_min_p), cut)
+        cut = twins.plain.min_p_cut(log_min_p)
+        assert _equal(twins.triton.min_p_cut(log_min_p), cut)
         kept = twins.plain.words_of(torch.arange(V).expand(len(cut), -1)) >= cut.unsqueeze(1)
         assert kept.any(dim=1)[twins.numbers].all() and not kept[0].any() and not kept[2].any()
 
 
 def test_sums_down_to_a_word(twins):
     plain, cut, numbers = twins.plain, twins.cut, twins.numbers
-    sums = plain.mass_from(cut, twins.top)
+    sums = plain.mass_from(cut)
     some = plain.first_words(1).squeeze(1)  # a mark that is a word itself
     marks = torch.stack([cut, cut + (5 << word.TOKEN_BITS), torch.zeros_like(cut), some], dim=1)
     for rows in twins.kernels:
         assert _equal(rows.best_kept(cut), plain.best_kept(cut))
         assert _equal(_unmasked(rows.best_kept(some)), _unmasked(plain.best_kept(some)))
-        assert _equal(rows.mass_from(cut, twins.top)[numbers], sums[numbers])
+        assert _equal(rows.mass_from(cut)[numbers], sums[numbers])
         assert _equal(rows.count_from(marks), plain.count_from(marks))
 
 
 @pytest.mark.parametrize("mass", [False, True])
 def test_digits(twins, mass):
     """A whole search of one digit after the other, and the mass it ends with."""
-    numbers = twins.numbers
-    plain = twins.plain.candidates(twins.top)
-    kernels = [rows.candidates(twins.top) for rows in twins.kernels]
-    limit = plain.mass_from(torch.zeros_like(twins.cut)) // 2 + 1 if mass else twins.filters.top_k
+    numbers, plain, limit = twins.numbers, twins.plain, twins.filters.top_k
+    if mass:
+        limit = plain.mass_from(torch.zeros_like(twins.cut))[:, 0] // 2 + 1
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -4 * DIGIT_BITS):
         bins = plain.digits(search.prefix, shift, mass=mass)
         following = plain.next_digit(search, bins)
-        for each in kernels:
+        for each in twins.kernels:
             assert _equal(each.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
             found = each.next_digit(search, bins)
             for name in ("prefix", "reached", "limit"):
                 assert _equal(getattr(found, name), getattr(following, name))
         search = following
     for cut in (search.prefix, torch.zeros_like(limit)):
-        for each in kernels:
+        for each in twins.kernels:
             assert _equal(each.mass_from(cut)[numbers], plain.mass_from(cut)[numbers])
 
 
@@ -204,14 +206,13 @@ def test_rows_that_are_done_are_left_out():
     prefix, filters = torch.zeros_like(twins.cut), twins.filters
 
     def passes(rows: ShardLogits) -> dict[str, torch.Tensor]:
-        weighed = rows.candidates(twins.top)
         return {
             "first_words": rows.first_words(2),
             "first_words, whole rows": rows.first_words(300),
             "best_scores": rows.best_scores(COUNT),
             "before": rows.before(best.unsqueeze(0), filters, COUNT),
-            "masses by digit": weighed.digits(prefix, 48, mass=True),
-            "numbers by digit": weighed.digits(prefix, 48, mass=False),
+            "masses by digit": rows.digits(prefix, 48, mass=True),
+            "numbers by digit": rows.digits(prefix, 48, mass=False),
             "best_kept": rows.best_kept(twins.cut),
         }
 

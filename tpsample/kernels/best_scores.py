@@ -171,7 +171,6 @@ def before_kernel(
     temperature_ptr,  # [F] fp32
     total_log_min_p_ptr,  # [F] fp64
     keep_ties_ptr,  # [F] bool
-    cut_ptr,  # [F] int64, or None
     row_done_ptr,  # [F] bool, or None
     gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
     # outputs
@@ -199,8 +198,6 @@ def before_kernel(
     below = below_top(logits, top, tl.load(temperature_ptr + row))
     mass = tl.where(mask, masses(below), 0)
     in_total = is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
-    if cut_ptr is not None:
-        in_total = in_total & (orders >= tl.load(cut_ptr + row))
     # ties="keep": only greater logits come before.
     tie_bits = tl.where(tl.load(keep_ties_ptr + row), TOKEN_MASK, 0)
     marks = num_samples * COUNT

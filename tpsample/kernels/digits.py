@@ -1,6 +1,6 @@
 """A digit of a radix search over stored logits: the weights by digit, and the digit they lead to.
 
-Twins: `Candidates.digits` and `.next_digit` of `tpsample.logits.candidates`.
+Twins: `ShardLogits.digits` and `.next_digit` of `tpsample.logits.shard_logits`.
 """
 
 import triton

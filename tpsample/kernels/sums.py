@@ -41,10 +41,9 @@ def mass_kernel(
     vocab_start,
     lead,
     width,
-    MOMENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mass of the tokens down to a word, and with MOMENT their entropy's sum. Grid: (blocks, F)."""
+    """Mass of the tokens down to a word, and the sum of their entropy. Grid: (blocks, F)."""
     block, row = tl.program_id(0), tl.program_id(1)
     stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
     logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
@@ -53,10 +52,9 @@ def mass_kernel(
     kept = mask & (orders >= tl.load(cut_ptr + row))
     mass = tl.where(kept, masses(below), 0)
     tl.atomic_add(sums_ptr + row * 2, tl.sum(mass, axis=0), sem="relaxed")
-    if MOMENT:
-        # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
-        moment = rint(tl.where(mass > 0, -mass.to(tl.float64) * below, 0.0))
-        tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
+    # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
+    moment = rint(tl.where(mass > 0, -mass.to(tl.float64) * below, 0.0))
+    tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
 
 
 @triton.jit

@@ -19,20 +19,13 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.order import DIGIT_BITS, mass_limit
-from tpsample.logits.candidates import Candidates, Search
-from tpsample.logits.shard_logits import ShardLogits
+from tpsample.logits.shard_logits import Search, ShardLogits
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters
 
 
 def find_cut(
-    rows: ShardLogits,
-    filters: RowFilters,
-    top: Tensor,
-    ranks: Ranks,
-    *,
-    top_k_cut: Tensor | None = None,
-    total: Tensor | None = None,
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, total: Tensor | None = None
 ) -> Tensor:
     """Return int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
 
@@ -41,47 +34,31 @@ def find_cut(
     requests alone decide.
 
     Args:
-        rows: the logits of the filtered rows on this rank.
+        rows: the logits of the filtered rows on this rank, which know their largest ones.
         filters: their filters; the same on every rank.
-        top: fp32 [F], largest logits over all ranks.
-        top_k_cut: what `find_top_k_cut` has found, or 0 in rows without top_k; None to search.
         total: int64 [F], the masses of which top_p is a share, over all ranks; None to sum them.
     """
-    candidates = rows.candidates(top)
-    min_p_cut = rows.min_p_cut(top, filters.log_min_p)
-    if top_k_cut is None:
-        top_k_cut = torch.zeros_like(min_p_cut)
-        if min(filters.top_k_list) < rows.vocab_size:
-            top_k_cut = _cut_of_top_k(candidates, filters, ranks)
+    min_p_cut = rows.min_p_cut(filters.log_min_p)
+    top_k_cut = torch.zeros_like(min_p_cut)
+    if min(filters.top_k_list) < rows.vocab_size:
+        top_k_cut = _weighted_cut(rows, filters.top_k, filters, ranks, mass=False)
     cut = min_p_cut.maximum(top_k_cut)
     if min(filters.top_p_list) < 1:
         if total is None:
             total_cut = torch.where(filters.joint, 0, top_k_cut)
             min_p_first = filters.total_log_min_p > -torch.inf
             total_cut = torch.where(min_p_first, total_cut.maximum(min_p_cut), total_cut)
-            total = ranks.sum_integers(candidates.mass_from(total_cut))
+            total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
         limit = mass_limit(total, filters.top_p)
-        top_p_cut = _weighted_cut(candidates, limit, filters, ranks, mass=True)
+        top_p_cut = _weighted_cut(rows, limit, filters, ranks, mass=True)
         cut = torch.where(filters.top_p < 1, cut.maximum(top_p_cut), cut)
     # A row that was made greedy by its temperature alone keeps what a mask leaves.
     unfiltered = torch.where(min_p_cut < 1 << word.EPOCH_SHIFT, word.LOWEST_DRAWABLE, min_p_cut)
     return torch.where(rows.noise.random.squeeze(1), cut, unfiltered)
 
 
-def find_top_k_cut(rows: ShardLogits, filters: RowFilters, top: Tensor, ranks: Ranks) -> Tensor:
-    """Return int64 [F], the last word that top_k leaves. Collective.
-
-    It is the cheaper half of `find_cut`, because a histogram of numbers takes 32 bits per bin.
-    """
-    return _cut_of_top_k(rows.candidates(top), filters, ranks)
-
-
-def _cut_of_top_k(candidates: Candidates, filters: RowFilters, ranks: Ranks) -> Tensor:
-    return _weighted_cut(candidates, filters.top_k, filters, ranks, mass=False)
-
-
 def _weighted_cut(
-    candidates: Candidates,
+    rows: ShardLogits,
     limit: Tensor,
     filters: RowFilters,
     ranks: Ranks,
@@ -98,7 +75,7 @@ def _weighted_cut(
     """
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
-        bins = ranks.sum_integers(candidates.digits(search.prefix, shift, mass=mass))
-        search = candidates.next_digit(search, bins)
+        bins = ranks.sum_integers(rows.digits(search.prefix, shift, mass=mass))
+        search = rows.next_digit(search, bins)
     cut = search.prefix
     return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)

@@ -1,8 +1,7 @@
 """Samples from kept sets on vocabulary shards, exactly, while no logit leaves its rank.
 
-A row's token is the best score in its kept set. Its request says by which of two ways it is found,
-and a row that the second way does not decide takes the third. All return the token of
-`tpsample.reference`:
+A row's token is the best score in its kept set. Each of three methods returns the token of
+`tpsample.reference`; the request says which of the first two a row begins with:
 
 top words    sends each rank's first k tokens of the order. The first k of these are the first k of
              the vocabulary, with which every rank finishes alone, after one exchange. It serves
@@ -11,14 +10,15 @@ rejection    takes the first token in descending score that is in the kept set. 
              in it follows from its logit, and from the number and the mass of the tokens before it.
              Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
              shards, for the 8 best of all. If none of the 8 is kept, the row is undecided.
-             A top_p of what a top_k over 256 leaves, or one with ties, renormalises over too many
-             tokens to send, so between the two exchanges a radix search finds their mass.
-threshold    searches for the last kept token (`tpsample.logits.cut`), then takes the best score
-             down to it. It takes as many exchanges whatever the logits.
+threshold    decides the undecided rows. It searches for the last kept token
+             (`tpsample.logits.cut`), then takes the best score down to it, in as many exchanges
+             whatever the logits. A top_p of what a top_k over 256 leaves, or one with ties, is a
+             share of a mass that only this search finds, so the rejection decides no such row.
 
-The host reads from the device which rows are undecided. All ranks read the same, because it
-follows from summed integers. While a graph is captured the host cannot read; then
-`tpsample.logits.fixed_rounds` takes the place of this file.
+The host reads from the device which rows are undecided, and only these are searched. All ranks
+read the same, because it follows from summed integers. In fixed rounds, as while a CUDA graph is
+captured, the host reads nothing: what a step launches follows from its requests. Every method then
+takes all rows, a program whose row is done ends at once, and a done row exchanges zeros.
 
 The best score of a set is a Gumbel-max draw from that set, so the first member is an exact draw
 from the filtered softmax. FlashInfer's sorting-free rejection sampling draws anew in every round;
@@ -27,12 +27,14 @@ here one draw of noise per token id serves, so the number of rounds cannot chang
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.logits.cut import find_cut, find_top_k_cut
-from tpsample.logits.shard_logits import ShardLogits, or_nan
+from tpsample.logits.cut import find_cut
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Way, lists_all
 
@@ -41,74 +43,104 @@ BEST_SCORES = 8
 rows with top_p."""
 
 
-def sample_filtered(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
+def sample_filtered(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, may_read: bool = True
+) -> Tensor:
     """Return the winning score words of filtered rows, int64 [F, num_samples], on every rank.
 
     Collective. `word.decode` makes tokens and status of them, because a row with a NaN has a NaN's
     word, and a row without an unmasked token has 0.
+
+    Args:
+        may_read: whether the host may read from the device which rows are undecided. If not, the
+            number of exchanges and their sizes follow from the requests.
     """
     words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
-    todo, undecided = filters.by_way(), []
-
-    if index := todo[Way.TOP_WORDS]:
-        part = filters.select(index)
-        found = by_top_words(rows.select(index), part, max(part.top_k_list), ranks)
-        words = _put(words, index, found)
-    for way in (Way.REJECTION, Way.REJECTION_IN_TOP_K):
-        if not (index := todo[way]):
+    for few in (True, False):
+        index, its = _rows_of(filters, few, may_read)
+        if isinstance(index, list) and not index:
             continue
-        in_top_k = way is Way.REJECTION_IN_TOP_K
-        found, decided = _by_rejection(
-            rows.select(index), filters.select(index), ranks, in_top_k=in_top_k
-        )
+        part = rows.without(~index) if isinstance(index, Tensor) else rows.select(index)
+        if few:
+            found = _by_top_words(part, its, ranks)
+        else:
+            found = _by_rejection(part, its, ranks, may_read=may_read)
         words = _put(words, index, found)
-        undecided += [row for row, done in zip(index, decided.tolist(), strict=True) if not done]
-    ranks.counters.second_rounds += len(undecided)
-    if undecided:
-        found = _by_threshold(rows.select(undecided), filters.select(undecided), ranks)
-        words = _put(words, undecided, found)
     return words
 
 
-def _put(words: Tensor, index: list[int], found: Tensor) -> Tensor:
-    """Put words of some rows in place. Nothing is copied if these are all rows in order."""
-    if lists_all(index, len(words)):
-        return found
-    words[index] = found
-    return words
-
-
-def _by_rejection(
-    rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, in_top_k: bool
-) -> tuple[Tensor, Tensor]:
-    """Return words [F, num_samples], and bool [F], whether they decide the row.
+def _rows_of(
+    filters: RowFilters, few: bool, may_read: bool
+) -> tuple[list[int] | Tensor, RowFilters]:
+    """Return the rows that begin with a method, as a list or as bool [F], and their filters.
 
     Args:
-        in_top_k: whether the mass of which top_p is a share ends where top_k does.
+        few: whether the method is that of top words.
     """
-    gathered = ranks.gather_integers(rows.best_scores(BEST_SCORES))
-    cut = None
-    if in_top_k:
-        top = word.value_of(gathered[:, :, 0].amax(dim=0))
-        cut = find_top_k_cut(rows, filters, top, ranks)
-    sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES, cut))
-    return rows.first_kept(gathered, sums, filters, BEST_SCORES)
+    of_kinds = [(way is Way.TOP_WORDS) is few for way in filters.ways]
+    if all(of_kinds) or not any(of_kinds):
+        return list(range(len(filters))) if any(of_kinds) else [], filters
+    if may_read:
+        index = [row for row, its in enumerate(of_kinds) if its]
+        return index, filters.select(index)
+    kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]
+    mask = filters.by_top_words if few else ~filters.by_top_words
+    return mask, replace(filters, kinds=kinds)
 
 
-def by_top_words(rows: ShardLogits, filters: RowFilters, count: int, ranks: Ranks) -> Tensor:
-    """Return words [F, num_samples], from the first k tokens of the order. Collective.
-
-    Args:
-        count: at least the top_k of every row that is not done.
-    """
+def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
+    """Return words [F, num_samples], from the first k tokens of the order. Collective."""
+    count = max(filters.top_k_list)
     gathered = ranks.gather_integers(rows.first_words(count))  # [W, F, count]
     first = gathered.transpose(0, 1).flatten(1).topk(count, dim=1).values
     return rows.best_of_first(first, filters)
 
 
-def _by_threshold(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
-    """Return words [F, num_samples], the best scores down to the last kept token."""
-    top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
-    cut = find_cut(rows, filters, word.value_of(top_word), ranks)
-    best = ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)
-    return or_nan(best, top_word)
+def _by_rejection(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, may_read: bool
+) -> Tensor:
+    """Return words [F, num_samples], those of undecided rows by the threshold. Collective."""
+    gathered = ranks.gather_integers(rows.best_scores(BEST_SCORES))
+    sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES))
+    words, decided = rows.first_kept(gathered, sums, filters, BEST_SCORES)
+    total: Tensor | None = sums[:, -1]
+    if Way.THRESHOLD in filters.ways:
+        is_nan = word.key_of(gathered[:, :, 0].amax(dim=0)) == word.KEY_NAN
+        decided &= ~filters.by_threshold | is_nan
+        total = None
+
+    if not may_read:
+        best = _by_threshold(rows.without(decided), filters, ranks, gathered, total)
+        return torch.where(decided.unsqueeze(1), words, best)
+    undecided = [row for row, done in enumerate(decided.tolist()) if not done]
+    ranks.counters.second_rounds += len(undecided)
+    if undecided:
+        left, its = rows.select(undecided), filters.select(undecided)
+        known = None if total is None else total[undecided]
+        best = _by_threshold(left, its, ranks, gathered[:, undecided], known)
+        words = _put(words, undecided, best)
+    return words
+
+
+def _by_threshold(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor, total: Tensor | None
+) -> Tensor:
+    """Return words [F, num_samples], the best scores down to the last kept token. Collective.
+
+    Args:
+        gathered: int64 [W, F, …], the `best_scores` of all ranks, which begin with the largest.
+        total: as `find_cut` takes it.
+    """
+    rows = replace(rows, top=word.value_of(gathered[:, :, 0].amax(dim=0)))
+    cut = find_cut(rows, filters, ranks, total=total)
+    return ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)
+
+
+def _put(words: Tensor, index: list[int] | Tensor, found: Tensor) -> Tensor:
+    """Put words of some rows in place. Nothing is copied if a list has all rows in order."""
+    if isinstance(index, Tensor):
+        return torch.where(index.unsqueeze(1), found, words)
+    if lists_all(index, len(words)):
+        return found
+    words[index] = found
+    return words

@@ -9,7 +9,6 @@ from tpsample.core.step_buffer import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.logits.filters import sample_filtered
-from tpsample.logits.fixed_rounds import sample_in_fixed_rounds
 from tpsample.logits.kept_sets import find_kept_sets
 from tpsample.logits.logprobs import find_logprobs
 from tpsample.logits.shard_logits import ShardLogits
@@ -51,8 +50,7 @@ def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
             raise UnsupportedParameter(
                 "kept_cap: not in a captured graph; capture a batch without it"
             )
-        sample = sample_in_fixed_rounds if fixed_rounds else sample_filtered
-        words = sample(filtered, filters, ranks)
+        words = sample_filtered(filtered, filters, ranks, may_read=not fixed_rounds)
         filtered.write_tokens(words, filters.row_index, out)
         if batch.plan.kept_cap is not None:
             out.kept = find_kept_sets(filtered, filters, batch.plan.kept_cap, ranks)

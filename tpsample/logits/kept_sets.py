@@ -9,6 +9,8 @@ reported as an overflow and never cut short.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tpsample.core import word
@@ -29,8 +31,9 @@ def find_kept_sets(rows: ShardLogits, filters: RowFilters, cap: int, ranks: Rank
     """
     top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
     top = word.value_of(top_word)
-    cut = find_cut(rows, filters, top, ranks)
-    mass = ranks.sum_integers(rows.mass_from(cut, top)[:, 0])
+    rows = replace(rows, top=top)
+    cut = find_cut(rows, filters, ranks)
+    mass = ranks.sum_integers(rows.mass_from(cut)[:, 0])
     cut = cut.unsqueeze(1)
 
     counts = ranks.gather_integers(rows.count_from(cut)).squeeze(2)  # [W, F]

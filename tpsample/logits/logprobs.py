@@ -52,16 +52,17 @@ def find_logprobs(
     gathered = ranks.gather_integers(rows.first_words(max(1, asked.top)))
     first = gathered.transpose(0, 1).flatten(1).topk(max(1, asked.top), dim=1).values
     top = word.value_of(first[:, 0])
+    rows = replace(rows, top=top)
     status = word.decode(first[:, :1])[1]
     own = ranks.sum_integers(rows.words_of(torch.cat([sampled, asked.chosen], dim=1)))
 
     cut = torch.zeros_like(first[:, 0])
     if filters is not None and filtered is not None:
-        cut[filtered] = find_cut(rows.select(filtered), filters, top[filtered], ranks)
+        cut[filtered] = find_cut(rows.select(filtered), filters, ranks)
         cut = torch.where(asked.processed, cut, 0)  # where only some rows may be processed
 
     temperature = torch.where(asked.processed, rows.temperature, 1.0)
-    sums = ranks.sum_integers(replace(rows, temperature=temperature).mass_from(cut, top)).double()
+    sums = ranks.sum_integers(replace(rows, temperature=temperature).mass_from(cut)).double()
     log_total = (sums[:, :1] / TOP_MASS).log()
     entropies = log_total.squeeze(1) + sums[:, 1] / sums[:, 0]
 

@@ -1,7 +1,7 @@
 """The passes over stored logits: what each rank finds in its own part of some rows.
 
-This is plain PyTorch, the definition of the passes; `tpsample.logits.shard_logits_triton` makes
-them as kernels, each of which reads the logits once.
+This is plain PyTorch, the definition of the passes. `tpsample.logits.shard_logits_triton` makes
+them as kernels, which read the logits once, and `tpsample.logits.shard_logits_native` on a CPU.
 """
 
 from __future__ import annotations
@@ -12,15 +12,37 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import candidates, mass_limit, masses, min_p_cut, order_words
+from tpsample.core.order import (
+    DIGIT_BITS,
+    DIGITS,
+    candidates,
+    mass_limit,
+    masses,
+    min_p_cut,
+    order_words,
+)
 from tpsample.core.score import score_tile, score_tokens
-from tpsample.logits.candidates import Candidates
 from tpsample.logits.stored_logits import StoredLogits
 from tpsample.output import SampleOutput
 from tpsample.request.filters import RowFilters
 
 GROUP = 64
 """Neighbouring ids whose largest logit is looked at before they are."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for the word at which the weight of descending words of all ranks reaches a limit.
+
+    Attributes:
+        prefix: int64 [F], the digits of that word found so far.
+        reached: int64 [F], the weight of the words before those of the prefix.
+        limit: int64 [F] >= 1; above the row's whole weight it stands for the whole.
+    """
+
+    prefix: Tensor
+    reached: Tensor
+    limit: Tensor
 
 
 @dataclass(frozen=True)
@@ -87,15 +109,12 @@ class ShardLogits(StoredLogits):
         found = torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
         return self.of_undone(found)
 
-    def before(
-        self, gathered: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
-    ) -> Tensor:
+    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
         """Weigh what stands on this rank before each of the best scores of all ranks.
 
         Args:
             gathered: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `best_scores`.
             filters: of these rows.
-            cut: int64 [F], the last word of top_k where top_p renormalises after it.
 
         Returns:
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
@@ -113,8 +132,6 @@ class ShardLogits(StoredLogits):
                 sums[:, i] += (mass * before).sum(dim=1)
                 sums[:, c + i] += before.sum(dim=1)
             in_total = candidates(words, below, filters.total_log_min_p.unsqueeze(1))
-            if cut is not None:
-                in_total &= words >= cut.unsqueeze(1)
             sums[:, -1] += (mass * in_total).sum(dim=1)
         return self.of_undone(sums)
 
@@ -177,17 +194,43 @@ class ShardLogits(StoredLogits):
         out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
         out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
 
-    def min_p_cut(self, top: Tensor, log_min_p: Tensor) -> Tensor:
+    def min_p_cut(self, log_min_p: Tensor) -> Tensor:
         """Return int64 [F], the lowest order word that min_p keeps; see `tpsample.core.order`."""
-        return min_p_cut(top, self.temperature, log_min_p)
+        assert self.top is not None
+        return min_p_cut(self.top, self.temperature, log_min_p)
 
-    def candidates(self, top: Tensor) -> Candidates:
-        """Return what is not masked, to be weighed more than once.
+    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+        """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
+
+        Digits are complemented: bin 0 holds the largest words. Masked tokens are in no bin.
 
         Args:
-            top: fp32 [F], the rows' largest logits over all ranks.
+            prefix: int64 [F], the digits before.
+            shift: of the digit, in bits.
+            mass: whether bins are sums of masses, int64, or numbers of tokens, int32.
         """
-        return Candidates(self, top)
+        words, masses_ = self.words_and_mass
+        weight = masses_ if mass else (words > 0).to(torch.int32)
+        digit = ~(words >> shift) & (DIGITS - 1)
+        inside = (words >> (shift + DIGIT_BITS)) == prefix.unsqueeze(1)
+        bins = weight.new_zeros(len(prefix), DIGITS)
+        return self.of_undone(bins.scatter_add_(1, digit, weight * inside))
+
+    def next_digit(self, search: Search, bins: Tensor) -> Search:
+        """Return the search with one digit more, in which the running sum reaches the limit.
+
+        Args:
+            bins: the `digits` of all ranks, summed.
+        """
+        bins = bins.to(torch.int64)
+        upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
+        limit = search.limit.minimum(upto[:, -1])
+        found = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
+        return Search(
+            prefix=(search.prefix << DIGIT_BITS) | (DIGITS - 1 - found.squeeze(1)),
+            reached=(upto - bins).gather(1, found).squeeze(1),
+            limit=limit,
+        )
 
     def best_kept(self, cut: Tensor) -> Tensor:
         """Return the best score words, int64 [F, num_samples], of tokens down to a cut.
@@ -203,8 +246,10 @@ class ShardLogits(StoredLogits):
                 best[:, sample] = best[:, sample].maximum((scores * kept).amax(dim=1))
         return self.of_undone(best)
 
-    def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
+    def mass_from(self, cut: Tensor) -> Tensor:
         """Return int64 [F, 2], Σ q and Σ rint(-q y), from which the entropy follows.
+
+        Where nothing is a number, or all is masked, they mean nothing.
 
         Args:
             cut: int64 [F]; tokens count whose order word is >= it.
@@ -212,7 +257,7 @@ class ShardLogits(StoredLogits):
         sums = cut.new_zeros(len(cut), 2)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
-            below = self.below(logits, top)
+            below = self.below(logits)
             mass = masses(below) * kept
             # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
             moment = torch.where(mass > 0, -mass.double() * below, 0.0).round_().to(torch.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.order import DIGITS
-from tpsample.logits.candidates import Candidates
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native import passes
 from tpsample.native.noise import row_noise
@@ -19,22 +17,6 @@ from tpsample.native.threads import in_ranges, threads_for
 from tpsample.request.filters import RowFilters
 
 NONE = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class NativeCandidates(Candidates):
-    """`Candidates` that are weighed again in every pass, because few words have a prefix."""
-
-    rows: NativeShardLogits
-
-    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
-        bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64)
-        top = self.top.numpy()
-        self.rows.run(passes.digits, top, prefix.numpy(), shift, mass, bins.numpy())
-        return bins if mass else bins.to(torch.int32)
-
-    def mass_from(self, cut: Tensor) -> Tensor:
-        return self.rows.weighed(cut, self.top, unmasked=True)[:, 0]
 
 
 class NativeShardLogits(ShardLogits):
@@ -62,39 +44,36 @@ class NativeShardLogits(ShardLogits):
         orders = self.words_of(word.token_of(scores).flatten(1)).view_as(scores) * (scores > 0)
         return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
 
-    def before(
-        self, gathered: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
-    ) -> Tensor:
+    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
         marks = self._marks(gathered, filters, count)
         sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
-        limit = NONE if cut is None else cut.contiguous().numpy()
         log_min_p = filters.total_log_min_p.contiguous().numpy()
-        self.run(
-            passes.before, top.numpy(), marks.contiguous().numpy(), log_min_p, limit, sums.numpy()
-        )
+        self.run(passes.before, top.numpy(), marks.contiguous().numpy(), log_min_p, sums.numpy())
         return sums
 
-    def candidates(self, top: Tensor) -> Candidates:
-        return NativeCandidates(self, top)
+    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+        bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64)
+        self.run(passes.digits, self._tops, prefix.numpy(), shift, mass, bins.numpy())
+        return bins if mass else bins.to(torch.int32)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         return self._scores(cut.contiguous().numpy(), 1).squeeze(2)
 
-    def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
-        return self.weighed(cut, top, unmasked=False)
+    def mass_from(self, cut: Tensor) -> Tensor:
+        sums = torch.zeros(len(cut), 2, dtype=torch.int64)
+        self.run(passes.mass_from, self._tops, cut.contiguous().numpy(), sums.numpy())
+        return sums
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
         self.run(passes.count_from, marks.contiguous().numpy(), counts.numpy())
         return counts
 
-    def weighed(self, cut: Tensor, top: Tensor, *, unmasked: bool) -> Tensor:
-        """Return int64 [F, 2], as `mass_from` does; `unmasked` leaves out masked tokens."""
-        sums = torch.zeros(len(cut), 2, dtype=torch.int64)
-        tops, cuts = top.contiguous().numpy(), cut.contiguous().numpy()
-        self.run(passes.mass_from, tops, cuts, unmasked, sums.numpy())
-        return sums
+    @property
+    def _tops(self) -> np.ndarray:
+        assert self.top is not None
+        return self.top.contiguous().numpy()
 
     def _scores(self, cut: np.ndarray, count: int) -> Tensor:
         """Return int64 [F, samples, count], the best score words of what reaches a cut."""

@@ -1,5 +1,9 @@
-"""The passes over stored logits as Triton launches: one reads the logits where the twin in
-`tpsample.logits.shard_logits` makes tens of tensors of their size."""
+"""The passes over stored logits as Triton launches, a program per block of a row.
+
+A launch reads the logits once, where its twin in `tpsample.logits.shard_logits` makes tens of
+tensors of their size. For a radix search it makes words and masses again from the logits, because
+reading two words of 64 bits per token would take longer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
+from tpsample.core.interpreted import interpreted
+from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.kernels.best_scores import (
     before_kernel,
     best_scores_kernel,
@@ -16,23 +22,63 @@ from tpsample.kernels.best_scores import (
     group_best_kernel,
 )
 from tpsample.kernels.decode import write_tokens_kernel
+from tpsample.kernels.digits import digit_kernel, next_digit_kernel
 from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
 from tpsample.kernels.sums import (
     best_kept_kernel,
     count_kernel,
+    mass_kernel,
     min_p_cut_kernel,
     top_words_kernel,
 )
-from tpsample.logits.candidates import Candidates
-from tpsample.logits.candidates_triton import TritonCandidates
-from tpsample.logits.launches import BLOCK, LaunchedLogits
-from tpsample.logits.shard_logits import GROUP, ShardLogits
+from tpsample.logits.shard_logits import GROUP, Search, ShardLogits
 from tpsample.output import SampleOutput
 from tpsample.request.filters import MAX_TOP_WORDS, RowFilters
 
+BLOCK = 1024 if interpreted() else 2048
+NUM_WARPS = 8
+"""Logits and warps of a program: 8 logits a thread, so that words and float64 find registers."""
 
-class TritonShardLogits(LaunchedLogits, ShardLogits):
+
+class TritonShardLogits(ShardLogits):
     """`ShardLogits` on a GPU, or in the interpreter."""
+
+    def count_of(self, size: int) -> int:
+        """Return how many blocks or groups of a size the shard has; the first one begins where the
+        group of four ids of its first id does."""
+        return -(-(self.first_id % 4 + self.logits.shape[1]) // size)
+
+    def launch(self, kernel: Any, **arguments: Any) -> None:
+        """Launch one program per block and row; none of an empty shard."""
+        if not self.logits.shape[1]:
+            return
+        kernel[(self.count_of(BLOCK), len(self.logits))](
+            **self.shard_arguments(),
+            **arguments,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=False,  # the twin rounds every product
+        )
+
+    def shard_arguments(self) -> dict[str, Any]:
+        """Return the arguments by which a kernel finds the logits."""
+        return {
+            "logits_ptr": self.logits,
+            "stride_logits": self.logits.stride(0),
+            "vocab_start": self.first_id,
+            "lead": self.first_id % 4,
+            "width": self.logits.shape[1],
+        }
+
+    def noise_arguments(self) -> dict[str, Any]:
+        """Return the arguments by which a kernel scores."""
+        return {
+            "seed_ptr": self.noise.seed,
+            "position_ptr": self.noise.positions,
+            "temperature_ptr": self.noise.temperature,
+            "num_samples": self.noise.num_samples,
+            "ROUNDS": self.noise.rounds,
+        }
 
     def first_words(self, count: int) -> Tensor:
         groups = self.count_of(GROUP)
@@ -90,16 +136,13 @@ class TritonShardLogits(LaunchedLogits, ShardLogits):
         )
         return found
 
-    def before(
-        self, gathered: Tensor, filters: RowFilters, count: int, cut: Tensor | None = None
-    ) -> Tensor:
+    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
         sums = gathered.new_zeros(gathered.shape[1], gathered.shape[2])
         self.launch(
             before_kernel,
             temperature_ptr=self.temperature,
             total_log_min_p_ptr=filters.total_log_min_p,
             keep_ties_ptr=filters.keep_ties,
-            cut_ptr=cut,
             row_done_ptr=self.done,
             **self._gathered(gathered, count),
             sums_ptr=sums,
@@ -151,19 +194,47 @@ class TritonShardLogits(LaunchedLogits, ShardLogits):
             num_samples=words.shape[1],
         )
 
-    def min_p_cut(self, top: Tensor, log_min_p: Tensor) -> Tensor:
-        cut = torch.empty_like(top, dtype=torch.int64)
+    def min_p_cut(self, log_min_p: Tensor) -> Tensor:
+        assert self.top is not None
+        cut = torch.empty_like(self.top, dtype=torch.int64)
         min_p_cut_kernel[(len(cut),)](
             temperature_ptr=self.temperature,
-            top_ptr=top.contiguous(),
+            top_ptr=self.top.contiguous(),
             log_min_p_ptr=log_min_p,
             cut_ptr=cut,
             enable_fp_fusion=False,
         )
         return cut
 
-    def candidates(self, top: Tensor) -> Candidates:
-        return TritonCandidates(self, top)
+    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+        dtype = torch.int64 if mass else torch.int32
+        bins = torch.zeros(len(prefix), DIGITS, dtype=dtype, device=prefix.device)
+        self.launch(
+            digit_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            prefix_ptr=prefix,
+            row_done_ptr=self.done,
+            bins_ptr=bins,
+            shift=shift,
+            MASS=mass,
+            DIGIT_BITS=DIGIT_BITS,
+        )
+        return bins
+
+    def next_digit(self, search: Search, bins: Tensor) -> Search:
+        found = Search(*(torch.empty_like(search.limit) for _ in range(3)))
+        next_digit_kernel[(len(bins),)](
+            bins_ptr=bins.contiguous(),
+            prefix_ptr=search.prefix,
+            reached_ptr=search.reached,
+            limit_ptr=search.limit,
+            next_prefix_ptr=found.prefix,
+            next_reached_ptr=found.reached,
+            next_limit_ptr=found.limit,
+            DIGIT_BITS=DIGIT_BITS,
+        )
+        return found
 
     def best_kept(self, cut: Tensor) -> Tensor:
         words = cut.new_zeros(len(cut), self.noise.num_samples)
@@ -176,9 +247,15 @@ class TritonShardLogits(LaunchedLogits, ShardLogits):
         )
         return words
 
-    def mass_from(self, cut: Tensor, top: Tensor) -> Tensor:
+    def mass_from(self, cut: Tensor) -> Tensor:
         sums = cut.new_zeros(len(cut), 2)
-        self.weigh(top, cut, sums, moment=True)
+        self.launch(
+            mass_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            cut_ptr=cut,
+            sums_ptr=sums,
+        )
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:

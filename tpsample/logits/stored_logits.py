@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tpsample.core.order import below_top
+from tpsample.core.order import below_top, masses, order_words
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.request.filters import lists_all
 from tpsample.request.plan import BatchView
@@ -37,6 +38,7 @@ class StoredLogits:
         vocab_size: V, over all ranks.
         temperature: fp32 [F], 1 for greedy rows.
         noise: what the scores of these rows need.
+        top: fp32 [F], largest logits over all ranks, once these are known; masses are shares of it.
         done: bool [F], rows that the passes of a draw leave out, because their token is known:
             their results are 0. None leaves out no row.
     """
@@ -47,6 +49,7 @@ class StoredLogits:
     vocab_size: int
     temperature: Tensor
     noise: RowNoise
+    top: Tensor | None = None
     done: Tensor | None = None
 
     @classmethod
@@ -97,6 +100,7 @@ class StoredLogits:
             raw=logits if self.raw is self.logits else self.raw[index],
             temperature=self.temperature[index],
             noise=self.noise.select(index),
+            top=None if self.top is None else self.top[index],
             done=None if self.done is None else self.done[index],
         )
 
@@ -116,10 +120,21 @@ class StoredLogits:
         for start in range(0, self.logits.shape[1], width):
             yield self.first_id + start, self.logits[:, start : start + width]
 
-    def below(self, logits: Tensor, top: Tensor) -> Tensor:
-        """Return (logit - top) / temperature of logits [F, n]; see `tpsample.core.order`.
-
-        Args:
-            top: fp32 [F], the rows' largest logits over all ranks.
-        """
+    def below(self, logits: Tensor, top: Tensor | None = None) -> Tensor:
+        """Return (logit - top) / temperature of logits [F, n]; see `tpsample.core.order`."""
+        top = self.top if top is None else top
+        assert top is not None
         return below_top(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
+
+    @cached_property
+    def words_and_mass(self) -> tuple[Tensor, Tensor]:
+        """Order words and masses, int64 [F, V_local] each; 0 where a token is masked."""
+        words = torch.empty_like(self.logits, dtype=torch.int64)
+        mass = torch.empty_like(words)
+        for first_id, logits in self.tiles():
+            start = first_id - self.first_id
+            tile = slice(start, start + logits.shape[1])
+            unmasked = logits > -torch.inf
+            words[:, tile] = order_words(logits, first_id) * unmasked
+            mass[:, tile] = masses(self.below(logits)) * unmasked
+        return words, mass

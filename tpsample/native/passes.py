@@ -195,14 +195,13 @@ def weigh_block(logits, base, size, top, heat, mass, below):  # type: ignore[no-
 
 
 @jit(entry=True)
-def before(stored, first, last, top, marks, log_min_p, cut, sums):  # type: ignore[no-untyped-def]
+def before(stored, first, last, top, marks, log_min_p, sums):  # type: ignore[no-untyped-def]
     """Weigh what stands before marks, and the total of which top_p is a share.
 
     Args:
         top: fp32 [F], largest logits of all ranks.
         marks: int64 [F, C], words; only greater ones come before.
         log_min_p: float64 [F], what is not in the total.
-        cut: int64 [F], words below it are not either; no rows for none.
         sums: int64 [F, 2 C + 1], zeros: C masses, C numbers, the total.
     """
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
@@ -214,14 +213,13 @@ def before(stored, first, last, top, marks, log_min_p, cut, sums):  # type: igno
         least = marks[row, 0]
         for c in range(num_marks):
             least = min(least, marks[row, c])
-        limit = cut[row] if len(cut) else I64(0)
         minus_inf = (I64(KEY_MINUS_INF) + 1) << I64(TOKEN_BITS)
         for base in range(0, num_ids, BLOCK):
             size = min(BLOCK, num_ids - base)
             weigh_block(logits, base, size, top[row], stored.temperature[row], mass, below)
             for j in range(size):
                 word = order_word(ordered(logits[base + j]), stored.first_id + base + j)
-                if word >= minus_inf and word >= limit and below[j] >= log_min_p[row]:
+                if word >= minus_inf and below[j] >= log_min_p[row]:
                     total += mass[j]
                 if word > least:
                     for c in range(num_marks):
@@ -232,12 +230,8 @@ def before(stored, first, last, top, marks, log_min_p, cut, sums):  # type: igno
 
 
 @jit(entry=True)
-def mass_from(stored, first, last, top, cut, unmasked, sums):  # type: ignore[no-untyped-def]
-    """Sum q and rint(-q y) of the words from `cut` on, int64 [F]; sums int64 [F, 2], zeros.
-
-    Args:
-        unmasked: whether masked tokens are left out; they weigh one unit where y is 0.
-    """
+def mass_from(stored, first, last, top, cut, sums):  # type: ignore[no-untyped-def]
+    """Sum q and rint(-q y) of the words from `cut` on, int64 [F]; sums int64 [F, 2], zeros."""
     num_ids = stored.logits.shape[1]
     mass, below = np.empty(BLOCK, I64), np.empty(BLOCK, F64)
     for row in range(first, last):
@@ -248,10 +242,7 @@ def mass_from(stored, first, last, top, cut, unmasked, sums):  # type: ignore[no
             size = min(BLOCK, num_ids - base)
             weigh_block(logits, base, size, top[row], stored.temperature[row], mass, below)
             for j in range(size):
-                logit = logits[base + j]
-                if unmasked and not logit > F32(-np.inf):
-                    continue
-                word = order_word(ordered(logit), stored.first_id + base + j)
+                word = order_word(ordered(logits[base + j]), stored.first_id + base + j)
                 if word >= cut[row]:
                     total += mass[j]
                     if mass[j] > 0:
@@ -278,7 +269,7 @@ def count_from(stored, first, last, marks, counts):  # type: ignore[no-untyped-d
 
 @jit(entry=True)
 def digits(stored, first, last, top, prefix, shift, weighs, bins):  # type: ignore[no-untyped-def]
-    """Make the histogram of a digit; twin: `tpsample.logits.candidates.Candidates.digits`.
+    """Make the histogram of a digit; twin: `tpsample.logits.shard_logits.ShardLogits.digits`.
 
     Args:
         weighs: whether a token counts with its mass, or as one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import compress
@@ -26,7 +26,7 @@ class Way(Enum):
 
     TOP_WORDS = "top words"
     REJECTION = "rejection"
-    REJECTION_IN_TOP_K = "rejection in top_k"
+    THRESHOLD = "threshold"
 
 
 class RowFilter(NamedTuple):
@@ -56,7 +56,7 @@ class RowFilter(NamedTuple):
             self.keep_ties,
             self.joint,
             self.way is Way.TOP_WORDS,
-            self.way is Way.REJECTION_IN_TOP_K,
+            self.way is Way.THRESHOLD,
         )
         return self._replace(packed=struct.pack("=qdddqqqq", *self[:4], *bits))
 
@@ -166,8 +166,8 @@ class RowFilters:
         return self._bits[2, : len(self)]
 
     @property
-    def in_top_k(self) -> Tensor:
-        """bool [F], whether a row's rejection ends at its top_k."""
+    def by_threshold(self) -> Tensor:
+        """bool [F], whether the threshold alone can decide a row."""
         return self._bits[3, : len(self)]
 
     @cached_property
@@ -195,19 +195,6 @@ class RowFilters:
             self.columns[:, [*index, *[0] * (-len(index) % ALIGNED)]],
             [self.kinds[row] for row in index],
         )
-
-    def beyond_top_words(self, vocab_size: int) -> RowFilters:
-        """Return the filters with kinds of which those by top words ask for nothing.
-
-        The kinds say which searches a step needs at all; the tensors stay as they are.
-        """
-        nothing = keeps_all(vocab_size)
-        kinds = [nothing if kind.way is Way.TOP_WORDS else kind for kind in self.kinds]
-        return replace(self, kinds=kinds)
-
-    def by_way(self) -> dict[Way, list[int]]:
-        """Return the filtered rows of each way."""
-        return {way: [row for row, its in enumerate(self.ways) if its is way] for way in Way}
 
 
 def lists_all(index: list[int], count: int) -> bool:
@@ -241,7 +228,7 @@ def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
         return Way.REJECTION
     if top_k <= MAX_TOP_WORDS and request.ties == "exact":
         return Way.TOP_WORDS
-    return Way.REJECTION_IN_TOP_K if request.top_p < 1 else Way.REJECTION
+    return Way.THRESHOLD if request.top_p < 1 else Way.REJECTION
 
 
 def limit_k(top_k: int, vocab_size: int) -> int:

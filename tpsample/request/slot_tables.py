@@ -161,7 +161,7 @@ class SlotTables(SlotParameters):
             max((kind.top_k for kind in kinds.difference(others)), default=0),
             *(any(k.top_k < vocab_size for k in each) for each in (kinds, others)),
             *(any(k.top_p < 1 for k in each) for each in (kinds, others)),
-            any(kind.way is Way.REJECTION_IN_TOP_K for kind in kinds),
+            any(kind.way is Way.THRESHOLD for kind in kinds),
             max((top for top, _ in self._logprobs.values()), default=-1),
             *(True in modes, self.chosen.shape[1]),
         )

@@ -125,7 +125,7 @@ class TensorParameters(SlotParameters):
             *NO_NUMBERS,
             False,
             joint,
-            Way.REJECTION_IN_TOP_K if needs.top_k and needs.top_p and not joint else Way.REJECTION,
+            Way.THRESHOLD if needs.top_k and needs.top_p and not joint else Way.REJECTION,
         )
         kinds = [keeps_all(vocab_size), kind]
         columns = torch.stack([top_k, *numbers, *bits])

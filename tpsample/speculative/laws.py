@@ -88,9 +88,8 @@ class Laws:
         cut = torch.full_like(top_word, word.LOWEST_DRAWABLE)
         filters = batch.plan.filters
         if filters is not None:
-            tops = top.flatten()[filters.row_index]
-            found = find_cut(rows.select(filters.row_list), filters, tops, ranks)
-            cut.view(-1)[filters.row_index] = found
+            filtered = replace(rows, top=top.flatten()).select(filters.row_list)
+            cut.view(-1)[filters.row_index] = find_cut(filtered, filters, ranks)
         certain = ~rows.noise.random.view(shape) | (top == torch.inf)
         cut = torch.where(certain, top_word, cut)
 
