@@ -270,7 +270,7 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an output under another name": (
         lambda: getattr(_sampler()(HIDDEN, _batch(), 0), "tokens"),  # noqa: B009
-        "SampleOutput has no 'tokens'; it has token_ids, status, seeds, logprobs, kept, screened",
+        "SampleOutput has no 'tokens'; it has token_ids, status, seeds, logprobs, kept",
     ),
     "a list of positions": (
         lambda: _sampler()(HIDDEN, _batch(), [3, 4]),

@@ -8,7 +8,7 @@ from typing import Literal
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.agreement.step_checks import check_num_samples
+from tpsample.core.checks import check_num_samples
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample.agreement.step_checks import check_num_samples, positions_tensor
 from tpsample.core import word
+from tpsample.core.checks import check_num_samples, positions_tensor
 from tpsample.core.order import below_top, candidates, mass_limit, masses, order_words
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.core.score import Head, logits_tile, score_tile

@@ -11,20 +11,12 @@ from torch import Tensor
 
 from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
-from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.construction import agree
-from tpsample.agreement.desync import DesyncDetector
-from tpsample.agreement.step import StepAgreement
-from tpsample.agreement.step_checks import MISSING, StepChecks
+from tpsample.agreement.step_checks import MISSING
 from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.core.overlap import kernels_overlap
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.errors import PeerLost, UnsupportedParameter
-from tpsample.exchange import make_exchange
-from tpsample.exchange.base import Setup
-from tpsample.exchange.decode import decoder
-from tpsample.local import make_backend
+from tpsample.errors import UnsupportedParameter
 from tpsample.local.tile_table import BATCH_TILES
 from tpsample.logits.prompt import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
@@ -32,7 +24,7 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.kinds import Kind, batches_of
 from tpsample.request.plan import BatchView
-from tpsample.request.step import Step
+from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.steps import Steps
 
@@ -121,7 +113,7 @@ class LMHeadSampler(Steps):
         desync_every: int = 0,
         on_failed: int = -1,
     ) -> None:
-        agreed = agree(
+        settings = agree(
             group,
             weight=lm_head_weight,
             vocab_size=vocab_size,
@@ -137,46 +129,8 @@ class LMHeadSampler(Steps):
             desync_every=desync_every,
             on_failed=on_failed,
         )
-        # A model's own weight may require a gradient, which no step has.
-        given = agreed.arguments
-        self.weight, device = given.weight.detach(), given.weight.device
-        self.vocab_size, self.shard, self.backend = agreed.vocab_size, agreed.shard, agreed.backend
-        max_rows, self.on_failed = given.max_rows, given.on_failed
-        self.max_rows, self.philox_rounds, self.ranks = max_rows, given.philox_rounds, agreed.ranks
-        overlap = kernels_overlap(device)
-        decode = decoder(agreed.backend, overlap=overlap and agreed.ranks.world_size == 1)
-        setup = Setup(agreed.ranks, max_rows, given.chunks, device, decode, agreed.hosts, overlap)
-        self.exchange = make_exchange(agreed.exchange, setup, fall_back=exchange == "auto")
-        alias = None if given.bias is None else given.bias.detach()
-        self.local = make_backend(
-            self.backend,
-            self.weight,
-            self.shard,
-            alias,
-            given.head,
-            given.philox_rounds,
-            max_rows,
-            screening,
-        )
-        aliases = {"lm_head_weight": (lm_head_weight, self.weight)}
-        if bias is not None and alias is not None:
-            aliases["bias"] = bias, alias
-        self._caller = CallerTensors(aliases, self.local.follow)
-        self.checks = StepChecks(
-            self.weight,
-            self.shard,
-            self.vocab_size,
-            max_rows,
-            self.ranks,
-            agreed.seeds,
-            self._caller.follow,
-            lambda: self.local.copy_is_current,
-        )
-        self.agreement = StepAgreement(self.ranks, self.exchange, agreed.seeds)
-        self._desync = DesyncDetector(given.desync_every, self.ranks, device)
+        super().__init__(settings, {"lm_head_weight": lm_head_weight, "bias": bias})
         self.handle = compiled.register(self)
-        # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
-        self._captured: list[Step] = []
 
     def __enter__(self) -> LMHeadSampler:
         return self
@@ -234,9 +188,8 @@ class LMHeadSampler(Steps):
                     f"{type(batch).__name__}; call the sampler outside the compiled function"
                 )
             return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
-        return self.finish(
-            self.start(hidden_states, batch, positions, num_samples=num_samples, out=out)
-        )
+        inputs = Inputs(hidden_states)
+        return self.finish(self.start(inputs, batch, positions, num_samples=num_samples, out=out))
 
     def sample_logits(
         self,
@@ -266,9 +219,10 @@ class LMHeadSampler(Steps):
         Raises:
             As a call with hidden states; UnsupportedParameter inside torch.compile, too.
         """
-        return self.finish(
-            self.start_logits(local_logits, batch, positions, num_samples=num_samples, out=out)
-        )
+        if torch.compiler.is_compiling():
+            raise UnsupportedParameter("sample_logits: not inside torch.compile; call it outside")
+        inputs = Inputs(local_logits, are_logits=True)
+        return self.finish(self.start(inputs, batch, positions, num_samples=num_samples, out=out))
 
     def prompt_logprobs(
         self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0
@@ -292,19 +246,10 @@ class LMHeadSampler(Steps):
             ValueError: an argument is wrong; raised before anything is sent.
             UnsupportedParameter: (a ValueError) several ranks have no process group.
         """
-        with self.agreement.leaving_on_error():
-            self.agreement.settle(lambda: self.checks.prompt(hidden_states, token_ids, top))
-            return prompt_logprobs(
-                self.local,
-                hidden_states.detach(),
-                token_ids,
-                top,
-                shard=self.shard,
-                backend=self.backend,
-                vocab_size=self.vocab_size,
-                chunk=self.max_rows,
-                ranks=self.ranks,
-            )
+        with self.agreement:
+            self.agreement.settle(self.checks.prompt, hidden_states, token_ids, top)
+            rows = hidden_states.detach()
+            return prompt_logprobs(self.local, rows, token_ids, top, self.settings)
 
     def warm_up(
         self,
@@ -331,8 +276,8 @@ class LMHeadSampler(Steps):
             ValueError: no such kind; RankMismatch (a ValueError) on every rank if only some raise.
             RuntimeError: on GPUs, a kernel needs more shared memory than there is.
         """
-        with self.agreement.leaving_on_error():
-            self.agreement.settle(lambda: self.checks.warm_up(kinds, rows))
+        with self.agreement:
+            self.agreement.settle(self.checks.warm_up, kinds, rows)
         device = self.weight.device
         tiles = [size for size in BATCH_TILES if size <= self.max_rows] or [self.max_rows]
         chosen = rows or (tiles if device.type == "cuda" else [1])
@@ -343,77 +288,3 @@ class LMHeadSampler(Steps):
             else:
                 logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
                 self.sample_logits(logits, batch, 0, num_samples=num_samples)
-
-    def check(self) -> None:
-        """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
-
-        Raises:
-            PeerLost: some ranks did not; it names them.
-            RankMismatch: a rank refused its step; the text is that of its error.
-        """
-        self.checks.ready()
-        try:
-            self.exchange.check()
-        except PeerLost as error:
-            self.ranks.counters.lost.update(error.ranks)
-            raise
-
-    def compare(self, hidden_states: Tensor | None = None) -> None:
-        """Raise if the ranks sampled differently since they last compared, or in the last step.
-
-        Collective; waits for the GPU. See `tpsample.agreement.desync`.
-
-        Args:
-            hidden_states: [B, D] of this rank, which must be the same on every rank, bit for bit.
-                From others all ranks draw the same wrong tokens. With `desync_every` those of the
-                step in which ranks compare are compared without being passed.
-
-        Raises:
-            Desync: ranks differ; it names those that differ from most.
-            RankMismatch: another rank made another call, where ranks meet on the host.
-            UnsupportedParameter: several ranks have no process group.
-        """
-        with self.agreement.leaving_on_error():
-            self.agreement.settle(lambda: self.checks.compare(hidden_states))
-            self._desync.compare(hidden_states)
-
-    def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
-        """Take the weight as it is now. Who changes weights calls it on every rank; always right.
-
-        Without `screening` it is needed in one case: another tensor took the place of the one that
-        the sampler was given, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then
-        pass the new one. The sampler cannot see such a change, and goes on with the old tensor.
-
-        With `screening` it also makes the 8-bit copy anew. A step raises if it knows of a change
-        since: an assigned `.data`, or a change in place that torch counts. On a CPU it also
-        compares a few rows, others in each step, and so sees changes through `.data` and of weights
-        made under `torch.inference_mode`: at once if all rows changed. On a GPU it does not see
-        these two. No step sees a change between replays of a captured graph, whose addresses stay:
-        after an assigned `.data`, or a new tensor, capture again. The copy keeps its memory.
-
-        Args:
-            lm_head_weight, bias: the caller's new tensors, of the same shape, dtype, device and
-                strides. Default: those the sampler has.
-
-        Raises:
-            TypeError, ValueError: a tensor is not like the one before.
-        """
-        self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
-        self._caller.follow()
-        self.local.refresh()
-
-    def reset(self) -> None:
-        """Recover from a lost step, once every rank is back. Collective; no step may be running.
-
-        Raises:
-            PeerLost: a rank did not come within the timeout of the process group.
-        """
-        self.checks.ready()
-        self.exchange.reset()
-        self.agreement.reset()
-        self._desync.reset()
-
-    def close(self) -> None:
-        """Release the exchange. Collective; every call that follows raises."""
-        self.checks.closed = True
-        self.exchange.close()

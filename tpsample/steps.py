@@ -1,149 +1,113 @@
-"""A step of a sampler in two halves, from hidden states or from logits that the caller computed.
+"""The calls of a sampler: a step in two halves, and what ranks do beside steps.
 
-They are apart for several ranks in one process (`tpsample.ranks.virtual`), which all start before
-one of them can finish.
+hidden states, or logits of the caller → settled with the other ranks → words → exchange → tokens
+
+A step's halves are apart for several ranks in one process (`tpsample.ranks.virtual`), which all
+start before one of them can finish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 from torch import Tensor
 
-from tpsample.agreement.arguments import ChosenBackend
+from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.desync import DesyncDetector
-from tpsample.agreement.step import Call, StepAgreement
+from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
 from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
 from tpsample.core.step_buffer import capturing
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
-from tpsample.errors import UnsupportedParameter
-from tpsample.exchange.base import Exchange
-from tpsample.local.backend import Backend
+from tpsample.errors import PeerLost
+from tpsample.exchange import make_exchange
+from tpsample.local import make_backend
 from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.output import SampleOutput
-from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.changes import Changes
 from tpsample.request.plan import BatchView
-from tpsample.request.step import Step
+from tpsample.request.step import Inputs, Step
 from tpsample.request.step_batch import StepBatch
+from tpsample.settings import Settings
 
 COUNTS_ON = ("cpu",)
 """The devices whose memory the host reads without waiting."""
 
 
 class Steps(Sealed):
-    """The halves of a step; `LMHeadSampler` builds what they need.
+    """The stages that every call of a sampler goes through.
+
+    Args:
+        settings: of the sampler.
+        given: the caller's weight and bias, by argument.
 
     Attributes:
-        checks: makes a call of the arguments, or raises.
-        agreement: compares the call with those of the other ranks.
         local: computes this rank's words.
         exchange: merges and decodes them.
+        checks: makes a `Call` of the arguments, or raises.
+        agreement: compares the call with those of the other ranks.
     """
 
-    weight: Tensor
-    shard: VocabShard
-    backend: ChosenBackend
-    ranks: Ranks
-    on_failed: int
-    checks: StepChecks
-    agreement: StepAgreement
-    local: Backend
-    exchange: Exchange
-    _desync: DesyncDetector
-    _captured: list[Step]
+    def __init__(self, settings: Settings, given: dict[str, Tensor | None]) -> None:
+        self.settings, self.ranks = settings, settings.ranks
+        self.weight, self.vocab_size, self.shard = (
+            settings.weight,
+            settings.vocab_size,
+            settings.shard,
+        )
+        self.backend, self.max_rows = settings.backend, settings.max_rows
+        self.philox_rounds, self.on_failed = settings.philox_rounds, settings.on_failed
+        self.exchange = make_exchange(settings)
+        self.local = make_backend(settings)
+        aliases = {"lm_head_weight": settings.weight, "bias": settings.bias}
+        self._caller = CallerTensors(given, aliases, self.local.follow)
+        self.checks = StepChecks(settings, self._caller, self.local)
+        self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
+        self._desync = DesyncDetector(settings.desync_every, self.ranks, settings.device)
+        # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
+        self._captured: list[Step] = []
 
     def start(
         self,
-        hidden_states: Tensor,
+        inputs: Inputs,
         batch: StepBatch | BatchView,
         positions: Tensor | int,
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
     ) -> Step:
-        """Do the first half of a call: all but waiting for the other ranks.
+        """Do the first half of a step: all but waiting for the other ranks.
 
-        Every start is followed by its `finish`. The halves are apart for several ranks in one
-        process (`tpsample.ranks.virtual`).
+        Every start is followed by its `finish`.
         """
-        return self._start(
-            lambda: self.checks.step(hidden_states, batch, positions, num_samples, out),
-            num_samples,
-            out,
-            hidden_states=hidden_states,
-        )
-
-    def start_logits(
-        self,
-        local_logits: Tensor,
-        batch: StepBatch | BatchView,
-        positions: Tensor | int,
-        *,
-        num_samples: int | None = None,
-        out: SampleOutput | None = None,
-    ) -> Step:
-        """Do the first half of `sample_logits`: all but waiting for the other ranks."""
-        if torch.compiler.is_compiling():
-            raise UnsupportedParameter("sample_logits: not inside torch.compile; call it outside")
-        return self._start(
-            lambda: self.checks.logits_step(local_logits, batch, positions, num_samples, out),
-            num_samples,
-            out,
-            local_logits=local_logits,
-        )
-
-    def _start(
-        self,
-        check: Callable[[], Call],
-        num_samples: int | None,
-        out: SampleOutput | None,
-        *,
-        hidden_states: Tensor | None = None,
-        local_logits: Tensor | None = None,
-    ) -> Step:
-        """Settle a step from either of two inputs with the other ranks, and begin it."""
-        with self.agreement.leaving_on_error():
-            call = self.agreement.settle(check, words_follow=True)
+        with self.agreement:
+            arguments = inputs, batch, positions, num_samples, out
+            call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
             assert call.positions is not None
             if isinstance(call.batch, StepBatch):
                 call.batch.note_step(call.positions)
-            out = SampleOutput.empty(call.view.seed, num_samples) if out is None else out
-            if hidden_states is not None:
-                return self.begin(hidden_states.detach(), call.view, call.positions, out)
-            assert local_logits is not None
-            given = local_logits.detach()
-            return self.begin(given[:, :0], call.view, call.positions, out, given)
+            view = call.view
+            out = SampleOutput.empty(view.seed, num_samples) if out is None else out
+            return self.begin(inputs, view, call.positions, out)
 
-    def begin(
-        self,
-        hidden_states: Tensor,
-        batch: BatchView,
-        positions: Tensor,
-        out: SampleOutput,
-        local_logits: Tensor | None = None,
-    ) -> Step:
+    def begin(self, inputs: Inputs, batch: BatchView, positions: Tensor, out: SampleOutput) -> Step:
         """Compute this rank's words of a call that is settled, and hand them to the exchange."""
-        samples = out.num_samples
+        hidden_states, local_logits = inputs.rows()
+        samples, exchange = out.num_samples, self.exchange
         step = self.local.prepare(hidden_states, batch, positions, samples, out, local_logits)
         if capturing(self.weight.device):
             self._captured.append(step)
-        if batch.rows:
-            self.exchange.begin()
-            parts, push = self.exchange.parts, self.exchange.push
-            for part in range(parts):
-                words = self.exchange.own_words(part)[: step.num_words]
-                self.local.best_words(step, words, part, parts, push)
-                self.exchange.publish(part, step.num_words)
+        if num_words := step.num_words:
+            exchange.begin()
+            push = exchange.push
+            for part in range(exchange.parts):
+                words = exchange.own_words(part)[:num_words]
+                self.local.best_words(step, words, part, exchange.parts, push)
+                exchange.publish(part, num_words)
         return step
 
     def finish(self, step: Step) -> SampleOutput:
-        """Do the second half of a call: wait for every rank's words, and return the tokens."""
+        """Do the second half of a step: wait for every rank's words, and return the tokens."""
         out = self.end(step)
         if self.on_failed != NO_TOKEN:
             out.name_failed(self.on_failed)
@@ -154,14 +118,13 @@ class Steps(Sealed):
         """Wait for every rank's words of what `begin` began; the token of a failed row is -1."""
         out, plan = step.out, step.batch.plan
         assert out is not None
-        with self.agreement.leaving_on_error():
+        with self.agreement:
             self.agreement.compare()
-            out.logprobs = out.kept = None
-            if step.batch.rows:
+            out.logprobs, out.kept = None, None
+            if step.num_words:
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
-                    stored = shard_logits(step, self.shard, self.backend)
-                    finish_logits(stored, step, self.ranks)
+                    finish_logits(shard_logits(step, self.shard, self.backend), step, self.ranks)
                 if step.batch.undrawn is not None:
                     out.name_undrawn(*step.batch.undrawn)
                 self._desync.add(step.noise.positions, out, step.hidden_states)
@@ -191,6 +154,80 @@ class Steps(Sealed):
         if status.device.type in COUNTS_ON:
             self.count_failed(status)
 
+    def check(self) -> None:
+        """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
+
+        Raises:
+            PeerLost: some ranks did not; it names them.
+            RankMismatch: a rank refused its step; the text is that of its error.
+        """
+        self.checks.ready()
+        try:
+            self.exchange.check()
+        except PeerLost as error:
+            self.ranks.counters.lost.update(error.ranks)
+            raise
+
+    def compare(self, hidden_states: Tensor | None = None) -> None:
+        """Raise if the ranks sampled differently since they last compared, or in the last step.
+
+        Collective; waits for the GPU. See `tpsample.agreement.desync`.
+
+        Args:
+            hidden_states: [B, D] of this rank, which must be the same on every rank, bit for bit.
+                From others all ranks draw the same wrong tokens. With `desync_every` those of the
+                step in which ranks compare are compared without being passed.
+
+        Raises:
+            Desync: ranks differ; it names those that differ from most.
+            RankMismatch: another rank made another call, where ranks meet on the host.
+            UnsupportedParameter: several ranks have no process group.
+        """
+        with self.agreement:
+            self.agreement.settle(self.checks.compare, hidden_states)
+            self._desync.compare(hidden_states)
+
+    def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
+        """Take the weight as it is now. Who changes weights calls it on every rank; always right.
+
+        Without `screening` it is needed in one case: another tensor took the place of the one that
+        the sampler was given, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then
+        pass the new one. The sampler cannot see such a change, and goes on with the old tensor.
+
+        With `screening` it also makes the 8-bit copy anew. A step raises if it knows of a change
+        since: an assigned `.data`, or a change in place that torch counts. On a CPU it also
+        compares a few rows, others in each step, and so sees changes through `.data` and of weights
+        made under `torch.inference_mode`: at once if all rows changed. On a GPU it does not see
+        these two. No step sees a change between replays of a captured graph, whose addresses stay:
+        after an assigned `.data`, or a new tensor, capture again. The copy keeps its memory.
+
+        Args:
+            lm_head_weight, bias: the caller's new tensors, of the same shape, dtype, device and
+                strides. Default: those the sampler has.
+
+        Raises:
+            TypeError, ValueError: a tensor is not like the one before.
+        """
+        self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
+        self._caller.follow()
+        self.local.refresh()
+
+    def reset(self) -> None:
+        """Recover from a lost step, once every rank is back. Collective; no step may be running.
+
+        Raises:
+            PeerLost: a rank did not come within the timeout of the process group.
+        """
+        self.checks.ready()
+        self.exchange.reset()
+        self.agreement.reset()
+        self._desync.reset()
+
+    def close(self) -> None:
+        """Release the exchange. Collective; every call that follows raises."""
+        self.checks.closed = True
+        self.exchange.close()
+
     def broadcast(
         self, batch: SamplingBatch, changes: Changes | None = None, *, src: int = 0
     ) -> None:
@@ -212,7 +249,7 @@ class Steps(Sealed):
         self.checks.ready()
         check_int("src", src, 0, self.ranks.world_size - 1)
         self.ranks.require_group("broadcast")
-        with self.agreement.leaving_on_error():
+        with self.agreement:
             known = changes.as_json() if isinstance(changes, Changes) else None
             record = {"changes": known, "got": type(changes).__name__}
             record = self.ranks.broadcast(record, src)
@@ -227,7 +264,7 @@ class Steps(Sealed):
         Nothing is sent. A replay of a captured graph draws none.
         """
         self.checks.ready()
-        batch.draw_seeds(self.checks.seeds)
+        batch.draw_seeds(self.settings.seeds)
 
     def forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""

@@ -28,6 +28,7 @@ from benchmarks.lab.timing import one_line
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.local.tile_table import all_tiles
 from tpsample.local.tiles import Tile
+from tpsample.request.step import Inputs
 
 MAX_ERROR = 1.1e-5
 """Of L in log2, for words up to E = 5.5; beyond, 1 - u runs out of bits and the mean counts."""
@@ -247,7 +248,7 @@ def best_words(problem: Problem, tile: Tile | None = None) -> Tensor:
     sampler = make_sampler(problem.weight, problem.rows)
     if tile is not None:
         override_tile(sampler, tile)
-    out = sampler.start(problem.hidden_states, problem.batch, problem.positions)
+    out = sampler.start(Inputs(problem.hidden_states), problem.batch, problem.positions)
     words = sampler.exchange.collect(problem.rows).amax(dim=0)
     sampler.finish(out)
     return words

@@ -12,6 +12,7 @@ from benchmarks.lab.harness import Run
 from benchmarks.lab.problem import Candidate, Problem, make_sampler
 from tpsample import LMHeadSampler, SampleOutput, VocabShard
 from tpsample.ranks.virtual import VirtualWorld
+from tpsample.request.step import Inputs
 
 EXCHANGES = ("collective", "p2p", "two_level", "peer")
 
@@ -72,7 +73,9 @@ def virtual(
     def step() -> None:
         # No rank may wait before all have sent.
         started = [
-            sampler.start(problem.hidden_states, problem.batch, problem.positions, out=output)
+            sampler.start(
+                Inputs(problem.hidden_states), problem.batch, problem.positions, out=output
+            )
             for sampler, output in zip(built, outputs, strict=True)
         ]
         for sampler, begun in zip(built, started, strict=True):

@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from benchmarks.lab.problem import Problem, make_weight
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
 from tpsample.exchange import decode_triton
-from tpsample.exchange.base import Exchange, Setup
+from tpsample.exchange.base import Exchange
 from tpsample.local import triton_backend
 from tpsample.ranks.ranks import Ranks
 
@@ -102,8 +103,7 @@ def overheads(rows: int, steps: int) -> dict[str, float]:
     sampler.local = triton_backend.TritonBackend(
         problem.weight, sampler.shard, None, Head(), rounds=10, max_rows=sampler.max_rows
     )
-    decode, cpu = decode_triton.decode_by_kernel, torch.device("cpu")
-    sampler.exchange = Exchange(Setup(Ranks(), sampler.max_rows, 1, cpu, decode))
+    sampler.exchange = Exchange(replace(sampler.settings, backend="triton"))
     out = SampleOutput.empty(problem.batch.seed, None)
 
     def step() -> object:

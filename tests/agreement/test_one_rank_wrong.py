@@ -448,7 +448,7 @@ def test_a_refused_call_draws_no_seeds():
 def _drew_another() -> tuple[str, str]:
     sampler = _sampler()
     if dist.get_rank() == 1:
-        _batch(rows=[SamplingParams()]).draw_seeds(sampler.checks.seeds)
+        _batch(rows=[SamplingParams()]).draw_seeds(sampler.settings.seeds)
     return _outcome(lambda: _step(sampler, _batch(rows=[SamplingParams()] * B)))
 
 

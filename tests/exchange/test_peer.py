@@ -21,6 +21,7 @@ from tpsample.core.score import Head
 from tpsample.kernels.inbox import chunk_of_tile, tiles_of_chunk
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.ranks.virtual import VirtualWorld
+from tpsample.request.step import Inputs
 
 CANARY = -987654321
 
@@ -112,7 +113,7 @@ def test_a_chunk_is_pushed_by_its_last_tile_and_not_before(monkeypatch):
     for programs in range(1, 6):
         stopped = Spy(kernel, lambda _, grid, __, programs=programs: (min(programs, *grid),))
         monkeypatch.setattr(tpsample.local.triton_backend, "lm_head_kernel", stopped)
-        sampler.start(case.hidden_states, case.batch, case.positions)
+        sampler.start(Inputs(case.hidden_states), case.batch, case.positions)
         slots = peer.exchange.memory.own[1, :, 0, :3]
         pushed.append([bool((chunk != 0).all()) for chunk in slots])
         assert all(pushed[-1][chunk] or (slots[chunk] == 0).all() for chunk in range(2))
@@ -140,7 +141,9 @@ def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples
         sampler.exchange.memory.own[..., rows:] = CANARY
         sampler.exchange.words[..., rows:] = CANARY
     begun = [
-        sampler.start(case.hidden_states, case.batch, case.positions, num_samples=num_samples)
+        sampler.start(
+            Inputs(case.hidden_states), case.batch, case.positions, num_samples=num_samples
+        )
         for sampler in samplers
     ]
     epoch = 1
@@ -279,7 +282,10 @@ def test_a_dead_rank_is_named_and_reset_recovers():
     for timeout_s in (0.01, 3600):  # once lost, nobody waits again
         for sampler in alive:
             sampler.exchange.timeout_s = timeout_s
-        begun = [sampler.start(case.hidden_states, case.batch, case.positions) for sampler in alive]
+        begun = [
+            sampler.start(Inputs(case.hidden_states), case.batch, case.positions)
+            for sampler in alive
+        ]
         for output in map(LMHeadSampler.finish, alive, begun):
             assert output.token_ids.tolist() == [-1] * 5
             assert output.status.tolist() == [Status.PEER_LOST] * 5

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,14 @@ from tpsample import (
     SamplingBatch,
     SamplingParams,
     Status,
+    VocabShard,
     reference,
 )
 from tpsample.exchange import make_exchange
-from tpsample.exchange.base import Setup
-from tpsample.exchange.decode import decode_words
+from tpsample.exchange.collective import levels
 from tpsample.exchange.inboxes import SharedFiles
-from tpsample.exchange.two_level import levels
 from tpsample.ranks.process import ranks_of
+from tpsample.settings import Settings
 
 HOSTS = {
     "2x2": "aabb",
@@ -175,10 +176,10 @@ def _no_shared_memory() -> tuple[list[str], str]:
             raise RuntimeError("planted")
 
         SharedFiles.map_file = refuse
-    arguments = ("peer", Setup(ranks, 4, 1, torch.device("cpu"), decode_words))
-    assert make_exchange(*arguments, fall_back=True).name == "collective"
+    settings = Settings(ranks, torch.zeros(1, 1), 1, VocabShard(0, 1), exchange="peer", max_rows=4)
+    assert make_exchange(replace(settings, may_fall_back=True)).name == "collective"
     with pytest.raises(RankMismatch) as error:
-        make_exchange(*arguments)
+        make_exchange(settings)
     return warnings.lines, str(error.value)
 
 

@@ -119,7 +119,7 @@ EXCHANGES = [
     ),
     Fault(
         "every chunk is sent in the place of the first",
-        "tpsample/exchange/p2p.py",
+        "tpsample/exchange/collective.py",
         "self.words[chunk, :, :rows], chunk)",
         "self.words[0, :, :rows], chunk)",
         ("tests/exchange/test_exchanges.py::test_several_samples_per_row[p2p]",),
@@ -160,7 +160,7 @@ EXCHANGES = [
     ),
     Fault(
         "every chunk goes by one tag",
-        "tpsample/exchange/p2p.py",
+        "tpsample/exchange/collective.py",
         "self.words[chunk, :, :rows], chunk)",
         "self.words[chunk, :, :rows], 0)",
         ("tests/exchange/test_exchanges.py::test_several_samples_per_row[p2p]",),
@@ -186,7 +186,7 @@ EXCHANGES = [
     ),
     Fault(
         "a column has one rank of each host",
-        "tpsample/exchange/two_level.py",
+        "tpsample/exchange/collective.py",
         "for r in host[column::columns]",
         "for r in host[column : column + 1]",
         (
@@ -384,8 +384,9 @@ SEEDS = [
     Fault(
         "seeds are drawn before the ranks agree",
         "tpsample/agreement/step_checks.py",
-        "            batch.prepare(self.shard)\n",
-        "            batch.prepare(self.shard)\n            batch.draw_seeds(self.seeds)\n",
+        "            batch.prepare(self._settings.shard)\n",
+        "            batch.prepare(self._settings.shard)\n"
+        "            batch.draw_seeds(self._settings.seeds)\n",
         ("tests/agreement/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
     ),
 ]

@@ -178,16 +178,16 @@ VERIFY = [
     ),
     Fault(
         "a row has one draft more than its length says",
-        "tpsample/speculative/verify.py",
+        "tpsample/speculative/checks.py",
         "place < self.lengths.unsqueeze(1)",
         "place <= self.lengths.unsqueeze(1)",
         ("tests/speculative/test_ragged.py::test_lengths_end_the_drafts_of_each_row[coupled]",),
     ),
     Fault(
         "positions of given logits are in the order of positions",
-        "tpsample/speculative/verify.py",
-        "local_logits.detach().flatten(0, 1)",
-        "local_logits.detach().transpose(0, 1).flatten(0, 1)",
+        "tpsample/request/step.py",
+        "self.given.detach().flatten(0, -2)",
+        "self.given.detach().transpose(0, -2).flatten(0, -2)",
         ("tests/speculative/test_ragged.py::test_given_logits_are_verified_alike[1]",),
     ),
 ]
@@ -215,16 +215,16 @@ LIFETIME = [
     ),
     Fault(
         "the weight keeps its gradient",
-        "tpsample/sampler.py",
-        "given.weight.detach()",
-        "given.weight",
+        "tpsample/agreement/construction.py",
+        "arguments.weight.detach()",
+        "arguments.weight",
         ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
     ),
     Fault(
         "the hidden states keep their gradient",
-        "tpsample/steps.py",
-        "self.begin(hidden_states.detach(), call.view,",
-        "self.begin(hidden_states, call.view,",
+        "tpsample/request/step.py",
+        "self.given.detach().flatten(0, -2)",
+        "self.given.flatten(0, -2)",
         ("tests/request/test_batch_state.py::test_steps_with_gradients_leave_nothing_behind",),
     ),
     Fault(

@@ -306,7 +306,7 @@ SCREEN_KERNELS = [
     Fault(
         "a changed weight is not noticed",
         "tpsample/agreement/step_checks.py",
-        "if not self.copy_is_current():",
+        "if copy is not None and not copy.is_current():",
         "if False:",
         ("tests/kernels/test_screening_kernels.py::test_a_weight_that_changed_is_noticed",),
     ),

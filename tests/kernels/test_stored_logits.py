@@ -23,6 +23,7 @@ from tpsample.core.score import Head
 from tpsample.local.tiles import Tile
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.logits.finish import shard_logits
+from tpsample.request.step import Inputs
 
 KINDS = kinds_of_logits()
 
@@ -77,7 +78,7 @@ def test_with_controls_the_processed_logits_are_stored_too(backend):
     sampler = LMHeadSampler(rows.weight, backend=backend, max_rows=8)
     view = batch.view(batch.rows)
     out = SampleOutput.empty(view.seed, None)
-    step = sampler.begin(rows.hidden_states, view, rows.positions, out)
+    step = sampler.begin(Inputs(rows.hidden_states), view, rows.positions, out)
     sampler.finish(step)
     stored = shard_logits(step, sampler.shard, sampler.backend)
     assert batch.plan.stored_list == [1, 2, 3, 4]

@@ -12,6 +12,7 @@ from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, VocabShard
+from tpsample.request.step import Inputs
 
 KINDS = kinds_of_logits()
 TOLERANCE = 2e-6
@@ -146,7 +147,7 @@ def test_nothing_is_sampled(monkeypatch):
 def test_a_step_in_between_is_not_disturbed():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=s, top_p=0.8) for s in range(6)])
     sampler = LMHeadSampler(**rows.head(VocabShard(0, V)))
-    started = sampler.start(rows.hidden_states, rows.batch, rows.positions)
+    started = sampler.start(Inputs(rows.hidden_states), rows.batch, rows.positions)
     sampler.prompt_logprobs(-rows.hidden_states, _came(rows))
     assert torch.equal(sampler.finish(started).token_ids, rows.oracle().token_ids)
 

@@ -23,6 +23,7 @@ from tests.support.ranks import run_ranks
 from tests.support.virtual import peer_of, virtual
 from tpsample import LMHeadSampler
 from tpsample.core.word import EPOCH_MAX
+from tpsample.request.step import Inputs
 
 WORLD_SIZE = 2
 MAX_GROWTH_MB = 8
@@ -89,7 +90,7 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
 
 
 def _start(sampler, steps, batches, kind):
-    return sampler.start(steps[kind].hidden_states, batches[kind], steps[kind].positions)
+    return sampler.start(Inputs(steps[kind].hidden_states), batches[kind], steps[kind].positions)
 
 
 def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:

@@ -15,13 +15,14 @@ from tests.support.cases import Case, uneven_shards
 from tests.support.distribution import chi_squared_p
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
 from tpsample.core.score import Head
-from tpsample.exchange.base import Exchange, Setup
+from tpsample.exchange.base import Exchange
 from tpsample.exchange.decode import decoder
 from tpsample.local.native_backend import NativeBackend
 from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.ranks.ranks import Ranks
+from tpsample.settings import Settings
 
 NEAR_TIE = 4e-5
 
@@ -73,7 +74,7 @@ def step(
             weight = torch.cat([weight, padding.to(weight)])
             if shard_bias is not None:
                 shard_bias = torch.cat([shard_bias, torch.full((len(padding),), 1e6)])
-        exchange = Exchange(Setup(Ranks(), slots, 1, weight.device, decoder(backend)))
+        exchange = Exchange(Settings(Ranks(), weight, case.vocab_size, shard, max_rows=slots))
         arguments = (weight, shard, shard_bias, head or Head())
         local: TorchBackend | NativeBackend | TritonBackend
         if backend == "triton":

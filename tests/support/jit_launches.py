@@ -25,8 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
-from tpsample.exchange.base import Exchange, Setup
-from tpsample.exchange.decode import decoder
+from tpsample.exchange.base import Exchange
 from tpsample.exchange.peer import PeerExchange
 from tpsample.local.screen_launches import Screen
 from tpsample.local.tiles import Gpu, Tile
@@ -36,6 +35,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.kinds import KINDS
+from tpsample.settings import Settings
 
 V, D, ROWS, MAX_ROWS = 8000, 64, 3, 16
 CPU = torch.device("cpu")
@@ -109,15 +109,17 @@ class Echoes(Ranks):
         return own * self.world_size
 
 
+def _settings(ranks: Ranks, chunks: int) -> Settings:
+    weight = torch.empty(V, 0, device=CPU)
+    shape = {"max_rows": MAX_ROWS, "chunks": chunks}
+    return Settings(ranks, weight, V, VocabShard(0, V), "triton", overlap=True, **shape)
+
+
 def exchange(world_size: int) -> Exchange:
     if world_size == 1:
-        decode = decoder("triton", overlap=True)
-        return Exchange(Setup(Ranks(), MAX_ROWS, 1, CPU, decode))
+        return Exchange(_settings(Ranks(), 1))
     shards = [VocabShard.even(V, rank, world_size) for rank in range(world_size)]
-    return [
-        PeerExchange(Setup(ranks, MAX_ROWS, 2, CPU, decoder("triton"), overlap=True))
-        for ranks in VirtualWorld(shards).ranks
-    ][1]
+    return [PeerExchange(_settings(ranks, 2)) for ranks in VirtualWorld(shards).ranks][1]
 
 
 def step(

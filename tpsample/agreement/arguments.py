@@ -19,7 +19,6 @@ from tpsample.noise import check_rounds
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ExchangeName = Literal["auto", "collective", "p2p", "peer", "two_level"]
-ChosenBackend = Literal["triton", "numba", "torch"]
 BackendName = Literal["auto", "triton", "numba", "torch"]
 ScreeningName = Literal["int8"]
 MAX_CHUNKS = 64

@@ -10,7 +10,7 @@ Steps read aliases, which share memory with the caller's tensors. Each call look
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,17 +19,30 @@ from tpsample.agreement.dtensor import is_dtensor
 from tpsample.core.checks import describe
 from tpsample.core.ordinary_tensors import ordinary_tensors
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 class CallerTensors:
     """The caller's tensors by argument, and their aliases.
 
     Args:
-        given: by argument: the caller's tensor, which may be a DTensor, and its alias.
-        moved: is told after an alias lies elsewhere in memory.
+        given: the caller's tensors by argument, which may be DTensors; None leaves an argument out.
+        aliases: their aliases by argument.
+        moved: is called after an alias lies elsewhere in memory.
     """
 
-    def __init__(self, given: dict[str, tuple[Tensor, Tensor]], moved: Callable[[], None]) -> None:
-        self._given, self._moved = given, moved
+    def __init__(
+        self,
+        given: Mapping[str, Tensor | None],
+        aliases: Mapping[str, Tensor | None],
+        moved: Callable[[], None],
+    ) -> None:
+        self._given: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, tensor in given.items():
+            alias = aliases[name]
+            if tensor is not None and alias is not None:
+                self._given[name] = tensor, alias
+        self._moved = moved
 
     def follow(self) -> None:
         """Let the aliases share the memory of the caller's tensors, wherever that is now.
@@ -38,7 +51,7 @@ class CallerTensors:
             ValueError: a tensor has another shape, dtype, device or layout than before.
         """
         for name, (given, alias) in self._given.items():
-            its = _local(given)
+            its = given if type(given) in _PLAIN else _local(given)
             if its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride():
                 self._take(name, its, alias)
 

@@ -6,13 +6,12 @@ import contextlib
 import importlib.metadata
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from tpsample.agreement.arguments import (
-    ChosenBackend,
     SamplerArguments,
     check_on_failed,
     check_sliced,
@@ -23,6 +22,7 @@ from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
 from tpsample.core.interpreted import interpreted
 from tpsample.core.numba_support import missing
+from tpsample.core.overlap import kernels_overlap
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
@@ -30,45 +30,17 @@ from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.local import tile_table
 from tpsample.noise import LAYOUT
 from tpsample.ranks.process import ranks_of
-from tpsample.ranks.ranks import Ranks, gather_or_raise, require_equal
+from tpsample.ranks.ranks import gather_or_raise, require_equal
 from tpsample.request.seeds import SeedSource
+from tpsample.settings import ChosenBackend, Settings
 
 log = logging.getLogger(__name__)
 
-_COMPARED = (
-    *("vocab_size", "max_rows", "exchange", "chunks", "philox_rounds", "desync_every"),
-    "on_failed",
-)
-"""Arguments that must be equal on every rank as they were given."""
+_OWN = ("weight", "bias", "shard", "head", "backend", "screening")
+"""Arguments that are not compared as they were given: all others must be equal on every rank."""
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The settled arguments of a sampler, equal on every rank but for its rank and its own tensors.
-
-    Attributes:
-        shards: every rank's, in rank order.
-        exchange: a name that `make_exchange` knows.
-        hosts: name of every rank's host.
-        seeds: from which rows without a seed get theirs, by a random number that rank 0 drew.
-    """
-
-    ranks: Ranks
-    arguments: SamplerArguments
-    backend: ChosenBackend
-    vocab_size: int
-    shards: list[VocabShard]
-    exchange: str
-    hosts: list[str]
-    seeds: SeedSource
-
-    @property
-    def shard(self) -> VocabShard:
-        """The shard of this rank."""
-        return self.shards[self.ranks.rank]
-
-
-def agree(group: object, **given: Any) -> Agreement:
+def agree(group: object, **given: Any) -> Settings:
     """Check this rank's arguments, gather every rank's, and settle what follows. Collective.
 
     Args:
@@ -106,15 +78,23 @@ def agree(group: object, **given: Any) -> Agreement:
         if ranks.world_size == 1:  # there is nobody to disagree with
             raise ValueError(str(wrong)) from None
         raise
-    return Agreement(
+    bias = arguments.bias
+    settled = {
+        "vocab_size": vocab_size,
+        "shard": shards[ranks.rank],
+        "backend": backend,
+        "exchange": choose_exchange(arguments.exchange, ranks, [r["reach"] for r in records]),
+        # A model's own weight may require a gradient, which no step has.
+        "weight": arguments.weight.detach(),
+        "bias": None if bias is None else bias.detach(),
+    }
+    return Settings(
         ranks=ranks,
-        arguments=arguments,
-        backend=backend,
-        vocab_size=vocab_size,
-        shards=shards,
-        exchange=choose_exchange(arguments.exchange, ranks, [r["reach"] for r in records]),
+        may_fall_back=arguments.exchange == "auto",
         hosts=[record["reach"]["host"] for record in records],
+        overlap=kernels_overlap(arguments.weight.device),
         seeds=SeedSource(records[0]["seed_root"]),
+        **vars(arguments) | settled,
     )
 
 
@@ -173,14 +153,13 @@ def _weight_digest(weight: torch.Tensor) -> int | None:
 def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
     """Return what the ranks compare, as plain JSON values."""
     weight, shard = arguments.weight, arguments.shard
-    same = {name: getattr(arguments, name) for name in _COMPARED} | {
+    same = {name: value for name, value in vars(arguments).items() if name not in _OWN} | {
         "layout": LAYOUT,
         "hidden_size": weight.shape[1],
         "dtype": str(weight.dtype),
         "device": weight.device.type,
         "bias": arguments.bias is not None,
-        "logit_scale": arguments.head.logit_scale,
-        "logit_softcap": arguments.head.logit_softcap,
+        **asdict(arguments.head),
         "backend": backend,
         "tile_table": tile_table.fingerprint() if backend == "triton" else None,
         "tpsample": __version__,

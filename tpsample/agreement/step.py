@@ -1,6 +1,6 @@
 """Lets every rank learn of a call that is wrong on one, so that none takes part in it.
 
-Where ranks meet on the host (CPU tensors; `Exchange.compares_steps`) they compare a digest of all
+Where ranks meet on the host (CPU tensors; `SwapExchange`) they compare a digest of all
 that decides the result (`Call.parts`) before anything of a call is returned or changed. It travels
 with the words of a step, and by itself where a call has none or is about to draw seeds. If a rank
 has an error, which has the digest 1, or digests differ, a gather brings the errors or the values. A
@@ -15,8 +15,7 @@ would be merged with its peers' old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from tpsample.agreement.differences import difference
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange.base import Exchange
+from tpsample.exchange.swap import SwapExchange
 from tpsample.ranks.ranks import Ranks, gather_or_raise
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.seeds import SeedSource
@@ -112,28 +112,40 @@ class _Open(NamedTuple):
 class StepAgreement:
     """Compares the steps of a sampler's ranks.
 
+    In a `with` statement it tells the peers why this rank cannot go on, if the body raises; they
+    wait for it.
+
     Args:
         ranks: of the sampler.
-        exchange: brings the digest of a call to the other ranks, where it compares steps.
+        exchange: brings the digest of a call to the other ranks, if it is a swap.
         seeds: where rows without a seed get theirs, once a call is settled.
     """
 
     def __init__(self, ranks: Ranks, exchange: Exchange, seeds: SeedSource) -> None:
-        self._ranks, self._seeds, self._exchange = ranks, seeds, exchange
-        self.compares_steps = exchange.compares_steps
+        self._ranks, self._seeds = ranks, seeds
+        self._swap = exchange if isinstance(exchange, SwapExchange) else None
         self.reset()
+
+    def __enter__(self) -> None:
+        """Begin what the peers take part in."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, PeerLost):
+            self._ranks.counters.lost.update(error.ranks)
+        elif error is not None and not isinstance(error, (Desync, RankMismatch)):
+            self.leave(f"{type(error).__name__}: {error}", refused=False)
 
     def reset(self) -> None:
         """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
         self._left: str | None = None
         self._open: _Open | None = None
-        if self.compares_steps:
-            roll = self._ranks.roll
-            assert roll is not None
-            roll.step = -1
+        if self._swap is not None:
+            self._swap.ranks.roll.step = -1
 
-    def settle(self, check: Callable[[], Call], *, words_follow: bool = False) -> Call:
-        """Run `check` on every rank. Return its result if it succeeded everywhere alike.
+    def settle(
+        self, check: Callable[..., Call], *arguments: Any, words_follow: bool = False
+    ) -> Call:
+        """Run ``check(*arguments)`` on every rank. Return its result if it succeeded alike.
 
         Only then are seeds drawn for the rows of its batch that wait for one.
 
@@ -145,25 +157,25 @@ class StepAgreement:
             RankMismatch: the call is wrong or differs on some of several ranks; all raise it.
             Exception: `check` raised it, on a rank alone or without a process group.
         """
-        ranks = self._ranks
+        ranks, swap = self._ranks, self._swap
         if self._left is not None:
             raise RankMismatch(f"{self._left}; call reset() on every rank first")
         call, error = None, None
         digest = 1
         try:
-            call = check()
-            if self.compares_steps:
+            call = check(*arguments)
+            if swap is not None:
                 digest = call.digest()
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
-        if self.compares_steps:
-            roll = ranks.roll
-            assert roll is not None and roll.step is not None
+        if swap is not None:
+            roll = swap.ranks.roll
+            assert roll.step is not None
             self._open = _Open(call, error, roll.step)
             roll.step += call is None or call.emits_tokens
-            self._exchange.bring(digest)
+            swap.bring(digest)
             if call is None or not call.rows or call.waits_for_seeds or not words_follow:
-                self._exchange.publish(0, 0)
+                swap.publish(0, 0)
                 self.compare()
         elif error is not None:
             if ranks.world_size > 1 and ranks.roll is not None:
@@ -184,35 +196,16 @@ class StepAgreement:
         Raises:
             RankMismatch: the call is wrong or differs on some of several ranks; all raise it.
         """
-        if self._open is None:
+        if self._open is None or self._swap is None:
             return
         opened, self._open = self._open, None
-        if self._exchange.agrees() and opened.error is None:
+        if self._swap.agrees() and opened.error is None:
             return
-        roll = self._ranks.roll
-        assert roll is not None
         try:
-            self._raise_difference(opened)
+            texts = {} if opened.call is None else opened.call.texts()
+            raise RankMismatch(difference(gather_or_raise(self._ranks, texts, opened.error)))
         finally:  # no rank takes this step
-            roll.step = opened.step_before
-
-    @contextmanager
-    def leaving_on_error(self) -> Iterator[None]:
-        """Tell the peers why this rank cannot go on, if the body raises; they wait for it."""
-        try:
-            yield
-        except PeerLost as error:
-            self._ranks.counters.lost.update(error.ranks)
-            raise
-        except (Desync, RankMismatch):
-            raise
-        except BaseException as error:
-            self.leave(f"{type(error).__name__}: {error}", refused=False)
-            raise
-
-    def _raise_difference(self, opened: _Open) -> None:
-        texts = {} if opened.call is None else opened.call.texts()
-        raise RankMismatch(difference(gather_or_raise(self._ranks, texts, opened.error)))
+            self._swap.ranks.roll.step = opened.step_before
 
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may be waiting, that this rank is not in the step with them."""

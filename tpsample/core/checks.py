@@ -71,3 +71,37 @@ def describe(value: object) -> str:
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST].rstrip()} …"
+
+
+def check_num_samples(num_samples: int | None) -> int:
+    """Return the number of draws per row; None is one."""
+    if num_samples is None:
+        return 1
+    return check_int("num_samples", num_samples, 1, 2**20)
+
+
+def positions_tensor(
+    positions: Tensor | int, rows: int, device: torch.device, out: Tensor | None = None
+) -> Tensor:
+    """Return contiguous int64 [rows] from a tensor, or from one integer, which fills `out`."""
+    if not isinstance(positions, Tensor) and is_integer(positions):
+        positions = int(positions)
+        if not 0 <= positions < 2**63:
+            raise ValueError(f"positions: expected 0 <= position < 2^63, got {positions}")
+        if out is None:
+            out = torch.empty(rows, dtype=torch.int64, device=device)
+        return out[:rows].fill_(positions)
+    if isinstance(positions, Tensor) and positions.ndim == 0 and positions.dtype == torch.int64:
+        positions = positions.expand(rows)
+    if (
+        not isinstance(positions, Tensor)
+        or positions.dtype != torch.int64
+        or positions.shape != (rows,)
+        or positions.device != device
+    ):
+        raise ValueError(
+            f"positions: expected an int or an int64 tensor [{rows}] on {device}, "
+            f"got {describe(positions)}; a position is the index, in its sequence, of the token "
+            "being generated"
+        )
+    return positions.contiguous()

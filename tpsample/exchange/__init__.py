@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 
 from tpsample.errors import RankMismatch
-from tpsample.exchange.base import Exchange, Setup
-from tpsample.exchange.collective import CollectiveExchange
-from tpsample.exchange.p2p import P2PExchange
+from tpsample.exchange.base import Exchange
+from tpsample.exchange.collective import CollectiveExchange, P2PExchange, TwoLevelExchange
 from tpsample.exchange.swap import SwapExchange
-from tpsample.exchange.two_level import TwoLevelExchange
+from tpsample.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -21,29 +20,27 @@ SWAPS_ON = ("cpu",)
 """Types of devices whose ranks meet on the host, where one swap is the way of all exchanges."""
 
 
-def make_exchange(name: str, setup: Setup, *, fall_back: bool = False) -> Exchange:
-    """Return the exchange called `name`, as `choose_exchange` returned it. Collective.
-
-    Args:
-        fall_back: take "collective", and say so, if the memory of "peer" cannot be set up.
+def make_exchange(settings: Settings) -> Exchange:
+    """Return the exchange of a sampler, as `choose_exchange` named it. Collective.
 
     Raises:
         RankMismatch: the exchange cannot be set up; every rank raises it.
     """
+    name = settings.exchange
     if name == "two_level_peer":
         from tpsample.exchange.two_level_peer import TwoLevelPeerExchange  # needs Triton
 
-        return TwoLevelPeerExchange(setup)
+        return TwoLevelPeerExchange(settings)
     if name == "peer":
         from tpsample.exchange.peer import PeerExchange  # needs Triton
 
         try:
-            return PeerExchange(setup)
+            return PeerExchange(settings)
         except RankMismatch as error:
-            if not fall_back:
+            if not settings.may_fall_back:
                 raise
             log.warning('exchange: "peer" cannot be set up, using "collective": %s', error)
             name = "collective"
-    if name != "none" and setup.device.type in SWAPS_ON:
-        return SwapExchange(name, setup)
-    return _BY_NAME[name](setup)
+    if name != "none" and settings.device.type in SWAPS_ON:
+        return SwapExchange(name, settings)
+    return _BY_NAME[name](settings)

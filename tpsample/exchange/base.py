@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from tpsample.exchange.decode import Decode
+from tpsample.exchange.decode import decoder
 from tpsample.output import SampleOutput
 from tpsample.ranks.groups import group_timeout
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.ranks import Ranks
 from tpsample.request.step import Push
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The settings from which every exchange is built.
-
-    Attributes:
-        ranks: those that exchange words.
-        max_rows: most words of a step.
-        chunks: parts of the vocabulary whose words travel apart.
-        device: where the words are.
-        decode: makes tokens of the words.
-        hosts: name of the host of each rank, in rank order; for "two_level".
-        overlap: whether kernels may overlap (`tpsample.core.overlap`).
-    """
-
-    ranks: Ranks
-    max_rows: int
-    chunks: int
-    device: torch.device
-    decode: Decode
-    hosts: Sequence[str] = ()
-    overlap: bool = False
+from tpsample.settings import Settings
 
 
 class Exchange:
@@ -55,19 +29,19 @@ class Exchange:
         parts: launches of the local step: one per chunk, or a single one with `push`.
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
-        compares_steps: whether a digest of the call travels with its words, see `bring`.
     """
 
     name = "none"
-    compares_steps = False
 
-    def __init__(self, setup: Setup, sources: int = 1) -> None:
-        self.ranks, self.max_rows, self.chunks = setup.ranks, setup.max_rows, setup.chunks
-        self.parts = setup.chunks
+    def __init__(self, settings: Settings, sources: int = 1) -> None:
+        self.ranks, self.max_rows = settings.ranks, settings.max_rows
+        self.parts = self.chunks = settings.chunks
         self.own = 0
-        self._decode = setup.decode
-        shape = (setup.chunks, sources, setup.max_rows)
-        self.words = torch.zeros(shape, dtype=torch.int64, device=setup.device)
+        # No launch overlaps the kernel before where a collective moves the words in between.
+        overlap = settings.overlap and self.ranks.world_size == 1
+        self._decode = decoder(settings.backend, overlap=overlap)
+        shape = (self.chunks, sources, self.max_rows)
+        self.words = torch.zeros(shape, dtype=torch.int64, device=settings.device)
         self._unfinished = False
 
     @property
@@ -84,14 +58,6 @@ class Exchange:
     def own_words(self, chunk: int) -> Tensor:
         """Return int64 [max_rows], where the local step leaves the words of a chunk."""
         return self.words[chunk, self.own]
-
-    def bring(self, digest: int) -> None:
-        """Send a digest of this call, which is not 0, with its words."""
-        raise NotImplementedError
-
-    def agrees(self) -> bool:
-        """Wait for every rank's words, and return whether the same digest came with them."""
-        raise NotImplementedError
 
     def publish(self, chunk: int, rows: int) -> None:
         """Start sending the first `rows` words of a chunk to the peers."""

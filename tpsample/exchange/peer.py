@@ -12,12 +12,13 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.exchange.base import Exchange, Setup
+from tpsample.exchange.base import Exchange
 from tpsample.exchange.inboxes import PeerMemory, peer_memory
 from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 from tpsample.request.step import Push
+from tpsample.settings import Settings
 
 MAX_WORLD_SIZE = 63
 """Lost ranks are bits of one int64."""
@@ -41,17 +42,18 @@ class PeerExchange(Exchange):
 
     name = "peer"
 
-    def __init__(self, setup: Setup) -> None:
-        ranks, device, chunks, max_rows = setup.ranks, setup.device, setup.chunks, setup.max_rows
+    def __init__(self, settings: Settings) -> None:
+        ranks, device = settings.ranks, settings.device
+        chunks, max_rows = settings.chunks, settings.max_rows
         if ranks.world_size > MAX_WORLD_SIZE:
             raise ValueError(
                 f'exchange: "peer" takes up to {MAX_WORLD_SIZE} ranks, got {ranks.world_size}; '
                 'use exchange="collective"'
             )
-        super().__init__(setup)
+        super().__init__(settings)
         self.parts = 1
         self.timeout_s = 60.0
-        self._overlap = setup.overlap
+        self._overlap = settings.overlap
         self.arrive = torch.zeros(chunks, max_rows, dtype=torch.int32, device=device)
         self.epoch = torch.ones(1, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int32, device=device)

@@ -19,27 +19,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.exchange.base import Exchange, Setup
-from tpsample.exchange.two_level import levels
+from tpsample.exchange.base import Exchange
+from tpsample.exchange.collective import ranks_of_levels
 from tpsample.ranks.process import ProcessRanks
+from tpsample.settings import Settings
 
 
 class SwapExchange(Exchange):
     """ "collective", "p2p" and "two_level" on CPUs. All chunks travel together, as one."""
 
-    compares_steps = True
     ranks: ProcessRanks
 
-    def __init__(self, name: str, setup: Setup) -> None:
-        super().__init__(replace(setup, chunks=1))
+    def __init__(self, name: str, settings: Settings) -> None:
+        super().__init__(replace(settings, chunks=1))
         self.name = name
-        self._groups = [self.ranks]
-        if name == "two_level":
-            inside, between = levels(setup.hosts, self.ranks.rank)
-            self._groups = [
-                self.ranks.subset("inside", inside),
-                self.ranks.subset("between", between),
-            ]
+        self._groups = [*ranks_of_levels(settings)] if name == "two_level" else [self.ranks]
         self._make_inboxes()
 
     def _make_inboxes(self) -> None:
@@ -58,7 +52,7 @@ class SwapExchange(Exchange):
         return self._inboxes[0].words[0]
 
     def bring(self, digest: int) -> None:
-        """Send this digest of a call with the words that follow."""
+        """Send a digest of this call, which is not 0, with the words that follow."""
         self._inboxes[0].digests[0] = digest
 
     def publish(self, chunk: int, rows: int) -> None:

@@ -14,12 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.exchange.base import Setup
+from tpsample.exchange.collective import ranks_of_levels
 from tpsample.exchange.peer import PeerExchange, members_of
-from tpsample.exchange.two_level import levels
 from tpsample.output import SampleOutput
-from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
+from tpsample.settings import Settings
 
 
 class TwoLevelPeerExchange(PeerExchange):
@@ -27,19 +26,15 @@ class TwoLevelPeerExchange(PeerExchange):
 
     name = "two_level"
 
-    def __init__(self, setup: Setup) -> None:
-        ranks, hosts, device = setup.ranks, setup.hosts, setup.device
-        inside, column = levels(hosts, ranks.rank)
-        assert isinstance(ranks, ProcessRanks)
-        self._whole = ranks
-        self.inside = ranks.subset("inside", inside)
-        super().__init__(replace(setup, ranks=self.inside))
-        self.between = ranks.subset("between", column)
+    def __init__(self, settings: Settings) -> None:
+        self._whole, hosts, device = settings.ranks, settings.hosts, settings.device
+        self.inside, self.between = ranks_of_levels(settings)
+        super().__init__(replace(settings, ranks=self.inside))
         names_of_hosts = list(dict.fromkeys(hosts))
         self._inside = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
-        self._host = names_of_hosts.index(hosts[ranks.rank])
+        self._host = names_of_hosts.index(hosts[self._whole.rank])
         self._lost_of_host = torch.zeros(len(self._inside), 2, dtype=torch.int64, device=device)
-        size = setup.max_rows + self._lost_of_host.numel()
+        size = settings.max_rows + self._lost_of_host.numel()
         self._reduced = torch.zeros(size, dtype=torch.int64, device=device)
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:

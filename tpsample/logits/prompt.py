@@ -11,43 +11,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.backend import Backend
 from tpsample.logits.finish import shard_logits
 from tpsample.logits.logprobs import find_logprobs
 from tpsample.output import Logprobs
-from tpsample.ranks.ranks import Ranks
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.settings import Settings
 
 
 def prompt_logprobs(
-    local: Backend,
-    hidden_states: Tensor,
-    token_ids: Tensor,
-    top: int,
-    *,
-    shard: VocabShard,
-    backend: str,
-    vocab_size: int,
-    chunk: int,
-    ranks: Ranks,
+    local: Backend, hidden_states: Tensor, token_ids: Tensor, top: int, settings: Settings
 ) -> Logprobs:
-    """Return raw logprobs of the tokens of a prompt. Collective.
+    """Return raw logprobs of the tokens of a prompt, `max_rows` at a time. Collective.
 
     Args:
         local: the local step.
         hidden_states: [L, D].
         token_ids: int64 [L], each in [0, V).
         top: N, how many of the most likely tokens to report beside the one that came.
-        shard, backend: of the sampler.
-        chunk: most positions at a time.
 
     Returns:
         [L, 1 + N], equal on every rank.
     """
     # With a draw of no samples nothing is drawn, so neither seeds nor positions matter.
-    asking = SamplingParams(temperature=0.0, logprobs=top)
+    asking, chunk = SamplingParams(temperature=0.0, logprobs=top), settings.max_rows
     nothing = torch.zeros(min(chunk, len(token_ids)), dtype=torch.int64, device=token_ids.device)
     no_words = token_ids.new_empty(0)
     shape = (len(token_ids), 1 + top)
@@ -60,14 +48,15 @@ def prompt_logprobs(
     for start in range(0, len(token_ids), chunk):
         part = slice(start, start + chunk)
         came = token_ids[part]
-        plan = BatchPlan.of([asking] * len(came), vocab_size, token_ids.device)
+        plan = BatchPlan.of([asking] * len(came), settings.vocab_size, token_ids.device)
         assert plan.logprobs is not None
         seeds = nothing[: len(came)]
         batch = BatchView(seeds.to(torch.float32), seeds, plan)
         step = local.prepare(hidden_states[part], batch, seeds, num_samples=0)
         local.best_words(step, no_words)
-        rows, sampled = shard_logits(step, shard, backend), came.unsqueeze(1)
-        of_part = find_logprobs(rows, plan.logprobs, None, None, sampled, ranks)
+        rows = shard_logits(step, settings.shard, settings.backend)
+        sampled = came.unsqueeze(1)
+        of_part = find_logprobs(rows, plan.logprobs, None, None, sampled, settings.ranks)
         found.token_ids[part] = of_part.token_ids
         found.values[part] = of_part.values
         found.ranks[part] = of_part.ranks

@@ -14,6 +14,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.rendezvous import Rendezvous
 from tpsample.request.seeds import SeedSource
+from tpsample.request.step import Inputs
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -22,11 +23,8 @@ S = TypeVar("S")
 class _Sampler(Protocol[S]):
     """An `LMHeadSampler`, which makes a call in two halves."""
 
-    def start(self, *arguments: Any, **options: Any) -> S:
+    def start(self, inputs: Inputs, *arguments: Any, **options: Any) -> S:
         """Do the local step."""
-
-    def start_logits(self, *arguments: Any, **options: Any) -> S:
-        """Do the local step of logits."""
 
     def finish(self, step: S) -> SampleOutput:
         """Wait for the other ranks."""
@@ -58,14 +56,19 @@ class VirtualWorld:
         self._allocations: list[Tensor] = []
 
     def step(
-        self, samplers: Sequence[_Sampler[S]], *arguments: Any, **options: Any
+        self,
+        samplers: Sequence[_Sampler[S]],
+        hidden_states: Tensor,
+        *arguments: Any,
+        **options: Any,
     ) -> list[SampleOutput]:
         """Return what every rank's sampler returns, called with these arguments.
 
         All local steps come first, since one process cannot wait for its own other ranks. The last
         ranks may be left out, as if they had died.
         """
-        return self._steps(samplers, [partial(s.start, *arguments, **options) for s in samplers])
+        inputs = [Inputs(hidden_states)] * len(samplers)
+        return self._steps(samplers, inputs, *arguments, **options)
 
     def step_logits(
         self,
@@ -75,23 +78,22 @@ class VirtualWorld:
         **options: Any,
     ) -> list[SampleOutput]:
         """Return what `sample_logits` of every rank returns, called with logits of its own."""
-        return self._steps(
-            samplers,
-            [
-                partial(sampler.start_logits, own, *arguments, **options)
-                for sampler, own in zip(samplers, local_logits, strict=True)
-            ],
-        )
+        inputs = [Inputs(own, are_logits=True) for own in local_logits]
+        return self._steps(samplers, inputs, *arguments, **options)
 
     def _steps(
-        self, samplers: Sequence[_Sampler[S]], starts: Sequence[Callable[[], S]]
+        self,
+        samplers: Sequence[_Sampler[S]],
+        inputs: Sequence[Inputs],
+        *arguments: Any,
+        **options: Any,
     ) -> list[SampleOutput]:
-        def step(sampler: _Sampler[S], start: Callable[[], S], ranks: VirtualRanks) -> SampleOutput:
-            started = start()
+        def step(sampler: _Sampler[S], own: Inputs, ranks: VirtualRanks) -> SampleOutput:
+            started = sampler.start(own, *arguments, **options)
             ranks.meet()
             return sampler.finish(started)
 
-        each = zip(samplers, starts, self.ranks, strict=False)
+        each = zip(samplers, inputs, self.ranks, strict=False)
         return self.run([partial(step, *of_rank) for of_rank in each])
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:

@@ -35,6 +35,29 @@ class Push(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """The rows that a call brings: hidden states, or logits in place of their product.
+
+    Attributes:
+        given: [..., D], or with `are_logits` [..., V_local].
+        are_logits: whether the caller computed the logits.
+    """
+
+    given: Tensor
+    are_logits: bool = False
+
+    @property
+    def name(self) -> str:
+        """The argument that brings them."""
+        return "local_logits" if self.are_logits else "hidden_states"
+
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Return hidden states [B, D] and logits [B, V_local]; D is 0, or there are no logits."""
+        rows = self.given.detach().flatten(0, -2)
+        return (rows[:, :0], rows) if self.are_logits else (rows, None)
+
+
+@dataclass(frozen=True)
 class StepRows:
     """Some rows of a step: what their scores depend on.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from tpsample.agreement.logits_checks import check_has_weight, check_local_logits
-from tpsample.agreement.step_checks import check_batch, check_fits_weight
+from tpsample.agreement.step_checks import check_batch
+from tpsample.core import word
 from tpsample.core.checks import describe, fits, require_plain
+from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 
@@ -24,105 +25,62 @@ def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
         raise ValueError(f"method: expected one of coupled, rejection, block, got {method!r}")
     if not isinstance(batch, StepBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
-    check_batch(batch, sampler.vocab_size, sampler.weight.device)
+    check_batch(batch, sampler.settings)
+
+
+class Drafts(NamedTuple):
+    """The drafts of a verification, with their lengths and laws.
+
+    Attributes:
+        token_ids: int64 [B, K].
+        lengths: int32 or int64 [B], or None.
+        law: [B, K, V_local], the drafter's logits; None if the drafts were certain.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor | None
+    law: Tensor | None
+
+    def known(self) -> Tensor:
+        """Return int64 [B, K], the drafts, -1 behind each row's last as its length has it."""
+        ids = self.token_ids
+        if self.lengths is None:
+            return ids
+        place = torch.arange(ids.shape[1], device=ids.device)
+        return ids.where(place < self.lengths.unsqueeze(1), word.NO_TOKEN)
 
 
 def check_verify(
-    sampler: LMHeadSampler,
-    hidden_states: Tensor,
-    draft_token_ids: Tensor,
-    batch: object,
-    method: str,
-    draft: Tensor | None,
-    lengths: Tensor | None,
+    sampler: LMHeadSampler, inputs: Inputs, drafts: Drafts, batch: object, method: str
 ) -> None:
-    """Check what `verify` is given; a TypeError or ValueError names the argument."""
-    _check_drafts(sampler, draft_token_ids, batch, method, lengths)
-    sampler.checks.weight_is_current()
-    check_has_weight(sampler.weight)
-    num_rows, num_drafts = draft_token_ids.shape
-    shape = (num_rows, num_drafts + 1, sampler.weight.shape[1])
-    if not isinstance(hidden_states, Tensor) or hidden_states.shape != shape:
-        raise ValueError(
-            f"hidden_states: expected {list(shape)}, those of the token before the drafts and of "
-            f"each draft, for draft_token_ids {[num_rows, num_drafts]}; "
-            f"got {describe(hidden_states)}"
-        )
-    require_plain("hidden_states", hidden_states)
-    check_fits_weight(hidden_states, sampler.weight)
-    _check_sizes("hidden_states", (num_rows, num_drafts), sampler, method, draft)
-
-
-def check_verify_logits(
-    sampler: LMHeadSampler,
-    local_logits: Tensor,
-    draft_token_ids: Tensor,
-    batch: object,
-    method: str,
-    draft: Tensor | None,
-    lengths: Tensor | None,
-) -> None:
-    """Check what `verify_logits` is given; a TypeError or ValueError names the argument."""
-    _check_drafts(sampler, draft_token_ids, batch, method, lengths)
-    num_rows, num_drafts = draft_token_ids.shape
-    leading = (num_rows, num_drafts + 1)
-    if not isinstance(local_logits, Tensor) or local_logits.shape[:-1] != leading:
-        raise ValueError(
-            f"local_logits: expected [{num_rows}, {num_drafts + 1}, {len(sampler.shard)}], those "
-            f"of the token before the drafts and of each draft, got {describe(local_logits)}"
-        )
-    check_local_logits(local_logits.flatten(0, 1), sampler.weight, sampler.shard)
-    _check_sizes("local_logits", (num_rows, num_drafts), sampler, method, draft)
-
-
-def _check_drafts(
-    sampler: LMHeadSampler,
-    draft_token_ids: Tensor,
-    batch: object,
-    method: str,
-    lengths: Tensor | None,
-) -> None:
+    """Check the arguments of `verify` or `verify_logits`; an error names the argument."""
     check_request(sampler, method, batch)
-    device = sampler.weight.device
-    if not fits(draft_token_ids, torch.int64, "BK", device):
+    device, lengths = sampler.weight.device, drafts.lengths
+    if not fits(drafts.token_ids, torch.int64, "BK", device):
         raise ValueError(
             f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
-            f"got {describe(draft_token_ids)}"
+            f"got {describe(drafts.token_ids)}"
         )
-    num_rows = draft_token_ids.shape[0]
+    num_rows, num_drafts = drafts.token_ids.shape
     of_rows = [fits(lengths, each, (num_rows,), device) for each in (torch.int32, torch.int64)]
     if lengths is not None and not any(of_rows):
         raise ValueError(
             f"lengths: expected an int32 or int64 tensor [{num_rows}] on {device}, got "
             f"{describe(lengths)}"
         )
-
-
-def _check_sizes(
-    name: str,
-    drafts: tuple[int, int],
-    sampler: LMHeadSampler,
-    method: str,
-    draft: Tensor | None,
-) -> None:
-    """Check that the rows of the argument called `name` fit, and the drafter's logits.
-
-    Args:
-        drafts: B and K.
-    """
-    num_rows, num_drafts = drafts
+    sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
     if num_rows * (num_drafts + 1) > sampler.max_rows:
         raise ValueError(
-            f"{name}: {num_rows} rows × {num_drafts + 1} positions exceed "
+            f"{inputs.name}: {num_rows} rows × {num_drafts + 1} positions exceed "
             f"max_rows={sampler.max_rows}; build the sampler with a larger max_rows"
         )
-    if draft is not None and method == "coupled":
+    if drafts.law is not None and method == "coupled":
         raise ValueError(
             'draft: method="coupled" looks at no draft probabilities; leave it out, or choose '
             '"rejection" or "block"'
         )
-    if draft is not None:
-        check_draft_logits("draft", draft, (num_rows, num_drafts), sampler)
+    if drafts.law is not None:
+        check_draft_logits("draft", drafts.law, (num_rows, num_drafts), sampler)
 
 
 def check_draft_logits(

@@ -17,30 +17,29 @@ from torch import Tensor
 
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.plan import BatchView
+from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.output import VerifyOutput, leading, position_of_rows, reached
 
 
 def verify_coupled(
     sampler: LMHeadSampler,
-    hidden_states: Tensor,
+    inputs: Inputs,
     drafts: Tensor,
     batch: BatchView,
     positions: Tensor,
-    local_logits: Tensor | None = None,
 ) -> VerifyOutput:
     """Sample all B · (K + 1) rows in one step of whatever backend. Collective.
 
     Args:
-        hidden_states: [B · (K + 1), D].
+        inputs: hidden states or logits of [B, K + 1] rows.
         drafts: int64 [B, K + 1], -1 where there is none.
         batch: the rows after each of their drafts.
         positions: int64 [B].
-        local_logits: [B · (K + 1), V_local], logits of the caller in place of the product.
     """
     num_rows, width = drafts.shape
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    sampler.end(sampler.begin(hidden_states, batch, at, out, local_logits))
+    sampler.end(sampler.begin(inputs, batch, at, out))
     token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
     num_accepted = leading((drafts == token_ids) & (drafts >= 0))
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())

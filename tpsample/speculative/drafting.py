@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.step import Call
-from tpsample.agreement.step_checks import positions_tensor
 from tpsample.core import word
-from tpsample.core.checks import check_int
+from tpsample.core.checks import check_int, positions_tensor
 from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score
@@ -67,10 +66,10 @@ def sample_draft(
             batch.for_rows(num_rows),
             positions_tensor(positions, num_rows, draft_logits.device),
             index,
-            seeds_drawn=sampler.checks.seeds.drawn,
+            seeds_drawn=sampler.settings.seeds.drawn,
         )
 
-    with sampler.agreement.leaving_on_error():
+    with sampler.agreement:
         call = sampler.agreement.settle(check)
         settled, at = call.batch, call.positions
         assert settled is not None and at is not None

@@ -23,6 +23,7 @@ from tpsample.noise import tile_noise
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
+from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.block import stop_block
 from tpsample.speculative.laws import Laws
@@ -33,11 +34,10 @@ from tpsample.speculative.tokenwise import accept_tokenwise
 
 def verify_by_ratio(
     sampler: LMHeadSampler,
-    hidden_states: Tensor,
+    inputs: Inputs,
     drafts: Tensor,
     batch: BatchView,
     positions: Tensor,
-    local_logits: Tensor | None = None,
     *,
     block: bool,
     draft: Tensor | None,
@@ -52,7 +52,7 @@ def verify_by_ratio(
     batch = replace(batch, plan=batch.plan.storing_every_row)
     # A draw of every row, because it tells the row's status.
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    step = sampler.begin(hidden_states, batch, at, out, local_logits)
+    step = sampler.begin(inputs, batch, at, out)
     sampler.exchange.finish(out, batch.seed)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     laws = Laws.of(stored, batch, drafts, draft, out.status.view(num_rows, width), ranks)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
-from tpsample.agreement.step_checks import positions_tensor
 from tpsample.core import word
+from tpsample.core.checks import positions_tensor
 from tpsample.core.order import TOP_MASS, below_top, masses, order_words
 from tpsample.core.row_noise import safe_temperature
 from tpsample.core.word import Status

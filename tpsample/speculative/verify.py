@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.agreement.step import Call
-from tpsample.agreement.step_checks import MISSING, positions_tensor
+from tpsample.agreement.step_checks import MISSING
 from tpsample.core import word
+from tpsample.core.checks import positions_tensor
+from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.checks import Method, check_verify, check_verify_logits
+from tpsample.speculative.checks import Drafts, Method, check_verify
 from tpsample.speculative.coupled import verify_coupled
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.ratio import verify_by_ratio
@@ -68,11 +67,8 @@ def verify(
             ranks without a process group.
     """
 
-    def check() -> None:
-        check_verify(sampler, hidden_states, draft_token_ids, batch, method, draft, lengths)
-
-    inputs = _Inputs(draft_token_ids, lengths, draft)
-    return _verify(sampler, check, inputs, batch, positions, method, hidden_states=hidden_states)
+    drafts = Drafts(draft_token_ids, lengths, draft)
+    return _verify(sampler, Inputs(hidden_states), drafts, batch, positions, method)
 
 
 def verify_logits(
@@ -99,60 +95,38 @@ def verify_logits(
     The other arguments, what is returned and what is raised are those of `verify`.
     """
 
-    def check() -> None:
-        given = (local_logits, draft_token_ids, batch, method, draft, lengths)
-        check_verify_logits(sampler, *given)
-
-    inputs = _Inputs(draft_token_ids, lengths, draft)
-    return _verify(sampler, check, inputs, batch, positions, method, local_logits=local_logits)
-
-
-class _Inputs(NamedTuple):
-    """The drafts of a verification, and their lengths and laws."""
-
-    draft_token_ids: Tensor
-    lengths: Tensor | None
-    draft: Tensor | None
-
-    def known(self) -> Tensor:
-        """Return int64 [B, K], the drafts, -1 behind each row's last as its length has it."""
-        ids = self.draft_token_ids
-        if self.lengths is None:
-            return ids
-        place = torch.arange(ids.shape[1], device=ids.device)
-        return ids.where(place < self.lengths.unsqueeze(1), word.NO_TOKEN)
+    inputs = Inputs(local_logits, are_logits=True)
+    drafts = Drafts(draft_token_ids, lengths, draft)
+    return _verify(sampler, inputs, drafts, batch, positions, method)
 
 
 def _verify(
     sampler: LMHeadSampler,
-    check_arguments: Callable[[], None],
-    inputs: _Inputs,
+    inputs: Inputs,
+    given: Drafts,
     batch: StepBatch,
     positions: Tensor | int,
     method: Method,
-    *,
-    hidden_states: Tensor | None = None,
-    local_logits: Tensor | None = None,
 ) -> VerifyOutput:
-    """Settle a verification from either of two inputs with the other ranks, and make it."""
+    """Settle a verification with the other ranks, and make it."""
 
     def check() -> Call:
-        check_arguments()
-        num_rows, num_drafts = inputs.draft_token_ids.shape
+        check_verify(sampler, inputs, given, batch, method)
+        num_rows, num_drafts = given.token_ids.shape
         if method != "coupled":
             sampler.ranks.require_group(f'method="{method}"')
-        law = "certain" if inputs.draft is None else "by logits"
+        law = "certain" if given.law is None else "by logits"
         return sampler.checks.rows(
-            f"verify {method} {law}{'' if local_logits is None else ' from logits'}",
+            f"verify {method} {law}{' from logits' if inputs.are_logits else ''}",
             batch,
             num_rows,
-            positions_tensor(positions, num_rows, inputs.draft_token_ids.device),
+            positions_tensor(positions, num_rows, given.token_ids.device),
             masked_rows=num_rows * (num_drafts + 1),
             num_samples=num_drafts,
-            token_ids=inputs.known(),
+            token_ids=given.known(),
         )
 
-    with sampler.agreement.leaving_on_error():
+    with sampler.agreement:
         call = sampler.agreement.settle(check)
         settled, at, drafts = call.batch, call.positions, call.token_ids
         assert isinstance(settled, StepBatch) and at is not None and drafts is not None
@@ -166,19 +140,13 @@ def _verify(
         if call.rows == 0:
             none = torch.zeros_like(at)
             return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
-        given = None if local_logits is None else local_logits.detach().flatten(0, 1)
-        if hidden_states is not None:
-            rows = hidden_states.detach().flatten(0, 1)
-        else:
-            assert given is not None
-            rows = given[:, :0]
         if method == "coupled":
-            verified = verify_coupled(sampler, rows, drafts, expanded, at, given)
+            verified = verify_coupled(sampler, inputs, drafts, expanded, at)
         else:
-            law = None if inputs.draft is None else inputs.draft.detach()
+            law = None if given.law is None else given.law.detach()
             block = method == "block"
             verified = verify_by_ratio(
-                sampler, rows, drafts, expanded, at, given, block=block, draft=law
+                sampler, inputs, drafts, expanded, at, block=block, draft=law
             )
         if settled.undrawn is not None:
             verified.name_undrawn(*settled.undrawn)

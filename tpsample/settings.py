@@ -1,0 +1,62 @@
+"""The settings of a sampler: its checked arguments and what follows from them, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tpsample.core.score import Head
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.core.word import NO_TOKEN
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.seeds import SeedSource
+
+ChosenBackend = Literal["triton", "numba", "torch"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a sampler, equal on every rank but for its rank and its own tensors.
+
+    Attributes:
+        ranks: who takes part.
+        weight: [V_local, D], an alias of the caller's tensor that requires no gradient.
+        vocab_size, shard: V, and the global ids of this rank's rows.
+        backend: the backend that was chosen.
+        exchange: the exchange that was chosen, by a name that `make_exchange` knows.
+        may_fall_back: whether "collective" takes the place of a "peer" that cannot be set up.
+        hosts: name of the host of each rank, in rank order.
+        overlap: whether kernels may overlap (`tpsample.core.overlap`).
+        seeds: gives rows without a seed theirs.
+        bias: [V_local], an alias as the weight is; None if there is none.
+
+    The other attributes are arguments of `LMHeadSampler`.
+    """
+
+    ranks: Ranks
+    weight: Tensor
+    vocab_size: int
+    shard: VocabShard
+    backend: ChosenBackend = "torch"
+    exchange: str = "none"
+    may_fall_back: bool = False
+    hosts: Sequence[str] = ()
+    overlap: bool = False
+    seeds: SeedSource = field(default_factory=SeedSource)
+    bias: Tensor | None = None
+    head: Head = field(default_factory=Head)
+    max_rows: int = 256
+    chunks: int = 1
+    philox_rounds: int = 10
+    screening: str | None = None
+    desync_every: int = 0
+    on_failed: int = NO_TOKEN
+
+    @property
+    def device(self) -> torch.device:
+        """Where a step's tensors are."""
+        return self.weight.device
