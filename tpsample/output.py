@@ -34,7 +34,7 @@ class Logprobs:
     entropies: Tensor
 
     def of_rows(self, row_index: Tensor, num_rows: int) -> Logprobs:
-        """Return the same for a batch of `num_rows` rows, of which these are `row_index`."""
+        """Return logprobs of all `num_rows` rows of a batch, where these are rows `row_index`."""
         shape = (num_rows, self.token_ids.shape[1])
         whole = Logprobs(
             self.token_ids.new_full(shape, -1),

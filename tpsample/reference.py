@@ -22,6 +22,9 @@ from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
 
+NEAR_TIE = 4e-5
+"""Two devices may draw different tokens only where the two best scores of a row are closer."""
+
 
 def logits(
     hidden_states: Tensor,

@@ -50,7 +50,7 @@ class LMHeadSampler(Steps):
     Args:
         lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous. It is read where it
             is and may change between steps (`refresh`). The rows of this rank's shard come first;
-            rows behind them are padding and never read. D and dtype must match across ranks. A
+            rows after them are padding and never read. D and dtype must match across ranks. A
             tensor [V_local, 0] is a head without a weight: the sampler then takes logits
             (`sample_logits`) and no hidden states. A DTensor [V, D] with Shard(0) on one axis of
             its mesh brings its rows: `shard`, `group` and `vocab_size` follow from it.
@@ -210,7 +210,7 @@ class LMHeadSampler(Steps):
         Args:
             local_logits: fp32, bf16 or fp16 [B, V_local], the columns of this rank's shard, last
                 axis contiguous. They are converted to fp32, which is exact. There may be as many
-                columns as lm_head_weight has rows; those behind the shard are never read.
+                columns as lm_head_weight has rows; those after the shard are never read.
             batch, positions, num_samples, out: as in a call with hidden states.
 
         Returns:

@@ -64,7 +64,7 @@ class Steps(Sealed):
         self.checks = StepChecks(settings, self._caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
         self._desync = DesyncDetector(settings.desync_every, self.ranks, settings.device)
-        # What captured graphs read at replay; a batch whose rows change makes new tensors of some.
+        # Captured graphs read these at replay; a batch whose rows change makes new tensors of some.
         self._captured: list[Step] = []
 
     def start(
@@ -188,7 +188,7 @@ class Steps(Sealed):
             self._desync.compare(hidden_states)
 
     def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
-        """Take the weight as it is now. Who changes weights calls it on every rank; always right.
+        """Take the weight as it is now. Call it on every rank after a change; it is always right.
 
         Without `screening` it is needed in one case: another tensor took the place of the one that
         the sampler was given, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then

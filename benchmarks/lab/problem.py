@@ -13,9 +13,7 @@ from torch import Tensor
 
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, reference
 from tpsample.local.tiles import Tile
-
-NEAR_TIE = 4e-5
-"""Two devices with the same logits differ only where the oracle's two best scores are closer."""
+from tpsample.reference import NEAR_TIE
 
 _LOGIT_ERROR = 6e-9
 """How far apart two logits may be pushed, per unit of D, where the oracle sums in float64: tensor

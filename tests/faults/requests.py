@@ -115,14 +115,14 @@ REQUESTS = [
 SPECULATIVE = [
     Fault(
         "a draft is accepted without its own law",
-        "tpsample/speculative/tokenwise.py",
+        "tpsample/speculative/acceptance.py",
         "return leading((u * q < p) & (q > 0))",
         "return leading((u < p) & (q > 0))",
         ("tests/speculative/test_law.py::test_acceptance_is_exactly_as_published",),
     ),
     Fault(
         "a position without a draft is accepted",
-        "tpsample/speculative/tokenwise.py",
+        "tpsample/speculative/acceptance.py",
         "return leading((u * q < p) & (q > 0))",
         "return leading(u * q <= p)",
         ("tests/speculative/test_shards.py::test_special_rows[1]",),
@@ -145,14 +145,14 @@ SPECULATIVE = [
     ),
     Fault(
         "the coefficient of a block is not capped",
-        "tpsample/speculative/block.py",
+        "tpsample/speculative/acceptance.py",
         "chain.append((chain[-1] * ratio).clamp(max=1))",
         "chain.append(chain[-1] * ratio)",
         ("tests/speculative/test_law.py::test_acceptance_is_exactly_as_published",),
     ),
     Fault(
         "a block recovers as token by token",
-        "tpsample/speculative/block.py",
+        "tpsample/speculative/acceptance.py",
         "return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)",
         "return stop, torch.ones_like(coefficient[:, 0])",
         (
@@ -195,7 +195,7 @@ VERIFY = [
 LIFETIME = [
     Fault(
         "a draft equal to the token of failed rows is accepted",
-        "tpsample/speculative/coupled.py",
+        "tpsample/speculative/verify.py",
         "sampler.end(sampler.begin(",
         "sampler.finish(sampler.begin(",
         (

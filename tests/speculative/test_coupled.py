@@ -1,6 +1,7 @@
 """Coupled verification emits plain decoding's text, bit for bit."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from tests.support.ranks import run_ranks
 from tests.support.speculative import PROMPT, Toy, decode_plainly, decode_with_drafts, prompts
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
-from tpsample.speculative import coupled
 
 V, LENGTH = 211, 14
 REQUESTS = (
@@ -115,7 +115,9 @@ def test_noise_by_index_would_be_caught(plain, monkeypatch):
     """The planted defect: every position of a verification takes the noise of the first."""
     toy, expected = plain
     monkeypatch.setattr(
-        coupled, "position_of_rows", lambda positions, width: positions.repeat_interleave(width)
+        import_module("tpsample.speculative.verify"),
+        "position_of_rows",
+        lambda positions, width: positions.repeat_interleave(width),
     )
     text, _ = decode_with_drafts(toy, toy.sampler(), PARAMS, LENGTH, 3, expected)
     random = torch.tensor([not request.greedy and request.top_k != 1 for request in PARAMS])

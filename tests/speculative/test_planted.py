@@ -12,8 +12,7 @@ from tests.support.chain import (
     p_values,
     text_of_several_calls,
 )
-from tpsample.speculative import laws, reference, streams
-from tpsample.speculative import tokenwise as rejection
+from tpsample.speculative import acceptance, laws, reference, streams
 
 
 def _shared_uniform(chain: Chain, shared: bool, method: str) -> list[float]:
@@ -64,7 +63,7 @@ class TestPlantedBias:
 
     def test_acceptance_that_ignores_the_draft(self, monkeypatch):
         monkeypatch.setattr(
-            rejection, "accept_tokenwise", lambda p, q, u: rejection.leading((u < p) & (q > 0))
+            acceptance, "accept_tokenwise", lambda p, q, u: acceptance.leading((u < p) & (q > 0))
         )
         chain = Chain(16, "uniform")
         assert min(p_values(chain, chain.emit(12_000, 2, "rejection")[0])) < LEVEL

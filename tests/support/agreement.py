@@ -22,9 +22,8 @@ from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.ranks.ranks import Ranks
+from tpsample.reference import NEAR_TIE
 from tpsample.settings import Settings
-
-NEAR_TIE = 4e-5
 
 # (rounds, seed, planted id, its word, its Gumbel noise, id with noise near 0): position and sample
 # 0. Found by searching seeds for words that fp32 -log(-log(rand)), which ends at 16.64, cannot use.

@@ -27,7 +27,6 @@ from tpsample import (
 )
 from tpsample.local.tiles import Tile
 from tpsample.ranks.virtual import VirtualWorld
-from tpsample.request.step import Inputs
 from tpsample.speculative.output import VerifyOutput
 from tpsample.speculative.verify import verify
 
@@ -410,24 +409,6 @@ class OneRankFromLogits(OneRank):
         ]
 
 
-<<<<<<< HEAD
-=======
-class _InTurn:
-    """A sampler whose ranks all start before one finishes, as `VirtualWorld.step` has them."""
-
-    def __init__(self, sampler: LMHeadSampler, ranks: Any) -> None:
-        self.sampler, self.ranks = sampler, ranks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sampler, name)
-
-    def __call__(self, hidden_states: Tensor, *arguments: Any) -> SampleOutput:
-        step = self.sampler.start(Inputs(hidden_states), *arguments)
-        self.ranks.gather_tensor(step.out.status)
-        return self.sampler.finish(step)
-
-
->>>>>>> 8ebcd04 (Inputs and Settings are values that a call and a sampler hand on whole)
 class VirtualRanks:
     """All ranks in this process: the kernels and `peer`, in the interpreter."""
 

@@ -14,7 +14,7 @@ _EXPECTED = {
     "positions": f"{_SAME}; a rank that skipped a step has others",
     "tokens so far": f"{_SAME}, by digest; every rank appends the same tokens as often",
 }
-"""What is expected of some parts of a call, beside being the same."""
+"""The expectation that a message prints of a part; parts without an entry must be the same."""
 
 _WIDE = 8
 """Numbers of a row that a message shows together."""

@@ -208,7 +208,7 @@ class StepAgreement:
             self._swap.ranks.roll.step = opened.step_before
 
     def leave(self, text: str, *, refused: bool) -> None:
-        """Tell the peers, who may be waiting, that this rank is not in the step with them."""
+        """Tell the peers, who may wait, that this rank is not in the step with them."""
         roll = self._ranks.roll
         if roll is not None and self._ranks.world_size > 1:
             roll.say(text, refused=refused)

@@ -16,7 +16,7 @@ from tpsample.cli.model import Model
 from tpsample.cli.tensor_parallel import whole
 from tpsample.distributed import Job
 from tpsample.ranks.ranks import Ranks
-from tpsample.record.verify import NEAR_TIE
+from tpsample.reference import NEAR_TIE
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 

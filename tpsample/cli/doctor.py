@@ -23,7 +23,7 @@ from tpsample.core.numba_support import missing
 from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
 from tpsample.ranks.process import ranks_of
-from tpsample.record.verify import NEAR_TIE
+from tpsample.reference import NEAR_TIE
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.screening.int8_copy import NUMBERS

@@ -6,10 +6,10 @@
     min_p   keep v iff y_v >= ln(min_p)
     top_k   keep the first k; ties="keep" also what equals the k-th logit
     top_p   keep v iff the mass before v < ceil(top_p · Z); ties="keep" also what equals the logit
-            of the last of these, because then only greater logits count as before v
+            of the last one, because then only greater logits count as before v
 
 Each rule keeps a prefix of the order, so the kept set is the shortest of them. The order in which
-the rules apply matters only to the mass Z of which top_p is a share (`filter_order`):
+the rules apply changes only the mass Z that top_p takes a share of (`filter_order`):
 
     sequential   min_p, then top_k, then top_p      Z is the mass of what both left
     joint        min_p, then top_k beside top_p     Z is the mass of what min_p left

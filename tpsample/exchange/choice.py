@@ -130,7 +130,7 @@ def _all_linked(reports: list[dict[str, Any]]) -> bool:
 
 
 def _nvlink(device: torch.device) -> tuple[str, list[str]]:
-    """Return the UUIDs of a GPU and of those that NVLink connects with it, none if unknown."""
+    """Return the UUIDs of a GPU and of the GPUs that NVLink connects with it, none if unknown."""
     own = torch.cuda.current_device() if device.index is None else device.index
     try:
         from torch._C import _distributed_c10d

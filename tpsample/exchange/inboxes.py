@@ -131,7 +131,7 @@ class SymmetricMemory(PeerMemory):
             self.own = allocate(shape, device)
         with _on_every_rank(ranks):
             self._handle = rendezvous(self.own, ranks.group)
-            # The handle's addresses are of allocations; a tensor may begin behind a header.
+            # The handle's addresses are of allocations; a tensor may begin after a header.
             offset = self.own.data_ptr() - self._handle.buffer_ptrs[ranks.rank]
             addresses = [address + offset for address in self._handle.buffer_ptrs]
             self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)

@@ -1,1 +1,1 @@
-"""What rows need after the draw whose logits each rank stored: filters, kept sets, logprobs."""
+"""Filters, kept sets and logprobs, from the logits that each rank stored of a step's rows."""

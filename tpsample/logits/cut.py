@@ -36,7 +36,7 @@ def find_cut(
     Args:
         rows: the logits of the filtered rows on this rank, which know their largest ones.
         filters: their filters; the same on every rank.
-        total: int64 [F], the masses of which top_p is a share, over all ranks; None to sum them.
+        total: int64 [F], the masses that top_p takes a share of, over all ranks; None to sum them.
     """
     min_p_cut = rows.min_p_cut(filters.log_min_p)
     top_k_cut = torch.zeros_like(min_p_cut)

@@ -44,8 +44,8 @@ def find_logprobs(
     Args:
         rows: the R asking rows.
         asked: what they ask for.
-        filters: of those asking rows that have filters and ask for a processed mode, or None.
-        filtered: int64 or a slice, the positions of those rows among the asking rows, or None.
+        filters: of the asking rows with filters and a processed mode, or None.
+        filtered: int64 or a slice, the places of these rows among the asking rows, or None.
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
     """

@@ -118,7 +118,7 @@ class ShardLogits(StoredLogits):
 
         Returns:
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
-            total of which top_p is a share.
+            total that top_p takes a share of.
         """
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
         marks = self._marks(gathered, filters, count)
@@ -160,7 +160,7 @@ class ShardLogits(StoredLogits):
         return or_nan(words, top_word), (words > 0).all(dim=1) | ~is_number
 
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
-        """Return the best score words [F, num_samples] of those of the first tokens that are kept.
+        """Return the best score words [F, num_samples] among the first tokens that filters keep.
 
         Args:
             first: int64 [F, n], the first n order words over all ranks, n at least each top_k.

@@ -65,7 +65,7 @@ class StoredLogits:
 
         Args:
             stored: fp32 [F, V_local], the raw logits of the stored rows; with request controls
-                [2 F, V_local], the processed ones behind them.
+                [2 F, V_local], the processed ones after them.
             noise: of all rows of the batch.
         """
         count = len(batch.plan.stored_list)
@@ -105,7 +105,7 @@ class StoredLogits:
         )
 
     def without(self, done: Tensor) -> Self:
-        """Return the rows, of which some more are done: bool [F]. Nothing is copied."""
+        """Return the rows with more of them done, bool [F]. Nothing is copied."""
         return replace(self, done=done if self.done is None else self.done | done)
 
     def of_undone(self, found: Tensor) -> Tensor:

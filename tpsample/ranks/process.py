@@ -233,7 +233,7 @@ class ProcessRanks(Ranks):
 
 
 def ranks_of(group: object) -> Ranks:
-    """Return the ranks behind the `group` argument of `LMHeadSampler`.
+    """Return the ranks of the `group` argument of `LMHeadSampler`.
 
     None is the default process group if torch.distributed is initialised, else one rank; "alone" is
     one rank in either case.

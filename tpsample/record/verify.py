@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tpsample import reference
 from tpsample.record.format import LoadHead, Record, read
+from tpsample.reference import NEAR_TIE
 
-NEAR_TIE = 4e-5
-"""Scores this close may swap between a GPU and a CPU."""
 WEIGHT_VALUES = 2**22
 """Of the head at a time: the oracle multiplies in float64."""
 LOGITS = 2**24

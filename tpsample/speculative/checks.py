@@ -42,7 +42,7 @@ class Drafts(NamedTuple):
     law: Tensor | None
 
     def known(self) -> Tensor:
-        """Return int64 [B, K], the drafts, -1 behind each row's last as its length has it."""
+        """Return int64 [B, K], the drafts, -1 after each row's last as its length has it."""
         ids = self.token_ids
         if self.lengths is None:
             return ids

@@ -17,12 +17,12 @@ class VerifyOutput:
 
     Attributes:
         num_accepted: int64 [B], how many drafts became tokens; the row emits one token more.
-        token_ids: int64 [B, K + 1]: the accepted drafts, the token behind them, then -1.
+        token_ids: int64 [B, K + 1]: the accepted drafts, the token after them, then -1.
         status: int32 [B], the `tpsample.Status` of the last position that the row reached. Unless
             it is OK, the token there is the sampler's `on_failed`; those before it are good. A row
             of padding has that token too, and the status OK.
         seeds: int64 [B], as in `SampleOutput`.
-        logprobs: of every emitted token, as in `SampleOutput` for B · (K + 1) rows, of which row
+        logprobs: of every emitted token, as in `SampleOutput` for B · (K + 1) rows, where row
             r · (K + 1) + i is position i of row r; None if no row of the batch asks for any.
     """
 
@@ -34,11 +34,11 @@ class VerifyOutput:
 
     @staticmethod
     def of(num_accepted: Tensor, token_ids: Tensor, status: Tensor, seeds: Tensor) -> VerifyOutput:
-        """Cut every row off behind the last position it reached.
+        """Cut every row off after the last position it reached.
 
         Args:
             num_accepted: int64 [B].
-            token_ids, status: [B, K + 1], anything behind the last position reached.
+            token_ids, status: [B, K + 1], anything after the last position reached.
         """
         row_status = status.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
         emitted = token_ids.where(reached(num_accepted, token_ids.shape[1]), word.NO_TOKEN)
@@ -82,5 +82,5 @@ def leading(accepted: Tensor) -> Tensor:
 
 
 def emit(drafts: Tensor, num_accepted: Tensor, token_ids: Tensor) -> Tensor:
-    """Return int64 [B, K + 1]: the accepted drafts, the token [B] behind them, then anything."""
+    """Return int64 [B, K + 1]: the accepted drafts, the token [B] after them, then anything."""
     return drafts.scatter(1, num_accepted.unsqueeze(1), token_ids.unsqueeze(1))

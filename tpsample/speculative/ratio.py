@@ -2,7 +2,7 @@
 
 hidden states → the target's local logits → both laws → where the row stops → residual → token
 
-The token behind the accepted drafts is a draw from the residual, by Gumbel-max:
+The token after the accepted drafts is a draw from the residual, by Gumbel-max:
 
     argmax over v of log2 max(c · p_v - q_v, 0) - L_v        L the noise of the recovery domain
 
@@ -25,11 +25,10 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.block import stop_block
+from tpsample.speculative.acceptance import accept_tokenwise, stop_block
 from tpsample.speculative.laws import Laws
 from tpsample.speculative.output import VerifyOutput, emit, position_of_rows
 from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
-from tpsample.speculative.tokenwise import accept_tokenwise
 
 
 def verify_by_ratio(
@@ -45,8 +44,8 @@ def verify_by_ratio(
     """Verify token by token, or as a block. Collective.
 
     The local logits come from the sampler's backend, on a GPU from the LM-head kernel. The laws are
-    plain PyTorch, tile by tile, on every device. Arguments are those of `verify_coupled`, and
-    `draft`, [B, K, V_local] or None.
+    plain PyTorch, tile by tile, on every device. Arguments are those of `_verify_coupled` in
+    `tpsample.speculative.verify`, and `draft`, [B, K, V_local] or None.
     """
     num_rows, width = drafts.shape
     batch = replace(batch, plan=batch.plan.storing_every_row)

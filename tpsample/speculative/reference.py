@@ -18,8 +18,7 @@ from tpsample.noise import tile_noise
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
-from tpsample.speculative import block, laws
-from tpsample.speculative import tokenwise as rejection
+from tpsample.speculative import acceptance, laws
 from tpsample.speculative.checks import Method
 from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
 from tpsample.speculative.ratio import recovery_scores
@@ -82,12 +81,12 @@ def verify(
 
     coefficient = torch.ones_like(u)
     if method == "rejection":
-        stop = rejection.accept_tokenwise(p_own, q_own, u)
+        stop = acceptance.accept_tokenwise(p_own, q_own, u)
     else:
-        coefficient = block.coefficients(p_own, q_own)
-        units = laws.residual(coefficient.unsqueeze(2), p, q) / block.SUM_UNIT
-        sums = units.round().to(torch.int64).sum(dim=2).double() * block.SUM_UNIT
-        stop = block.accept_block(coefficient, sums.where(good, coefficient), u)
+        coefficient = acceptance.coefficients(p_own, q_own)
+        units = laws.residual(coefficient.unsqueeze(2), p, q) / acceptance.SUM_UNIT
+        sums = units.round().to(torch.int64).sum(dim=2).double() * acceptance.SUM_UNIT
+        stop = acceptance.accept_block(coefficient, sums.where(good, coefficient), u)
 
     each = torch.arange(num_rows, device=stop.device)
     left = laws.residual(coefficient[each, stop].unsqueeze(1), p[each, stop], q[each, stop])

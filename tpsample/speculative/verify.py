@@ -10,12 +10,13 @@ from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
 from tpsample.core import word
 from tpsample.core.checks import positions_tensor
+from tpsample.output import Logprobs, SampleOutput
+from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.checks import Drafts, Method, check_verify
-from tpsample.speculative.coupled import verify_coupled
-from tpsample.speculative.output import VerifyOutput
+from tpsample.speculative.output import VerifyOutput, leading, position_of_rows, reached
 from tpsample.speculative.ratio import verify_by_ratio
 
 
@@ -33,10 +34,10 @@ def verify(
     """Accept a prefix of each row's drafts, and emit it with one token more. Collective.
 
         coupled     accept while the draft is the token that plain decoding draws, so that the
-                    tokens are plain decoding's, bit for bit (`tpsample.speculative.coupled`)
+                    tokens are plain decoding's, bit for bit
         rejection   accept with min(1, p / q), else draw from max(p - q, 0): the tokens follow the
-                    target's law, but are not those of plain decoding (`.tokenwise`)
-        block       the same by whole prefixes, which accepts more (`.block`)
+                    target's law, but are not those of plain decoding (`.acceptance`)
+        block       the same by whole prefixes, which accepts more (`.acceptance`)
 
     With each of them a greedy row emits the argmax at every position. Each position has the
     parameters of its row. All that decides a token is an integer that every rank receives, so the
@@ -48,7 +49,7 @@ def verify(
             `draft`.
         hidden_states: [B, K + 1, D]: of the token before the drafts, then of each draft.
         draft_token_ids: int64 [B, K]. The first id outside the vocabulary, such as -1, ends the
-            drafts of its row; hidden states behind it may be anything. K may be 0.
+            drafts of its row; hidden states after it may be anything. K may be 0.
         batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
         positions: int64 [B], or one int: absolute position of the first token to be emitted.
         method: "coupled", "rejection" or "block".
@@ -56,7 +57,7 @@ def verify(
             drafts must be draws from softmax(draft / T) (T = 1 in greedy rows) in streams of their
             own, as `sample_draft` makes them. None: the drafts were certain. Not with "coupled".
         lengths: int32 or int64 [B], how many of its drafts a row has, in place of an id outside the
-            vocabulary behind them. Numbers below 0 are 0, those above K are K. Default: K.
+            vocabulary after them. Numbers below 0 are 0, those above K are K. Default: K.
 
     Returns:
         The tokens, how many drafts were accepted, and the status.
@@ -141,7 +142,7 @@ def _verify(
             none = torch.zeros_like(at)
             return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
         if method == "coupled":
-            verified = verify_coupled(sampler, inputs, drafts, expanded, at)
+            verified = _verify_coupled(sampler, inputs, drafts, expanded, at)
         else:
             law = None if given.law is None else given.law.detach()
             block = method == "block"
@@ -154,3 +155,50 @@ def _verify(
             verified.name_failed(sampler.on_failed)
         sampler.count_own(verified.status)
         return verified
+
+
+def _verify_coupled(
+    sampler: LMHeadSampler,
+    inputs: Inputs,
+    drafts: Tensor,
+    batch: BatchView,
+    positions: Tensor,
+) -> VerifyOutput:
+    """Accept a draft iff it is the token that plain decoding draws. Collective.
+
+        y_i = the token of position i, sampled as ever     i = 0 … K
+        accept x_(i+1) while it equals y_i; emit y_0 … y_a, a the number accepted
+
+    All B · (K + 1) rows are sampled in one step. The tokens are plain decoding's bit for bit,
+    whatever drafted them, if the hidden states are those of plain decoding. Noise belongs to (seed,
+    position, token id), so a position's token does not depend on the step that draws it. A draft is
+    accepted with probability p(x); one drawn with the same noise is accepted more often, with at
+    least (1 - d) / (1 + d), where d is the total variation between target and draft (Daliri, Musco,
+    Suresh, arXiv 2408.07978).
+
+    Args:
+        inputs: hidden states or logits of [B, K + 1] rows.
+        drafts: int64 [B, K + 1], -1 where there is none.
+        batch: the rows after each of their drafts.
+        positions: int64 [B].
+    """
+    num_rows, width = drafts.shape
+    out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
+    sampler.end(sampler.begin(inputs, batch, at, out))
+    token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
+    num_accepted = leading((drafts == token_ids) & (drafts >= 0))
+    verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
+    if out.logprobs is not None:
+        verified.logprobs = _emitted(out.logprobs, reached(num_accepted, width).flatten())
+    return verified
+
+
+def _emitted(logprobs: Logprobs, emitted: Tensor) -> Logprobs:
+    """Blank the logprobs of positions where nothing was emitted."""
+    emitted = emitted.unsqueeze(1)
+    return Logprobs(
+        logprobs.token_ids.where(emitted, -1),
+        logprobs.values.where(emitted, torch.nan),
+        logprobs.ranks.where(emitted, 0),
+        logprobs.entropies.where(emitted.squeeze(1), torch.nan),
+    )

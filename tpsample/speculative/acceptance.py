@@ -1,12 +1,15 @@
-"""Block verification: accept the longest prefix of the drafts that passes a test as a whole.
+"""How many drafts a row accepts: token by token, or the longest prefix that passes as a whole.
 
-    c_0 = 1,  c_i = min(1, c_(i-1) · p(x_i) / q(x_i))      the prefix's coefficient
-    s_i = Σ_v max(c_i · p_v - q_v, 0)                      after the prefix
-    a   = the largest i with u_i < s_i / (s_i + 1 - c_i)   or 0; behind it the residual at c_a
+    rejection   a = the number of drafts before the first with u q(x) >= p(x)
+    block       c_0 = 1,  c_i = min(1, c_(i-1) · p(x_i) / q(x_i))      the prefix's coefficient
+                s_i = Σ_v max(c_i · p_v - q_v, 0)                      after the prefix
+                a   = the largest i with u_i < s_i / (s_i + 1 - c_i)   or 0
 
 p and q of s_i are the laws after x_1 … x_i. Where there is no draft q = 0 and s_i = c_i, so the
-test of the last draft is u < c. The tokens follow the target's law, and in expectation no fewer
-drafts are accepted than token by token (Sun et al., arXiv 2403.10444).
+test of the last draft is u < c. After the accepted drafts comes a draw from the residual, at c = 1
+or at c_a. With both rules the tokens follow the target's law at every position, whatever the draft
+(Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318). A block accepts no fewer drafts
+in expectation (Sun et al., arXiv 2403.10444).
 """
 
 from __future__ import annotations
@@ -18,9 +21,20 @@ from torch import Tensor
 from tpsample.core.word import Status
 from tpsample.ranks.ranks import Ranks
 from tpsample.speculative.laws import Laws
+from tpsample.speculative.output import leading
 
 SUM_UNIT = 2.0**-60
 """Residuals are summed as multiples of this, so that the order of summation does not matter."""
+
+
+def accept_tokenwise(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
+    """Return int64 [B], how many drafts are accepted, each with probability min(1, p / q).
+
+    Args:
+        p, q: float64 [B, K + 1], both laws at the draft; q = 0 where there is none.
+        u: float64 [B, K + 1], the uniforms.
+    """
+    return leading((u * q < p) & (q > 0))
 
 
 def coefficients(p: Tensor, q: Tensor) -> Tensor:
