@@ -20,6 +20,7 @@ PACKAGES = ("triton==3.6.0", "numpy<2.4")
 NEEDS = (
     *("sympy", "networkx", "jinja2", "filelock", "fsspec", "typing_extensions", "setuptools"),
     *("pytest", "pytest-timeout", "pytest-xdist", "scipy", "typer", "rich"),
+    *("numba", "mpi4py", "openmpi"),
 )
 SUITES = (
     *("tests/exchange", "tests/local", "tests/ranks", "tests/gpu", "tests/test_compiled.py"),
