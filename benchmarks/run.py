@@ -26,13 +26,16 @@ from tpsample.distributed import join
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _NAMES = ", ".join(BENCHMARKS)
+_ASKED = ", ".join(name for name, each in BENCHMARKS.items() if not each.by_default)
+_HELP = f"Any of {_NAMES}; default all but {_ASKED}."
 _OTHERS = "`scaling` and `serving` are commands of their own; see their --help."
 
 
 @app.command()
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help=f"Any of {_NAMES}; default all. {_OTHERS}")
+        list[str] | None,
+        typer.Argument(help=f"{_HELP} {_OTHERS}"),
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Sizes for a CPU: 15 s on 2 cores.")] = False,
     shapes: Annotated[str, typer.Option(help="Such as 128256x8192,151936x4096.")] = "",
@@ -59,7 +62,7 @@ def bench(
     with join(timeout_s=600) as job:
         if job.device.type == "cpu" and not tiny and not shapes:
             raise typer.BadParameter("no GPU here: try --tiny, or name --shapes and --batches")
-        for name in names or BENCHMARKS:
+        for name in names or [each.name for each in BENCHMARKS.values() if each.by_default]:
             run = Run.small(job, **settings) if tiny else Run(job, **settings)  # type: ignore[arg-type]
             run_one(BENCHMARKS[name], run, folder)
 

@@ -54,6 +54,7 @@ NEVER = {
     "python -m benchmarks.serving": "writes a page of results",
     "python -m benchmarks.engines.bench": _ENGINE,
     "python -m benchmarks.run ceilings": _GPU,
+    "python -m benchmarks.run wire screen_candidates speculative_convergence --tiny": _MODEL,
     "python -m benchmarks.gpu.tune --precompile 14": _GPU,
     "python -m benchmarks.gpu.one_step --batch 64": _GPU,
 }

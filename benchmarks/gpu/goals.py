@@ -114,7 +114,7 @@ GOALS = (
         "candidates per row of a screened step, real rows",
         "",
         8,
-        why="random weights here: see benchmarks.questions.screen_candidates",
+        why="random weights here: see benchmarks.run screen_candidates",
     ),
 )
 

@@ -33,12 +33,18 @@ class NotCaptured(RuntimeError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A question that is answered by rows, and the views of them."""
+    """A question that is answered by rows, and the views of them.
+
+    Attributes:
+        by_default: whether `benchmarks.run` takes it where none is named. What takes minutes, or
+            needs root or a model, is asked for.
+    """
 
     name: str
     question: str
     views: list[View]
     rows: Callable[[Run], Iterator[Row]]
+    by_default: bool = True
 
 
 @dataclass

@@ -42,9 +42,10 @@ def _warnings(result: Result) -> list[str]:
         lines.append(f"Aborted, the numbers are void: {result.aborted}")
     if result.settings.get("tiny") and result.settings["shapes"] in ([TINY.name], []):
         lines.append("Tiny sizes: this run shows that the benchmark works, not how fast it is.")
-    if result.machine["hardware"] == "CPU":
+    timed = any("median_us" in row for row in result.rows)
+    if timed and result.machine["hardware"] == "CPU":
         lines.append("CPU: these times say nothing about a GPU.")
-    if found := result.disturbances():
+    if timed and (found := result.disturbances()):
         lines.append(f"The machine was not quiet, so take no time from here: {'; '.join(found)}.")
     if result.machine["triton_interpreter"]:
         lines.append("The kernels ran in the Triton interpreter.")
@@ -122,7 +123,7 @@ def _notes(result: Result) -> list[str]:
         notes.append("\\*\\* may be chance: the ranges overlap, or there are too few times.")
     if result.aborted:
         notes.insert(0, "The comparison with the oracle failed.")
-    elif checks:
+    elif checks.get("rows_compared"):
         gap = f" (the oracle's two scores at most {checks['largest_gap']:.2g} apart)"
         notes.insert(
             0,
@@ -130,7 +131,8 @@ def _notes(result: Result) -> list[str]:
             f"{checks['near_ties']} differed within a near tie{gap * bool(checks['near_ties'])}, "
             "none otherwise.",
         )
-    if repeats := result.settings.get("repeats"):
+    timed = any("repeats" in row for row in result.rows)
+    if timed and (repeats := result.settings.get("repeats")):
         notes.append(
             "Times are median (first–third quartile) on the slowest rank; the candidates took "
             f"turns, {repeats} times each."

@@ -1,7 +1,16 @@
-"""The questions that `python -m benchmarks.run` answers, each by a table and a plot."""
+"""The questions that `python -m benchmarks.run` answers, each by tables and plots."""
 
 from benchmarks.lab.harness import Benchmark
-from benchmarks.questions import ceilings, exchange, filters, speculative, step
+from benchmarks.questions import (
+    ceilings,
+    exchange,
+    filters,
+    screen_candidates,
+    speculative,
+    speculative_convergence,
+    step,
+    wire,
+)
 
 BENCHMARKS: dict[str, Benchmark] = {
     each.name: each
@@ -11,5 +20,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         exchange.BENCHMARK,
         filters.BENCHMARK,
         speculative.BENCHMARK,
+        speculative_convergence.BENCHMARK,
+        screen_candidates.BENCHMARK,
+        wire.BENCHMARK,
     )
 }

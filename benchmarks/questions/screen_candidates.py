@@ -1,24 +1,19 @@
-"""How many tokens can still win behind the 8-bit pass, on real rows of the bundled model?
+"""Counts the tokens that can still win after the 8-bit pass, on real rows of the bundled model.
 
-    python -m benchmarks.questions.screen_candidates [--output DIR]
-
-Counts, in plain PyTorch, what `tpsample.kernels.screening` keeps: ids whose upper end reaches the
-row's bar, and the groups of 16 that hold them, which is what the LM head then reads. The winner of
-the definition must be among them, or the run ends. Needs the bundled model.
+The counts are those of `tpsample.kernels.screening`: ids whose upper end reaches the row's
+threshold, and the groups of 16 that hold them, which the LM head then reads.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from benchmarks.lab import machine
+from benchmarks.lab.harness import Benchmark, Run
+from benchmarks.lab.results import Row, View
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.distributed import Job
@@ -65,8 +60,12 @@ def intervals(weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return (product - bound).float(), (product + bound).float()
 
 
-def counts(weight: Tensor, hidden: Tensor, temperature: float) -> dict[str, Any]:
-    """Candidates and groups of every row alone, at one temperature."""
+def counts(weight: Tensor, hidden: Tensor, temperature: float) -> dict[str, dict[str, float]]:
+    """Return the counts of candidates and of groups of every row by itself, at one temperature.
+
+    Raises:
+        AssertionError: the winner of the definition is not among a row's candidates.
+    """
     rows = len(hidden)
     noise = RowNoise(
         torch.full((rows,), temperature),
@@ -84,59 +83,47 @@ def counts(weight: Tensor, hidden: Tensor, temperature: float) -> dict[str, Any]
         raise AssertionError("a winner is not among the candidates")
     padded = torch.nn.functional.pad(can_win, (0, -can_win.shape[1] % GROUP))
     groups = padded.view(rows, -1, GROUP).any(dim=2)
-    found: dict[str, Any] = {"temperature": temperature, "rows": rows}
-    for name, number in (("candidates", can_win), ("groups", groups)):
-        per_row = number.sum(dim=1).double()
-        found[f"{name}_mean"] = per_row.mean().item()
-        found[f"{name}_p99"] = per_row.quantile(0.99).item()
-        found[f"{name}_max"] = int(per_row.max())
     together = groups[:16].any(dim=0).sum().item() * GROUP / weight.shape[0]
-    return found | {"share_read_by_16_rows": together}
-
-
-def page(record: dict[str, Any]) -> str:
-    """The README of a result folder."""
-    lines = [
-        "# screen_candidates",
-        "",
-        "How many tokens can still win behind the 8-bit pass, on real rows of the bundled model?",
-        "Counts, no times: they hold on any machine. The winner was among the candidates of every",
-        "row. A group is 16 neighbouring ids; the LM head reads the groups.",
-        "",
-        "| T | rows | candidates: mean, p99, max | groups: mean, p99, max | read for 16 rows |",
-        "| ---: | ---: | --- | --- | ---: |",
-    ]
-    for row in record["rows"]:
-        cells = [
-            f"{row[f'{name}_mean']:.1f}, {row[f'{name}_p99']:.0f}, {row[f'{name}_max']}"
-            for name in ("candidates", "groups")
-        ]
-        lines.append(
-            f"| {row['temperature']} | {row['rows']} | {cells[0]} | {cells[1]} | "
-            f"{100 * row['share_read_by_16_rows']:.2f} % |"
+    return {
+        name: {
+            "mean": per_row.mean().item(),
+            "p99": per_row.quantile(0.99).item(),
+            "most": int(per_row.max()),
+            "percent_of_16_rows": 100 * together,
+        }
+        for name, per_row in (
+            ("candidates", can_win.sum(dim=1).double()),
+            ("groups", groups.sum(dim=1).double()),
         )
-    about = record["machine"]
-    lines += ["", f"`python -m benchmarks.questions.screen_candidates`, commit {about['commit']},"]
-    lines += [f"torch {about['torch']}, {about['date']}."]
-    return "\n".join(lines) + "\n"
+    }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Count, print the page, and write it with `--output`."""
-    parser = argparse.ArgumentParser(prog="screen_candidates", description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="folder of the page and its JSON")
-    options = parser.parse_args(arguments)
-    job = Job(device=torch.device("cpu"))
-    weight, hidden = (x.bfloat16() for x in real_rows(job))
-    rows = [counts(weight, hidden, temperature) for temperature in TEMPERATURES]
-    record = {"machine": machine.describe(job.device), "rows": rows}
-    print(page(record))
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "result.json").write_text(json.dumps(record, indent=1) + "\n")
-        (options.output / "README.md").write_text(page(record))
-    return 0
+def rows(run: Run) -> Iterator[Row]:
+    """Yield the counts of ids and of groups at each temperature."""
+    weight, hidden = (x.bfloat16() for x in real_rows(run.job))
+    run.note(
+        "Counts of the bundled model's rows, in plain PyTorch: they hold on any machine. The "
+        "winner was among the candidates of every row. A group is 16 neighbouring ids; the LM head "
+        "reads the groups, of 16 rows together the share that is shown.",
+    )
+    for temperature in TEMPERATURES:
+        for name, found in counts(weight, hidden, temperature).items():
+            point: Row = {"shape": "bundled model", "batch": len(hidden), "candidate": name}
+            yield {**point, "kind": "tpsample", "temperature": temperature, **found}
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHMARK = Benchmark(
+    "screen_candidates",
+    "How many tokens can still win after the 8-bit pass, on real rows of the bundled model?",
+    [
+        View("", title, x="temperature", y=y)
+        for y, title in (
+            ("mean", "Per row, mean"),
+            ("p99", "Per row, 99th percentile"),
+            ("most", "Per row, the most"),
+            ("percent_of_16_rows", "Share of the head that 16 rows read, %"),
+        )
+    ],
+    rows,
+    by_default=False,
+)

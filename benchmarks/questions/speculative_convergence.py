@@ -1,23 +1,18 @@
-"""Distance of the emitted law to the target against the number of samples, beside direct sampling.
-
-python -m benchmarks.questions.speculative_convergence FOLDER
+"""Distance of the emitted law to the target against the number of samples, beside direct draws.
 
 A correct verification comes as close as direct draws from the target do, for any drafter; a biased
-one stops getting closer. One biased on purpose is drawn to show it.
+one stops getting closer. One biased on purpose is among the curves to show it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.lab import drawing, machine, text
+from benchmarks.lab.harness import Benchmark, Run
+from benchmarks.lab.results import Row, View
 from tpsample import SamplingBatch, reference
 from tpsample.noise import tile_noise
 from tpsample.speculative import laws
@@ -26,22 +21,23 @@ from tpsample.speculative.checks import Method
 from tpsample.speculative.streams import DOMAIN_DRAFT, stream
 
 VOCAB_SIZE = 256
-SEEDS = 2**16
+SEEDS, TINY_SEEDS = 2**16, 2**9
 CHUNK = 2**10
 NUM_DRAFTS = 2
+DIRECT, PLANTED = "direct", "planted: recovery from p"
 DRAFTS = ("uniform", "anti-ranked", "near the target")
 METHODS: tuple[Method, ...] = ("coupled", "rejection", "block")
 LOG2_E = 1.4426950408889634
 
 
 def target_logits() -> Tensor:
-    """A Zipf law over shuffled ids, fp32 [V]."""
+    """Return the logits of a Zipf law over shuffled ids, fp32 [V]."""
     rank = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     return -1.1 * (1 + rank).double().log().float()
 
 
 def draft_logits(kind: str, target: Tensor) -> Tensor:
-    """The drafter's logits, fp32 [V]."""
+    """Return the drafter's logits, fp32 [V]."""
     if kind == "uniform":
         return torch.zeros_like(target)
     if kind == "anti-ranked":
@@ -51,8 +47,10 @@ def draft_logits(kind: str, target: Tensor) -> Tensor:
 
 
 def verified_tokens(kind: str, method: Method, seeds: Tensor) -> Tensor:
-    """The first two tokens of each seed, int64 [2 B]: one verification of two drafts, and a plain
-    draw where it emits a single token."""
+    """Return the first two tokens of each seed, int64 [2 B], of one verification of two drafts.
+
+    A plain draw is the second where it emits a single token.
+    """
     target, rows = target_logits(), len(seeds)
     draft = draft_logits(kind, target)
     drafts = []
@@ -74,7 +72,7 @@ def verified_tokens(kind: str, method: Method, seeds: Tensor) -> Tensor:
 
 
 def direct_tokens(seeds: Tensor) -> Tensor:
-    """Two plain draws per seed, at positions that no verification looks at, int64 [B, 2]."""
+    """Return two plain draws per seed, at positions that no verification looks at, int64 [B, 2]."""
     batch = SamplingBatch(torch.ones(len(seeds)), seeds, vocab_size=VOCAB_SIZE)
     logits = target_logits().expand(len(seeds), -1)
     draws = [reference.sample(logits, batch, position).token_ids for position in (70, 71)]
@@ -82,7 +80,7 @@ def direct_tokens(seeds: Tensor) -> Tensor:
 
 
 def distances(tokens: Tensor) -> list[tuple[int, float]]:
-    """(samples, total variation to the target) at powers of 2."""
+    """Return (samples, total variation to the target) at powers of 2."""
     law = target_logits().double().softmax(dim=0)
     found = []
     count = 2**8
@@ -93,85 +91,54 @@ def distances(tokens: Tensor) -> list[tuple[int, float]]:
     return found
 
 
-def curves(count: int) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    """Every curve of the picture, by name."""
-    chunks = torch.arange(count).split(CHUNK)
-    yield "direct", distances(torch.cat([direct_tokens(seeds).flatten() for seeds in chunks]))
+def rows(run: Run) -> Iterator[Row]:
+    """Yield the distance at each number of samples, of each method and drafter."""
+    run.note(
+        f"The first two tokens of every seed, two drafts per verification, V = {VOCAB_SIZE}, a "
+        "Zipf law, by the definition over full logits (`tpsample.speculative.reference`). The "
+        "shards differ from it in no bit. A position that a verification does not reach is drawn "
+        "plainly. Counts hold on any machine.",
+    )
+    chunks = torch.arange(TINY_SEEDS if run.tiny else SEEDS).split(CHUNK)
+    direct = distances(torch.cat([direct_tokens(seeds).flatten() for seeds in chunks]))
     for method in METHODS:
+        curves = {DIRECT: direct}
         for kind in DRAFTS:
-            tokens = torch.cat([verified_tokens(kind, method, seeds) for seeds in chunks])
-            yield f"{method}, {kind}", distances(tokens)
+            curves[kind] = _verified(kind, method, chunks)
+        if method == "rejection":
+            curves[PLANTED] = _planted(chunks)
+        for name, points in curves.items():
+            for count, distance in points:
+                point: Row = {"shape": method, "batch": count, "candidate": name}
+                kind = "gathered" if name == DIRECT else "tpsample"
+                yield {**point, "kind": kind, "total_variation": distance}
+
+
+def _verified(kind: str, method: Method, chunks: tuple[Tensor, ...]) -> list[tuple[int, float]]:
+    return distances(torch.cat([verified_tokens(kind, method, seeds) for seeds in chunks]))
+
+
+def _planted(chunks: tuple[Tensor, ...]) -> list[tuple[int, float]]:
+    """Return the curve of a rejection that recovers from the target itself, which is wrong."""
     true_residual = laws.residual
     try:
         laws.residual = lambda coefficient, p, q: coefficient * p
-        tokens = torch.cat([verified_tokens("uniform", "rejection", seeds) for seeds in chunks])
+        return _verified("uniform", "rejection", chunks)
     finally:
         laws.residual = true_residual
-    yield "planted: recovery from p", distances(tokens)
 
 
-def plot(found: dict[str, list[tuple[int, float]]], record: dict[str, Any], path: Path) -> None:
-    """Draw distance against samples, both logarithmic, a panel per method."""
-    if not drawing.available():
-        return
-    figure, axes = drawing.panels(len(METHODS), (2.3, 2.7))
-    lowest, highest = (f(y for points in found.values() for _, y in points) for f in (min, max))
-    for axis, method in zip(axes, METHODS, strict=True):
-        for name, points in found.items():
-            planted = name.startswith("planted")
-            if name != "direct" and not name.startswith(method) and not planted:
-                continue
-            style: dict[str, Any] = {"marker": "o", "markersize": 3}
-            if name == "direct":
-                style = {"color": "black", "linewidth": 2.5}
-            elif planted:
-                style = {"color": "red", "linestyle": "--"}
-            # A longer label would be cut off at the edge of the picture.
-            label = "planted bias" if planted else name.removeprefix(f"{method}, ")
-            axis.plot(*zip(*points, strict=True), label=label, alpha=0.8, **style)
-        axis.set(title=method, xlabel="samples", xscale="log", yscale="log")
-        axis.set_ylim(lowest / 1.2, highest * 1.2)
-        if axis is not axes[0]:
-            axis.tick_params(labelleft=False)
-    axes[0].set_ylabel("total variation to the target")
-    at_end = {name: points[-1][1] for name, points in found.items()}
-    planted_tv, direct_tv = at_end.pop("planted: recovery from p"), at_end.pop("direct")
-    low, high = min(at_end.values()), max(at_end.values())
-    message = (
-        f"After {found['direct'][-1][0]:,} samples every method is {text.three(low)} to "
-        f"{text.three(high)} from the target, direct draws are {text.three(direct_tv)}, and a bias "
-        f"planted on purpose stays at {text.three(planted_tv)} (V = {VOCAB_SIZE}, Zipf 1.1)"
-    )
-    footer = drawing.footer(record)
-    drawing.save(figure, path, message, footer, legend="drafts")
-
-
-def main(folder: Path, count: int = SEEDS) -> None:
-    """Write the numbers, the picture and a page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found = dict(curves(count))
-    record = machine.describe(torch.device("cpu"), 1)
-    (folder / "result.json").write_text(
-        json.dumps({"curves": found, "machine": record}, indent=1) + "\n"
-    )
-    plot(found, record, folder / "convergence.png")
-    at_end = "\n".join(f"| {name} | {points[-1][1]:.5f} |" for name, points in found.items())
-    (folder / "README.md").write_text(
-        "# speculative_convergence\n\n"
-        "How close is the emitted law to the target after n samples, beside direct draws?\n\n"
-        "![Total variation against samples](convergence.png)\n\n"
-        f"After {2 * count} samples, the first two tokens of {count} seeds, two drafts per "
-        f"verification, V = {VOCAB_SIZE}, by the definition over full logits "
-        "(`tpsample.speculative.reference`), from which the shards differ in no bit; a position "
-        "that a verification does not reach is drawn plainly:\n\n"
-        f"| draws | total variation |\n| --- | ---: |\n{at_end}\n\n"
-        "```bash\n"
-        f"{record['command']}\n"
-        "```\n\n"
-        f"Commit {record['commit']}, {record['date']}. Counts hold on any machine.\n"
-    )
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+BENCHMARK = Benchmark(
+    "speculative_convergence",
+    "How close is the emitted law to the target after n samples, beside direct draws?",
+    [
+        View(
+            *("convergence", "Total variation to the target, by method"),
+            x="batch",
+            y="total_variation",
+            x_label="samples",
+        )
+    ],
+    rows,
+    by_default=False,
+)

@@ -1,7 +1,5 @@
 """Bytes and packets on the wire per step, of every exchange and of both ways of moving logits.
 
-    python -m benchmarks.questions.wire --output benchmarks/results/wire-cpu-DATE
-
 Hosts are network namespaces of this machine, so it needs root. The counters are those of the hosts'
 interfaces: Ethernet, IP and TCP headers, acknowledgements, and frames of 1500 bytes. They do not
 depend on how busy the machine is, so no time is measured.
@@ -9,20 +7,21 @@ depend on how busy the machine is, so no time is measured.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.lab import baselines, machine
+from benchmarks.lab import baselines
+from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.hosts import Hosts, obstacle
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
+from benchmarks.lab.results import Row, View
 from benchmarks.lab.whole_logits import KINDS
 from tpsample import VocabShard
 from tpsample.distributed import join
@@ -80,9 +79,8 @@ def wait_for(process: subprocess.Popen[str], begin: str) -> str:
     raise RuntimeError("a rank has ended: " + "".join(said[-20:]))
 
 
-def measure(hosts_count: int, ranks_each: int) -> list[dict[str, Any]]:
-    """Return what all interfaces sent per step, by way and batch."""
-    found = []
+def measure(hosts_count: int, ranks_each: int) -> Iterator[Row]:
+    """Yield the bytes and packets that all interfaces sent per step, by way and batch."""
     world_size = hosts_count * ranks_each
     with Hosts(hosts_count) as hosts:
         ranks = []
@@ -93,7 +91,7 @@ def measure(hosts_count: int, ranks_each: int) -> list[dict[str, Any]]:
                 "MASTER_ADDR": hosts.address(0), "MASTER_PORT": 29500, "OMP_NUM_THREADS": 1,
             }  # fmt: skip
             texts = {name: str(value) for name, value in env.items()}
-            command = (sys.executable, "-m", "benchmarks.questions.wire", "--rank")
+            command = (sys.executable, "-m", "benchmarks.questions.wire")
             ranks.append(hosts.start(number // ranks_each, *command, **texts))
         for process in ranks:
             wait_for(process, "ready")
@@ -105,55 +103,42 @@ def measure(hosts_count: int, ranks_each: int) -> list[dict[str, Any]]:
                 payload = tell(ranks, way, rows, STEPS)
                 time.sleep(0.3)
                 wire = [(b - a) / STEPS for a, b in zip(before, hosts.sent(), strict=True)]
-                row = {"hosts": hosts_count, "ranks": ranks_each, "rows": rows, "way": way}
-                found.append(row | {"payload": payload, "bytes": wire[0], "packets": wire[1]})
-                print(found[-1], flush=True)
-    return found
+                yield {
+                    "shape": f"{hosts_count} hosts × {ranks_each}",
+                    "batch": rows,
+                    "candidate": way,
+                    "kind": "tpsample" if way in EXCHANGES else "baseline",
+                    "payload_bytes": payload,
+                    "wire_bytes": wire[0],
+                    "packets": wire[1],
+                }
 
 
-def page(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
-    """Return a table of the counts, and what the numbers are."""
-    lines = [
-        "# Bytes on the wire per step",
-        "",
-        f"What the interfaces of all hosts sent per step, V = {SHAPE[0]}, D = {SHAPE[1]}, logits "
-        "in bf16: with headers, acknowledgements and the digest of the call. Hosts are network "
-        "namespaces of one machine, frames have 1500 bytes. `p2p` is `collective` on CPUs. "
-        "Each cell is bytes, packets; the last column divides the bytes of an all-gather by those "
-        "of `collective`. Nothing here is a time. A rank's payload is 8 bytes per row and peer.",
-        "",
-        f"| hosts × ranks, B | {' | '.join(WAYS)} | {WAYS[2]} / {WAYS[0]} |",
-        f"| --- {'| ---: ' * (len(WAYS) + 1)}|",
-    ]
-    for first in range(0, len(rows), len(WAYS)):
-        cells = rows[first : first + len(WAYS)]
-        shown = [f"{cell['bytes']:,.0f}, {cell['packets']:.0f}" for cell in cells]
-        ratio = cells[2]["bytes"] / cells[0]["bytes"]
-        name = f"{cells[0]['hosts']} × {cells[0]['ranks']}, {cells[0]['rows']}"
-        lines.append(f"| {name} | {' | '.join(shown)} | {ratio:.0f} |")
-    lines += ["", "`python -m benchmarks.questions.wire`, as root, on:", ""]
-    lines += [f"* {name}: {value}" for name, value in facts.items()]
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path("wire"))
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        rank()
-        return
+def rows(run: Run) -> Iterator[Row]:
+    """Yield the counts on two hosts, of one rank and of two each."""
     if said := obstacle():
-        sys.exit(f"benchmarks.questions.wire: not here: {said}")
-    rows = [row for shape in ((2, 1), (2, 2)) for row in measure(*shape)]
-    facts = machine.describe(torch.device("cpu"), 4)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "README.md").write_text(page(rows, facts))
-    (arguments.output / "result.json").write_text(
-        json.dumps({"rows": rows, "machine": facts}, indent=1)
+        run.note(f"Not here: {said}.")
+        return
+    run.note(
+        f"V = {SHAPE[0]}, D = {SHAPE[1]}, logits in bf16: with headers, acknowledgements and the "
+        "digest of the call. Hosts are network namespaces of one machine, frames have 1500 bytes. "
+        "`p2p` is `collective` on CPUs. A rank's payload is 8 bytes per row and peer.",
     )
+    for ranks_each in (1, 2):
+        yield from measure(2, ranks_each)
 
+
+BENCHMARK = Benchmark(
+    "wire",
+    "How many bytes and packets do the interfaces of all hosts send per step?",
+    [
+        View("wire", "Bytes on the wire per step, all hosts", x="batch", y="wire_bytes"),
+        View("", "Packets per step, all hosts", x="batch", y="packets"),
+        View("", "Payload of a rank, bytes", x="batch", y="payload_bytes"),
+    ],
+    rows,
+    by_default=False,
+)
 
 if __name__ == "__main__":
-    main()
+    rank()

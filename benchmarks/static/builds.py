@@ -12,33 +12,47 @@ import torch
 import triton
 
 import tpsample.kernels
+from benchmarks.lab.launches import Pointer
 from benchmarks.static.aot import GPUS, Build, jitted
-from benchmarks.static.argument_types import TYPES
-from benchmarks.static.screen_builds import SCREEN, small_screen_kernels
-from benchmarks.static.stored_builds import STORED
+from benchmarks.static.recorded import recorded
 from tpsample.core.overlap import OVERLAP_ARCH
-from tpsample.exchange.decode_triton import ROW_BLOCK
-from tpsample.local.screen_launches import SCREEN_TILES, screen_block_e, screen_tile
+from tpsample.local.screen_launches import (
+    SCREEN_TILES,
+    accumulation_error,
+    screen_block_e,
+    screen_tile,
+)
 from tpsample.local.tile_table import MAX_BLOCK_B, fitted, is_short, list_tile, rule, short_tile
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.local.triton_backend import push_arguments
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
-GREEDY = "benchmarks.lab.greedy:greedy_kernel"
-ROW_NOISE = "benchmarks.lab.greedy:row_noise_kernel"
+GREEDY = "benchmarks.lab.kernels:greedy_kernel"
+ROW_NOISE = "benchmarks.lab.kernels:row_noise_kernel"
+SCREEN = "tpsample.kernels.screening:screen_kernel"
 HIDDEN_SIZE = 4096
 
 DTYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float32: "fp32",
+    torch.float64: "fp64",
     torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i1",
 }
 
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
 
-# Compile-time arguments as in the common case; what a variant changes is passed over them.
-_CONSTANTS = {"ROUNDS": 10, "HIDDEN_SIZE": HIDDEN_SIZE, "PADDED_SIZE": HIDDEN_SIZE, "BLOCK_W": 8}
+# Compile-time arguments that are other than recorded; those of a variant come after them.
+_CONSTANTS = {
+    "HIDDEN_SIZE": HIDDEN_SIZE,
+    "PADDED_SIZE": HIDDEN_SIZE,
+    "ACCUMULATION": accumulation_error(HIDDEN_SIZE, torch.bfloat16),
+}
+# The greedy kernels are ours: they have arguments of the LM head, and these.
+_OWN = {"value_ptr": Pointer(torch.float32), "index_ptr": Pointer(torch.int32), "BLOCK_B": 64}
 
 # Arguments of the LM head that are None where their feature is off: a kernel that used them then
 # would not compile. Penalties and biases use the short tiles.
@@ -97,7 +111,15 @@ class Subject:
     epilogue: bool = False
     uses: tuple[str, ...] = ()
     constants: dict[str, Any] = field(default_factory=dict)
-    num_warps: int = 4
+
+    @property
+    def num_warps(self) -> int:
+        """Of the tile, or as recorded."""
+        return (
+            self.tile.num_warps
+            if self.tile
+            else recorded().get(self.kernel, {}).get("num_warps", 4)
+        )
 
     @property
     def edits(self) -> bool:
@@ -117,11 +139,9 @@ class Subject:
     def build(self, kernel: str | None = None) -> Build:
         """Return the build to compile; `kernel` takes the place of this subject's own."""
         kernel = kernel or self.kernel
-        constants = (
-            _CONSTANTS
-            | {"OVERLAP": self.overlap, "LEADS": self.overlap, "PREFETCH": 0}
-            | self.constants
-        )
+        known = recorded().get(kernel) or recorded()[LM_HEAD] | _OWN
+        constants = known | _CONSTANTS | {"OVERLAP": self.overlap, "LEADS": self.overlap}
+        constants |= {"PREFETCH": 0, **self.constants}
         if self.tile is not None:
             if self.overlap and self.product and self.dtype is not None:
                 columns = self.tile.num_stages * self.tile.block_d
@@ -141,9 +161,9 @@ class Subject:
         return Build(
             kernel=kernel,
             arch=self.arch,
-            types={name: self._type_of(name) for name in run_time},
+            types={name: self._type_of(name, known[name]) for name in run_time},
             constants={name: constants[name] for name in compile_time},
-            num_warps=self.tile.num_warps if self.tile else self.num_warps,
+            num_warps=self.num_warps,
             num_stages=self.tile.num_stages if self.tile else 1,
         )
 
@@ -152,38 +172,23 @@ class Subject:
             return screen_block_e(tile, self.edits)
         return tile.block_e("num_samples" in self.uses, "mask_ptr" in self.uses, self.edits)
 
-    def _type_of(self, argument: str) -> str:
-        if argument in _WEIGHT_TYPED:
-            # The 8-bit product stands beside 16-bit weights.
-            if self.dtype is None or self.dtype == torch.int8:
-                return "*bf16"
-            return f"*{DTYPES[self.dtype]}"
-        if argument.endswith("_ptr"):
-            return TYPES[argument]
-        return TYPES.get(argument, "i32")
-
-
-# Kernels that do not touch the weight: their constants and warps, as their launches have them.
-_SMALL = {
-    ROW_NOISE: ({"BLOCK_B": 64}, 4),
-    "tpsample.kernels.decode:decode_kernel": ({"BLOCK": ROW_BLOCK}, 4),
-    "tpsample.kernels.token_mask:token_mask_kernel": (
-        {"TABLES": True, "BLOCK": 256, "BLOCK_N": 32},
-        4,
-    ),
-    "tpsample.kernels.inbox:peer_finish_kernel": ({"BLOCK_S": 16, "BLOCK_B": 32}, 1),
-    **small_screen_kernels(HIDDEN_SIZE),
-    **STORED,
-}
+    def _type_of(self, argument: str, value: Any) -> str:
+        """Return Triton's type of a recorded argument; the weight has the dtype of the line."""
+        if isinstance(value, float):
+            return "fp32"
+        if not isinstance(value, Pointer):
+            return "i32"
+        # The 8-bit product stands beside 16-bit weights.
+        of_weight = argument in _WEIGHT_TYPED and self.dtype not in (None, torch.int8)
+        return f"*{DTYPES[self.dtype if of_weight else value.dtype]}"  # type: ignore[index]
 
 
 def subjects(
     archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]], *, every: bool = False
 ) -> list[Subject]:
     """All kernels on `archs`, the LM head with each of `tiles`; `every` variant of each, or few."""
-    missing = package_kernels() - {LM_HEAD, SCREEN, *_SMALL}
-    if missing:
-        raise LookupError(f"static report: no configuration for {sorted(missing)}; add one")
+    if missing := package_kernels() - recorded().keys():
+        raise LookupError(f"static report: no step launches {sorted(missing)}; add one")
     return [
         subject
         for arch in archs
@@ -282,7 +287,6 @@ def _screens(arch: int) -> list[Subject]:
 
 
 def _small_kernels(arch: int) -> list[Subject]:
-    return [
-        Subject(kernel, "", arch, constants=constants, num_warps=warps)
-        for kernel, (constants, warps) in _SMALL.items()
-    ]
+    """Return the kernels that do not touch the weight, as they were recorded."""
+    small = sorted(package_kernels() - {LM_HEAD, SCREEN})
+    return [Subject(kernel, "", arch) for kernel in (ROW_NOISE, *small)]

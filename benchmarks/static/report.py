@@ -114,7 +114,6 @@ def report(
 def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     """The row of a compiled subject, with its faults."""
     gpu, tile = GPUS[subject.arch], subject.tile
-    num_warps = tile.num_warps if tile else subject.num_warps
     products = matrix_instructions(binary.loop)
     row = Row(
         kernel=subject.kernel.split(":")[1],
@@ -127,7 +126,7 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         spills=spills(binary.opcodes),
         matrix=matrix_instruction(binary.opcodes),
         shared_bytes=binary.shared_bytes,
-        programs_per_sm=programs_per_sm(binary, num_warps, gpu),
+        programs_per_sm=programs_per_sm(binary, subject.num_warps, gpu),
         instructions=len(binary.opcodes),
         loop_per_product=len(binary.loop) / products if products else None,
     )

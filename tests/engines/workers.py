@@ -23,7 +23,7 @@ from tests.engines.traffic import Traffic
 from tpsample import reference
 from tpsample.integrations.vllm import Worker
 from tpsample.output import SampleOutput
-from tpsample.request.step_batch import StepBatch
+from tpsample.request.batch import SamplingBatch
 
 FOLDER = Path(os.environ["TPSAMPLE_WATCH"])
 TRAFFIC = Traffic(GroupCoordinator)
@@ -88,7 +88,7 @@ class Watcher:
         self._seen = 0
         self._weight = whole_head(model) if rank == 0 else None
 
-    def sample(self, kept: Tensor, batch: StepBatch, positions: Tensor) -> SampleOutput:
+    def sample(self, kept: Tensor, batch: SamplingBatch, positions: Tensor) -> SampleOutput:
         kept = self.spoiled(kept, batch)
         out: SampleOutput = self._sample(kept, batch, positions)
         self.steps += 1
@@ -109,9 +109,9 @@ class Watcher:
         )
         return out
 
-    def spoiled(self, kept: Tensor, batch: StepBatch) -> Tensor:
+    def spoiled(self, kept: Tensor, batch: SamplingBatch) -> Tensor:
         """Return hidden states that are NaN in a late step of the request that asks for it."""
-        seeds = batch.seed.tolist()
+        seeds = [request.seed for request in batch.plan.requests]
         if FAILING_SEED not in seeds:
             return kept
         self._seen += 1

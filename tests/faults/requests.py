@@ -513,8 +513,8 @@ FILES = [
     Fault(
         "key-value heads that the ranks cannot share are taken",
         "tpsample/cli/tensor_parallel.py",
-        "for count in (heads, key_value_heads))",
-        "for count in (heads, heads))",
+        "math.gcd(*_counts(heads), *_counts(key_value_heads))",
+        "math.gcd(*_counts(heads))",
         (
             "tests/cli/test_generate_tp.py::"
             "test_ranks_that_cannot_share_the_heads_are_told_which_can",

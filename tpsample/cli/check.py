@@ -42,13 +42,14 @@ class Verdict(NamedTuple):
 
     def line(self, world_size: int) -> str:
         """Return one sentence for people, which starts with "same tokens" only if `ok`."""
-        ranks = f"1 rank = {world_size} ranks" if world_size > 1 else "1 rank"
-        sentence = f"same tokens: {ranks} = oracle" if self.ok else "TOKENS DIFFER"
-        sentence += "" if self.same_on_every_rank else " BETWEEN RANKS"
-        counts = (
-            f"{self.compared} tokens compared, {self.differ} differ, {self.near_ties} near ties"
+        ways = ["1 rank", *([f"{world_size} ranks"] if world_size > 1 else []), "oracle"]
+        sentence = "same tokens: " + " = ".join(ways) if self.ok else "TOKENS DIFFER"
+        if not self.same_on_every_rank:
+            sentence += " BETWEEN RANKS"
+        return (
+            f"{sentence} ({self.compared} tokens compared, {self.differ} differ, "
+            f"{self.near_ties} near ties)"
         )
-        return f"{sentence} ({counts})"
 
 
 def compare(

@@ -111,24 +111,30 @@ def _about(job: Job) -> dict[str, Any]:
     if torch.cuda.is_available():
         versions["CUDA"] = str(torch.version.cuda)
         versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    host = socket.gethostname()
-    return {"host": host, "device": str(job.device), "gpu": gpu, "versions": versions}
+    return {
+        "host": socket.gethostname(),
+        "device": str(job.device),
+        "gpu": gpu,
+        "versions": versions,
+    }
 
 
 def _machines(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return a line per rank: host, device, and the ranks that NVLink connects with it."""
     lines = []
     for rank, record in enumerate(records):
+        linked = [
+            other
+            for other, theirs in enumerate(records)
+            if other != rank
+            and theirs["host"] == record["host"]
+            and theirs["reach"]["device"][1] in record["reach"]["linked"]
+        ]
         what = record["gpu"] or "CPU"
+        links = ""
         if record["gpu"]:
-            linked = [
-                other
-                for other, theirs in enumerate(records)
-                if (other != rank and theirs["host"] == record["host"])
-                and theirs["reach"]["device"][1] in record["reach"]["linked"]
-            ]
-            what += f", NVLink to ranks {linked}" if linked else ", no NVLink to another rank"
-        lines.append((f"rank {rank}", f"{record['host']} {record['device']}: {what}"))
+            links = f", NVLink to ranks {linked}" if linked else ", no NVLink to another rank"
+        lines.append((f"rank {rank}", f"{record['host']} {record['device']}: {what}{links}"))
     return lines
 
 

@@ -114,11 +114,10 @@ def generate(
     the table compares the two.
     """
     with report.errors(NoToken):
-        if trace is not None and trace.suffix != ".safetensors":
-            raise ValueError(f"trace: expected a name ending in .safetensors, got {str(trace)!r}")
-        for name, path in (("trace", trace), ("record", record)):
-            if path is not None and not path.parent.is_dir():
-                raise ValueError(f"{name}: no folder {str(path.parent)!r} to write {path.name} in")
+        if trace is not None:
+            trace_file.check_path(trace)
+        if record is not None and not record.parent.is_dir():
+            raise ValueError(f"record: no folder {str(record.parent)!r} to write {record.name} in")
         rows = asked(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),

@@ -8,7 +8,6 @@ are.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from typing import Any
@@ -57,8 +56,7 @@ def check_model(name: str, config: Any, world_size: int) -> None:
         )
     heads = config.num_attention_heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-    each = ([count] if isinstance(count, int) else count for count in (heads, key_value_heads))
-    common = math.gcd(*itertools.chain(*each))
+    common = math.gcd(*_counts(heads), *_counts(key_value_heads))
     if common % world_size == 0:
         return
     able = ", ".join(str(ranks) for ranks in range(2, common + 1) if common % ranks == 0)
@@ -67,6 +65,11 @@ def check_model(name: str, config: Any, world_size: int) -> None:
         f"tp: {name} has {heads} attention heads and {key_value_heads} key-value heads, which "
         f"{world_size} ranks cannot share evenly; {way_out}"
     )
+
+
+def _counts(heads: Any) -> list[int]:
+    """Return a number of heads, or those of each layer, as a list."""
+    return [heads] if isinstance(heads, int) else list(heads)
 
 
 def whole(tensor: Tensor) -> Tensor:

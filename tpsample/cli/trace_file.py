@@ -16,6 +16,18 @@ MAX_LABELS = 100
 """Tokens of a row that are written under its plot."""
 
 
+def check_path(path: Path) -> None:
+    """Check that a trace can be written there, before anything is generated.
+
+    Raises:
+        ValueError: another kind of name, or no such folder.
+    """
+    if path.suffix != ".safetensors":
+        raise ValueError(f"trace: expected a name ending in .safetensors, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"trace: no folder {str(path.parent)!r} to write {path.name} in")
+
+
 def write(
     trace: TopKTrace, path: Path, model: Model, prompts: Sequence[str], rows: list[list[int]]
 ) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from tpsample.integrations.engine_rows import EngineRequest, EngineRows
 from tpsample.integrations.vllm_head import Head
@@ -104,19 +103,23 @@ class V1Verifier(nn.Module):
     ) -> Any:
         """Verify ragged drafts: row r has metadata.num_draft_tokens[r], and one position more."""
         sampler, steps = self.sampler, self.sampler.steps
-        lengths = metadata.num_draft_tokens
-        counts = torch.tensor(lengths, device=logits.device)
+        counts = torch.tensor(metadata.num_draft_tokens, device=logits.device)
+        width = metadata.max_spec_len + 1
         if sampler.is_dummy(sampling_metadata):
-            shape = (len(lengths), metadata.max_spec_len + 1)
-            ids = torch.zeros(shape, dtype=torch.int32, device=logits.device)
+            ids = torch.zeros(len(counts), width, dtype=torch.int32, device=logits.device)
             return sampler.kinds.output(sampled_token_ids=ids, logprobs_tensors=None)
         flat = steps.head.take(logits)
         steps.head.follow_weight()
-        positions_of = [count + 1 for count in lengths]
-        hidden = _padded(flat, positions_of, 0)
-        drafts = _padded(metadata.draft_token_ids.to(torch.int64), lengths, -1)
+        place = torch.arange(width, device=logits.device)
+        there = place <= counts.unsqueeze(1)
+        hidden = flat.new_zeros(len(counts), width, flat.shape[1])
+        hidden[there] = flat
+        drafts = torch.full((len(counts), width - 1), -1, device=logits.device)
+        drafts[place[:-1] < counts.unsqueeze(1)] = metadata.draft_token_ids.to(torch.int64)
         if steps.grammar is not None:
-            steps.grammar = _padded(steps.grammar, positions_of, -1).flatten(0, 1)
+            grammar = steps.grammar.new_full((*there.shape, steps.grammar.shape[1]), -1)
+            grammar[there] = steps.grammar
+            steps.grammar = grammar.flatten(0, 1)
 
         rows = sampler.rows()
         rows.batch.grammar_bitmask, steps.grammar = steps.grammar, None
@@ -134,11 +137,6 @@ class V1Verifier(nn.Module):
             sampled_token_ids=token_ids.to(torch.int32),
             logprobs_tensors=sampler.logprobs(tables),
         )
-
-
-def _padded(flat: Tensor, lengths: list[int], value: float) -> Tensor:
-    """Return rows of several lengths, one after the other in `flat`, as [B, longest, …]."""
-    return pad_sequence(flat.split(lengths), batch_first=True, padding_value=value)
 
 
 def _keeping_grammar(runner: Any, steps: EngineSteps, sample_tokens: Any) -> Any:
