@@ -21,13 +21,13 @@ class Goal:
 
     Attributes:
         section: of the GPU check; "" is none, because one GPU cannot show it.
-        target: what the number should be at most.
+        target: the most that the number should be.
         points: how many rows are needed; fewer are named.
-        rows: which rows of the section's result count.
-        value: of such a row, the number.
+        rows: whether a row of the section's result counts.
+        value: the column of the number.
         against: a candidate, by whose time at the same point the row's is divided instead.
         fact: of the section, which is the number; then no row counts.
-        why: what keeps it from being read, where no row has it.
+        why: the reason that it is not read, where no row has it.
     """
 
     name: str
@@ -35,87 +35,53 @@ class Goal:
     target: float
     points: int = 0
     rows: Callable[[Row], bool] = lambda row: False
-    value: str = ""
+    value: str = "over_limit"
     against: str = ""
     fact: str = ""
     why: str = "no point of it was measured"
 
 
-def _ours(row: Row, batches: Iterable[int], world_size: int = 1) -> bool:
-    return (
+def _ours(batches: Iterable[int], world_size: int = 1, name: str = "") -> Callable[[Row], bool]:
+    return lambda row: (
         row["kind"] == "tpsample"
         and row["batch"] in batches
         and row.get("world_size", 1) == world_size
         and row["shape"] in TARGET_SHAPES
+        and name in ("", row["candidate"])
     )
 
 
-def _plain(batches: tuple[int, ...]) -> Callable[[Row], bool]:
-    return lambda row: _ours(row, batches)
-
-
-def _screened(world_size: int) -> Callable[[Row], bool]:
-    return lambda row: row["candidate"] == "screened" and _ours(row, (1, 16), world_size)
-
-
-def _over_flashinfer(batch: int) -> Goal:
-    return Goal(
-        f"plain step ÷ (cuBLAS + FlashInfer), B = {batch}",
-        "single_gpu",
-        0.95,
-        2,
-        lambda row: _ours(row, (batch,)),
-        against=FLASHINFER,
-        why="FlashInfer did not take part; over_best_baseline has the other samplers",
-    )
+def _filtered(row: Row) -> bool:
+    return row["kind"] == "tpsample" and bool(row["graph"])
 
 
 SMALL = (1, 16, 32, 64)
+_NO_FLASHINFER = "FlashInfer did not take part; over_best_baseline has the other samplers"
+_NO_LINK = "one GPU has no link: needs 8 GPUs and benchmarks.run exchange"
+_RANDOM = "random weights here: see benchmarks.run screen_candidates"
+_HEAD, _SHARD = _ours((1, 16), 1, "screened"), _ours((1, 16), 8, "screened")
 GOALS = (
-    Goal("plain step ÷ limit, B ≤ 64", "single_gpu", 1.10, 8, _plain(SMALL), "over_limit"),
-    _over_flashinfer(128),
-    _over_flashinfer(256),
-    Goal(
-        "one of 8 shards ÷ limit, B ≤ 64",
-        "shard",
-        1.20,
-        8,
-        lambda row: _ours(row, SMALL, 8),
-        "over_limit",
-    ),
-    Goal(
-        "filtered ÷ plain step in a graph, B ≤ 64",
-        "filters",
-        1.10,
-        12,
-        lambda row: row["kind"] == "tpsample" and row["graph"],
-        "over_plain",
-    ),
+    Goal("plain step ÷ limit, B ≤ 64", "single_gpu", 1.10, 8, _ours(SMALL)),
     *(
         Goal(
-            f"screened ÷ limit, {name}, B ≤ 16",
-            "screened",
-            target,
-            4,
-            _screened(world_size),
-            "over_limit",
+            *(f"plain step ÷ (cuBLAS + FlashInfer), B = {batch}", "single_gpu", 0.95, 2),
+            _ours((batch,)),
+            against=FLASHINFER,
+            why=_NO_FLASHINFER,
         )
-        for name, world_size, target in (("whole head", 1, 0.60), ("one of 8 shards", 8, 0.85))
+        for batch in (128, 256)
     ),
+    Goal("one of 8 shards ÷ limit, B ≤ 64", "shard", 1.20, 8, _ours(SMALL, 8)),
+    Goal(
+        *("filtered ÷ plain step in a graph, B ≤ 64", "filters", 1.10, 12, _filtered),
+        value="over_plain",
+    ),
+    Goal("screened ÷ limit, whole head, B ≤ 16", "screened", 0.60, 4, _HEAD),
+    Goal("screened ÷ limit, one of 8 shards, B ≤ 16", "screened", 0.85, 4, _SHARD),
     Goal("launches of a plain step, several ranks", "features", 2, fact="launches"),
     Goal("allocations and waits of a step", "features", 0, fact="allocations and waits"),
-    Goal(
-        "exchange tail, W = 8, µs",
-        "",
-        6,
-        why="one GPU has no link: needs 8 GPUs and benchmarks.run exchange",
-    ),
-    Goal(
-        "candidates per row of a screened step, real rows",
-        "",
-        8,
-        why="random weights here: see benchmarks.run screen_candidates",
-    ),
+    Goal("exchange tail, W = 8, µs", "", 6, why=_NO_LINK),
+    Goal("candidates per row of a screened step, real rows", "", 8, why=_RANDOM),
 )
 
 

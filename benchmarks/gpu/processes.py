@@ -102,24 +102,21 @@ def processes(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
 def _attempt(backend: str, exchange: str, dry_run: bool) -> str:
     """Start the ranks, wait, and say what became of them."""
     with tempfile.TemporaryDirectory() as folder:
-        workers, logs = [], []
-        for rank in range(WORLD_SIZE):
-            environment = os.environ | {
+        workers, logs = [], [Path(folder) / f"rank-{rank}.log" for rank in range(WORLD_SIZE)]
+        for rank, log in enumerate(logs):
+            variables = os.environ | {
                 "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
                 "NCCL_HOSTID": f"tpsample-rank-{rank}",
                 "NCCL_SOCKET_IFNAME": "lo",
                 "GLOO_SOCKET_IFNAME": "lo",
             }
-            command = [sys.executable, "-m", "benchmarks.gpu.ranks", backend, exchange, str(rank)]
-            command += [f"{folder}/store"] + ["--dry-run"] * dry_run
-            log = Path(folder) / f"rank-{rank}.log"
-            logs.append(log)
-            with log.open("w") as stream:
-                workers.append(
-                    subprocess.Popen(
-                        with_parent(command), env=environment, stdout=stream, stderr=stream
-                    )
+            command = [sys.executable, "-m", "benchmarks.gpu.processes", backend, exchange]
+            command += [str(rank), f"{folder}/store", *["--dry-run"] * dry_run]
+            with log.open("w") as out:
+                process = subprocess.Popen(
+                    with_parent(command), env=variables, stdout=out, stderr=out
                 )
+            workers.append(process)
         deadline = time.monotonic() + _ATTEMPT_SECONDS
         try:
             codes = [worker.wait(max(0.1, deadline - time.monotonic())) for worker in workers]
@@ -133,9 +130,8 @@ def _attempt(backend: str, exchange: str, dry_run: bool) -> str:
     if codes == [0] * WORLD_SIZE:
         return f"worked: {last[0]}"
     ended = f"exit codes {codes}" if codes else f"not done in {_ATTEMPT_SECONDS:.0f} s"
-    return f"did not work: {ended}; " + "; ".join(
-        f"rank {r}: {line}" for r, line in enumerate(last)
-    )
+    ranks_said = "; ".join(f"rank {rank}: {line}" for rank, line in enumerate(last))
+    return f"did not work: {ended}; {ranks_said}"
 
 
 def _worker(backend: str, exchange: str, rank: int, store: str, dry_run: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.goals import goals_read
+from benchmarks.lab import text
 
 ARCHIVE = "gpu_check.tar.gz"
 _MARK = "gpu_check: "
@@ -26,9 +27,9 @@ def tell(facts: dict[str, Any]) -> None:
     print(_MARK + json.dumps(facts), flush=True)
 
 
-def told(text: str) -> dict[str, Any]:
+def told(printed: str) -> dict[str, Any]:
     """Return the facts in what a process has printed; other lines, such as a library's, are not."""
-    lines = (line.removeprefix(_MARK) for line in text.splitlines() if line.startswith(_MARK))
+    lines = (line.removeprefix(_MARK) for line in printed.splitlines() if line.startswith(_MARK))
     found = []
     for line in lines:
         with contextlib.suppress(ValueError):  # the last line of a process that was killed
@@ -92,26 +93,26 @@ class Record:
         with self.survives("The goals were not read"):
             self.goals = goals_read(whole["sections"])
         whole |= {"goals": self.goals, "problems": self.problems}
-        texts = {"check.json": json.dumps(whole, indent=1) + "\n", "README.md": _page(whole)}
-        for name, text in texts.items():
+        files = {"check.json": json.dumps(whole, indent=1) + "\n", "README.md": _page(whole)}
+        for name, content in files.items():
             with self.survives(f"{name} was not written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 unfinished = path.with_name(f"{name}.part")
-                unfinished.write_text(text)
+                unfinished.write_text(content)
                 unfinished.replace(path.with_name(name))
         with self.survives("The archive was not written"):
-            self._archive(texts)
+            self._archive(files)
 
-    def _archive(self, texts: dict[str, str]) -> None:
+    def _archive(self, files: dict[str, str]) -> None:
         """Write one file, whole or not at all. The record comes from memory, not from its file."""
         self.archive.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.archive.with_name(f"{self.archive.name}.part")
         folders = {each.get("facts", {}).get("folder") for each in self.sections.values()}
         with tarfile.open(unfinished, "w:gz") as tar:
-            for name, text in texts.items():
+            for name, content in files.items():
                 entry = tarfile.TarInfo(f"{self.folder}/{name}")
-                entry.size = len(text.encode())
-                tar.addfile(entry, io.BytesIO(text.encode()))
+                entry.size = len(content.encode())
+                tar.addfile(entry, io.BytesIO(content.encode()))
             for name in sorted(each for each in folders if each):
                 with self.survives(f"{name} is not in the archive"):
                     tar.add(self.output / name, arcname=name)
@@ -119,25 +120,23 @@ class Record:
 
 
 def _page(record: dict[str, Any]) -> str:
-    lines = ["# gpu_check", ""]
+    parts = ["# gpu_check"]
     if record["dry_run"]:
-        lines += ["**Dry run: tiny sizes on a CPU, the kernels in the Triton interpreter.**", ""]
-    lines += [*record["problems"], ""] if record["problems"] else []
-    lines += ["| goal | at most | found |", "| --- | ---: | --- |"]
-    lines += [
-        f"| {each['goal']} | {each['target']} | {each['found']} |" for each in record["goals"]
+        parts.append("**Dry run: tiny sizes on a CPU, the kernels in the Triton interpreter.**")
+    parts += record["problems"]
+    goals = [(each["goal"], each["target"], each["found"]) for each in record["goals"]]
+    parts.append(text.table(("goal", "at most", "found"), goals, right=3))
+    sections = [
+        (name, each["status"], f"{each['seconds']:.0f}", (each["commit"] or "")[:10])
+        for name, each in record["sections"].items()
     ]
-    lines += ["", "| section | status | seconds | commit |", "| --- | --- | ---: | --- |"]
+    parts.append(text.table(("section", "status", "seconds", "commit"), sections, right=4))
     for name, section in record["sections"].items():
-        commit = (section["commit"] or "")[:10]
-        lines.append(f"| {name} | {section['status']} | {section['seconds']:.0f} | {commit} |")
-    for name, section in record["sections"].items():
-        facts = section.get("facts", {})
-        if "error" in section:
-            facts = {"error": section["error"], **facts}
-        lines += ["", f"## {name}", "", "| what | value |", "| --- | --- |"]
-        for key, value in facts.items():
-            text = f"{len(value)} of them" if key == "rows" else str(value)
-            text = text.replace("\n", "<br>").replace("|", "\\|")
-            lines.append(f"| {key} | {text} |")
-    return "\n".join(lines) + "\n"
+        error = {"error": section["error"]} if "error" in section else {}
+        facts = {**error, **section.get("facts", {})}
+        cells = [
+            (key, f"{len(value)} of them" if key == "rows" else text.cell(str(value)))
+            for key, value in facts.items()
+        ]
+        parts += [f"## {name}", text.table(("name", "value"), cells, right=2)]
+    return "\n\n".join(parts) + "\n"

@@ -95,24 +95,24 @@ def allocated_on_gpu(step: Callable[[], object]) -> int:
 
 
 def noise_on_cpu(step: Callable[[], object]) -> str:
-    """List the operators of torch that a step calls; its kernels are left out."""
+    """Return the operators of torch that a step calls beside its kernels, which are not run.
+
+    Operators that only look at a tensor, or count failed rows on the host, are left out.
+    """
     with _Operators() as operators, listed():
         step()
-    return ", ".join(operators.called)
+    return ", ".join(name for name in operators.called if name not in _VIEWS)
+
+
+_VIEWS = ("slice", "select", "view", "detach", "count_nonzero", "_local_scalar_dense")
 
 
 class _Operators(TorchDispatchMode):
-    """The operators that do more than look at a tensor, or count failed rows on the host."""
-
-    VIEWS = ("slice", "select", "view", "detach", "count_nonzero", "_local_scalar_dense")
-
     def __enter__(self) -> _Operators:
         self.called: list[str] = []
         super().__enter__()
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name not in self.VIEWS:
-            self.called.append(name)
+        self.called.append(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))

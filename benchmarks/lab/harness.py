@@ -36,8 +36,8 @@ class Benchmark:
     """A question that is answered by rows, and the views of them.
 
     Attributes:
-        by_default: whether `benchmarks.run` takes it where none is named. What takes minutes, or
-            needs root or a model, is asked for.
+        by_default: whether `benchmarks.run` takes it where none is named. A benchmark that takes
+            minutes, or needs root or a model, is not.
     """
 
     name: str

@@ -183,22 +183,22 @@ class Subject:
         return f"*{DTYPES[self.dtype if of_weight else value.dtype]}"  # type: ignore[index]
 
 
-def subjects(
-    archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]], *, every: bool = False
-) -> list[Subject]:
-    """All kernels on `archs`, the LM head with each of `tiles`; `every` variant of each, or few."""
+def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
+    """Return all kernels on `archs`, the LM head with each of `tiles`."""
     if missing := package_kernels() - recorded().keys():
         raise LookupError(f"static report: no step launches {sorted(missing)}; add one")
     return [
         subject
         for arch in archs
-        for subject in [*_lm_heads(arch, tiles, every), *_screens(arch), *_small_kernels(arch)]
+        for subject in [*_lm_heads(arch, tiles), *_screens(arch), *_small_kernels(arch)]
     ]
 
 
 def few(archs: Sequence[int]) -> list[Subject]:
-    """The LM head with one tile on each of `archs`; a screen on sm_90 and where it has the least
-    shared memory; on sm_90 all else once."""
+    """Return the LM head with one tile on each of `archs`, and few other kernels.
+
+    They are a screen on sm_90 and where it has the least shared memory, and on sm_90 all else once.
+    """
     short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
     fp32 = rule(64, 0, torch.float32, Gpu())
     screens = [
@@ -223,12 +223,12 @@ _SCREENED = {90: 16, 86: 64, 89: 64}
 
 
 def lm_head(arch: int, tile: Tile, dtype: torch.dtype) -> Subject:
-    """The LM head alone, plain, against its greedy twin."""
+    """Return the LM head by itself, plain, against its greedy twin."""
     return Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=True)
 
 
 def package_kernels() -> set[str]:
-    """Every jitted function of `tpsample.kernels` that is launched: by convention `…_kernel`."""
+    """Return the jitted functions of `tpsample.kernels` that are launched, named `…_kernel`."""
     found = set()
     for module in pkgutil.iter_modules(tpsample.kernels.__path__, "tpsample.kernels."):
         for name, value in vars(import_module(module.name)).items():
@@ -237,16 +237,18 @@ def package_kernels() -> set[str]:
     return found
 
 
-def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool) -> list[Subject]:
-    """Every tile plain. Pushing to peers at batch tile 64. With every feature there and with the
-    smallest and the largest tile. Or, if `every`, all of these with every tile.
+def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
+    """Return every tile plain, and some variants.
+
+    At batch tile 64 the LM head also pushes to peers, and there and with the smallest and the
+    largest tile it has every feature.
 
     fp16 differs from bf16 in the name of the instruction: one tile shows that.
     """
     found = []
     fit = [(t if d == torch.float32 else fitted(t, _gpu(arch)), d) for t, d in tiles]
     for tile, dtype in dict.fromkeys(fit):
-        if dtype == torch.float16 and tile.block_b != 16 and not every:
+        if dtype == torch.float16 and tile.block_b != 16:
             continue
         if dtype == torch.float32:
             found += [
@@ -257,10 +259,10 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
         at_64 = tile.block_b == 64 and bf16
         counted = at_64 and arch == 90
         found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
-        if every or at_64:
+        if at_64:
             found.append(Subject(LM_HEAD, "push", arch, dtype, tile, uses=_PUSH))
         largest = fitted(_LARGEST, _gpu(arch))
-        if every or at_64 or (bf16 and tile in (_SMALLEST, largest)):
+        if at_64 or (bf16 and tile in (_SMALLEST, largest)):
             uses = _EVERYTHING if is_short(tile) else _NO_EDITS
             odd = {"HIDDEN_SIZE": HIDDEN_SIZE + 8}
             found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, False, uses, odd))
@@ -273,7 +275,7 @@ def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]], every: bool)
 
 
 def _screens(arch: int) -> list[Subject]:
-    """The screen with every tile, plain and with every feature, and the LM head over its list."""
+    """Return the screen with every tile, plain and with every feature, and the LM head after it."""
     found = []
     gpu = _gpu(arch)
     for tile in (screen_tile(size, gpu) for size in SCREEN_TILES):

@@ -1,17 +1,17 @@
 """What do the kernels need? Registers, spills, matrix instruction, occupancy, cost of the epilogue.
 
-    python -m benchmarks.static.report [--arch N …] [--tile V,B,D,WARPS,STAGES] [--all | --few]
+    python -m benchmarks.static.report [--arch N …] [--tile V,B,D,WARPS,STAGES] [--few]
 
 Compiles every kernel of the package with every entry of the tile table, ahead of time, without a
-GPU; `--all` also every variant of every entry, `--few` one tile per architecture and each other
-kernel once. `--json FILE` writes the rows to a file. Exits with 1 if a requirement fails:
+GPU; `--few` takes one tile per architecture and each other kernel once. `--json FILE` writes the
+rows to a file. Exits with 1 if a requirement fails:
 
 - no spills anywhere;
 - a program's shared memory fits the architecture's limit;
 - 16-bit weights use the architecture's own matrix instruction: HMMA up to sm_89, HGMMA (wgmma) on
   sm_90, UTCHMMA (tcgen05) on sm_100; the 8-bit product takes IGMMA on sm_90 and IMMA elsewhere;
 - at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
-  greedy one (`benchmarks.lab.greedy`); the cost of each request control is printed beside it, and
+  greedy one (`benchmarks.lab.kernels`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
 - kernels that write to peers keep the memory order of `sass.push_order_faults`;
 - kernels that overlap, on sm_90 and up, wait and let go as in `sass.overlap_faults`;
@@ -207,27 +207,15 @@ def cells(row: Row) -> list[str]:
 
 
 def print_table(rows: list[Row]) -> None:
-    """With rich if it is installed, else in plain columns."""
-    lines = [cells(row) for row in rows]
-    title = (
+    """Print one line per row, in columns."""
+    lines = [HEADERS, *(cells(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print(
         "Compiled kernels; loop: SASS of the inner loop per matrix instruction; "
         "+instr: SASS per logit over a greedy epilogue, then by pipe"
     )
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        widths = [max(map(len, column)) for column in zip(HEADERS, *lines, strict=True)]
-        print(title)
-        for line in [HEADERS, *lines]:
-            print("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
-        return
-    table = Table(*HEADERS, title=title, box=None, pad_edge=False)
     for line in lines:
-        table.add_row(*line)
-    console = Console()
-    console.width = max(console.width, 180)
-    console.print(table)
+        print("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
 
 
 def print_verdict(rows: list[Row]) -> None:
@@ -258,7 +246,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="V,B,D,WARPS,STAGES",
         help="only the plain LM head with bf16 weights and this tile; may be repeated",
     )
-    parser.add_argument("--all", action="store_true", help="every variant of every tile: minutes")
     parser.add_argument("--few", action="store_true", help="one tile, the other kernels on sm_90")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     parser.add_argument("--processes", type=int, default=2, help="compilers at once (default 2)")
@@ -276,7 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.few:
         chosen = few(options.arch)
     else:
-        chosen = subjects(options.arch, all_tiles(), every=options.all)
+        chosen = subjects(options.arch, all_tiles())
 
     def tick() -> None:
         print(".", end="", file=sys.stderr, flush=True)
