@@ -4,7 +4,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_model import save_tiny_llama
+from tpsample.agreement import construction
 from tpsample.integrations import TRIED
+
+
+@pytest.fixture(autouse=True)
+def without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let samplers take the backend of a server on a CPU, which interprets no kernels."""
+    monkeypatch.setattr(construction, "interpreted", lambda: False)
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,6 @@ class KeptHead(Sealed):
         self._sampler = LMHeadSampler(
             weight,
             shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
-            backend="torch" if weight.device.type == "cpu" else "auto",
             **options,
         )
         logger.info("tpsample %s samples, not %s: %r", __version__, engine, self.sampler)
