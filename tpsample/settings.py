@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -56,7 +57,7 @@ class Settings:
     desync_every: int = 0
     on_failed: int = NO_TOKEN
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Where a step's tensors are."""
         return self.weight.device

@@ -83,10 +83,10 @@ class Steps(Sealed):
         with self.agreement:
             arguments = inputs, batch, positions, num_samples, out
             call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
-            assert call.positions is not None
+            assert call.batch is not None and call.positions is not None
             if isinstance(call.batch, StepBatch):
                 call.batch.note_step(call.positions)
-            view = call.view
+            view = call.batch.view(call.rows)
             out = SampleOutput.empty(view.seed, num_samples) if out is None else out
             return self.begin(inputs, view, call.positions, out)
 

@@ -55,12 +55,6 @@ class Call:
     token_ids: Tensor | None = None
     seeds_drawn: int = 0
 
-    @cached_property
-    def view(self) -> BatchView:
-        """The batch as a step of the call reads it, once the call is settled."""
-        assert self.batch is not None
-        return self.batch.view(self.rows)
-
     @property
     def emits_tokens(self) -> bool:
         """Whether this is a step or a verification, which `PeerLost.step` counts."""

@@ -29,9 +29,11 @@ class Exchange:
         parts: launches of the local step: one per chunk, or a single one with `push`.
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
+        push: lets the kernel of the local step publish by itself; None if it does not.
     """
 
     name = "none"
+    push: Push | None = None
 
     def __init__(self, settings: Settings, sources: int = 1) -> None:
         self.ranks, self.max_rows = settings.ranks, settings.max_rows
@@ -43,11 +45,6 @@ class Exchange:
         shape = (self.chunks, sources, self.max_rows)
         self.words = torch.zeros(shape, dtype=torch.int64, device=settings.device)
         self._unfinished = False
-
-    @property
-    def push(self) -> Push | None:
-        """Return what lets the kernel of the local step publish by itself, or None."""
-        return None
 
     def begin(self) -> None:
         """Make sure that the words are zero."""

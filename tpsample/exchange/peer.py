@@ -41,6 +41,7 @@ class PeerExchange(Exchange):
     """
 
     name = "peer"
+    push: Push
 
     def __init__(self, settings: Settings) -> None:
         ranks, device = settings.ranks, settings.device
@@ -59,9 +60,10 @@ class PeerExchange(Exchange):
         self.done = torch.zeros(1, dtype=torch.int32, device=device)
         self._lost = torch.zeros(4, dtype=torch.int64, device=device)
         self._winners = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._memory: PeerMemory | None = peer_memory(
-            ranks, (2, chunks, ranks.world_size, max_rows), device
-        )
+        shape = (2, chunks, ranks.world_size, max_rows)
+        self._memory: PeerMemory | None = peer_memory(ranks, shape, device)
+        places = (chunks, ranks.rank, ranks.world_size, max_rows)
+        self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *places)
 
     @property
     def memory(self) -> PeerMemory:
@@ -74,23 +76,10 @@ class PeerExchange(Exchange):
         _ = self.memory
         super().begin()
 
-    @property
-    def push(self) -> Push:
-        return Push(
-            self.arrive,
-            self.epoch,
-            self._lost,
-            self.memory.addresses,
-            self.chunks,
-            self.ranks.rank,
-            self.ranks.world_size,
-            self.max_rows,
-        )
-
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
         """Wait on the device for every rank's words; the kernel that waits decodes them too."""
-        num_rows = out.status.shape[0]
-        num_slots = self.chunks * self.ranks.world_size
+        num_rows, push = out.status.shape[0], self.push
+        num_slots = push.num_chunks * push.world_size
         peer_finish_kernel[(-(-num_rows // _BLOCK_B),)](
             inboxes_ptr=self.memory.addresses,
             epoch_ptr=self.epoch,
@@ -104,9 +93,9 @@ class PeerExchange(Exchange):
             num_rows=num_rows,
             num_samples=out.token_ids.numel() // num_rows,
             num_slots=num_slots,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            max_rows=self.max_rows,
+            rank=push.rank,
+            world_size=push.world_size,
+            max_rows=push.max_rows,
             timeout_ms=min(math.ceil(self.timeout_s * 1e3), _MAX_TIMEOUT_MS),
             BLOCK_S=min(_MAX_BLOCK_S, max(_MIN_BLOCK_S, triton.next_power_of_2(num_slots))),
             BLOCK_B=_BLOCK_B,
