@@ -54,11 +54,6 @@ class Backend(ABC):
         if self.copy is not None:
             self.copy.follow(self._weight[: len(self._shard)])
 
-    @property
-    def copy_is_current(self) -> bool:
-        """Whether no change of the weight is known since the copy of it, if any, was made."""
-        return self.copy is None or self.copy.is_current()
-
     def refresh(self) -> None:
         """Make the copy anew, of the weight as it is now."""
         if self.copy is not None:

@@ -44,8 +44,15 @@ def verify_by_ratio(
     """Verify token by token, or as a block. Collective.
 
     The local logits come from the sampler's backend, on a GPU from the LM-head kernel. The laws are
-    plain PyTorch, tile by tile, on every device. Arguments are those of `_verify_coupled` in
-    `tpsample.speculative.verify`, and `draft`, [B, K, V_local] or None.
+    plain PyTorch, tile by tile, on every device.
+
+    Args:
+        inputs: hidden states or logits of [B, K + 1] rows.
+        drafts: int64 [B, K + 1], -1 where there is none.
+        batch: the rows after each of their drafts.
+        positions: int64 [B].
+        block: whether drafts are accepted as a block.
+        draft: [B, K, V_local], the drafter's logits; None if the drafts were certain.
     """
     num_rows, width = drafts.shape
     batch = replace(batch, plan=batch.plan.storing_every_row)
