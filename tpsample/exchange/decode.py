@@ -33,7 +33,14 @@ def decoder(backend: str, *, overlap: bool = False) -> Decode:
 
         return partial(decode_by_kernel, overlap=overlap)
     if backend == "numba":
-        from tpsample.exchange.decode_native import decode_natively  # needs Numba
+        from tpsample.native.compiling import call  # needs Numba
+        from tpsample.native.decode import decode
+
+        def decode_natively(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
+            inputs = words.numpy(), seeds.numpy()
+            token_ids = out.token_ids.view(len(out.status), -1).numpy()
+            outputs = token_ids, out.status.numpy(), out.seeds.numpy()
+            call(decode, words.is_contiguous(), *inputs, *outputs)
 
         return decode_natively
     return decode_words
