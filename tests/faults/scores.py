@@ -271,8 +271,8 @@ SCREEN_KERNELS = [
     Fault(
         "kernel: the bound is 5 % too small",
         "tpsample/kernels/screening.py",
-        "bound = tl.load(copy.residual_ptr + row_v)[:, None] * norm[None, :]",
-        "bound = tl.load(copy.residual_ptr + row_v)[:, None] * (0.95 * norm)[None, :]",
+        "bound = tl.load(bounds.residual_ptr + row_v)[:, None] * norm[None, :]",
+        "bound = tl.load(bounds.residual_ptr + row_v)[:, None] * (0.95 * norm)[None, :]",
         ("tests/kernels/test_screening_kernels.py::test_the_bound_is_used_up",),
     ),
     Fault(

@@ -14,7 +14,6 @@ from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
 from tpsample.kernels.first_words import group_columns
 from tpsample.kernels.order import (
     KEY_MASK,
-    StoredLogits,
     below_top,
     best_of_groups,
     block_scores,
@@ -70,8 +69,9 @@ def group_best_kernel(
             none = tl.zeros_like(group).to(tl.int64)
             tl.store(rows_best + sample * groups + group, none, mask=group < groups)
         return
-    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
-    logits, ids, mask, first_id = load_block(stored, row, block, BLOCK)
+    logits, ids, mask, first_id = load_block(
+        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK
+    )
     tl.store(block_first, best_of_groups(logits, ids, mask, BLOCK))
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     for sample in range(num_samples):
@@ -187,11 +187,10 @@ def before_kernel(
     BLOCK: tl.constexpr,
 ):
     """Mass and number of the tokens before each of the best scores. Grid: (blocks, F)."""
-    block, row = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(1)
     if is_done(row_done_ptr, row):
         return
-    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
-    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
     gathered = Gathered(gathered_ptr, num_rows, num_samples, num_sources)
     top = value_of(load_first(gathered, row, COUNT, WORDS))

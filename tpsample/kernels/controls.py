@@ -37,25 +37,18 @@ class Controls(NamedTuple):
 
 
 @triton.jit
-def control_tile(
-    logits_tile,  # [BLOCK_V, rows] fp32
-    ids,
-    offs_v,
-    offs_b,
-    num_rows,
-    vocab_start,
-    controls,
-):
+def control_tile(logits_tile, scoring, offs_v, offs_b):
     """Processed logits: mask, then bias, then repetition, frequency and presence penalty.
 
     History and bias are read only for rows that want them, and only where something is known of
     the tile's ids. A tile in which no row does skips both.
     """
+    ids, controls = scoring.ids, scoring.controls
     BLOCK_V: tl.constexpr = logits_tile.shape[0]
-    width = controls.width
-    column = offs_v - vocab_start // 4 * 4
+    width, first_id = controls.width, scoring.shard.start // 4 * 4
+    column = offs_v - first_id
     in_state = column < width
-    is_row = offs_b < num_rows
+    is_row = offs_b < scoring.rows.num_rows
     if controls.mask_ptr is not None:
         # A word covers 32 columns; it is loaded once per element, from cache.
         words = controls.mask_ptr + offs_b.to(tl.int64)[None, :] * (width // 32)
@@ -71,7 +64,7 @@ def control_tile(
         if ids.listed_ptr is not None:
             touched |= HAS_HISTORY | BIASED  # few ids: not worth asking
         else:
-            first_block = (ids.first - vocab_start // 4 * 4) // TOUCHED_BLOCK
+            first_block = (ids.first - first_id) // TOUCHED_BLOCK
             for i in tl.static_range(max(1, BLOCK_V // TOUCHED_BLOCK)):
                 block = first_block + i
                 inside = is_row & (block < width // TOUCHED_BLOCK)

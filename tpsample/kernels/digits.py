@@ -6,7 +6,7 @@ Twins: `ShardLogits.digits` and `.next_digit` of `tpsample.logits.shard_logits`.
 import triton
 import triton.language as tl
 
-from tpsample.kernels.order import StoredLogits, below_top, is_done, load_block, masses, order_words
+from tpsample.kernels.order import below_top, is_done, load_block, masses, order_words
 
 
 @triton.jit(do_not_specialize=["shift"])
@@ -30,11 +30,10 @@ def digit_kernel(
     BLOCK: tl.constexpr,
 ):
     """Histogram of the next digit of the words that begin with the prefix. Grid: (blocks, F)."""
-    block, row = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(1)
     if is_done(row_done_ptr, row):
         return
-    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
-    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
     inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
     inside = inside & (logits != float("-inf"))

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from tpsample.core import word
-from tpsample.kernels.controls import control_tile
+from tpsample.kernels.controls import Controls, control_tile
 from tpsample.kernels.noise import INTERPRET, fma, noise_tile
-from tpsample.kernels.tile_ids import quads, token_ids
+from tpsample.kernels.row_noise import Rows
+from tpsample.kernels.tile_ids import TileIds, quads, token_ids
 
 TOKEN_BITS = tl.constexpr(word.TOKEN_BITS)
 TOKEN_MASK = tl.constexpr(word.TOKEN_MASK)
@@ -33,6 +34,16 @@ class Head(NamedTuple):
     bias_ptr: tl.tensor | None
 
 
+class Scoring(NamedTuple):
+    """Everything that makes scores of a product of some ids and rows."""
+
+    ids: TileIds
+    rows: Rows
+    shard: Shard
+    head: Head
+    controls: Controls
+
+
 class Outputs(NamedTuple):
     """The memory that a launch writes; the last four are None if no row's logits are stored."""
 
@@ -44,11 +55,16 @@ class Outputs(NamedTuple):
 
 
 @triton.jit
+def weight_rows(offs_v, shard):
+    """The weight's rows of some ids; those past an edge read the row at the edge instead."""
+    return tl.minimum(tl.maximum(offs_v, shard.start), shard.stop - 1) - shard.start
+
+
+@triton.jit
 def head_tile(product, offs_v, shard, head):
     """Accumulated product to logit: scale, soft-cap, bias, in this order."""
     if head.bias_ptr is not None:
-        row_v = tl.minimum(tl.maximum(offs_v, shard.start), shard.stop - 1) - shard.start
-        bias_v = tl.load(head.bias_ptr + row_v).to(tl.float32)
+        bias_v = tl.load(head.bias_ptr + weight_rows(offs_v, shard)).to(tl.float32)
     logits_tile = product
     if head.scale is not None:
         logits_tile = logits_tile * head.scale
@@ -146,13 +162,9 @@ def edge_tile(ids, shard, BLOCK_V: tl.constexpr):
 @triton.jit
 def store_candidates(
     product,  # [BLOCK_V, BLOCK_B] fp32
-    ids,
-    first_row,
-    rows,
-    shard,
-    head,
-    controls,
+    scoring,
     outputs,
+    first_row,
     ROUNDS: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -162,34 +174,28 @@ def store_candidates(
     then needs registers for BLOCK_E columns, not BLOCK_B, and a 128 × 256 tile (128 accumulators
     per thread) does not spill.
     """
+    ids, rows, shard = scoring.ids, scoring.rows, scoring.shard
     BLOCK_V: tl.constexpr = product.shape[0]
     BLOCK_B: tl.constexpr = product.shape[1]
     if BLOCK_B > BLOCK_E:
         HALF: tl.constexpr = BLOCK_B // 2
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
-        store_candidates(
-            left, ids, first_row, rows, shard, head, controls, outputs, ROUNDS, BLOCK_E
-        )
+        store_candidates(left, scoring, outputs, first_row, ROUNDS, BLOCK_E)
         # Rows past the last draw no noise.
         if first_row + HALF < rows.num_rows:
-            store_candidates(
-                right, ids, first_row + HALF, rows, shard, head, controls, outputs, ROUNDS,
-                BLOCK_E,
-            )  # fmt: skip
+            store_candidates(right, scoring, outputs, first_row + HALF, ROUNDS, BLOCK_E)
     else:
         offs_v = token_ids(ids, shard.stop, BLOCK_V)
         offs_b = first_row + tl.arange(0, BLOCK_B)
-        logits_tile = head_tile(product, offs_v, shard, head)
+        logits_tile = head_tile(product, offs_v, shard, scoring.head)
         if edge_tile(ids, shard, BLOCK_V):
             mask_v = (offs_v >= shard.start) & (offs_v < shard.stop)
             logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
         if outputs.logits_ptr is not None:
             store_logits(logits_tile, outputs, 0, offs_v, offs_b, shard, rows.num_rows)
 
-        if controls.slot_ptr is not None:
-            logits_tile = control_tile(
-                logits_tile, ids, offs_v, offs_b, rows.num_rows, shard.start, controls
-            )
+        if scoring.controls.slot_ptr is not None:
+            logits_tile = control_tile(logits_tile, scoring, offs_v, offs_b)
             if outputs.logits_ptr is not None:
                 store_logits(
                     logits_tile, outputs, outputs.num_stored, offs_v, offs_b, shard, rows.num_rows

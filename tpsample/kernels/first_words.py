@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import TOKEN_MASK
-from tpsample.kernels.order import StoredLogits, best_of_groups, is_done, load_block, order_words
+from tpsample.kernels.order import best_of_groups, is_done, load_block, order_words
 
 
 @triton.jit
@@ -41,8 +41,7 @@ def group_first_kernel(
     if is_done(row_done_ptr, row):
         tl.store(words, tl.zeros_like(group).to(tl.int64), mask=group < groups)
         return
-    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
-    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     tl.store(words, best_of_groups(logits, ids, mask, GROUP), mask=group < groups)
 
 

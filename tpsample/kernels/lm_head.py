@@ -10,7 +10,14 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.controls import Controls
-from tpsample.kernels.epilogue import Head, Outputs, Shard, store_candidates
+from tpsample.kernels.epilogue import (
+    Head,
+    Outputs,
+    Scoring,
+    Shard,
+    store_candidates,
+    weight_rows,
+)
 from tpsample.kernels.inbox import Peers, chunk_of_tile, push_last_arrival
 from tpsample.kernels.noise import INTERPRET
 from tpsample.kernels.overlap import (
@@ -183,10 +190,10 @@ def lm_head_kernel(
 
     # A tile past the shard, or past the list, has no ids: it only counts as arrived.
     if has_ids:
-        # Rows past an edge read a row within it and are masked after. Loads could be masked in its
-        # place, once a GPU has shown one row to take longer than 16.
+        # Rows past an edge are masked after. Loads could be masked in place of it, once a GPU has
+        # shown one row to take longer than 16.
         offs_v = token_ids(ids, vocab_stop, BLOCK_V)
-        row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
+        row_v = weight_rows(offs_v, shard)
         row_b = tl.minimum(offs_b, num_rows - 1)
         # The streams take some 2 µs, most of it waiting; the weights travel meanwhile.
         if PREFETCH > 0:
@@ -206,10 +213,8 @@ def lm_head_kernel(
             let_next_launch_start()
 
         # Epilogue: every row's best candidate of the tile, into the maximum over the rank's tiles.
-        store_candidates(
-            product, ids, pid_b * BLOCK_B, rows, shard, head, controls, outputs, ROUNDS,
-            BLOCK_E,
-        )  # fmt: skip
+        scoring = Scoring(ids, rows, shard, head, controls)
+        store_candidates(product, scoring, outputs, pid_b * BLOCK_B, ROUNDS, BLOCK_E)
 
     # Push: the words of a complete chunk, to every rank.
     if inboxes_ptr is not None:

@@ -29,21 +29,6 @@ POWER_OF_2 = tl.constexpr(tuple(order.POWER_OF_2))
 DEGREE = tl.constexpr(len(order.POWER_OF_2) - 1)
 
 
-class StoredLogits(NamedTuple):
-    """One shard's logits of the stored rows.
-
-    The first block begins `lead` = vocab_start % 4 columns before the shard. `lead` is passed in,
-    because the compiler specializes an argument that is 0 and then loads four logits at once. It
-    cannot infer this from `vocab_start % 4`.
-    """
-
-    ptr: tl.tensor  # [F, width] fp32
-    stride: tl.tensor
-    vocab_start: tl.tensor
-    lead: tl.tensor
-    width: tl.tensor
-
-
 class Draw(NamedTuple):
     """The parts of one row's scores beside its logits, each [1]."""
 
@@ -53,15 +38,20 @@ class Draw(NamedTuple):
 
 
 @triton.jit
-def load_block(stored, row, block, BLOCK: tl.constexpr):
-    """Returns a block of a row: fp32 logits [BLOCK], -inf outside the shard; their ids, int32;
-    whether these are of the shard; and the first id, a multiple of 4."""
-    first_column = block * BLOCK - stored.lead
+def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.constexpr):
+    """Returns the program's block of its row: fp32 logits [BLOCK], -inf outside the shard; their
+    ids, int32; whether these are of the shard; and the first id, a multiple of 4.
+
+    The first block begins `lead` = vocab_start % 4 columns before the shard. `lead` is passed in,
+    because the compiler specializes an argument that is 0 and then loads four logits at once. It
+    cannot infer this from `vocab_start % 4`. Grid: (blocks, F).
+    """
+    first_column = tl.program_id(0) * BLOCK - lead
     columns = first_column + tl.arange(0, BLOCK)
-    mask = (columns >= 0) & (columns < stored.width)
-    address = stored.ptr + row.to(tl.int64) * stored.stride + columns
+    mask = (columns >= 0) & (columns < width)
+    address = logits_ptr + tl.program_id(1).to(tl.int64) * stride_logits + columns
     logits = tl.load(address, mask=mask, other=float("-inf"))
-    return logits, stored.vocab_start + columns, mask, stored.vocab_start + first_column
+    return logits, vocab_start + columns, mask, vocab_start + first_column
 
 
 @triton.jit

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.controls import Controls, control_tile
-from tpsample.kernels.epilogue import Head, Shard, gained_noise, head_tile
+from tpsample.kernels.epilogue import Head, Scoring, Shard, gained_noise, head_tile, weight_rows
 from tpsample.kernels.limbs import TINY, limb_product
 from tpsample.kernels.noise import fma
 from tpsample.kernels.overlap import (
@@ -39,39 +39,34 @@ SOFTCAP_SLACK = tl.constexpr(2.0**-18)
 """Relative to the cap: more than the errors of two soft-caps, whose exp need not be monotone."""
 
 
-class RowState(NamedTuple):
-    """What `screening_rows_kernel` leaves of each row, and its bars."""
+class Bounds(NamedTuple):
+    """The numbers of `screening_rows_kernel` for each row, and of the 8-bit copy for each id."""
 
     unit_ptr: tl.tensor
     norm_ptr: tl.tensor
     error_ptr: tl.tensor
-    bar_ptr: tl.tensor
-
-
-class Copy(NamedTuple):
-    """What the 8-bit copy keeps of each row of the weight beside its integers."""
-
-    unit_ptr: tl.tensor
+    copy_unit_ptr: tl.tensor
     residual_ptr: tl.tensor
-    norm_ptr: tl.tensor
+    weight_norm_ptr: tl.tensor
 
 
 class Tops(NamedTuple):
-    """The highest upper end of each group, by sample and row."""
+    """The highest upper end of each group and the highest lower end, by sample and row."""
 
-    ptr: tl.tensor
+    upper_ptr: tl.tensor
     stride: tl.tensor
+    bar_ptr: tl.tensor
 
 
 @triton.jit
-def product_interval(product, row_v, offs_b, is_row, state, copy):
+def product_interval(product, row_v, offs_b, is_row, bounds):
     """Return both ends of the exact products of BLOCK_V ids and some rows, from those of limbs."""
-    unit = tl.load(state.unit_ptr + offs_b, mask=is_row, other=1.0)
-    norm = tl.load(state.norm_ptr + offs_b, mask=is_row, other=0.0)
-    error = tl.load(state.error_ptr + offs_b, mask=is_row, other=0.0)
-    approximate = product * tl.load(copy.unit_ptr + row_v)[:, None] * unit[None, :]
-    bound = tl.load(copy.residual_ptr + row_v)[:, None] * norm[None, :]
-    bound += tl.load(copy.norm_ptr + row_v)[:, None] * error[None, :]
+    unit = tl.load(bounds.unit_ptr + offs_b, mask=is_row, other=1.0)
+    norm = tl.load(bounds.norm_ptr + offs_b, mask=is_row, other=0.0)
+    error = tl.load(bounds.error_ptr + offs_b, mask=is_row, other=0.0)
+    approximate = product * tl.load(bounds.copy_unit_ptr + row_v)[:, None] * unit[None, :]
+    bound = tl.load(bounds.residual_ptr + row_v)[:, None] * norm[None, :]
+    bound += tl.load(bounds.weight_norm_ptr + row_v)[:, None] * error[None, :]
     bound = tl.where(tl.abs(approximate) < LARGEST, bound + TINY, float("inf"))
     return approximate - bound, approximate + bound
 
@@ -91,37 +86,32 @@ def head_interval(lower, upper, offs_v, shard, head):
 
 @triton.jit
 def store_intervals(
-    product, ids, first_row, rows, shard, head, controls, state, copy, tops,
-    ROUNDS: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
+    product, scoring, bounds, tops, first_row, ROUNDS: tl.constexpr, BLOCK_E: tl.constexpr
+):
     """Turn limb products [BLOCK_V, BLOCK_B] into the groups' tops and the rows' bars.
 
     It takes BLOCK_E rows at a time, as `tpsample.kernels.epilogue.store_candidates` does.
     """
+    ids, rows, shard = scoring.ids, scoring.rows, scoring.shard
     BLOCK_V: tl.constexpr = product.shape[0]
     BLOCK_B: tl.constexpr = product.shape[1]
     if BLOCK_B > BLOCK_E:
         HALF: tl.constexpr = BLOCK_B // 2
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
-        store_intervals(
-            left, ids, first_row, rows, shard, head, controls, state, copy, tops, ROUNDS, BLOCK_E
-        )
+        store_intervals(left, scoring, bounds, tops, first_row, ROUNDS, BLOCK_E)
         if first_row + HALF < rows.num_rows:
-            store_intervals(
-                right, ids, first_row + HALF, rows, shard, head, controls, state, copy, tops,
-                ROUNDS, BLOCK_E,
-            )  # fmt: skip
+            store_intervals(right, scoring, bounds, tops, first_row + HALF, ROUNDS, BLOCK_E)
     else:
         GROUPS: tl.constexpr = BLOCK_V // GROUP
         offs_v = token_ids(ids, shard.stop, BLOCK_V)
-        row_v = tl.minimum(tl.maximum(offs_v, shard.start), shard.stop - 1) - shard.start
         offs_b = first_row + tl.arange(0, BLOCK_B)
         is_row = offs_b < rows.num_rows
-        lower, upper = product_interval(product, row_v, offs_b, is_row, state, copy)
-        lower, upper = head_interval(lower, upper, offs_v, shard, head)
-        if controls.slot_ptr is not None:
-            lower = control_tile(lower, ids, offs_v, offs_b, rows.num_rows, shard.start, controls)
-            upper = control_tile(upper, ids, offs_v, offs_b, rows.num_rows, shard.start, controls)
+        row_v = weight_rows(offs_v, shard)
+        lower, upper = product_interval(product, row_v, offs_b, is_row, bounds)
+        lower, upper = head_interval(lower, upper, offs_v, shard, scoring.head)
+        if scoring.controls.slot_ptr is not None:
+            lower = control_tile(lower, scoring, offs_v, offs_b)
+            upper = control_tile(upper, scoring, offs_v, offs_b)
         in_shard = ((offs_v >= shard.start) & (offs_v < shard.stop))[:, None]
         lower = tl.where(in_shard & (lower == lower), lower, float("-inf"))
         upper = tl.where(upper == upper, upper, float("inf"))
@@ -133,11 +123,11 @@ def store_intervals(
             offs_slot = sample * rows.num_rows + offs_b
             noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot, ROUNDS)
             bar = tl.max(fma(lower, scale[None, :], noise), axis=0)
-            tl.atomic_max(state.bar_ptr + offs_slot, bar, mask=is_row, sem="relaxed", scope="gpu")
+            tl.atomic_max(tops.bar_ptr + offs_slot, bar, mask=is_row, sem="relaxed", scope="gpu")
             scores = fma(upper, scale[None, :], noise)
             top = tl.max(scores.reshape((GROUPS, GROUP, BLOCK_B)), axis=1)
             place = group.to(tl.int64)[:, None] * tops.stride + offs_slot[None, :]
-            tl.store(tops.ptr + place, top, mask=is_row[None, :])
+            tl.store(tops.upper_ptr + place, top, mask=is_row[None, :])
 
 
 @triton.jit(
@@ -206,7 +196,7 @@ def screen_kernel(
     )  # fmt: skip
     ids = TileIds(vocab_start // 4 * 4 + tl.program_id(0) * BLOCK_V, None, None)
     offs_v = token_ids(ids, vocab_stop, BLOCK_V)
-    row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
+    row_v = weight_rows(offs_v, shard)
     # The copy does not depend on the launch before, so its first bytes travel while that ends.
     if PREFETCH > 0:
         prefetch_rows(copy_ptr + row_v.to(tl.int64) * stride_copy_v, PREFETCH)
@@ -219,12 +209,10 @@ def screen_kernel(
     if OVERLAP:
         let_next_launch_start()
 
-    state = RowState(unit_ptr, norm_ptr, error_ptr, bar_ptr)
-    copy = Copy(copy_unit_ptr, residual_ptr, weight_norm_ptr)
-    tops = Tops(upper_ptr, stride_upper)
-    store_intervals(
-        product, ids, 0, rows, shard, head, controls, state, copy, tops, ROUNDS, BLOCK_E
-    )
+    bounds = Bounds(unit_ptr, norm_ptr, error_ptr, copy_unit_ptr, residual_ptr, weight_norm_ptr)
+    tops = Tops(upper_ptr, stride_upper, bar_ptr)
+    scoring = Scoring(ids, rows, shard, head, controls)
+    store_intervals(product, scoring, bounds, tops, 0, ROUNDS, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["groups", "num_slots", "first_id"])

@@ -10,7 +10,6 @@ from tpsample.kernels.decode import KEY_MINUS_INF
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
 from tpsample.kernels.order import (
     KEY_MASK,
-    StoredLogits,
     below_top,
     block_scores,
     is_candidate,
@@ -44,9 +43,8 @@ def mass_kernel(
     BLOCK: tl.constexpr,
 ):
     """Mass of the tokens down to a word, and the sum of their entropy. Grid: (blocks, F)."""
-    block, row = tl.program_id(0), tl.program_id(1)
-    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
-    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
+    row = tl.program_id(1)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
     below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     kept = mask & (orders >= tl.load(cut_ptr + row))
@@ -58,20 +56,6 @@ def mass_kernel(
 
 
 @triton.jit
-def min_p_cut(top, temperature, log_min_p):
-    """The lowest order word that min_p keeps. Twin: `tpsample.core.order.min_p_cut`."""
-    top_key = pack(top, tl.full((), 0, tl.int32)) >> TOKEN_BITS
-    bytes_ = tl.arange(0, 256).to(tl.int64)
-    key = tl.full((), 0, tl.int64)
-    for shift in tl.static_range(24, -1, -8):
-        keys = tl.minimum(tl.maximum(key + (bytes_ << shift), KEY_MINUS_INF), top_key)
-        logits = value_of(keys << TOKEN_BITS)
-        kept = is_candidate(logits, below_top(logits, top, temperature), log_min_p)
-        key += (tl.sum((~kept).to(tl.int64), axis=0) - 1) << shift
-    return (key + 1) << TOKEN_BITS
-
-
-@triton.jit
 def min_p_cut_kernel(
     # inputs
     temperature_ptr,  # [F] fp32
@@ -80,10 +64,19 @@ def min_p_cut_kernel(
     # outputs
     cut_ptr,  # [F] int64
 ):
-    """`min_p_cut` of each row. Grid: (F,)."""
+    """The lowest order word that min_p keeps. Grid: (F,). Twin: `tpsample.core.order.min_p_cut`."""
     row = tl.program_id(0)
     top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
-    tl.store(cut_ptr + row, min_p_cut(top, temperature, tl.load(log_min_p_ptr + row)))
+    log_min_p = tl.load(log_min_p_ptr + row)
+    top_key = pack(top, tl.full((), 0, tl.int32)) >> TOKEN_BITS
+    bytes_ = tl.arange(0, 256).to(tl.int64)
+    key = tl.full((), 0, tl.int64)
+    for shift in tl.static_range(24, -1, -8):
+        keys = tl.minimum(tl.maximum(key + (bytes_ << shift), KEY_MINUS_INF), top_key)
+        logits = value_of(keys << TOKEN_BITS)
+        kept = is_candidate(logits, below_top(logits, top, temperature), log_min_p)
+        key += (tl.sum((~kept).to(tl.int64), axis=0) - 1) << shift
+    tl.store(cut_ptr + row, (key + 1) << TOKEN_BITS)
 
 
 @triton.jit(do_not_specialize=["num_marks"])
@@ -102,9 +95,8 @@ def count_kernel(
     BLOCK: tl.constexpr,
 ):
     """How many order words are >= each mark. Grid: (blocks, F)."""
-    block, row = tl.program_id(0), tl.program_id(1)
-    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
-    logits, ids, mask, _ = load_block(stored, row, block, BLOCK)
+    row = tl.program_id(1)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
     for mark in range(num_marks):
         place = row * num_marks + mark
@@ -134,11 +126,12 @@ def best_kept_kernel(
     ROUNDS: tl.constexpr,
 ):
     """The best score of the tokens down to a word. Grid: (blocks, F)."""
-    block, row = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(1)
     if is_done(row_done_ptr, row):
         return
-    stored = StoredLogits(logits_ptr, stride_logits, vocab_start, lead, width)
-    logits, ids, mask, first_id = load_block(stored, row, block, BLOCK)
+    logits, ids, mask, first_id = load_block(
+        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK
+    )
     kept = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))
     if tl.max(kept.to(tl.int32), axis=0) > 0:
         draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
