@@ -434,8 +434,8 @@ ENGINES = [
     Fault(
         "logits of the caller get the bias of the head",
         "tpsample/local/triton_backend.py",
-        '"bias_ptr": None if given else self._bias,',
-        '"bias_ptr": self._bias,',
+        "head_arguments(head, None if given else self._bias)",
+        "head_arguments(head, self._bias)",
         ("tests/sampler/test_from_logits.py::test_the_head_is_not_applied",),
     ),
     Fault(

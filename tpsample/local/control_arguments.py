@@ -1,4 +1,4 @@
-"""Request controls as arguments of Triton launches."""
+"""The head and the request controls as arguments of Triton launches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tpsample.core.score import Head
 from tpsample.kernels.token_mask import token_mask_kernel
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.controls.rows import ControlRows
@@ -66,6 +67,20 @@ def control_arguments(controls: StepControls | None) -> dict[str, Any]:
         0 if drafts is None else drafts.shape[1],
     )
     return dict(zip(CONTROL_ARGUMENTS, values, strict=True))
+
+
+def has_edits(controls: dict[str, Any]) -> bool:
+    """Return whether penalties or biases are among what `control_arguments` returned."""
+    return controls["token_bias_ptr"] is not None or controls["history_ptr"] is not None
+
+
+def head_arguments(head: Head, bias: Tensor | None) -> dict[str, Any]:
+    """Return what kernels take of the head; what is off is None."""
+    return {
+        "logit_scale": None if head.logit_scale == 1.0 else float(head.logit_scale),
+        "logit_softcap": None if head.logit_softcap is None else float(head.logit_softcap),
+        "bias_ptr": bias,
+    }
 
 
 CONTROL_ARGUMENTS = (

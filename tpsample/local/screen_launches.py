@@ -15,6 +15,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels import tile_ids
 from tpsample.kernels.limbs import screening_rows_kernel
 from tpsample.kernels.screening import list_groups_kernel, screen_kernel
+from tpsample.local.control_arguments import has_edits, head_arguments
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.request.step import Step
 from tpsample.screening.int8_copy import Int8Copy
@@ -87,13 +88,7 @@ class Screen:
     """
 
     def __init__(
-        self,
-        weight: Tensor,
-        shard: VocabShard,
-        bias: Tensor | None,
-        head: Head,
-        *,
-        rounds: int,
+        self, weight: Tensor, shard: VocabShard, bias: Tensor | None, head: Head, *, rounds: int
     ) -> None:
         device = weight.device
         self._gpu = Gpu.of(device)
@@ -105,20 +100,23 @@ class Screen:
         first_id = shard.start // 4 * 4
         self.num_groups = -(-(shard.stop - first_id) // GROUP) if len(shard) else 0
         padded_groups = self.num_groups + _INTERPRETER_BLOCK_V // GROUP
-        self._limbs = torch.zeros(2, MAX_SLOTS, padded, dtype=torch.int8, device=device)
-        self._unit, self._norm, self._error, self.bars = torch.zeros(
-            4, MAX_SLOTS, dtype=torch.float32, device=device
-        )
+        limbs = torch.zeros(2, MAX_SLOTS, padded, dtype=torch.int8, device=device)
+        numbers = torch.zeros(4, MAX_SLOTS, dtype=torch.float32, device=device)
+        self.bars = numbers[3]
+        self._limbs = {
+            "limb_ptr": limbs,
+            "stride_limb_half": limbs.stride(0),
+            "stride_limb_b": limbs.stride(1),
+            **dict(zip(("unit_ptr", "norm_ptr", "error_ptr", "bar_ptr"), numbers, strict=True)),
+        }
         self.tops = torch.zeros(padded_groups, MAX_SLOTS, dtype=torch.float32, device=device)
         self.listed_ptr = torch.zeros(padded_groups, dtype=torch.int32, device=device)
         self.num_listed_ptr = torch.zeros(1, dtype=torch.int32, device=device)
-        self._shard, self._first_id = shard, first_id
+        self._first_id = first_id
         self._common = {
             "vocab_start": shard.start,
             "vocab_stop": shard.stop,
-            "logit_scale": None if head.logit_scale == 1.0 else float(head.logit_scale),
-            "logit_softcap": None if head.logit_softcap is None else float(head.logit_softcap),
-            "bias_ptr": bias,
+            **head_arguments(head, bias),
             "ROUNDS": rounds,
         }
 
@@ -139,22 +137,16 @@ class Screen:
             controls: what `lm_head_kernel` takes of the request controls.
             streams, scale: the memory in which the LM head keeps them too, see `Rows`.
         """
-        hidden_states, noise = step.hidden_states, step.noise
-        num_rows, num_slots = hidden_states.shape[0], step.num_words
+        hidden_states, noise, num_slots = step.hidden_states, step.noise, step.num_words
+        num_rows = hidden_states.shape[0]
         tile = screen_tile(num_rows, self._gpu)
-        edits = controls["token_bias_ptr"] is not None or controls["history_ptr"] is not None
-        sizes = {
+        rows = {
             "num_rows": num_rows,
             "num_samples": None if noise.num_samples == 1 else noise.num_samples,
-        }
-        rows = {"stream_ptr": streams, "stride_stream": streams.stride(0), "scale_ptr": scale}
-        limbs = {
-            "limb_ptr": self._limbs,
-            "stride_limb_half": self._limbs.stride(0),
-            "stride_limb_b": self._limbs.stride(1),
-            "unit_ptr": self._unit,
-            "norm_ptr": self._norm,
-            "error_ptr": self._error,
+            "stream_ptr": streams,
+            "stride_stream": streams.stride(0),
+            "scale_ptr": scale,
+            **self._limbs,
         }
         screening_rows_kernel[(num_rows,)](
             hidden_ptr=hidden_states,
@@ -162,10 +154,7 @@ class Screen:
             seed_ptr=step.batch.seed,
             position_ptr=noise.positions,
             temperature_ptr=step.batch.temperature,
-            **sizes,
             **rows,
-            **limbs,
-            bar_ptr=self.bars,
             num_listed_ptr=self.num_listed_ptr,
             ACCUMULATION=accumulation_error(self._hidden_size, self._dtype),
             HIDDEN_SIZE=self._hidden_size,
@@ -175,24 +164,21 @@ class Screen:
         )
         copy = self.copy
         screen_kernel[(-(-self.num_groups * GROUP // tile.block_v),)](
-            **limbs,
+            **rows,
             copy_ptr=copy.quantised,
             stride_copy_v=copy.quantised.stride(0),
             copy_unit_ptr=copy.scale,
             residual_ptr=copy.residual_norm,
             weight_norm_ptr=copy.norm,
-            **sizes,
-            **rows,
             **controls,
             **self._common,
             upper_ptr=self.tops,
             stride_upper=self.tops.stride(0),
-            bar_ptr=self.bars,
             PADDED_SIZE=copy.quantised.shape[1],
             BLOCK_V=tile.block_v,
             BLOCK_B=tile.block_b,
             BLOCK_D=tile.block_d,
-            BLOCK_E=screen_block_e(tile, edits),
+            BLOCK_E=screen_block_e(tile, has_edits(controls)),
             OVERLAP=self._overlap,
             PREFETCH=tile.num_stages * tile.block_d if self._overlap else 0,
             num_warps=tile.num_warps,

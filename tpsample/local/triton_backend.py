@@ -15,7 +15,12 @@ from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.local.backend import Backend
-from tpsample.local.control_arguments import control_arguments, make_mask
+from tpsample.local.control_arguments import (
+    control_arguments,
+    has_edits,
+    head_arguments,
+    make_mask,
+)
 from tpsample.local.screen_launches import Screen
 from tpsample.local.tile_table import MAX_BLOCK_B, interpreter_tile, list_tile, tile_for
 from tpsample.local.tiles import Gpu, Tile
@@ -84,7 +89,7 @@ class TritonBackend(Backend):
         num_rows, num_samples = inputs.shape[0], step.noise.num_samples
         controls = control_arguments(step.controls)
         masks = controls["mask_ptr"] is not None
-        edits = controls["token_bias_ptr"] is not None or controls["history_ptr"] is not None
+        edits = has_edits(controls)
         screen = self.screen if self.screen is not None and self.screen.takes(step) else None
         if screen is not None and part == 0:
             screen.launch(step, controls, self._streams, self._scale)
@@ -164,9 +169,7 @@ class TritonBackend(Backend):
             "vocab_stop": stop,
             "first_tile": first,
             "num_tiles": num_tiles,
-            "logit_scale": None if head.logit_scale == 1.0 else float(head.logit_scale),
-            "logit_softcap": None if head.logit_softcap is None else float(head.logit_softcap),
-            "bias_ptr": None if given else self._bias,
+            **head_arguments(head, None if given else self._bias),
             "ROUNDS": self._rounds,
             "HIDDEN_SIZE": 0 if given else weight.shape[1],
             "BLOCK_V": tile.block_v,

@@ -60,10 +60,6 @@ class Approximation(NamedTuple):
     error: Tensor
     magnitude: Tensor
 
-    def rows(self, first: int, stop: int) -> Approximation:
-        """Return the same for some of the rows."""
-        return Approximation(*(each[first:stop] for each in self))
-
 
 class ScoreSlack(NamedTuple):
     """The bound of the scores: slack = gain · error + extra.
@@ -115,30 +111,6 @@ def of_scores(
     The last step scales and adds the noise and the slack. The definition rounds once there, and
     `UpperScores` five times, so 16 u · (k M + |noise|) is more than both together.
     """
-    chain = _chain(approximation, rows, head, bias_tile, first_id)
-    return _slack(chain, approximation, rows.noise.scale.double(), NOISE_MAGNITUDE)
-
-
-def of_logits(
-    approximation: Approximation,
-    rows: StepRows,
-    head: Head,
-    bias_tile: Tensor | None,
-    first_id: int,
-) -> ScoreSlack:
-    """Bound the logits that are made of an approximation, as `of_scores` bounds the scores."""
-    chain = _chain(approximation, rows, head, bias_tile, first_id)
-    return _slack(chain, approximation, torch.ones_like(approximation.magnitude), 0.0)
-
-
-def _chain(
-    approximation: Approximation,
-    rows: StepRows,
-    head: Head,
-    bias_tile: Tensor | None,
-    first_id: int,
-) -> _Chain:
-    """Take an approximation through every step from a product to a logit."""
     chain = _Chain(approximation.magnitude)
     if head.logit_scale != 1.0:
         chain.step(abs(head.logit_scale), chain.magnitude * abs(head.logit_scale))
@@ -148,13 +120,8 @@ def _chain(
         chain.step(1.0, chain.magnitude + _largest_bias(bias_tile))
     if rows.controls is not None:
         _through_controls(chain, rows.controls, first_id, approximation.product.shape[1])
-    return chain
-
-
-def _slack(chain: _Chain, approximation: Approximation, k: Tensor, noise: float) -> ScoreSlack:
-    """Bound what is scaled by k and added to noise of at most this magnitude."""
-    magnitude = chain.magnitude * k
-    extra = chain.extra * k + 16 * UNIT * (magnitude + noise)
+    k = rows.noise.scale.double()
+    extra = chain.extra * k + 16 * UNIT * (chain.magnitude * k + NOISE_MAGNITUDE)
     # A NaN compares as False, so what is not a number is not proved.
     widest = 4 * k * chain.gain * (approximation.magnitude + 1) + extra
     proved = (chain.largest * k.clamp(min=1.0) <= LARGEST) & (widest <= LARGEST)

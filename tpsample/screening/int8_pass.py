@@ -53,16 +53,6 @@ class Int8Pass:
     def __init__(self, copy: Int8Copy, definition_error: float = DEFINITION_ERROR) -> None:
         self._copy, self._gamma = copy, definition_error
 
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of one id in the copy."""
-        return self._copy.num_bytes // max(1, len(self._copy.norm))
-
-    @staticmethod
-    def available() -> bool:
-        """Return True: float64 products are exact here, and nothing turns them off."""
-        return True
-
     def tile(self, rows: StepRows, start: int, stop: int) -> Approximation:
         """Multiply the weight rows from `start` to `stop`; n = stop − start."""
         copy, ids, hidden = self._copy, slice(start, stop), rows.hidden_double
