@@ -7,17 +7,19 @@ certain drafts, and drafts with logits of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.lab import reads
 from benchmarks.lab.harness import Benchmark, Run
-from benchmarks.lab.problem import Candidate, NearTies, Problem, WrongToken, make_sampler
+from benchmarks.lab.problem import Candidate, Problem, make_sampler
 from benchmarks.lab.results import Row, View, row
-from tpsample import SamplingBatch, reference, verify
+from tpsample import reference, verify
 from tpsample.speculative import reference as definition
+from tpsample.speculative.checks import Method
 
 NUM_DRAFTS = 4
 
@@ -58,8 +60,19 @@ def _candidates(problem: Problem, batch: int) -> dict[str, Candidate]:
     logits = logits.view(batch, width, -1)
     own = logits[:, :-1] + 0.5 * logits[:, :-1].roll(1, dims=2)
 
-    def verified(method: str, draft: torch.Tensor | None) -> Verification:
-        return Verification.make(problem, firsts.batch, drafts, sampler, logits, method, draft)
+    hidden_states = problem.hidden_states.view(batch, width, -1)
+
+    def verified(method: Method, draft: Tensor | None) -> Candidate:
+        """Return a verification; the gate is `tpsample.speculative.reference`."""
+        given, token_ids = drafts[:, :-1], torch.empty_like(drafts)
+        options: dict[str, Any] = {"method": method, "draft": draft}
+        expected = definition.verify(logits, given, firsts.batch, 0, **options).token_ids
+
+        def step() -> None:
+            out = verify(sampler, hidden_states, given, firsts.batch, 0, **options)
+            token_ids.copy_(out.token_ids)
+
+        return Candidate(problem, step, token_ids, expected=expected)
 
     return {
         "plain step": plain[0],
@@ -71,53 +84,6 @@ def _candidates(problem: Problem, batch: int) -> dict[str, Candidate]:
         "rejection, drafts with logits": verified("rejection", own),
         "block, drafts with logits": verified("block", own),
     }
-
-
-@dataclass(frozen=True)
-class Verification(Candidate):
-    """A verification; the gate is `tpsample.speculative.reference`.
-
-    Attributes:
-        expected: int64 [B · (K + 1)], the ids of the definition.
-    """
-
-    expected: torch.Tensor | None = None
-
-    @staticmethod
-    def make(
-        problem: Problem,
-        batch: SamplingBatch,
-        drafts: torch.Tensor,
-        sampler: Any,
-        logits: torch.Tensor,
-        method: str,
-        draft: torch.Tensor | None,
-    ) -> Verification:
-        hidden_states = problem.hidden_states.view(*drafts.shape, -1)
-        token_ids = torch.empty_like(drafts)
-        options: dict[str, Any] = {"method": method, "draft": draft}
-        expected = definition.verify(logits, drafts[:, :-1], batch, 0, **options)
-
-        def step() -> None:
-            out = verify(sampler, hidden_states, drafts[:, :-1], batch, 0, **options)
-            token_ids.copy_(out.token_ids)
-
-        flat = token_ids.view(-1)
-        return Verification(problem, step, flat, expected=expected.token_ids.view(-1))
-
-    def check(self) -> NearTies:
-        """Take the step and compare with the definition."""
-        self.token_ids.fill_(-2)
-        self.step()
-        assert self.expected is not None
-        wrong = self.token_ids.ne(self.expected)
-        if wrong.any():
-            place = int(wrong.nonzero()[0])
-            raise WrongToken(
-                f"verification, place {place}: got token {int(self.token_ids[place])}, "
-                f"the oracle says {int(self.expected[place])}"
-            )
-        return NearTies()
 
 
 BENCHMARK = Benchmark(
