@@ -1,6 +1,6 @@
 """How long is the host busy with one eager step? Python and Triton's launcher, no GPU needed.
 
-    python -m benchmarks.questions.host_overhead [--rows B] [--steps N] [--json FILE]
+    python -m benchmarks.questions.host_overhead [--rows B] [--steps N]
 
 Kernels are compiled for sm_90 and their launches end where the CUDA driver would be called, so a
 number holds whatever a launch costs but for that call, about 2 µs each. Under a CUDA graph none of
@@ -18,12 +18,12 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -69,21 +69,16 @@ class NoKernel:
         return lambda **arguments: None
 
 
-@contextmanager
-def without_kernels() -> Iterator[None]:
-    """Run without kernels, so that this package's own Python is left."""
-    kept = [getattr(module, name) for module, name in KERNELS]
+def without_kernels() -> ExitStack:
+    """Return a context in which a step is this package's own Python and nothing else."""
+    stack = ExitStack()
     for module, name in KERNELS:
-        setattr(module, name, NoKernel())
-    try:
-        yield
-    finally:
-        for (module, name), kernel in zip(KERNELS, kept, strict=True):
-            setattr(module, name, kernel)
+        stack.enter_context(patch.object(module, name, NoKernel()))
+    return stack
 
 
 def host_us(step: Callable[[], object], steps: int) -> float:
-    """CPU time of this thread per call, µs."""
+    """Return the CPU time of this thread per call, µs."""
     rounds = []
     step()
     for _ in range(ROUNDS):
@@ -95,7 +90,7 @@ def host_us(step: Callable[[], object], steps: int) -> float:
 
 
 def overheads(rows: int, steps: int) -> dict[str, float]:
-    """µs per step of one rank into an output that exists: the package alone, and with Triton."""
+    """Return the µs of a step of one rank into an output of before, without Triton and with it."""
     if triton.knobs.runtime.interpret:
         raise SystemExit("host_overhead: unset TRITON_INTERPRET; it replaces what is measured")
     problem = Problem.make(make_weight(1024, 4096, torch.device("cpu")), rows)
@@ -125,7 +120,7 @@ ARRANGED: dict[str, dict[str, Any]] = {
 
 
 def arranging(kind: str, times: int, rows: int = 256) -> dict[str, float]:
-    """µs of one arrangement: the least, and the median."""
+    """Return the µs of one arrangement: the least, and the median."""
     fields, vocab_size, pick = ARRANGED[kind], 128256, random.Random(0)
     params = [SamplingParams(seed=row, **fields) for row in range(rows)]
     batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
@@ -142,25 +137,15 @@ def arranging(kind: str, times: int, rows: int = 256) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the overheads."""
+    """Print the overheads as JSON."""
     parser = argparse.ArgumentParser(prog="host_overhead", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    found = overheads(options.rows, options.steps)
-    print(f"this package's Python:              {found['tpsample_us']:6.1f} µs per step")
-    print(f"the same and Triton's two launches: {found['tpsample_and_triton_us']:6.1f} µs per step")
-    arranged = {kind: arranging(kind, options.steps) for kind in ARRANGED}
-    for kind, its in arranged.items():
-        print(
-            f"arranging 256 rows, {kind + ':':<16}{its['least_us']:6.1f} µs, "
-            f"median {its['median_us']:.1f}"
-        )
-    if options.json:
-        record = {"machine": machine.describe(torch.device("cpu")), "rows": options.rows, **found}
-        record["arranging"] = arranged
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    found: dict[str, Any] = {"rows": options.rows, **overheads(options.rows, options.steps)}
+    found["arranging 256 rows"] = {kind: arranging(kind, options.steps) for kind in ARRANGED}
+    found["machine"] = machine.describe(torch.device("cpu"))
+    print(json.dumps(found, indent=1))
     return 0
 
 

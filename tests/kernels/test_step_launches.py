@@ -189,22 +189,13 @@ def test_positions_may_be_a_view_with_gaps():
     assert torch.equal(tokens, case.oracle().token_ids)
 
 
-def test_the_host_overhead_is_measured(tmp_path):
+def test_the_host_overhead_is_measured():
     """In a process that compiles; how long it takes is not asserted."""
-    command = (
-        sys.executable,
-        "-m",
-        "benchmarks.questions.host_overhead",
-        "--steps",
-        20,
-        "--rows",
-        4,
-    )
-    record = tmp_path / "host.json"
-    done = run_command(*command, "--json", record)
+    command = ("-m", "benchmarks.questions.host_overhead", "--steps", 20, "--rows", 4)
+    done = run_command(sys.executable, *command)
     assert done.returncode == 0, done.stderr
-    found = json.loads(record.read_text())
+    found = json.loads(done.stdout)
     assert 0 < found["tpsample_us"] < found["tpsample_and_triton_us"]
-    assert f"{found['tpsample_us']:.1f} µs" in done.stdout
-    assert all(0 < its["least_us"] <= its["median_us"] for its in found["arranging"].values())
-    assert list(found["arranging"]) == ["plain", "filters", "controls", "both"]
+    arranged = found["arranging 256 rows"]
+    assert all(0 < its["least_us"] <= its["median_us"] for its in arranged.values())
+    assert list(arranged) == ["plain", "filters", "controls", "both"]
