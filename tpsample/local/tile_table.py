@@ -89,10 +89,11 @@ def list_tile(num_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
 def fitted(tile: Tile, gpu: Gpu) -> Tile:
     """Return a tile of 16-bit weights with no more stages than fit this GPU.
 
-    Where a program has 99 KB, half the largest batch tile is taken: with masks, samples and stored
-    rows the largest one spills on sm_86 and sm_89.
+    Before sm_90, and where a program has 99 KB, half the largest batch tile is taken: with masks,
+    samples and stored rows the largest one spills on sm_80, sm_86 and sm_89.
     """
-    if tile == _TILES[MAX_BLOCK_B] and 0 < gpu.shared_bytes < 100 * 1024:
+    small = 0 < gpu.arch < 90 or 0 < gpu.shared_bytes < 100 * 1024
+    if small and tile == _TILES[MAX_BLOCK_B]:
         tile = _TILES[MAX_BLOCK_B // 2]
     return tile.fitting(gpu, 2 * (tile.block_v + tile.block_b) * tile.block_d)
 
