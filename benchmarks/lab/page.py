@@ -92,8 +92,10 @@ _POINT = ("candidate", "shape", "mode", "world_size", "batch")
 
 
 def _point(row: Row, among: list[Row], names: bool = False) -> tuple[object, ...]:
-    """Return the columns of a point that some row has."""
+    """Return the columns of a point that some row has; one candidate in all needs no column."""
     there = [name for name in _POINT if any(name in each for each in among)]
+    if len({each["candidate"] for each in among}) == 1:
+        there.remove("candidate")
     return tuple(name if names else row.get(name, "") for name in there)
 
 

@@ -72,7 +72,7 @@ def test_the_page_names_where_tpsample_loses_and_where_that_may_be_chance(tmp_pa
     assert "all requests at once, per output token, p99, ms:" in slower
     assert "| 2 | 51 (50.5–51.5) | 41 (40.5–41.5) |" in slower
     assert "| 2 | 19.6 | 24.4 |" in slower
-    point = "tpsample | 1 request per second, of the server per token | 2 | 24 |"
+    point = "1 request per second, of the server per token | 2 | 24 |"
     assert f"| 1.24 | vLLM | {point}" in slower
     assert f"| vLLM \\*\\* | {point}" in _page(_rounds(41, 40), tmp_path)
     once = _page(_rounds(50, 40)[:2], tmp_path)

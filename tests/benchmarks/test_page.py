@@ -49,7 +49,7 @@ def test_losses_are_counted_against_the_best_baseline(ours_us, loses, wins, tmp_
     page = _page(scaling.made_up(ours_us), tmp_path)
     assert f"is not faster: {loses} of 12 points" in page and f"is faster: {wins} of 12" in page
     ratio = text.three(ours_us / 20)
-    assert f"| {ratio} | all-to-all + race | tpsample | 1000x64 | plain | 2 | 3 |" in page
+    assert f"| {ratio} | all-to-all + race | 1000x64 | plain | 2 | 3 |" in page
 
 
 def test_losses_come_first_and_a_ratio_that_may_be_chance_is_starred(tmp_path):
