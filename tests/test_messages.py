@@ -22,6 +22,7 @@ from tpsample import (
     VocabShard,
     compiled,
     reference,
+    sample_draft,
     verify,
 )
 from tpsample.agreement import construction
@@ -242,6 +243,14 @@ ALONE: dict[str, tuple[Callable[[], object], str]] = {
     "hidden states as a DTensor": (
         lambda: _sampler()(SHARDED, _batch(), 0),
         "hidden_states: got a DTensor; pass its part on this rank, hidden_states.to_local()",
+    ),
+    "a weight as a DTensor": (
+        lambda: LMHeadSampler(SHARDED),
+        "lm_head_weight: got a DTensor; pass its part on this rank, lm_head_weight.to_local()",
+    ),
+    "drafted logits as a DTensor": (
+        lambda: sample_draft(_sampler(), SHARDED, _batch(), 0, 0),
+        "draft_logits: got a DTensor; pass its part on this rank, draft_logits.to_local()",
     ),
     "hidden states of NumPy": (
         lambda: _sampler()(np.ones((B, 100)), _batch(), 0),

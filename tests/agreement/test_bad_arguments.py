@@ -1,19 +1,20 @@
-"""Wrong arguments: clear on one rank, the same on every rank, never a hang."""
+"""Arguments of the constructor: wrong on one rank, every rank raises the same, and none hangs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.limits import slowness
+from tests.support.calls import outcome
 from tests.support.ranks import run_ranks
-from tests.support.virtual import peer_of
 from tpsample import (
     LMHeadSampler,
-    RankMismatch,
-    SampleOutput,
     SamplingBatch,
     SamplingParams,
-    Status,
     VocabShard,
     sample,
 )
@@ -80,11 +81,8 @@ def _build(cases: list[tuple[str, object]]) -> list[tuple[str, str]]:
         arguments = _arguments(rank)
         if rank == 1:
             arguments[name] = value
-        try:
-            LMHeadSampler(arguments.pop("lm_head_weight"), **arguments)
-            results.append(("nothing raised", ""))
-        except Exception as error:
-            results.append((type(error).__name__, str(error)))
+        weight = arguments.pop("lm_head_weight")
+        results.append(outcome(lambda w=weight, a=arguments: LMHeadSampler(w, **a)))
     return results
 
 
@@ -106,8 +104,6 @@ def test_ranks_that_differ_all_raise_naming_each_value():
 
 
 def test_every_argument_of_the_constructor_is_covered():
-    import inspect
-
     names = set(inspect.signature(LMHeadSampler.__init__).parameters) - {"self"}
     assert set(WRONG) == names
     assert set(DIFFERENT) == names - {"group", "screening"}
@@ -125,146 +121,36 @@ def test_one_rank_raises_its_own_error(name):
             LMHeadSampler(arguments.pop("lm_head_weight"), **arguments)
 
 
-def _step(**changes) -> None:
-    sampler = LMHeadSampler(torch.zeros(V, D), max_rows=4, backend="torch")
-    arguments = {
-        "hidden_states": torch.zeros(2, D),
-        "batch": SamplingBatch.from_params([SamplingParams(seed=1)] * 2, vocab_size=V),
-        "positions": torch.zeros(2, dtype=torch.int64),
-        **changes,
-    }
-    sampler(**arguments)
-
-
-def _batch(count: int = 2, vocab_size: int = V, **params) -> SamplingBatch:
-    return SamplingBatch.from_params(
-        [SamplingParams(**{"seed": 1, **params})] * count, vocab_size=vocab_size
-    )
-
-
-# Per argument of a step: values that are wrong whatever the other ranks pass.
-WRONG_STEP: dict[str, list] = {
-    "hidden_states": [
-        torch.zeros(D),
-        torch.zeros(2, D + 1),
-        torch.zeros(2, D).bfloat16(),
-        torch.zeros(D, 2).T,
-        torch.zeros(5, D),
-        None,
-    ],
-    "batch": [[SamplingParams()] * 2, _batch(3), _batch(2, V + 1), None],
-    "positions": [
-        torch.zeros(3, dtype=torch.int64),
-        torch.zeros(2, dtype=torch.int32),
-        -1,
-        1.0,
-        None,
-    ],
-    "num_samples": [0, True, 3, "2"],
-    "out": [
-        SampleOutput.empty(torch.zeros(1, dtype=torch.int64), None),
-        SampleOutput.empty(torch.zeros(2, dtype=torch.int64), 1),
-        "out",
-    ],
-}
-# Valid by themselves, but not what the other ranks pass. `screening` may differ between ranks.
-DIFFERENT_STEP = {
-    "hidden_states": {"hidden_states": torch.zeros(1, D), "batch": _batch(1), "positions": 0},
-    "batch": {"batch": _batch(top_k=3)},
-    "num_samples": {"num_samples": 2},
-    "positions": {"positions": 1},
-    "seeds": {"batch": _batch(seed=2)},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name in WRONG_STEP for value in WRONG_STEP[name]]
-)
-def test_step_arguments(name, value):
-    told = "max_rows=4" if isinstance(value, int) and value == 3 else f"{name}|max_rows=4"
-    with pytest.raises((TypeError, ValueError), match=told):
-        _step(**{name: value})
-
-
-def _steps(exchange: str, cases: list[dict]) -> list[tuple[str, str]]:
-    """Each case on rank 1 alone, every time followed by a step that is right on both."""
-    rank, results = dist.get_rank(), []
-    sampler = LMHeadSampler(
-        torch.ones(5, D),
-        max_rows=4,
-        exchange=exchange,
-        backend="triton" if exchange == "peer" else "torch",
-    )
-    if exchange == "peer":
-        peer_of(sampler).timeout_s = 1.0 * slowness()
-    right = {"hidden_states": torch.zeros(2, D), "batch": _batch(), "positions": 0}
-    expected = sampler(**right).token_ids.tolist()
+def _weights(cases: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    found = []
     for case in cases:
-        try:
-            sampler(**{**right, **(case if rank == 1 else {})})
-            sampler.check()
-            results.append(("nothing raised", ""))
-        except Exception as error:
-            results.append((type(error).__name__, str(error)))
-        if exchange == "peer" and rank == 1:  # its words would meet rank 0's of another step
-            with pytest.raises(RankMismatch, match=r"call reset\(\)"):
-                sampler(**right)
-        elif exchange == "peer":
-            assert sampler(**right).status.tolist() == [Status.PEER_LOST] * 2
-        if exchange == "peer":
-            sampler.reset()
-        assert sampler(**right).token_ids.tolist() == expected
-    return results
+        arguments = dict(case)
+        weight = arguments.pop("weights")[dist.get_rank()]
+        found.append(outcome(lambda w=weight, a=arguments: LMHeadSampler(w, **a)))
+    return found
 
 
-@pytest.mark.parametrize("exchange", ["collective", "p2p", "peer"])
-def test_a_step_wrong_on_one_rank_raises_the_same_on_every_rank(exchange):
-    cases = [{name: value} for name in WRONG_STEP for value in WRONG_STEP[name]]
-    if exchange == "peer":
-        cases = [{name: WRONG_STEP[name][0]} for name in list(WRONG_STEP)[:2]]
-    first, second = run_ranks(2, _steps, exchange, cases)
-    for case, one, two in zip(cases, first, second, strict=True):
-        assert one == two and one[0] == "RankMismatch", f"{case}: {one}, {two}"
-        assert one[1].startswith("rank 1: ") and (
-            next(iter(case)) in one[1] or "max_rows" in one[1]
-        )
-
-
-@pytest.mark.parametrize("exchange", ["collective", "p2p"])
-def test_steps_that_differ_raise_naming_each_value(exchange):
-    first, second = run_ranks(2, _steps, exchange, list(DIFFERENT_STEP.values()))
-    for name, one, two in zip(DIFFERENT_STEP, first, second, strict=True):
-        assert one == two and one[0] == "RankMismatch", f"{name}: {one}, {two}"
-        assert one[1].startswith(name) and "rank 0: " in one[1] and "rank 1: " in one[1]
-
-
-def _skip_a_step() -> str:
-    """Rank 1 leaves step 1 out: the others' step 1 meets its step 2."""
-    sampler = LMHeadSampler(torch.ones(5, D), exchange="collective", backend="torch")
-    right = {"hidden_states": torch.zeros(2, D), "batch": _batch()}
-    sampler(**right, positions=0)
-    with pytest.raises(RankMismatch) as error:
-        sampler(**right, positions=1 + dist.get_rank())
-    sampler(**right, positions=2)  # all raised, so all can go on
-    return str(error.value)
-
-
-def test_a_rank_that_skips_a_step_is_noticed():
-    first, second = run_ranks(2, _skip_a_step)
+def test_a_weight_that_was_not_sliced_is_refused():
+    weight = torch.randn(V, D, generator=torch.Generator().manual_seed(3))
+    both, halves = [weight] * 2, [weight[:5], weight[5:]]
+    wrong = [
+        {"weights": both, "vocab_size": V},
+        {"weights": both},
+        {"weights": [weight[:5]] * 2, "vocab_size": V},
+        {"weights": [torch.cat([weight, weight])] * 2, "vocab_size": V},
+    ]
+    right = [
+        {"weights": halves, "vocab_size": V},
+        {"weights": halves},
+        {"weights": [torch.cat([half, weight[:1]]) for half in halves], "vocab_size": V},
+        {"weights": [torch.zeros(5, D)] * 2},
+    ]
+    first, second = run_ranks(2, _weights, wrong + right)
     assert first == second
-    assert first.startswith("positions: ") and "skipped a step" in first
-
-
-def test_every_argument_of_a_step_is_covered():
-    import inspect
-
-    names = set(inspect.signature(LMHeadSampler.__call__).parameters) - {"self"}
-    assert set(WRONG_STEP) == names
-
-
-def test_too_many_rows_and_samples():
-    with pytest.raises(ValueError, match="max_rows=4"):
-        _step(num_samples=3)
+    for kind, text in first[: len(wrong)]:
+        assert kind == "RankMismatch" and text.startswith("lm_head_weight: "), text
+        assert "VocabShard.even(vocab_size, rank, world_size)" in text
+    assert {kind for kind, _ in first[len(wrong) :]} == {"nothing raised"}
 
 
 def test_an_output_is_written_again():
@@ -289,10 +175,6 @@ def test_no_rows_is_an_empty_output():
 def test_a_wrong_request_is_refused_before_the_step():
     with pytest.raises(TypeError, match="params"):
         sample(torch.zeros(1, D), torch.zeros(V, D), {"temperature": 1}, positions=0)
-
-
-def test_rank_mismatch_is_a_value_error():
-    assert issubclass(RankMismatch, ValueError)
 
 
 def test_a_step_needs_its_device_to_be_the_current_one(monkeypatch):

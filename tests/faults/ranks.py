@@ -215,7 +215,7 @@ AGREEMENT = [
         "tpsample/agreement/step.py",
         '"positions": self.positions,',
         '"positions": None,',
-        ("tests/agreement/test_bad_arguments.py::test_a_rank_that_skips_a_step_is_noticed",),
+        ("tests/test_messages.py::test_ranks_are_told_the_same_and_go_on",),
     ),
     Fault(
         "ranks do not compare the number of samples",
@@ -223,7 +223,7 @@ AGREEMENT = [
         '"num_samples": self.num_samples,',
         '"num_samples": 0,',
         (
-            "tests/agreement/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does[sample_draft]",
+            "tests/agreement/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does",
         ),
     ),
     Fault(
@@ -232,8 +232,8 @@ AGREEMENT = [
         'found["batch"] = batch.plan',
         "pass",
         (
-            "tests/agreement/test_bad_arguments.py::"
-            "test_steps_that_differ_raise_naming_each_value[collective]",
+            "tests/agreement/test_one_rank_wrong.py::"
+            "test_calls_that_differ_raise_the_same_naming_what_does",
         ),
     ),
     Fault(
@@ -242,7 +242,7 @@ AGREEMENT = [
         "found |= batch.state()",
         "pass",
         (
-            "tests/agreement/test_one_rank_wrong.py::"
+            "tests/agreement/test_batches_differ.py::"
             "test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step[append]",
         ),
     ),
@@ -252,7 +252,7 @@ AGREEMENT = [
         '"temperatures": batch.temperature',
         '"temperatures": None',
         (
-            "tests/agreement/test_one_rank_wrong.py::"
+            "tests/agreement/test_batches_differ.py::"
             "test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step[temperature]",
         ),
     ),
@@ -261,7 +261,7 @@ AGREEMENT = [
         "tpsample/agreement/step.py",
         'f"{batch.unseeded} after {self',
         'f"{len(batch.unseeded)} after {self',
-        ("tests/agreement/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
+        ("tests/agreement/test_batches_differ.py::test_a_refused_call_draws_no_seeds",),
     ),
     Fault(
         "the text of a request lacks a field",
@@ -269,7 +269,7 @@ AGREEMENT = [
         'for name, value in named if name != "seed")',
         'for name, value in named if name not in ("seed", "repetition_scope"))',
         (
-            "tests/agreement/test_one_rank_wrong.py::"
+            "tests/agreement/test_batches_differ.py::"
             "test_ranks_with_other_requests_are_told_the_row_and_the_field",
         ),
     ),
@@ -296,7 +296,7 @@ AGREEMENT = [
         "after {self.seeds_drawn} drawn",
         "after some drawn",
         (
-            "tests/agreement/test_one_rank_wrong.py::test_a_rank_that_drew_other_seeds_is_told_before_rows_are_given_theirs",
+            "tests/agreement/test_batches_differ.py::test_a_rank_that_drew_other_seeds_is_told_before_rows_are_given_theirs",
         ),
     ),
     Fault(
@@ -314,7 +314,7 @@ AGREEMENT = [
         '"token_ids": self.token_ids}',
         '"token_ids": None}',
         (
-            "tests/agreement/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does[verify]",
+            "tests/agreement/test_one_rank_wrong.py::test_calls_that_differ_raise_the_same_naming_what_does",
         ),
     ),
 ]
@@ -387,6 +387,6 @@ SEEDS = [
         "            batch.prepare(self._settings.shard)\n",
         "            batch.prepare(self._settings.shard)\n"
         "            batch.draw_seeds(self._settings.seeds)\n",
-        ("tests/agreement/test_one_rank_wrong.py::test_a_refused_call_draws_no_seeds",),
+        ("tests/agreement/test_batches_differ.py::test_a_refused_call_draws_no_seeds",),
     ),
 ]

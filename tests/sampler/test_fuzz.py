@@ -12,16 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.mixtures import Story, engine_tensors, one_request_for_all
-from tests.support.random_batches import (
-    THEMES,
+from tests.support.judging import Tally
+from tests.support.mixtures import Story
+from tests.support.other_batches import engine_tensors, one_request_for_all
+from tests.support.random_heads import (
     ModelHead,
     OneRank,
     OneRankFromLogits,
-    Tally,
     VirtualRanks,
     VirtualRanksFromLogits,
 )
+from tests.support.random_requests import THEMES
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 
@@ -58,7 +59,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
             max_rows=max_rows,
             rounds=options["philox_rounds"],
             name=f"{name}, {options['exchange']}",
-            judge=lambda number: number % world_size == rank,
+            judged=lambda number: number % world_size == rank,
         )
         tally += story.run(STEPS)
         if options["philox_rounds"] == 10:

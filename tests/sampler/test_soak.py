@@ -17,8 +17,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.cases import Case, even_shards
+from tests.support.judging import Tally
 from tests.support.mixtures import Story
-from tests.support.random_batches import ModelHead, OneRank, Tally
+from tests.support.random_heads import ModelHead, OneRank
 from tests.support.ranks import run_ranks
 from tests.support.virtual import peer_of, virtual
 from tpsample import LMHeadSampler
@@ -126,14 +127,14 @@ def _changing_soak(num_steps: int, size: int, limit_mb: float) -> tuple[str, Tal
     head = ModelHead.of_size(size, 8, world_size)
     options = {"exchange": "collective", "backend": "torch", "max_rows": 32}
     ranks = OneRank(rank, head, pick, gradients=True, **options)
-    story = Story(pick, head, ranks, max_rows=6, judge=lambda number: number % 50 == 0)
+    story = Story(pick, head, ranks, max_rows=6, judged=lambda number: number % 50 == 0)
     growth = Growth(2, limit_mb)
     for half in range(2):
         growth.step(half)
         story.run(num_steps // 2)
-    line = f"{world_size} ranks: {story.number} changing steps, {growth.mb():+.2f} MB in half"
+    line = f"{world_size} ranks: {story.judge.number} changing steps, {growth.mb():+.2f} MB in half"
     ranks.close()
-    return line, story.tally
+    return line, story.judge.tally
 
 
 def _require_flat(world_size: int, *arguments: Any, timeout_s: float = 60) -> None:

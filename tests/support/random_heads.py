@@ -1,12 +1,11 @@
-"""Random requests, heads and ranks: what the stories of `tests.support.mixtures` are made of."""
+"""Random LM heads, and the ranks that sample over them: real and virtual ones."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -16,148 +15,14 @@ import torch
 from torch import Tensor
 
 from tests.support import oracle
-from tests.support.oracle import Context, Request
 from tests.support.virtual import in_turn
-from tpsample import (
-    LMHeadSampler,
-    SampleOutput,
-    SamplingParams,
-    VocabShard,
-    reference,
-)
+from tpsample import LMHeadSampler, SampleOutput, VerifyOutput, VocabShard, reference, verify
 from tpsample.local.tiles import Tile
 from tpsample.ranks.virtual import VirtualWorld
-from tpsample.speculative.output import VerifyOutput
-from tpsample.speculative.verify import verify
 
-SEEDS = (0, 1, -1, 2**63, 2**64 - 1, -(2**63))
-POSITIONS = (0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 9)
+T = TypeVar("T")
 ODD_SIZES = (1, 2, 3, 5, 7, 31, 33, 63, 64, 65, 127, 255, 257, 511, 1000)
-MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 SMALL_TILE = Tile(block_v=64, block_b=4, block_d=16, num_warps=1, num_stages=1)
-
-
-# -- requests ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Theme:
-    """The values that the rows of a story share, so that they meet where they seldom would.
-
-    Attributes:
-        kinds: of the requests, see `_request`.
-        controlled, told: how many have penalties or constraints, and logprobs.
-        changes: how many between two steps, one of these.
-        verified, drafts: how many steps are verification, and K, one of these.
-        most_ids, most_rows: of the head and of the batch.
-    """
-
-    kinds: tuple[str, ...]
-    controlled: float = 0.3
-    told: float = 0.3
-    changes: tuple[int, ...] = (0, 0, 1, 1, 2, 3)
-    verified: float = 0.25
-    drafts: tuple[int, ...] = (0, 1, 2, 3)
-    most_ids: int = 1200
-    most_rows: int = 2**20
-
-
-ALL_KINDS = ("plain", "greedy", "wide", "wide", "filtered", "filtered")
-THEMES = {
-    "mixed": Theme(ALL_KINDS),
-    "few": Theme(ALL_KINDS, most_rows=3),
-    "top words": Theme(("top_k", "top_k top_p"), controlled=0.1, most_rows=3),
-    "thresholds": Theme(("threshold", "threshold", "plain"), controlled=0.1, most_rows=4),
-    "masks": Theme(ALL_KINDS, controlled=0.0, changes=(0, 0, 1), verified=0.6, drafts=(2,)),
-    "texts": Theme(ALL_KINDS, controlled=0.9, told=0.7, verified=0.5, most_ids=12),
-    "controls": Theme(ALL_KINDS, controlled=0.9, told=0.7, changes=(1, 2)),
-}
-
-
-def request(pick: random.Random, size: int, theme: Theme = THEMES["mixed"]) -> dict[str, Any]:
-    """A request in which some allowed id is left."""
-    while True:
-        fields = _request(pick, size, theme)
-        banned = {word[0] for word in fields.get("bad_words", ()) if len(word) == 1}
-        banned |= set(fields.get("stop_token_ids", ()))
-        if not banned.issuperset(fields.get("allowed_token_ids", [-1])):
-            return fields
-
-
-def _request(pick: random.Random, size: int, theme: Theme) -> dict[str, Any]:
-    seed = pick.choice([*SEEDS, None, None]) if pick.random() < 0.2 else pick.getrandbits(64)
-    found: dict[str, Any] = {"seed": seed}
-    kind = pick.choice(theme.kinds)
-    if kind == "greedy":
-        found["temperature"] = pick.choice([0.0, 1e-6, 9e-6])
-    elif kind == "wide":  # the best by noise are rarely in the kept set
-        found |= {"temperature": pick.choice([1.5, 3.0, 50.0])} | pick.choice(
-            [
-                {"top_k": 20},
-                {"top_k": pick.choice([1, 2, 300])},
-                {"top_p": pick.choice([1e-9, 0.01, 0.3])},
-                {"top_k": pick.choice([50, 300]), "top_p": pick.choice([0.01, 0.9])},
-                {"min_p": 1.0},
-            ]
-        )
-    elif kind == "top_k":
-        found |= {"temperature": pick.choice([5.0, 50.0]), "top_k": pick.choice([2, 20])}
-    elif kind == "top_k top_p":
-        found |= {"top_k": pick.choice([20, 50]), "top_p": 0.9}
-    elif kind == "threshold":
-        wide = pick.choice([{"top_k": 300, "top_p": 0.01}, {"min_p": 1.0}, {"top_p": 0.01}])
-        found |= {"temperature": pick.choice([3.0, 50.0])} | wide
-    elif kind == "filtered":
-        found["temperature"] = pick.choice([1e-5, 0.01, 0.5, 1.0, 1.0, 2.0])
-        found["top_k"] = pick.choice([0, -1, 1, 2, 20, 256, 257, size - 1, size, size + 1])
-        found["top_p"] = pick.choice([1.0, 1e-9, 0.1, 0.5, 0.9, 0.999])
-        found["min_p"] = pick.choice([0.0, 0.0, 0.01, 0.5, 1.0])
-    if kind in ("wide", "filtered"):
-        found["ties"] = pick.choice(["exact", "keep"])
-        found["filter_order"] = pick.choice(["sequential", "joint", "min_p_last"])
-    if pick.random() < theme.controlled:
-        found |= _controls(pick, size)
-    if pick.random() < theme.told:
-        found["logprobs"] = pick.choice([0, 1, 3, 20, -1 if size < 300 else 5])
-        found["logprobs_mode"] = pick.choice(MODES)
-        if pick.random() < 0.5:
-            found["logprob_token_ids"] = [pick.randrange(size) for _ in range(pick.randint(1, 3))]
-    return found
-
-
-def _controls(pick: random.Random, size: int) -> dict[str, Any]:
-    def ids(most: int) -> list[int]:
-        return [pick.randrange(size) for _ in range(pick.randint(1, most))]
-
-    few = min(size, 4)
-    found = {
-        "repetition_penalty": pick.choice([0.5, 1.1, 1.3, 10.0]),
-        "presence_penalty": pick.choice([-2.0, 0.3, 1.5]),
-        "frequency_penalty": pick.choice([-0.3, 0.1, 2.0]),
-        "logit_bias": {v: pick.uniform(-150, 150) for v in ids(5)},
-        "bad_words": [
-            [pick.randrange(few) for _ in range(pick.choice([1, 2, 2, 3, 4]))]
-            for _ in range(pick.randint(1, 6))
-        ],
-        "allowed_token_ids": ids(40),
-        "repetition_scope": pick.choice(["all", "output"]),
-        "min_tokens": pick.choice([1, 5, 20]),
-    }
-    found = {name: found[name] for name in pick.sample(sorted(found), pick.randint(1, 4))}
-    if "min_tokens" in found:
-        found["stop_token_ids"] = [*ids(3), pick.randrange(few)]
-    return found
-
-
-def tokens_so_far(pick: random.Random, size: int, *, prompt: bool) -> list[int]:
-    """Pick a few ids, also for bad words; in a prompt sometimes ids that are no tokens."""
-    found = [pick.randrange(min(size, 4)) for _ in range(pick.randint(0, 6))]
-    if prompt and pick.random() < 0.1:
-        found += [-1, size, 2**31 + 7]
-    return found
-
-
-# -- the head ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -273,71 +138,6 @@ class ModelHead:
         rows = hidden_states.detach().double().numpy().reshape(-1, weight.shape[1])
         how = {"bias": bias, "scale": self.scale, "softcap": self.softcap}
         return [oracle.head_logits(row, weight, **how) for row in rows]
-
-
-# -- a row and what has been told about it -----------------------------------------------------
-
-
-@dataclass
-class Row:
-    """The request and the tokens of a row."""
-
-    fields: dict[str, Any]
-    seed: int | None
-    prompt: list[int]
-    output: list[int]
-    temperature: float
-    grammar: tuple[int, ...] | None = None
-    forced: int = -1
-
-    @property
-    def params(self) -> SamplingParams:
-        return SamplingParams(**self.fields)
-
-    @property
-    def request(self) -> Request:
-        return Request(**self.fields | {"temperature": self.temperature})
-
-    @property
-    def context(self) -> Context:
-        return Context(tuple(self.prompt), tuple(self.output), self.grammar, self.forced)
-
-    @property
-    def reads_output(self) -> bool:
-        asks = self.request
-        penalised = (asks.repetition_penalty, asks.presence_penalty, asks.frequency_penalty)
-        return penalised != (1, 0, 0) or bool(asks.bad_words) or asks.min_tokens > 0
-
-
-@dataclass
-class Tally:
-    """Counts of what was compared, and of what was wrong."""
-
-    rows: int = 0
-    wrong: int = 0
-    near_ties: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def __iadd__(self, other: Tally) -> Tally:
-        self.rows, self.wrong = self.rows + other.rows, self.wrong + other.wrong
-        self.near_ties += other.near_ties
-        self.notes += other.notes
-        return self
-
-    def differ(self, note: str) -> None:
-        self.wrong += 1
-        self.notes.append(note)
-
-    def require_none_wrong(self, what: str) -> None:
-        line = f"{self.rows} rows, {self.wrong} differ from the oracle, {self.near_ties} near ties"
-        print(f"mixtures, {what}: {line}")
-        assert not self.wrong, "\n".join([line, *self.notes[:20]])
-        assert self.near_ties * 2000 <= max(self.rows, 2000), line
-
-
-# -- how a step is taken -----------------------------------------------------------------------
-
-T = TypeVar("T")
 
 
 _GIVEN: WeakKeyDictionary[LMHeadSampler, Tensor] = WeakKeyDictionary()
@@ -464,23 +264,3 @@ class VirtualRanksFromLogits(VirtualRanks):
                 for sampler, shard in zip(self.samplers, self.shards, strict=True)
             ]
         )
-
-
-@contextlib.contextmanager
-def surroundings(pick: random.Random) -> Iterator[str]:
-    """Set one mode around a call, as its caller may have; yields the name of it."""
-    name = pick.choice(["", "", "", "no_grad", "inference", "autocast", "bfloat16", "float64"])
-    with contextlib.ExitStack() as stack:
-        if name == "no_grad":
-            stack.enter_context(torch.no_grad())
-        elif name == "inference":
-            stack.enter_context(torch.inference_mode())
-        elif name == "autocast":
-            stack.enter_context(torch.autocast("cpu", torch.bfloat16))
-        elif name:
-            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(getattr(torch, name))
-        yield name
-
-
-# -- a story -----------------------------------------------------------------------------------

@@ -1,0 +1,246 @@
+"""Batches that differ between ranks: the next step says so, and in which row and field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.calls import B, D, V, batch_of, call, outcome, params_of, sampler_of, step
+from tests.support.controls import bitmask_of
+from tests.support.ranks import run_ranks
+from tpsample import SamplingBatch, SamplingParams, VocabShard
+
+# Changes of a batch, which no rank hears of before the next step; the right one, then wrong ones.
+CHANGES: dict[str, list[Callable[[SamplingBatch], Any]]] = {
+    "append": [
+        lambda batch: batch.append(torch.tensor([3, 4])),
+        lambda batch: batch.append(torch.tensor([3, 4, 5])),
+        lambda batch: batch.append([3, 4]),
+        lambda batch: batch.append(torch.tensor([3.0, 4.0])),
+    ],
+    "add": [
+        lambda batch: batch.add(SamplingParams(seed=5)),
+        lambda batch: batch.add(SamplingParams(seed=5, stop_token_ids=[V])),
+        lambda batch: batch.add({"seed": 5}),
+        lambda batch: batch.add(SamplingParams(seed=5), output_token_ids=[V]),
+        lambda batch: batch.add(SamplingParams(seed=5), prompt_token_ids=3),
+    ],
+    "drop": [
+        lambda batch: batch.drop(0),
+        lambda batch: batch.drop(2),
+        lambda batch: batch.drop([0, -1]),
+        lambda batch: batch.drop("0"),
+        lambda batch: batch.drop(None),
+    ],
+    "permute": [
+        lambda batch: batch.permute([1, 0]),
+        lambda batch: batch.permute([1, 1]),
+        lambda batch: batch.permute([0]),
+        lambda batch: batch.permute(None),
+        lambda batch: batch.permute([0.0, 1.0]),
+    ],
+    "update": [
+        lambda batch: batch.update(1, SamplingParams(top_k=2, seed=2)),
+        lambda batch: batch.update(2, SamplingParams()),
+        lambda batch: batch.update(1, None),
+        lambda batch: batch.update(1, SamplingParams(min_tokens=1, stop_token_ids=[1])),
+        lambda batch: batch.update("1", SamplingParams()),
+        lambda batch: batch.update(1, SamplingParams(), output_token_ids=[V]),
+    ],
+    "grammar_bitmask": [
+        lambda batch: setattr(batch, "grammar_bitmask", bitmask_of([{1}, {2}], V)),
+        lambda batch: setattr(batch, "grammar_bitmask", bitmask_of([{1}], V)),
+        lambda batch: setattr(batch, "grammar_bitmask", torch.zeros(2, 2, dtype=torch.int32)),
+        lambda batch: setattr(batch, "grammar_bitmask", "bits"),
+    ],
+    "forced_token_ids": [
+        lambda batch: setattr(batch, "forced_token_ids", torch.tensor([1, 2])),
+        lambda batch: setattr(batch, "forced_token_ids", torch.tensor([1])),
+        lambda batch: setattr(batch, "forced_token_ids", [1, 2]),
+    ],
+    "temperature": [lambda batch: batch.temperature.fill_(0.25)],
+    "seed": [lambda batch: batch.seed.add_(1)],
+}
+
+
+def _changing(name: str) -> list[tuple[str, str]]:
+    """Rank 1's change is refused, or forgotten; both step; then rank 1 makes it after all."""
+    sampler, found = sampler_of(), []
+    right, *wrong = CHANGES[name]
+    for change in [*wrong, lambda batch: None]:
+        params = params_of(presence_penalty=0.5)
+        batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=3)
+        step(sampler, batch)
+        if dist.get_rank() == 0:
+            right(batch)
+        elif change is not None:
+            refused = outcome(lambda b=batch, c=change: c(b))
+            assert refused[0] in ("TypeError", "ValueError") or change(batch) is None
+        found.append(outcome(lambda b=batch: step(sampler, b)))
+        if dist.get_rank() == 1:
+            right(batch)
+        found.append(("tokens", str(step(sampler, batch))))
+    return found
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step(name):
+    first, second = run_ranks(2, _changing, name)
+    assert first == second
+    told = {
+        "append": "tokens so far",
+        "add": "hidden_states rows",
+        "drop": "hidden_states rows",
+        "permute": "batch: row|seeds",
+        "update": "batch: row 1: ",
+        "temperature": "temperatures",
+        "seed": "seeds",
+    }.get(name, name)
+    for kind, text in first[::2]:
+        assert kind == "RankMismatch", f"{kind}: {text}"
+        assert any(text.startswith(way) for way in told.split("|")), text
+
+
+def _unprepared() -> list[tuple[str, str]]:
+    """Of a batch that was appended to, the shard's counts are known on rank 0 alone."""
+    sampler, found = sampler_of(), []
+    for wrong in (lambda batch: None, lambda batch: batch.prepare(VocabShard(0, V + 1))):
+        batch = SamplingBatch.from_params(params_of(presence_penalty=1.0), vocab_size=V)
+        if dist.get_rank() == 0:
+            batch.prepare(sampler.shard)
+        else:
+            outcome(lambda b=batch, w=wrong: w(b))
+        batch.append(torch.tensor([1, 2]))
+        found.append(outcome(lambda b=batch: step(sampler, b)))
+    return found
+
+
+def test_a_shard_that_one_rank_did_not_prepare_is_told_to_all():
+    first, second = run_ranks(2, _unprepared)
+    assert first == second
+    for kind, text in first:
+        assert kind == "RankMismatch"
+        assert text.startswith("rank 1: batch: tokens were appended before a sampler of")
+
+
+# --- seeds
+
+
+def _unseeded() -> tuple[list[tuple[str, str]], list[list[int]]]:
+    """Calls that are refused because one rank's rows have seeds and the other's wait for theirs."""
+    sampler, rank, found, seeds = sampler_of(), dist.get_rank(), [], []
+    waiting = [SamplingParams()] * B
+    pairs = [
+        (params_of(), waiting),
+        ([SamplingParams(), SamplingParams()], [SamplingParams(), SamplingParams(seed=0)]),
+        ([SamplingParams(), SamplingParams(seed=0)], [SamplingParams(seed=0), SamplingParams()]),
+    ]
+    for pair in pairs:
+        for name in ("step", "verify", "sample_draft"):
+            batch = batch_of(rows=pair[rank])
+
+            def make(name: str = name, batch: SamplingBatch = batch) -> Any:
+                if name == "step":
+                    return step(sampler, batch)
+                return call(sampler, name, batch=batch)
+
+            found.append(outcome(make))
+            out = sampler(torch.ones(B, D), batch_of(rows=waiting), 0)
+            seeds.append(out.seeds.tolist())
+            sampler.compare()
+    return found, seeds
+
+
+def test_a_refused_call_draws_no_seeds():
+    """Later rows without a seed are given the same one on every rank."""
+    (first, seeds), (second, others) = run_ranks(2, _unseeded)
+    assert first == second and seeds == others
+    assert len({seed for pair in seeds for seed in pair}) == 2 * len(seeds)
+    for kind, text in first:
+        assert kind == "RankMismatch" and text.startswith("rows without a seed"), text
+
+
+def _drew_another() -> tuple[str, str]:
+    sampler = sampler_of()
+    if dist.get_rank() == 1:
+        batch_of(rows=[SamplingParams()]).draw_seeds(sampler.settings.seeds)
+    return outcome(lambda: step(sampler, batch_of(rows=[SamplingParams()] * B)))
+
+
+def test_a_rank_that_drew_other_seeds_is_told_before_rows_are_given_theirs():
+    first, second = run_ranks(2, _drew_another)
+    assert first == second and first[0] == "RankMismatch"
+    assert first[1].startswith("rows without a seed: ")
+    assert "rank 0: [0, 1] after 0 drawn seeds, rank 1: [0, 1] after 1 drawn seeds" in first[1]
+
+
+def _near_seeds() -> list[tuple[str, str]]:
+    """Pairs that are equal modulo 2^61 - 1, or to a hash that takes -1 for -2."""
+    pairs = [(2**64 - 1, 2**64 - 2), (5, 5 + 2**61 - 1), (0, 2**61 - 1), (-1, -2), (7, 2**63 + 7)]
+    sampler, rank, found = sampler_of(), dist.get_rank(), []
+    for pair in pairs:
+        batch = batch_of(rows=[SamplingParams(seed=pair[rank])] * B)
+        found.append(outcome(lambda b=batch: step(sampler, b)))
+    for pair in ((0, 2**61 - 1), (2**62, 2**62 + 2**61 - 1)):
+        positions = torch.tensor([pair[rank], 3])
+        found.append(outcome(lambda p=positions: sampler(torch.ones(B, D), batch_of(), p)))
+    return found
+
+
+def test_no_two_seeds_or_positions_are_taken_for_one():
+    first, second = run_ranks(2, _near_seeds)
+    assert first == second
+    for kind, text in first[:5]:
+        assert kind == "RankMismatch" and text.startswith("seeds: ")
+    for kind, text in first[5:]:
+        assert kind == "RankMismatch" and text.startswith("positions: ")
+
+
+def _written_otherwise() -> list[list[int]]:
+    ways = [
+        ({"temperature": 1}, {"temperature": 1.0}),
+        ({"allowed_token_ids": [1, 2]}, {"allowed_token_ids": (1, 2)}),
+        ({"logit_bias": {1: 2, 3: 4.0}}, {"logit_bias": {3: 4, 1: 2.0}}),
+        ({"bad_words": [[1, 2]]}, {"bad_words": ((1, 2),)}),
+    ]
+    sampler, rank = sampler_of(), dist.get_rank()
+    return [step(sampler, batch_of(rows=params_of(**way[rank]))) for way in ways]
+
+
+def test_equal_requests_written_otherwise_are_no_difference():
+    first, second = run_ranks(2, _written_otherwise)
+    assert first == second
+
+
+REQUESTS = [
+    {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"ties": "keep"},
+    {"filter_order": "joint"}, {"repetition_penalty": 1.5}, {"presence_penalty": 1.5},
+    {"frequency_penalty": 1.5}, {"logit_bias": {1: 1.0}}, {"allowed_token_ids": [1]},
+    {"bad_words": [[1, 2]]}, {"min_tokens": 2, "stop_token_ids": [1]}, {"stop_token_ids": [1]},
+    {"logprobs": 1}, {"logprob_token_ids": [1]}, {"logprobs_mode": "raw_logits"},
+    {"repetition_scope": "output"},
+]  # fmt: skip
+
+
+def _other_requests() -> list[tuple[str, str]]:
+    sampler, found = sampler_of(), []
+    for other in REQUESTS:
+        batch = batch_of(
+            rows=[params_of()[0], *params_of(**(other if dist.get_rank() else {}))[1:]]
+        )
+        found.append(outcome(lambda b=batch: step(sampler, b)))
+        step(sampler)
+    return found
+
+
+def test_ranks_with_other_requests_are_told_the_row_and_the_field():
+    first, second = run_ranks(2, _other_requests)
+    assert first == second
+    for other, (kind, text) in zip(REQUESTS, first, strict=True):
+        assert kind == "RankMismatch"
+        assert any(text.startswith(f"batch: row 1: {field}: ") for field in other), text
+    assert set(SamplingParams.__dataclass_fields__) - {"seed"} == {f for o in REQUESTS for f in o}

@@ -1,0 +1,255 @@
+"""A random batch that changes: its rows come, go, move and change, and so does a list of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support import oracle
+from tests.support.random_requests import (
+    Row,
+    Theme,
+    forced_tensor,
+    grammar_tensor,
+    request,
+    surroundings,
+    tokens_so_far,
+)
+from tpsample import SamplingBatch, VocabShard
+
+
+class ChangingBatch:
+    """A batch, and the rows that it should have.
+
+    Args:
+        size: V.
+        note: takes a line on each thing that is done.
+
+    Attributes:
+        moved: whether rows changed since masks were assigned.
+    """
+
+    def __init__(
+        self,
+        pick: random.Random,
+        size: int,
+        theme: Theme,
+        *,
+        max_rows: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self.pick, self.size, self.theme, self.note = pick, size, theme, note
+        self.max_rows, self.moved = min(max_rows, theme.most_rows), False
+        self.rows = [self._row() for _ in range(pick.randint(1, self.max_rows))]
+        self.kept_cap = pick.choice([None, None, None, 1, 8, 1000])
+        with surroundings(pick) as around:
+            self.note(f"{len(self.rows)} rows, built in {around or 'nothing'}")
+            outputs = [list(row.output) for row in self.rows]
+            self.batch = SamplingBatch.from_params(
+                [row.params for row in self.rows],
+                vocab_size=size,
+                prompt_token_ids=[list(row.prompt) for row in self.rows],
+                output_token_ids=outputs,
+                max_rows=self.max_rows,
+                kept_cap=self.kept_cap,
+                fixed_rounds=self.kept_cap is None and pick.random() < 0.4,
+            )
+            for output in outputs:  # the batch has taken what it was given
+                output.append(0)
+
+    def change(self) -> None:
+        """Change something that can be changed now."""
+        change = self.pick.choice(self._changes())
+        with surroundings(self.pick) as around:
+            self.note(f"{change.__name__} in {around or 'nothing'}")
+            change()
+
+    def change_rows(self) -> None:
+        """Change rows, so that a selection of them is refused."""
+        self.pick.choice([self._permute, self._refill, self._update, self._drop])()
+
+    def _changes(self) -> list[Callable[[], None]]:
+        """Those that are possible now."""
+        found = [self._set_grammar, self._set_forced, self._permute, self._copy]
+        found += [self.clear_masks]
+        if self.rows:
+            found += [self._drop, self._update, self._update, self._write, self._refill]
+        if len(self.rows) < self.max_rows:
+            found += [self._add, self._add]
+        if self.pick.random() < 0.1:
+            found += [self._drop_all]
+        return found
+
+    def _row(self) -> Row:
+        fields = request(self.pick, self.size, self.theme)
+        prompt, output = (tokens_so_far(self.pick, self.size, prompt=p) for p in (True, False))
+        temperature = fields.get("temperature", 1.0)
+        return Row(fields, fields["seed"], prompt, output, temperature)
+
+    def _add(self) -> None:
+        self.moved = True
+        row = self._row()
+        self.rows.append(row)
+        assert self.batch.add(row.params, **row.so_far) == len(self.rows) - 1
+
+    def _drop(self) -> None:
+        self.moved = True
+        gone = set(self.pick.sample(range(len(self.rows)), self.pick.randint(1, len(self.rows))))
+        if len(gone) > 3:
+            gone = {gone.pop()}
+        self.rows = [row for i, row in enumerate(self.rows) if i not in gone]
+        self.batch.drop(gone.pop() if len(gone) == 1 else sorted(gone))
+
+    def _drop_all(self) -> None:
+        self.moved = True
+        self.batch.drop(range(len(self.rows)))
+        self.rows = []
+
+    def _permute(self) -> None:
+        self.moved = True
+        order = self.pick.sample(range(len(self.rows)), len(self.rows))
+        self.rows = [self.rows[i] for i in order]
+        self.batch.permute(order)
+
+    def _copy(self) -> None:
+        """Go on with a copy, and make steps of the old batch refuse or draw something else."""
+        old = self.batch
+        ways = [copy.deepcopy, copy.copy, lambda batch: pickle.loads(pickle.dumps(batch))]
+        with torch.inference_mode(False):
+            self.batch = self.pick.choice(ways)(old)
+            old.temperature.fill_(7.0)
+            old.seed.fill_(1)
+            old.drop(range(len(self.rows)))
+
+    def _replace(self, at: int, same: tuple[str, ...]) -> Row:
+        """Return a new request for a row, which keeps some of what the old one had."""
+        self.moved = True
+        old, new = self.rows[at], self._row()
+        for name in same:
+            setattr(new, name, getattr(old, name))
+        self.rows[at] = new
+        return new
+
+    def _refill(self) -> None:
+        """A request leaves its slot, and another takes it."""
+        at = self.pick.randrange(len(self.rows))
+        new = self._replace(at, ("grammar", "forced"))
+        self.batch.free(at)
+        self.batch.put(at, new.params, **{name: [ids] for name, ids in new.so_far.items()})
+
+    def _update(self) -> None:
+        at = self.pick.randrange(len(self.rows))
+        new = self._replace(at, ("grammar", "forced", "prompt", "output"))
+        self.batch.update(at, new.params, **new.so_far)
+
+    def _write(self) -> None:
+        """Temperatures and seeds may be written between steps."""
+        row = self.pick.randrange(len(self.rows))
+        self.rows[row].temperature = self.pick.choice([0.0, 0.7, 1.0, 20.0])
+        self.batch.temperature[row] = self.rows[row].temperature
+        if self.rows[row].seed is not None:
+            seed = self.pick.randrange(2**63)
+            self.rows[row].seed = self.batch.seed[row] = seed
+
+    def _set_grammar(self) -> None:
+        for row in self.rows:
+            row.grammar = self._grammar(row) if self.pick.random() < 0.6 else None
+        found = grammar_tensor([row.grammar for row in self.rows], self.size)
+        self._set("grammar_bitmask", found)
+
+    def _set_forced(self) -> None:
+        for row in self.rows:
+            row.forced = self._forced()
+        self._set("forced_token_ids", forced_tensor([row.forced for row in self.rows]))
+
+    def _set(self, name: str, found: Tensor) -> None:
+        """In place where there is one, sometimes."""
+        written = getattr(self.batch, name)
+        if written is not None and written.shape == found.shape and self.pick.random() < 0.5:
+            written.copy_(found)
+        else:
+            setattr(self.batch, name, found)
+
+    def _grammar(self, row: Row) -> tuple[int, ...]:
+        size = self.size
+        ids: Sequence[int] = range(size)
+        if row.fields.get("stop_token_ids") and self.pick.random() < 0.3:
+            ids = row.fields["stop_token_ids"]  # the structure is complete
+        else:
+            ids = self.pick.sample(ids, self.pick.choice([size, 1, 0, max(1, size // 2)]))
+        return oracle.bits(ids, size)
+
+    def _forced(self) -> int:
+        size = self.size
+        return self.pick.choice([-1, -1, -1, self.pick.randrange(size), 0, size, 2**40])
+
+    def select(self) -> tuple[list[Row], Any]:
+        """Return some rows in any order, and the selection of their slots."""
+        count = len(self.rows)
+        chosen = self.pick.sample(range(count), self.pick.randint(1, count))
+        dtype = self.pick.choice([torch.int32, torch.int64])
+        selection = self.batch.select(torch.tensor(chosen, dtype=dtype))
+        return [self.rows[i] for i in chosen], selection
+
+    def assign_masks(self) -> None:
+        self.moved = False
+        if self.batch.grammar_bitmask is not None:
+            grammars = [row.grammar for row in self.rows]
+            self.batch.grammar_bitmask = grammar_tensor(grammars, self.size)
+        if self.batch.forced_token_ids is not None:
+            self.batch.forced_token_ids = forced_tensor([row.forced for row in self.rows])
+
+    def masks_of_positions(self, width: int) -> list[tuple[tuple[int, ...] | None, int]]:
+        """Masks of every position, set in the batch; some taken away."""
+        rows = [row for row in self.rows for _ in range(width)]
+        grammars = [self._grammar(row) if self.pick.random() < 0.3 else None for row in rows]
+        forced = [self._forced() if self.pick.random() < 0.2 else -1 for _ in rows]
+        self.batch.grammar_bitmask = self.batch.forced_token_ids = None
+        self.moved = False
+        if self.pick.random() < 0.7:
+            self.batch.grammar_bitmask = grammar_tensor(grammars, self.size)
+        else:
+            grammars = [None] * len(rows)
+        if self.pick.random() < 0.7:
+            self.batch.forced_token_ids = forced_tensor(forced)
+        else:
+            forced = [-1] * len(rows)
+        return list(zip(grammars, forced, strict=True))
+
+    def draw_seeds(self) -> None:
+        """Drafts can only be guessed for rows whose seed is known."""
+        for r, row in enumerate(self.rows):
+            if row.seed is None:
+                row.seed = self.pick.getrandbits(64)
+                row.fields = row.fields | {"seed": row.seed}
+                row.temperature = row.fields.get("temperature", 1.0)
+                self.moved = True
+                self.batch.update(r, row.params, **row.so_far)
+
+    def clear_masks(self) -> None:
+        for row in self.rows:
+            row.grammar, row.forced = None, -1
+        self.batch.grammar_bitmask = self.batch.forced_token_ids = None
+
+    def append(self, rows: list[Row], token_ids: Tensor, batch: Any) -> None:
+        """Tell the batch its tokens, or others; rows may be left out by -1."""
+        count = len(rows)
+        if self.pick.random() < 0.3 and count:
+            size, columns = self.size, self.pick.choice([1, 2])
+            ids = [
+                self.pick.choice([-1, self.pick.randrange(size)]) for _ in range(count * columns)
+            ]
+            token_ids = torch.tensor(ids, dtype=torch.int64).view(count, columns)
+        self.batch.prepare(VocabShard(0, self.size))  # the reference comes later
+        with surroundings(self.pick) as around:
+            self.note(f"append {list(token_ids.shape)} in {around or 'nothing'}")
+            batch.append(token_ids)
+        by_row = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
+        for row, drawn in zip(rows, by_row.tolist(), strict=True):
+            row.output = row.output + [v for v in drawn if v >= 0]

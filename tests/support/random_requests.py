@@ -1,0 +1,195 @@
+"""Random requests and rows, and the modes of torch that may surround a call."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support.oracle import Context, Request
+from tpsample import SamplingParams
+
+SEEDS = (0, 1, -1, 2**63, 2**64 - 1, -(2**63))
+MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The values that the rows of a story share, so that they meet where they seldom would.
+
+    Attributes:
+        kinds: of the requests, see `_request`.
+        controlled, told: how many have penalties or constraints, and logprobs.
+        changes: how many between two steps, one of these.
+        verified, drafts: how many steps are verification, and K, one of these.
+        most_ids, most_rows: of the head and of the batch.
+    """
+
+    kinds: tuple[str, ...]
+    controlled: float = 0.3
+    told: float = 0.3
+    changes: tuple[int, ...] = (0, 0, 1, 1, 2, 3)
+    verified: float = 0.25
+    drafts: tuple[int, ...] = (0, 1, 2, 3)
+    most_ids: int = 1200
+    most_rows: int = 2**20
+
+
+ALL_KINDS = ("plain", "greedy", "wide", "wide", "filtered", "filtered")
+THEMES = {
+    "mixed": Theme(ALL_KINDS),
+    "few": Theme(ALL_KINDS, most_rows=3),
+    "top words": Theme(("top_k", "top_k top_p"), controlled=0.1, most_rows=3),
+    "thresholds": Theme(("threshold", "threshold", "plain"), controlled=0.1, most_rows=4),
+    "masks": Theme(ALL_KINDS, controlled=0.0, changes=(0, 0, 1), verified=0.6, drafts=(2,)),
+    "texts": Theme(ALL_KINDS, controlled=0.9, told=0.7, verified=0.5, most_ids=12),
+    "controls": Theme(ALL_KINDS, controlled=0.9, told=0.7, changes=(1, 2)),
+}
+
+
+def request(pick: random.Random, size: int, theme: Theme = THEMES["mixed"]) -> dict[str, Any]:
+    """A request in which some allowed id is left."""
+    while True:
+        fields = _request(pick, size, theme)
+        banned = {word[0] for word in fields.get("bad_words", ()) if len(word) == 1}
+        banned |= set(fields.get("stop_token_ids", ()))
+        if not banned.issuperset(fields.get("allowed_token_ids", [-1])):
+            return fields
+
+
+def _request(pick: random.Random, size: int, theme: Theme) -> dict[str, Any]:
+    seed = pick.choice([*SEEDS, None, None]) if pick.random() < 0.2 else pick.getrandbits(64)
+    found: dict[str, Any] = {"seed": seed}
+    kind = pick.choice(theme.kinds)
+    if kind == "greedy":
+        found["temperature"] = pick.choice([0.0, 1e-6, 9e-6])
+    elif kind == "wide":  # the best by noise are rarely in the kept set
+        found |= {"temperature": pick.choice([1.5, 3.0, 50.0])} | pick.choice(
+            [
+                {"top_k": 20},
+                {"top_k": pick.choice([1, 2, 300])},
+                {"top_p": pick.choice([1e-9, 0.01, 0.3])},
+                {"top_k": pick.choice([50, 300]), "top_p": pick.choice([0.01, 0.9])},
+                {"min_p": 1.0},
+            ]
+        )
+    elif kind == "top_k":
+        found |= {"temperature": pick.choice([5.0, 50.0]), "top_k": pick.choice([2, 20])}
+    elif kind == "top_k top_p":
+        found |= {"top_k": pick.choice([20, 50]), "top_p": 0.9}
+    elif kind == "threshold":
+        wide = pick.choice([{"top_k": 300, "top_p": 0.01}, {"min_p": 1.0}, {"top_p": 0.01}])
+        found |= {"temperature": pick.choice([3.0, 50.0])} | wide
+    elif kind == "filtered":
+        found["temperature"] = pick.choice([1e-5, 0.01, 0.5, 1.0, 1.0, 2.0])
+        found["top_k"] = pick.choice([0, -1, 1, 2, 20, 256, 257, size - 1, size, size + 1])
+        found["top_p"] = pick.choice([1.0, 1e-9, 0.1, 0.5, 0.9, 0.999])
+        found["min_p"] = pick.choice([0.0, 0.0, 0.01, 0.5, 1.0])
+    if kind in ("wide", "filtered"):
+        found["ties"] = pick.choice(["exact", "keep"])
+        found["filter_order"] = pick.choice(["sequential", "joint", "min_p_last"])
+    if pick.random() < theme.controlled:
+        found |= _controls(pick, size)
+    if pick.random() < theme.told:
+        found["logprobs"] = pick.choice([0, 1, 3, 20, -1 if size < 300 else 5])
+        found["logprobs_mode"] = pick.choice(MODES)
+        if pick.random() < 0.5:
+            found["logprob_token_ids"] = [pick.randrange(size) for _ in range(pick.randint(1, 3))]
+    return found
+
+
+def _controls(pick: random.Random, size: int) -> dict[str, Any]:
+    def ids(most: int) -> list[int]:
+        return [pick.randrange(size) for _ in range(pick.randint(1, most))]
+
+    few = min(size, 4)
+    found = {
+        "repetition_penalty": pick.choice([0.5, 1.1, 1.3, 10.0]),
+        "presence_penalty": pick.choice([-2.0, 0.3, 1.5]),
+        "frequency_penalty": pick.choice([-0.3, 0.1, 2.0]),
+        "logit_bias": {v: pick.uniform(-150, 150) for v in ids(5)},
+        "bad_words": [
+            [pick.randrange(few) for _ in range(pick.choice([1, 2, 2, 3, 4]))]
+            for _ in range(pick.randint(1, 6))
+        ],
+        "allowed_token_ids": ids(40),
+        "repetition_scope": pick.choice(["all", "output"]),
+        "min_tokens": pick.choice([1, 5, 20]),
+    }
+    found = {name: found[name] for name in pick.sample(sorted(found), pick.randint(1, 4))}
+    if "min_tokens" in found:
+        found["stop_token_ids"] = [*ids(3), pick.randrange(few)]
+    return found
+
+
+def tokens_so_far(pick: random.Random, size: int, *, prompt: bool) -> list[int]:
+    """Pick a few ids, also for bad words; in a prompt sometimes ids that are no tokens."""
+    found = [pick.randrange(min(size, 4)) for _ in range(pick.randint(0, 6))]
+    if prompt and pick.random() < 0.1:
+        found += [-1, size, 2**31 + 7]
+    return found
+
+
+@dataclass
+class Row:
+    """The request and the tokens of a row."""
+
+    fields: dict[str, Any]
+    seed: int | None
+    prompt: list[int]
+    output: list[int]
+    temperature: float
+    grammar: tuple[int, ...] | None = None
+    forced: int = -1
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(**self.fields)
+
+    @property
+    def request(self) -> Request:
+        return Request(**self.fields | {"temperature": self.temperature})
+
+    @property
+    def so_far(self) -> dict[str, list[int]]:
+        """The tokens so far, as `SamplingBatch.add` takes them."""
+        return {"prompt_token_ids": self.prompt, "output_token_ids": list(self.output)}
+
+    @property
+    def context(self) -> Context:
+        return Context(tuple(self.prompt), tuple(self.output), self.grammar, self.forced)
+
+
+@torch.inference_mode(False)  # it is written again, wherever that may be
+def grammar_tensor(grammars: list[tuple[int, ...] | None], size: int) -> Tensor:
+    """int32 [B, words], with every id allowed in a row without a grammar."""
+    words = -(-size // 32)
+    rows = [(-1,) * words if grammar is None else grammar for grammar in grammars]
+    return torch.tensor(rows, dtype=torch.int32).view(len(rows), words)
+
+
+@torch.inference_mode(False)
+def forced_tensor(forced: list[int]) -> Tensor:
+    return torch.tensor(forced, dtype=torch.int64)
+
+
+@contextlib.contextmanager
+def surroundings(pick: random.Random) -> Iterator[str]:
+    """Set one mode around a call, as its caller may have; yields the name of it."""
+    name = pick.choice(["", "", "", "no_grad", "inference", "autocast", "bfloat16", "float64"])
+    with contextlib.ExitStack() as stack:
+        if name == "no_grad":
+            stack.enter_context(torch.no_grad())
+        elif name == "inference":
+            stack.enter_context(torch.inference_mode())
+        elif name == "autocast":
+            stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+        elif name:
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(getattr(torch, name))
+        yield name
