@@ -5,9 +5,8 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, TopKTrace, reference
@@ -33,7 +32,7 @@ def _params() -> list[SamplingParams]:
 def _record(steps: int) -> tuple[TopKTrace, list[torch.Tensor], int]:
     """A trace, the tokens of each step, and the most elements of any tensor meanwhile."""
     weight, hidden_states = _inputs()
-    shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
+    shard = own_shard(V, even=False)
     sampler = LMHeadSampler(
         weight[shard.start : shard.stop], vocab_size=V, shard=shard, max_rows=ROWS, backend="torch"
     )

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import tpsample.exchange
-from tests.support.cases import Case, uneven_shards
+from tests.support.cases import Case, even_shards, own_shard, uneven_shards
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import (
@@ -68,15 +68,14 @@ def _sample_all_ways(case: Case, shards: list[VocabShard], expected: torch.Tenso
 )
 def test_tokens_are_the_oracles(world_size, vocab_size):
     case = Case.make(vocab_size, ROWS)
-    even = [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
-    shards = even if vocab_size in (49152, 151936) else uneven_shards(vocab_size, world_size)
+    cut = even_shards if vocab_size in (49152, 151936) else uneven_shards
+    shards = cut(vocab_size, world_size)
     steps = run_ranks(world_size, _sample_all_ways, case, shards, case.oracle().token_ids)
     assert steps == [24] * world_size
 
 
 def _sample_several(case: Case, num_samples: int, exchange: str) -> SampleOutput:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = VocabShard.even(case.vocab_size, rank, world_size)
+    shard = own_shard(case.vocab_size, even=True)
     sampler = LMHeadSampler(
         case.weight[shard.start : shard.stop], exchange=_take(exchange), chunks=3, backend="torch"
     )
@@ -94,13 +93,12 @@ def test_several_samples_per_row(exchange):
 
 
 def _sample_special(case: Case, exchange: str):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = VocabShard.even(case.vocab_size, rank, world_size)
+    shard = own_shard(case.vocab_size, even=True)
     weight = case.weight[shard.start : shard.stop]
     poisoned = weight.clone()
     masked = torch.full((len(shard),), float("-inf"))
     forced = torch.zeros(len(shard))
-    if rank == 1:
+    if dist.get_rank() == 1:
         poisoned[3, 0] = float("nan")
         forced[[2, 5]] = float("inf")
     outputs = [
@@ -124,8 +122,7 @@ def test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank(exchange):
 
 
 def _draw_unseeded(weight: torch.Tensor):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = VocabShard.even(len(weight), rank, world_size)
+    shard = own_shard(len(weight), even=True)
     sampler = LMHeadSampler(weight[shard.start : shard.stop], backend="torch")
     batch = SamplingBatch.from_params([SamplingParams()] * 4, vocab_size=len(weight))
     first = sampler(torch.ones(4, 8), batch, 0)
@@ -145,8 +142,7 @@ def test_unseeded_rows_get_the_same_seed_on_every_rank():
 
 
 def _changing_batches(case: Case) -> bool:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = VocabShard.even(case.vocab_size, rank, world_size)
+    shard = own_shard(case.vocab_size, even=True)
     weight = case.weight[shard.start : shard.stop]
     samplers = [
         LMHeadSampler(weight, exchange=_take(exchange), chunks=2, max_rows=8, backend="torch")

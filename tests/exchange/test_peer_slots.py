@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases import Case, even_shards, uneven_shards
+from tests.support.cases import Case, own_shard, uneven_shards
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tests.support.virtual import SMALL_TILE, virtual
@@ -99,7 +99,7 @@ def test_every_virtual_rank_has_the_oracles_tokens(kind):
 def _on_a_rank() -> list[list[int]]:
     slots = Slots("controls")
     case = slots.case
-    shard = even_shards(V, dist.get_world_size())[dist.get_rank()]
+    shard = own_shard(V, even=True)
     weight = case.weight[shard.start : shard.stop]
     sampler, found = LMHeadSampler(weight, shard=shard, exchange="peer"), []
     local: Any = sampler.local

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingParams, Status, VocabShard
+from tpsample import LMHeadSampler, SamplingParams, Status
 from tpsample.core import word
 from tpsample.core.order import masses
 from tpsample.core.row_noise import RowNoise
@@ -24,13 +23,6 @@ from tpsample.request.filters import Way
 
 WORLD_SIZES = [1, 3, *long(2, 4, 8)]
 KINDS = kinds_of_logits()
-
-
-def _own_shard(vocab_size: int, even: bool) -> VocabShard:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if even:
-        return VocabShard.even(vocab_size, rank, world_size)
-    return uneven_shards(vocab_size, world_size)[rank]
 
 
 def _differing(sampler: LMHeadSampler, rows: Rows, expected: torch.Tensor, order=None) -> list[str]:
@@ -47,7 +39,7 @@ def _differing(sampler: LMHeadSampler, rows: Rows, expected: torch.Tensor, order
 def _sample_grid(cases: list[tuple[Rows, torch.Tensor]]) -> list[str]:
     wrong = []
     for number, (rows, expected) in enumerate(cases):
-        shard = _own_shard(V, even=number == 0)
+        shard = own_shard(V, even=number == 0)
         exchange = ("collective", "p2p")[number % 2]
         sampler = LMHeadSampler(**rows.head(shard), exchange=exchange, chunks=1 + number)
         wrong += _differing(sampler, rows, expected)
@@ -90,7 +82,7 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
 
     for name in taken:
         setattr(filters, name, counted(name))
-    sampler = LMHeadSampler(**rows.head(_own_shard(V, even=False)))
+    sampler = LMHeadSampler(**rows.head(own_shard(V, even=False)))
     # Of given logits all are there, where a step from hidden states might list those that count.
     own = rows.logits[:, sampler.shard.start : sampler.shard.stop].contiguous()
     token_ids = sampler.sample_logits(own, rows.batch, rows.positions).token_ids
@@ -170,7 +162,7 @@ def test_a_boundary_within_one_unit_is_told_apart():
 
 
 def _draw_from_four(rows: Rows) -> torch.Tensor:
-    sampler = LMHeadSampler(**rows.head(_own_shard(V, even=False)))
+    sampler = LMHeadSampler(**rows.head(own_shard(V, even=False)))
     return sampler(rows.hidden_states, rows.batch, rows.positions).token_ids
 
 
@@ -192,7 +184,7 @@ def test_mass_before_equal_to_the_limit_is_too_much():
 
 def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     """The last kept token's word by the threshold, for several tile sizes of the arithmetic."""
-    shard, batch = _own_shard(V, even=False), rows.batch
+    shard, batch = own_shard(V, even=False), rows.batch
     stored = ShardLogits.of(
         rows.logits[:, shard.start : shard.stop],
         batch,
@@ -219,7 +211,7 @@ def test_the_boundary_moves_with_neither_ranks_nor_tiles(world_size):
 
 
 def _bytes_and_memory(rows: Rows) -> tuple[int, int]:
-    sampler = LMHeadSampler(**{**rows.head(_own_shard(rows.vocab_size, even=True)), "max_rows": 64})
+    sampler = LMHeadSampler(**{**rows.head(own_shard(rows.vocab_size, even=True)), "max_rows": 64})
     sampler.ranks.bytes_sent = 0
     with Largest() as largest:
         sampler(rows.hidden_states, rows.batch, rows.positions)
@@ -259,7 +251,7 @@ def _sample_special(biases: list[torch.Tensor], params: list[SamplingParams], nu
     outputs = []
     for bias in biases:
         rows = Rows([torch.zeros(len(bias))], params, bias=bias)
-        sampler = LMHeadSampler(**rows.head(_own_shard(len(bias), even=False)))
+        sampler = LMHeadSampler(**rows.head(own_shard(len(bias), even=False)))
         out = sampler(rows.hidden_states, rows.batch, rows.positions, num_samples=num_samples)
         outputs.append((out.token_ids, out.status))
     return outputs

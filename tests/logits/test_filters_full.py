@@ -5,12 +5,11 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard
 from tests.support.filtered import Rows, V, filter_requests, kinds_of_logits, masked
 from tests.support.ranks import run_ranks
-from tpsample import LMHeadSampler, SamplingParams, VocabShard
+from tpsample import LMHeadSampler, SamplingParams
 
 TEMPERATURES = (0.0, 0.2, 0.6, 1.0, 1.5, 3.0)
 
@@ -28,13 +27,7 @@ def _requests(temperature: float) -> list[SamplingParams]:
 
 
 def _wrong(rows: Rows, expected: torch.Tensor, even: bool) -> list[str]:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = (
-        VocabShard.even(rows.vocab_size, rank, world_size)
-        if even
-        else uneven_shards(rows.vocab_size, world_size)[rank]
-    )
-    sampler = LMHeadSampler(**rows.head(shard))
+    sampler = LMHeadSampler(**rows.head(own_shard(rows.vocab_size, even)))
     out = sampler(rows.hidden_states, rows.batch, rows.positions)
     wrong = (out.token_ids != expected).nonzero().flatten().tolist()
     return [f"row {row}: {rows.params[row]}" for row in wrong]

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.support import host_reads
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.ranks import run_ranks
 from tests.support.stored import on_virtual_ranks
@@ -57,7 +56,7 @@ def _rows() -> list[Rows]:
 def _sample(cases: list[Rows], num_samples: int | None) -> list[SampleOutput]:
     outputs = []
     for rows in cases:
-        shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
+        shard = own_shard(V, even=False)
         host_reads.meet_on_devices()
         sampler = LMHeadSampler(**rows.head(shard), chunks=2)
         batch = _batch(rows, True)
@@ -88,7 +87,7 @@ def _sent(rows: list[Rows]) -> list[int]:
     """Bytes of a step per case, as this rank counts them."""
     sent = []
     for case in rows:
-        shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
+        shard = own_shard(V, even=False)
         sampler = LMHeadSampler(**case.head(shard))
         sampler(case.hidden_states, _batch(case, True), case.positions)
         sent.append(sampler.ranks.bytes_sent)

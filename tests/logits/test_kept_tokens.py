@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard, uneven_shards
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
@@ -26,7 +26,7 @@ def _batch(rows: Rows, cap: int | None) -> SamplingBatch:
 def _sample(cases: list[Rows], cap: int) -> list[SampleOutput]:
     outputs = []
     for rows in cases:
-        shard = uneven_shards(rows.vocab_size, dist.get_world_size())[dist.get_rank()]
+        shard = own_shard(rows.vocab_size, even=False)
         sampler = LMHeadSampler(**rows.head(shard))
         outputs.append(sampler(rows.hidden_states, _batch(rows, cap), rows.positions))
     return outputs

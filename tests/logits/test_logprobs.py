@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard
 from tests.support.filtered import Rows, V, kinds_of_logits, masked
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -48,14 +47,10 @@ def _cases() -> list[Rows]:
     ]
 
 
-def _own_shard(vocab_size: int) -> VocabShard:
-    return uneven_shards(vocab_size, dist.get_world_size())[dist.get_rank()]
-
-
 def _sample(cases: list[Rows], num_samples: int | None) -> list[Logprobs | None]:
     found = []
     for rows in cases:
-        sampler = LMHeadSampler(**rows.head(_own_shard(rows.vocab_size)))
+        sampler = LMHeadSampler(**rows.head(own_shard(rows.vocab_size, even=False)))
         out = sampler(rows.hidden_states, rows.batch, rows.positions, num_samples=num_samples)
         oracle = rows.oracle(num_samples)
         assert torch.equal(out.token_ids, oracle.token_ids)

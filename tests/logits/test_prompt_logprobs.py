@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard
 from tests.support.filtered import Rows, V, kinds_of_logits, masked
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
@@ -42,7 +42,7 @@ def _oracle(logits: torch.Tensor, token_ids: torch.Tensor) -> Logprobs:
 
 
 def _find(prompts: list[Rows], max_rows: list[int], backend: str) -> list[Logprobs]:
-    shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
+    shard = own_shard(V, even=False)
     found = []
     for rows in prompts:
         for room in max_rows:

@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard, uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -30,7 +29,7 @@ def _steps(requests: list[dict], count: int) -> tuple[Rows, list[list[int]]]:
 
 def _tokens(rows: Rows, steps: list[list[int]]) -> torch.Tensor:
     """int64 [steps, rows of a step]."""
-    shard = uneven_shards(rows.vocab_size, dist.get_world_size())[dist.get_rank()]
+    shard = own_shard(rows.vocab_size, even=False)
     sampler = LMHeadSampler(**rows.head(shard))
     tokens = []
     for step in steps:

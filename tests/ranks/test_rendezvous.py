@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from tests.support.cases import uneven_shards
-from tests.support.filtered import Rows, V, grid, kinds_of_logits
-from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter
+from tests.support.filtered import Rows, V, kinds_of_logits
+from tpsample import LMHeadSampler, SamplingParams, UnsupportedParameter
 from tpsample.ranks.rendezvous import Rendezvous
 from tpsample.ranks.virtual import VirtualWorld
 
@@ -80,29 +79,6 @@ def _virtual(rows: Rows, world_size: int, **options) -> tuple[VirtualWorld, list
         head = {**rows.head(shard), "backend": "triton", "exchange": "peer", **options}
         samplers.append(LMHeadSampler(**head, group=ranks))
     return world, samplers
-
-
-@pytest.mark.parametrize(("world_size", "num_samples"), [(2, 2), *long((1, None), (5, None))])
-def test_filters_logprobs_and_kept_sets_on_virtual_ranks(world_size, num_samples):
-    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0), *grid()[::146]]
-    params += [SamplingParams(seed=4, top_p=0.7, logprobs=3, logprobs_mode="processed_logprobs")]
-    rows = Rows([KINDS["zipf"]], params)
-    batch = SamplingBatch.from_params(rows.params, vocab_size=V, kept_cap=20)
-    oracle = rows.oracle(num_samples)
-    world, samplers = _virtual(rows, world_size, chunks=2)
-    with torch.inference_mode():
-        outputs = world.step(
-            samplers, rows.hidden_states, batch, rows.positions, num_samples=num_samples
-        )
-    assert len(outputs) == world_size
-    for out in outputs:
-        assert torch.equal(out.token_ids, oracle.token_ids)
-        assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)
-        assert torch.equal(out.logprobs.values.isnan(), oracle.logprobs.values.isnan())
-        error = (out.logprobs.values - oracle.logprobs.values).nan_to_num(0).abs().max()
-        assert error < 2e-6
-        assert torch.equal(out.kept.sizes, rows.kept_mask()[out.kept.rows].sum(dim=1))
-        assert torch.equal(out.kept.token_ids, outputs[0].kept.token_ids)
 
 
 def test_prompt_logprobs_on_virtual_ranks():

@@ -6,16 +6,13 @@ Random mixtures of rows go this way in `test_fuzz`; wrong arguments are in `test
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.support import host_reads
-from tests.support.cases import Case, even_shards, uneven_shards
-from tests.support.ranks import run_ranks
-from tests.support.virtual import SMALL_TILE, assert_all_equal, virtual
+from tests.support.cases import Case
+from tests.support.virtual import assert_all_equal, small_tiles
 from tpsample import (
     LMHeadSampler,
     SamplingBatch,
@@ -54,62 +51,7 @@ def logits_of(case: Case) -> torch.Tensor:
 
 def sampler_of(case: Case, backend: str = "torch", **arguments) -> LMHeadSampler:
     """One rank alone."""
-    sampler = LMHeadSampler(case.weight, backend=backend, max_rows=24, **arguments)
-    if backend == "triton":
-        local: Any = sampler.local
-        local.tile = SMALL_TILE
-    return sampler
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("num_samples", [None, 2])
-def test_tokens_are_those_of_hidden_states(backend, num_samples):
-    case = case_of()
-    sampler = sampler_of(case, backend)
-    out = sampler.sample_logits(
-        logits_of(case), case.batch, case.positions, num_samples=num_samples
-    )
-    expected = case.oracle(num_samples)
-    assert_all_equal([out], expected)
-    assert torch.equal(out.logprobs.token_ids, expected.logprobs.token_ids)
-    assert torch.allclose(out.logprobs.values, expected.logprobs.values, equal_nan=True)
-
-
-def _on_ranks(case: Case, logits: torch.Tensor, exchange: str, chunks: int) -> list[list[int]]:
-    shard = uneven_shards(case.vocab_size, dist.get_world_size())[dist.get_rank()]
-    weight = torch.empty(len(shard), 0)  # a head that has no weight to give
-    sampler = LMHeadSampler(weight, shard=shard, exchange=exchange, chunks=chunks, max_rows=24)
-    own = logits[:, shard.start : shard.stop].clone()
-    out = sampler.sample_logits(own, case.batch, case.positions)
-    sampler.compare()
-    return [out.token_ids.tolist(), out.status.tolist()]
-
-
-@pytest.mark.parametrize(("exchange", "chunks"), [("collective", 1), ("p2p", 3)])
-def test_ranks_without_a_weight_return_the_oracles_tokens(exchange, chunks):
-    case = case_of()
-    expected = case.oracle()
-    results = run_ranks(3, _on_ranks, case, logits_of(case), exchange, chunks)
-    assert results == [[expected.token_ids.tolist(), expected.status.tolist()]] * 3
-
-
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_the_kernel_pushes_words_of_logits_to_its_peers(chunks):
-    case, shards = case_of(), even_shards(203, 3)
-    world, samplers = virtual(case, shards, chunks=chunks, max_rows=24)
-    local = [logits_of(case)[:, shard.start : shard.stop] for shard in shards]  # strided
-    for _ in range(2):
-        outputs = world.step_logits(samplers, local, case.batch, case.positions)
-        assert_all_equal(outputs, case.oracle())
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_converted_exactly(backend, dtype):
-    case = case_of()
-    logits = logits_of(case).to(dtype)
-    out = sampler_of(case, backend).sample_logits(logits, case.batch, case.positions)
-    assert_all_equal([out], reference.sample(logits.float(), case.batch, case.positions))
+    return small_tiles(LMHeadSampler(case.weight, backend=backend, max_rows=24, **arguments))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -14,8 +14,8 @@ from tests.support import golden
 from tests.support.cases import even_shards, uneven_shards
 from tests.support.golden_parts import PARTS, Make, V
 from tests.support.ranks import run_ranks
-from tests.support.virtual import SMALL_TILE, in_turn
-from tpsample import LMHeadSampler, VocabShard
+from tests.support.virtual import in_turn, small_tiles
+from tpsample import VocabShard
 from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 WEIGHTED = [part for part in PARTS if part != "logits"]
@@ -66,13 +66,7 @@ def test_several_ranks(shards, options):
 
 
 def _peers(make: Make, ranks: VirtualRanks) -> Make:
-    def built(*arguments: Any, **options: Any) -> LMHeadSampler:
-        sampler = make(*arguments, **options)
-        local: Any = sampler.local
-        local.tile = SMALL_TILE
-        return in_turn(sampler, ranks)
-
-    return built
+    return lambda *arguments, **options: in_turn(small_tiles(make(*arguments, **options)), ranks)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.support.cases import Case, even_shards
 from tests.support.ranks import run_ranks
-from tests.support.virtual import SMALL_TILE, step, virtual
+from tests.support.virtual import small_tiles, step, virtual
 from tpsample import (
     LMHeadSampler,
     RankMismatch,
@@ -42,11 +42,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, SamplingBatch]:
 
 
 def sampler_of(weight: torch.Tensor, backend: str, **arguments: Any) -> LMHeadSampler:
-    sampler = LMHeadSampler(weight, backend=backend, max_rows=36, **arguments)
-    if backend == "triton":
-        local: Any = sampler.local
-        local.tile = SMALL_TILE
-    return sampler
+    return small_tiles(LMHeadSampler(weight, backend=backend, max_rows=36, **arguments))
 
 
 def same_but_for_failed(out: SampleOutput, before: SampleOutput, status: list[int]) -> None:

@@ -1,17 +1,16 @@
 """Coupled verification emits plain decoding's text, bit for bit."""
 
-import math
 from importlib import import_module
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard
 from tests.support.ranks import run_ranks
 from tests.support.speculative import PROMPT, Toy, decode_plainly, decode_with_drafts, prompts
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
+from tpsample import SamplingBatch, SamplingParams, verify
 
 V, LENGTH = 211, 14
 REQUESTS = (
@@ -40,15 +39,8 @@ ROWS = 3 * len(REQUESTS)
 PARAMS = [SamplingParams(**REQUESTS[row % len(REQUESTS)], seed=500 + row) for row in range(ROWS)]
 
 
-def _own_shard() -> VocabShard:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world_size % 2:
-        return VocabShard.even(V, rank, world_size)
-    return uneven_shards(V, world_size)[rank]
-
-
 def _texts(toy: Toy, guess: torch.Tensor, lengths: list[int], options: dict) -> list[torch.Tensor]:
-    sampler = toy.sampler(_own_shard(), **options)
+    sampler = toy.sampler(own_shard(V, even=dist.get_world_size() % 2 == 1), **options)
     texts = []
     for num_drafts in lengths:
         text, steps = decode_with_drafts(
@@ -122,60 +114,3 @@ def test_noise_by_index_would_be_caught(plain, monkeypatch):
     text, _ = decode_with_drafts(toy, toy.sampler(), PARAMS, LENGTH, 3, expected)
     random = torch.tensor([not request.greedy and request.top_k != 1 for request in PARAMS])
     assert (text[random] != expected[random]).any(dim=1).float().mean() > 0.9
-
-
-def test_the_kernel_in_the_interpreter_verifies_the_same():
-    toy = Toy.make(61)
-    params = [SamplingParams(**REQUESTS[i], seed=i) for i in (0, 2, 4, 6)]
-    drafts = torch.randint(0, 61, (4, 2), generator=torch.Generator().manual_seed(1))
-    hidden_states = toy.table[:12].view(4, 3, -1)
-    batch = SamplingBatch.from_params(params, vocab_size=61)
-    logits = reference.logits(hidden_states.flatten(0, 1), toy.weight)
-    first = reference.sample(logits[::3], batch, torch.full((4,), 9)).token_ids
-    drafts[:2, 0] = first[:2]
-    outs = [
-        verify(toy.sampler(backend=backend), hidden_states, drafts, batch, 9)
-        for backend in ("torch", "triton")
-    ]
-    assert (outs[0].num_accepted[:2] >= 1).all()
-    for name in ("num_accepted", "token_ids", "status"):
-        assert torch.equal(getattr(outs[0], name), getattr(outs[1], name))
-
-
-def test_logprobs_are_those_of_the_emitted_tokens():
-    toy = Toy.make(61)
-    params = [
-        SamplingParams(seed=1, logprobs=2),
-        SamplingParams(seed=2),
-        SamplingParams(seed=3, top_k=3, logprobs=0, logprobs_mode="processed_logprobs"),
-    ]
-    batch = SamplingBatch.from_params(params, vocab_size=61)
-    sampler = toy.sampler()
-    hidden_states = toy.table[:9].view(3, 3, -1)
-    positions = torch.tensor([4, 40, 400])
-    plain = [sampler(hidden_states[:, i], batch, positions + i) for i in range(3)]
-    drafts = torch.stack([plain[0].token_ids, plain[1].token_ids], dim=1)
-    drafts[2, 1] = (drafts[2, 1] + 1) % 61
-    out = verify(sampler, hidden_states, drafts, batch, positions)
-    assert out.num_accepted.tolist() == [2, 2, 1]
-    for row in range(3):
-        for i in range(3):
-            values, expected = out.logprobs.values[3 * row + i], plain[i].logprobs.values[row]
-            if row == 2 and i == 2:
-                assert values.isnan().all()
-            else:
-                assert torch.equal(values.nan_to_num(7), expected.nan_to_num(7))
-
-
-def test_a_bad_position_ends_the_row_with_its_status():
-    """NaN behind the end is never seen; where it is reached, the tokens before it stand."""
-    sampler = LMHeadSampler(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
-    batch = SamplingBatch.from_params(SamplingParams(seed=3), vocab_size=40)
-    hidden_states = torch.ones(3, 3, 4)
-    token_id = int(sampler(hidden_states[:1, 0], batch, 5).token_ids)
-    hidden_states[:, 1] = math.nan
-    drafts = torch.tensor([[token_id, 1], [(token_id + 1) % 40, 1], [-1, 1]])
-    out = verify(sampler, hidden_states, drafts, batch, 5)
-    assert out.num_accepted.tolist() == [1, 0, 0]
-    assert out.token_ids.tolist() == [[token_id, -1, -1]] * 3
-    assert out.status.tolist() == [1, 0, 0]

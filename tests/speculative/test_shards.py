@@ -5,9 +5,8 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard
 from tests.support.filtered import V, kinds_of_logits
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
@@ -96,17 +95,10 @@ def differing(out: VerifyOutput, expected: VerifyOutput) -> list[str]:
     ]
 
 
-def _shard(vocab_size: int, even: bool) -> VocabShard:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if even:
-        return VocabShard.even(vocab_size, rank, world_size)
-    return uneven_shards(vocab_size, world_size)[rank]
-
-
 def _verify(problem: Problem) -> dict[tuple, VerifyOutput]:
     outputs = {}
     for even in (True, False):
-        shard = _shard(problem.vocab_size, even)
+        shard = own_shard(problem.vocab_size, even)
         options = {} if even else {"exchange": "p2p", "chunks": 3}
         sampler = problem.sampler(shard, **options)
         columns = problem.draft[:, :, shard.start : shard.stop]
@@ -155,7 +147,7 @@ def test_rows_that_stop_within_a_block_recover_at_its_coefficient():
 
 
 def _verify_by_kernel(problem: Problem, exchange: str) -> dict[str, VerifyOutput]:
-    shard = _shard(problem.vocab_size, even=False)
+    shard = own_shard(problem.vocab_size, even=False)
     sampler = problem.sampler(shard, backend="triton", exchange=exchange, max_rows=128)
     draft = problem.draft[:, :, shard.start : shard.stop]
     outputs = {
@@ -205,32 +197,10 @@ def test_other_rows_and_padding_of_k_change_nothing(problem, method, certain):
     assert (out.token_ids[:, K + 1 :] == -1).all() and (out.status == Status.OK).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_emitted_tokens_belong_to_the_kept_set(problem, method):
-    out = problem.oracle(method, problem.draft)
-    for i in range(K + 1):
-        kept = plain_reference.kept_mask(problem.logits[:, i], problem.batch)
-        token_ids = out.token_ids[:, i]
-        emitted = token_ids >= 0
-        assert kept.gather(1, token_ids.clamp(min=0).unsqueeze(1)).squeeze(1)[emitted].all()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_greedy_rows_emit_the_argmax(problem, method):
-    greedy = torch.tensor([request.greedy for request in problem.params])
-    best = problem.logits.argmax(dim=2)[greedy]
-    for draft in (None, problem.draft):
-        out = problem.oracle(method, draft)
-        token_ids, drafts = out.token_ids[greedy], problem.drafts[greedy]
-        agree = (drafts == best[:, :K]).long().cumprod(dim=1).sum(dim=1)
-        assert torch.equal(out.num_accepted[greedy], agree) and agree.max() > 0
-        assert torch.equal(token_ids, best.where(torch.arange(K + 1) <= agree.unsqueeze(1), -1))
-
-
 def _special(logits: torch.Tensor, drafts: torch.Tensor, draft: torch.Tensor) -> list:
     """One-hot hidden states over a head whose bias holds what a product cannot."""
     vocab_size = logits.shape[1]
-    shard = _shard(vocab_size, even=False)
+    shard = own_shard(vocab_size, even=False)
     outs = []
     for row in logits:
         sampler = LMHeadSampler(
@@ -286,7 +256,7 @@ def test_special_rows(world_size):
 
 
 def _memory_and_bytes(vocab_size: int, rows: int, request: dict) -> list[tuple[int, int]]:
-    shard = _shard(vocab_size, even=True)
+    shard = own_shard(vocab_size, even=True)
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(vocab_size, generator=generator)[shard.start : shard.stop]
     sampler = LMHeadSampler(
@@ -320,7 +290,7 @@ def test_no_rank_holds_more_than_its_own_columns(request_):
 
 
 def _draft_everywhere(logits: torch.Tensor, params: list[SamplingParams]) -> list[torch.Tensor]:
-    shard = _shard(logits.shape[1], even=False)
+    shard = own_shard(logits.shape[1], even=False)
     sampler = LMHeadSampler(
         torch.zeros(len(shard), 1), vocab_size=logits.shape[1], shard=shard, backend="torch"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard, reference
 
@@ -67,6 +68,12 @@ class Case:
         """The tokens every sampler must return."""
         logits = reference.logits(self.hidden_states, self.weight, **head)
         return reference.sample(logits, self.batch, self.positions, num_samples=num_samples)
+
+
+def own_shard(vocab_size: int, even: bool) -> VocabShard:
+    """The shard of this rank of the default process group."""
+    shards = (even_shards if even else uneven_shards)(vocab_size, dist.get_world_size())
+    return shards[dist.get_rank()]
 
 
 def even_shards(vocab_size: int, world_size: int) -> list[VocabShard]:

@@ -177,6 +177,7 @@ def logits(make: Make) -> Found:
     for name, each, options in (
         ("real", whole, {}),
         ("half", whole.bfloat16(), {}),
+        ("fp16", whole.half(), {}),
         ("failing", failing, {}),
         ("failing, as 9", failing, {"on_failed": 9}),
         ("ties", whole.round(), {}),

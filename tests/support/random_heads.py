@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from tests.support import oracle
-from tests.support.virtual import in_turn
+from tests.support.virtual import in_turn, small_tiles
 from tpsample import LMHeadSampler, SampleOutput, VerifyOutput, VocabShard, reference, verify
-from tpsample.local.tiles import Tile
 from tpsample.ranks.virtual import VirtualWorld
 
 T = TypeVar("T")
 ODD_SIZES = (1, 2, 3, 5, 7, 31, 33, 63, 64, 65, 127, 255, 257, 511, 1000)
-SMALL_TILE = Tile(block_v=64, block_b=4, block_d=16, num_warps=1, num_stages=1)
 
 
 @dataclass(frozen=True)
@@ -218,10 +216,7 @@ class VirtualRanks:
         for rank, group in enumerate(self.world.ranks):
             pick.setstate(state)
             sampler = head.sampler(rank, pick, group=group, exchange="peer", **options)
-            self.samplers.append(in_turn(sampler, group))
-        for sampler in self.samplers:
-            local: Any = sampler.local
-            local.tile = SMALL_TILE
+            self.samplers.append(in_turn(small_tiles(sampler), group))
 
     def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
         return self.run([partial(each, *arguments, **options) for each in self.samplers])

@@ -21,11 +21,18 @@ def virtual(case: Case, shards: list[VocabShard], tile: Tile | None = SMALL_TILE
         for s, ranks in zip(shards, world.ranks, strict=True)
     ]
     for sampler in samplers:
-        local: Any = sampler.local
-        local.tile = tile
+        small_tiles(sampler, tile)
         if len(shards) > 1:
             peer_of(sampler).timeout_s = 0.01
     return world, samplers
+
+
+def small_tiles(sampler: LMHeadSampler, tile: Tile | None = SMALL_TILE) -> LMHeadSampler:
+    """Let a sampler's kernels, if it has any, take tiles that the interpreter is fast with."""
+    if sampler.backend == "triton":
+        local: Any = sampler.local
+        local.tile = tile
+    return sampler
 
 
 def in_turn(sampler: LMHeadSampler, ranks: VirtualRanks) -> LMHeadSampler:
