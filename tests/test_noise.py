@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support import noise_checker
 from tpsample import noise
 
 # Random123 distribution, kat_vectors: (rounds, counter, key, result).
@@ -32,29 +33,7 @@ def _hex(text: str) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize(("rounds", "counter", "key", "expected"), RANDOM123)
 def test_philox_known_answers(rounds, counter, key, expected):
     assert noise.philox4x32(_hex(counter), _hex(key), rounds) == _hex(expected)
-
-
-def _numpy_words(seed: int, position: int, ids: np.ndarray, sample: int, rounds: int):
-    """The layout again, from its description, in unsigned numpy arithmetic."""
-
-    def philox(c0, c1, c2, c3, k0, k1, rounds):
-        c0, c1, c2, c3 = (np.asarray(c, np.uint32) for c in (c0, c1, c2, c3))
-        for _ in range(rounds):
-            p0 = c0.astype(np.uint64) * np.uint64(0xD2511F53)
-            p1 = c2.astype(np.uint64) * np.uint64(0xCD9E8D57)
-            c0 = (p1 >> np.uint64(32)).astype(np.uint32) ^ c1 ^ np.uint32(k0)
-            c2 = (p0 >> np.uint64(32)).astype(np.uint32) ^ c3 ^ np.uint32(k1)
-            c1, c3 = p1.astype(np.uint32), p0.astype(np.uint32)
-            k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-        return c0, c1, c2, c3
-
-    low, high = 2**32 - 1, 32
-    stream = philox(
-        position & low, position >> high, sample, 0x7470536D, seed & low, seed >> high, 10
-    )
-    r0, r1, r2 = stream[:3]
-    quads = philox((ids >> 2).astype(np.uint32), r0, r1, r2, 0x1BD11BDA, 0xA9FC1A22, rounds)
-    return np.choose(ids & 3, quads)
+    assert noise_checker.philox(_hex(counter), _hex(key), rounds) == list(_hex(expected))
 
 
 @pytest.mark.parametrize("rounds", [7, 10])
@@ -66,7 +45,8 @@ def _numpy_words(seed: int, position: int, ids: np.ndarray, sample: int, rounds:
 def test_words_follow_the_layout(seed, position, sample, rounds):
     ids = np.concatenate([np.arange(41), np.array([128255, 2**20 - 1])])
     words = noise.words(seed, position, torch.tensor(ids), sample=sample, rounds=rounds)
-    expected = _numpy_words(seed, position, ids, sample, rounds)
+    stream = noise_checker.row_stream(seed, position, sample)
+    expected, _ = noise_checker.words(stream, ids, rounds)
     assert words.dtype == torch.int64
     assert words.tolist() == expected.tolist()
 

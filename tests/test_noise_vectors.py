@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import noise_checker, noise_vectors
+from tests.support.modules import imported_modules
 from tpsample import noise
 from tpsample.speculative import streams
 
@@ -20,20 +20,19 @@ CHECKER = Path(noise_checker.__file__)
 
 
 def test_they_hold_in_a_program_that_knows_numpy_and_nothing_of_tpsample() -> None:
-    imported = {
-        name
-        for node in ast.walk(ast.parse(CHECKER.read_text()))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else map(_name, node.names))
+    imported = imported_modules(CHECKER)
+    assert imported == {
+        "__future__.annotations",
+        "json",
+        "math",
+        "sys",
+        "pathlib.Path",
+        "typing.Any",
+        "numpy",
     }
-    assert imported == {"__future__", "json", "math", "sys", "pathlib", "typing", "numpy"}
     command = [sys.executable, "-I", str(CHECKER), str(noise_vectors.FILE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "29 test vectors hold\n", done.stderr
-
-
-def _name(alias: ast.alias) -> str:
-    return alias.name
 
 
 def test_they_are_what_the_package_computes() -> None:

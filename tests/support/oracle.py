@@ -1,7 +1,7 @@
 """The definition of the correct token, written a second time: numpy, one row, by sorting.
 
 Nothing here comes from the library, neither code nor constants nor a way of computing: noise from
-the layout tps-philox-v1, masses as Python integers, the kept set from the sorted row. Where a
+`tests.support.noise_checker`, masses as Python integers, the kept set from the sorted row. Where a
 sampler and this file disagree, the definition decides which of them is wrong.
 
     answer = draw(logits, Request(top_k=5), seed=1, position=17)
@@ -17,6 +17,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from tests.support import noise_checker
+
 OK, NAN, EMPTY = "OK", "NAN", "EMPTY"
 NEAR_TIE = 4e-5
 """Two devices may take either of two tokens whose scores are nearer than this."""
@@ -27,55 +29,20 @@ LARGEST = float(np.finfo(np.float32).max)
 # -- noise -------------------------------------------------------------------------------------
 
 
-def philox(key: tuple[int, int], counter: Sequence[np.ndarray | int], rounds: int) -> np.ndarray:
-    """uint64 [4, ...], the four 32-bit words of Philox4x32 (Salmon et al., SC 2011)."""
-    low = np.uint64(0xFFFFFFFF)
-    x = [np.asarray(word, dtype=np.uint64) & low for word in counter]
-    k0, k1 = key
-    for _ in range(rounds):
-        product0, product2 = np.uint64(0xD2511F53) * x[0], np.uint64(0xCD9E8D57) * x[2]
-        x = [
-            (product2 >> np.uint64(32)) ^ x[1] ^ np.uint64(k0),
-            product2 & low,
-            (product0 >> np.uint64(32)) ^ x[3] ^ np.uint64(k1),
-            product0 & low,
-        ]
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return np.stack(np.broadcast_arrays(*x))
-
-
-def halves(number: int) -> tuple[int, int]:
-    """The low and the high 32 bits of a 64-bit number, negative ones in two's complement."""
-    number &= (1 << 64) - 1
-    return number & 0xFFFFFFFF, number >> 32
-
-
 def noise_words(
     seed: int, position: int, token_ids: np.ndarray, *, sample: int = 0, rounds: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The word of each id, and the exclusive or of the four words of its group."""
-    domain = 0x7470536D
-    stream = philox(halves(seed), (*halves(position), sample & 0xFFFFFFFF, domain), 10)
-    groups, place = np.unique(token_ids >> 2, return_inverse=True)
-    words = philox((0x1BD11BDA, 0xA9FC1A22), (groups, *stream[:3]), rounds)
-    return words[token_ids & 3, place], np.bitwise_xor.reduce(words)[place]
+    """Return the word of each id, and the exclusive or of the four words of its group."""
+    stream = noise_checker.row_stream(seed, position, sample)
+    return noise_checker.words(stream, token_ids, rounds)
 
 
 def noise(
     seed: int, position: int, token_ids: np.ndarray, *, sample: int = 0, rounds: int = 10
 ) -> np.ndarray:
-    """fp32 L of each id: the Gumbel noise in base 2 is −L. Each fp32 operation is rounded once."""
-    words, mixed = noise_words(seed, position, token_ids, sample=sample, rounds=rounds)
-    low = ((mixed ^ words) & np.uint64(0xFFFF)).astype(np.float64) * 2.0**-48 + 2.0**-49
-    whole = words.astype(np.float32).astype(np.float64)
-    u = (whole * (2.0**-32 * (1 - 2.0**-24)) + low).astype(np.float32)
-    polynomial = np.full(u.shape, np.float32(0.51374837))
-    for coefficient in (0.30503643, 0.48617405, 0.72117668, 1.44269586):
-        fused = polynomial.astype(np.float64) * u + np.float64(np.float32(coefficient))
-        polynomial = fused.astype(np.float32)
-    near_one = -np.log2((np.float32(1) - u).astype(np.float64))
-    e = np.where(u < np.float32(0.25), u * polynomial, near_one.astype(np.float32))
-    return np.log2(e.astype(np.float64)).astype(np.float32)
+    """Return fp32 L of each id: the Gumbel noise in base 2 is −L."""
+    words = noise_words(seed, position, token_ids, sample=sample, rounds=rounds)
+    return noise_checker.noise(*words)
 
 
 # -- a request and its row ---------------------------------------------------------------------
