@@ -61,12 +61,12 @@ endif
 gpu: $(if $(OWN),,$(INSTALLED))
 	$(if $(OWN),$(PYTHON),.venv/bin/python) -m benchmarks.gpu.check $(GPU)
 
-# The reference of the public names, in build/docs. Classes inherit methods from the four modules
-# behind the package.
+# The reference of the public names, in build/docs. Classes inherit methods from three modules that
+# the package does not name.
 docs: $(INSTALLED)
 	.venv/bin/pdoc --docformat google --output-directory build/docs tpsample tpsample.steps \
-		tpsample.request.step_batch tpsample.request.batch_rows tpsample.request.batch_slots \
-		tpsample.record tpsample.distributed tpsample.integrations.transformers
+		tpsample.request.step_batch tpsample.request.changing_rows tpsample.record \
+		tpsample.distributed tpsample.integrations.transformers
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .

@@ -38,8 +38,8 @@ from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.changes import Changes
+from tpsample.request.engine_tensors import Needs
 from tpsample.request.params import SamplingParams
-from tpsample.request.tensor_batch import Needs
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import VerifyOutput, sample_draft, verify, verify_logits
 from tpsample.trace import TopKTrace

@@ -61,7 +61,7 @@ def _sample(
     handle: int,
 ) -> tuple[Tensor, Tensor]:
     sampler = _samplers[handle]
-    plan = BatchPlan.of((), sampler.vocab_size, seed.device)
+    plan = BatchPlan(len(seed), sampler.vocab_size, seed.device)
     batch = BatchView(temperature, seed, plan)
     out = sampler(hidden_states, batch, positions, num_samples=num_samples or None)
     sampler.forget_step()  # its tensors may lie in the memory pool of the compiler's CUDA graphs

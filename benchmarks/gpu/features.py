@@ -31,7 +31,6 @@ from tpsample import (
 )
 from tpsample.local.screen_launches import accumulation_error
 from tpsample.request.kinds import KINDS, batches_of
-from tpsample.request.plan import BatchPlan, BatchView
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ODD_BOUNDS = (33331, 64000)
@@ -195,12 +194,10 @@ def product_error(problem: Problem, dtype: torch.dtype) -> str:
 def products(sampler: LMHeadSampler, hidden_states: Tensor) -> Tensor:
     """Return all logits [B, V], as the sampler stores them for logprobs."""
     rows, device = hidden_states.shape[0], hidden_states.device
-    asking = SamplingParams(temperature=0.0, logprobs=0)
-    zeros = torch.zeros(rows, dtype=torch.int64, device=device)
-    plan = BatchPlan.of([asking] * rows, sampler.vocab_size, device)
-    batch = BatchView(zeros.to(torch.float32), zeros, plan)
-    step = sampler.local.prepare(hidden_states, batch, zeros, num_samples=0)
-    sampler.local.best_words(step, zeros.new_empty(0))
+    asking = [SamplingParams(temperature=0.0, seed=0, logprobs=0)] * rows
+    batch = SamplingBatch.from_params(asking, vocab_size=sampler.vocab_size, device=device)
+    step = sampler.local.prepare(hidden_states, batch.view(rows), batch.seed, num_samples=0)
+    sampler.local.best_words(step, batch.seed.new_empty(0))
     assert step.logits is not None
     return step.logits
 

@@ -58,7 +58,7 @@ def verified_tokens(kind: str, method: Method, seeds: Tensor) -> Tensor:
         streams = stream(seeds.unsqueeze(1), torch.tensor([[index]]), index, DOMAIN_DRAFT)
         noise = tile_noise(streams, 0, VOCAB_SIZE, 10)
         drafts.append((draft.double() * LOG2_E - noise.double()).argmax(dim=1))
-    batch = SamplingBatch(torch.ones(rows), seeds, vocab_size=VOCAB_SIZE)
+    batch = SamplingBatch.over(temperature=torch.ones(rows), seed=seeds, vocab_size=VOCAB_SIZE)
     out = speculative.verify(
         target.expand(rows, NUM_DRAFTS + 1, -1),
         torch.stack(drafts, dim=1),
@@ -73,7 +73,9 @@ def verified_tokens(kind: str, method: Method, seeds: Tensor) -> Tensor:
 
 def direct_tokens(seeds: Tensor) -> Tensor:
     """Return two plain draws per seed, at positions that no verification looks at, int64 [B, 2]."""
-    batch = SamplingBatch(torch.ones(len(seeds)), seeds, vocab_size=VOCAB_SIZE)
+    batch = SamplingBatch.over(
+        temperature=torch.ones(len(seeds)), seed=seeds, vocab_size=VOCAB_SIZE
+    )
     logits = target_logits().expand(len(seeds), -1)
     draws = [reference.sample(logits, batch, position).token_ids for position in (70, 71)]
     return torch.stack(draws, dim=1)

@@ -322,7 +322,7 @@ AGREEMENT = [
 SEEDS = [
     Fault(
         "a plan outlives its rows",
-        "tpsample/request/batch_rows.py",
+        "tpsample/request/batch.py",
         "self._plan = None\n        if",
         "if",
         ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
@@ -336,16 +336,16 @@ SEEDS = [
     ),
     Fault(
         "a joining row takes the request of another",
-        "tpsample/request/batch_rows.py",
-        "checked[row - rows] for place",
-        "checked[0] for place",
+        "tpsample/request/table.py",
+        "joining[old - count] for slot",
+        "joining[0] for slot",
         ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
     ),
     Fault(
         "a new row takes over the tokens of the row whose slot it has",
-        "tpsample/request/batch_rows.py",
-        "moved[place] = row",
-        "moved[place] = 0",
+        "tpsample/request/table.py",
+        "moved[slot] = old",
+        "moved[slot] = 0",
         ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
     ),
     Fault(

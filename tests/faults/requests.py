@@ -5,7 +5,7 @@ from tests.faults.fault import Fault
 REQUESTS = [
     Fault(
         "an unknown field has no way out",
-        "tpsample/request/other_fields.py",
+        "tpsample/request/unknown_fields.py",
         "if name in _ENGINES:",
         "if False:",
         ("tests/test_messages.py::test_a_process_alone_is_told[max_tokens]",),
@@ -54,9 +54,9 @@ REQUESTS = [
     ),
     Fault(
         "masks of rows that moved are taken",
-        "tpsample/request/batch_rows.py",
-        "self._stale = set(self._masks)",
-        "pass",
+        "tpsample/request/step_batch.py",
+        "if version != self.version:",
+        "if False:",
         (
             "tests/request/test_batch_state.py::"
             "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew",
@@ -64,9 +64,9 @@ REQUESTS = [
     ),
     Fault(
         "a mask that is assigned anew stays stale",
-        "tpsample/request/batch.py",
-        "self._stale.discard(name)",
-        "pass",
+        "tpsample/request/step_batch.py",
+        "self._assigned[name] = mask, self.version",
+        "self._assigned[name] = mask, self._assigned.get(name, (None, self.version))[1]",
         (
             "tests/request/test_batch_state.py::"
             "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew",
@@ -75,8 +75,8 @@ REQUESTS = [
     Fault(
         "one request for all rows loses its prompt",
         "tpsample/request/batch.py",
-        "prompt_token_ids=[single.prompt] * num_rows,",
-        "prompt_token_ids=None,",
+        "[single] * num_rows)",
+        "[type(single)(single.params, (), single.output)] * num_rows)",
         (
             "tests/request/test_batch_state.py::test_one_request_for_all_rows_carries_all_it_was_given",
         ),
@@ -258,8 +258,8 @@ LIFETIME = [
 SLOTS = [
     Fault(
         "a slot that two rows name is appended to twice",
-        "tpsample/request/slot_rows.py",
-        'torch.ne(self.scratch.pick("winner", first, index), self.places, out=undrawn)',
+        "tpsample/request/rows.py",
+        'torch.ne(self.scratch.pick("winner", first, index), self.numbers, out=undrawn)',
         'torch.lt(self.scratch.pick("winner", first, index), 0, out=undrawn)',
         (
             "tests/request/test_slots.py::test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]",
@@ -267,7 +267,7 @@ SLOTS = [
     ),
     Fault(
         "a slot without a request is drawn",
-        "tpsample/request/slot_rows.py",
+        "tpsample/request/rows.py",
         "none + 1).copy_(gate)",
         "none + 1).fill_(OPEN)",
         (
@@ -276,7 +276,7 @@ SLOTS = [
     ),
     Fault(
         "a row that is not drawn writes to the slot that it names",
-        "tpsample/request/slot_rows.py",
+        "tpsample/request/rows.py",
         "index.masked_fill_(undrawn, none)",
         "index",
         ("tests/request/test_slots.py::test_a_slot_that_is_named_twice_counts_its_first_row",),
@@ -291,29 +291,29 @@ SLOTS = [
     Fault(
         "a step of the whole batch draws its empty slots",
         "tpsample/request/batch.py",
-        "if self._idle:",
+        "if self._empty:",
         "if False:",
         ("tests/request/test_slots.py::test_a_step_of_all_slots_is_refused_while_one_is_empty",),
     ),
     Fault(
         "an empty slot is known as such until rows move",
-        "tpsample/request/host_rows.py",
-        "bytes(pick(self.flags))",
-        "bytes(pick(self.flags)).translate(bytes(n & ~IDLE for n in range(256)))",
+        "tpsample/request/table.py",
+        "self.entries = list(map(entries.__getitem__, order))",
+        "self.entries = [entries[old]._replace(flags=entries[old].flags & ~8) for old in order]",
         ("tests/request/test_slots.py::test_a_copy_of_a_batch_lives_by_itself[deepcopy]",),
     ),
     Fault(
         "a pickled batch reads numbers that it no longer writes",
-        "tpsample/request/batch_rows.py",
-        "self._view_rows(self.rows)",
-        "pass",
+        "tpsample/request/changing_rows.py",
+        "vars(self).update(state)\n        self._view_rows()",
+        "vars(self).update(state)",
         ("tests/request/test_slots.py::test_a_copy_of_a_batch_lives_by_itself",),
     ),
     Fault(
         "a seed that was written before the first step is lost",
-        "tpsample/request/row_tensors.py",
-        "written.where(written != WAITING,",
-        "written.where(written != written,",
+        "tpsample/request/table.py",
+        "written.where(written != WAITING, seeds)",
+        "written.where(written != written, seeds)",
         (
             "tests/request/test_slots.py::"
             "test_a_seed_that_was_written_before_the_first_step_is_the_rows",
@@ -321,20 +321,20 @@ SLOTS = [
     ),
     Fault(
         "ranks do not compare the order of filters of an engine's tensors",
-        "tpsample/request/tensor_batch.py",
-        'del found["temperature"], found["seed"]',
-        'del found["temperature"], found["seed"], found["filter_order"]',
+        "tpsample/request/engine_tensors.py",
+        '{"needs": self.needs, "filter_order": self.filter_order}',
+        '{"needs": self.needs}',
         (
-            "tests/request/test_tensor_batch.py::"
+            "tests/request/test_engine_tensors.py::"
             "test_ranks_with_other_numbers_or_another_order_are_told_each_value",
         ),
     ),
     Fault(
         "masks of an engine's rows do not follow its slots",
-        "tpsample/request/tensor_batch.py",
-        "self._parameters, self._tables, self._masks)",
-        "self._parameters, self._tables)",
-        ("tests/request/test_tensor_batch.py::test_masks_of_all_rows_and_of_slots_bind",),
+        "tpsample/request/selection.py",
+        "return {name: mask for name, (mask, _) in its.items() if name not in own}",
+        "return {}",
+        ("tests/request/test_engine_tensors.py::test_masks_of_all_rows_and_of_slots_bind",),
     ),
     Fault(
         "objects take any attribute",
@@ -345,9 +345,9 @@ SLOTS = [
     ),
     Fault(
         "a row without filters takes the way of those with top_k alone",
-        "tpsample/request/slot_tables.py",
-        "kinds = [keeps_all(self._vocab_size), *set(self._filters.values())]",
-        "kinds = [*set(self._filters.values())]",
+        "tpsample/request/table.py",
+        "kinds = [keeps_all(self.vocab_size), *asked.filters]",
+        "kinds = [*asked.filters]",
         (
             "tests/request/test_slots.py::"
             "test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens",
@@ -355,9 +355,9 @@ SLOTS = [
     ),
     Fault(
         "a request that comes to a slot has the filters of the one before",
-        "tpsample/request/slot_tables.py",
-        'self.numbers.index_copy_(1, index, self._scratch.send("numbers", numbers))',
-        "self.gate.index_copy_(0, index, numbers[GATE])",
+        "tpsample/request/table.py",
+        'self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))',
+        "self.numbers[GATE:STATE].index_copy_(1, index, columns[GATE:])",
         (
             "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
         ),
@@ -365,8 +365,8 @@ SLOTS = [
     Fault(
         "the plan of a selection sends to the device",
         "tpsample/request/plan.py",
-        "rows.places, rows.stored_places",
-        "torch.tensor(list(range(num_rows)), device=device), rows.stored_places",
+        "return self.numbers\n",
+        "return torch.tensor(stored, device=device), self.numbers[1]\n",
         (
             "tests/request/test_slots.py::test_a_captured_step_serves_other_slots_and_other_requests[sample]",
         ),
@@ -374,22 +374,22 @@ SLOTS = [
     Fault(
         "a selection that is used again keeps its masks",
         "tpsample/request/selection.py",
-        "self._masks.clear()",
+        "self._assigned.clear()",
         "pass",
         ("tests/request/test_slots.py::test_masks_by_slot_follow_the_slots",),
     ),
     Fault(
         "a row whose seed was drawn waits for another when rows move",
-        "tpsample/request/batch_rows.py",
-        "self._host_rows, self.unseeded = self._host_rows.seeded(), []",
-        "self.unseeded = []",
+        "tpsample/request/table.py",
+        "self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)",
+        "pass",
         ("tests/request/test_arrange.py::test_a_seed_that_was_drawn_moves_with_its_row",),
     ),
     Fault(
         "filters stay where they are when rows move",
-        "tpsample/request/row_tensors.py",
-        "self.numbers[: len(index)].copy_(self.numbers.index_select(0, index))",
-        "pass",
+        "tpsample/request/table.py",
+        "self.numbers[0 if self.stores_logits else GATE :]",
+        "self.numbers[GATE:]",
         ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
     ),
     Fault(
@@ -413,18 +413,18 @@ SLOTS = [
     ),
     Fault(
         "a top_p of 0 keeps nothing",
-        "tpsample/request/tensor_batch.py",
+        "tpsample/request/engine_tensors.py",
         "top_p = p.clamp(min=LEAST_TOP_P).where(there & (p < 1), 1.0)",
         "top_p = p.where(there & (p < 1), 1.0)",
-        ("tests/request/test_tensor_batch.py::test_values_out_of_range_have_a_meaning",),
+        ("tests/request/test_engine_tensors.py::test_values_out_of_range_have_a_meaning",),
     ),
     Fault(
         "what an engine writes to its tensors is not seen",
-        "tpsample/request/tensor_batch.py",
-        "seed = self.seed\n",
-        "seed, self.temperature = self.seed, self.temperature.clone()\n",
+        "tpsample/request/engine_tensors.py",
+        "self.temperature, self.seed, self.filters = temperature, seed, filters",
+        "self.temperature, self.seed, self.filters = temperature.clone(), seed, filters",
         (
-            "tests/request/test_tensor_batch.py::"
+            "tests/request/test_engine_tensors.py::"
             "test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]",
         ),
     ),

@@ -253,9 +253,9 @@ SCREENING = [
     ),
     Fault(
         "top_p beside top_k counts as bounded",
-        "tpsample/request/bounded_rows.py",
-        'top_k &= request.filter_order != "joint"',
-        "pass",
+        "tpsample/request/filters.py",
+        "return by_min_p or (by_top_k and (whole or not self.joint))",
+        "return by_min_p or by_top_k",
         ("tests/screening/test_filters.py::test_which_rows_need_few_logits",),
     ),
     Fault(

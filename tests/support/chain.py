@@ -56,7 +56,9 @@ class Chain:
 
     def draw_drafts(self, seeds: torch.Tensor, num_drafts: int) -> torch.Tensor:
         """int64 [B, num_drafts], each given the one before it; token -1 had context 0."""
-        batch = SamplingBatch(torch.ones(len(seeds)), seeds, vocab_size=self.vocab_size)
+        batch = SamplingBatch.over(
+            temperature=torch.ones(len(seeds)), seed=seeds, vocab_size=self.vocab_size
+        )
         context, drafts = torch.zeros_like(seeds), []
         for index in range(num_drafts):
             if self.certain is not None:
@@ -71,7 +73,9 @@ class Chain:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Emitted ids [B, K + 1] and accepted counts [B]."""
         context = torch.nn.functional.pad(drafts, (1, 0)) % CONTEXTS
-        batch = SamplingBatch(torch.ones(len(seeds)), seeds, vocab_size=self.vocab_size)
+        batch = SamplingBatch.over(
+            temperature=torch.ones(len(seeds)), seed=seeds, vocab_size=self.vocab_size
+        )
         draft = None if self.draft is None else self.draft[context[:, :-1]]
         out = reference.verify(
             self.target[context], drafts, batch, POSITION, method=method, draft=draft
@@ -114,7 +118,9 @@ def gumbel_draft(
 def text_of_several_calls(chain: Chain, method: str, count: int) -> torch.Tensor:
     """Three tokens: a verification of two drafts, and another one from where it stopped."""
     seeds = torch.arange(count)
-    batch = SamplingBatch(torch.ones(count), seeds, vocab_size=chain.vocab_size)
+    batch = SamplingBatch.over(
+        temperature=torch.ones(count), seed=seeds, vocab_size=chain.vocab_size
+    )
     text = torch.full((count, 6), -1)
     done = torch.zeros(count, dtype=torch.int64)
     for _ in range(3):

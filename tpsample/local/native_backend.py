@@ -3,7 +3,7 @@
 A step has up to four kinds of rows, each of which takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
-    bounded    top_k up to 256 or min_p        `list_kept`    see `tpsample.request.bounded_rows`
+    bounded    top_k up to 256 or min_p        `list_kept`    see `RowFilter.is_bounded`
     whole      they need all of their logits   `store`
     given      the caller computed the logits  `draw_given`, `store_given`
 
@@ -38,8 +38,8 @@ from tpsample.native.lm_head import (
 from tpsample.native.noise import row_noise
 from tpsample.native.products import Copy, quantise_rows
 from tpsample.native.threads import in_ranges, threads_for
-from tpsample.request.bounded_rows import row_bounds
 from tpsample.request.controls.apply import StepControls
+from tpsample.request.filters import row_bounds
 from tpsample.request.step import Push, Step
 from tpsample.screening.int8_copy import BLOCKS, Int8Copy
 

@@ -15,8 +15,8 @@ from tpsample.local.backend import Backend
 from tpsample.logits.finish import shard_logits
 from tpsample.logits.logprobs import find_logprobs
 from tpsample.output import Logprobs
+from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
-from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.settings import Settings
 
 
@@ -35,8 +35,7 @@ def prompt_logprobs(
         [L, 1 + N], equal on every rank.
     """
     # With a draw of no samples nothing is drawn, so neither seeds nor positions matter.
-    asking, chunk = SamplingParams(temperature=0.0, logprobs=top), settings.max_rows
-    nothing = torch.zeros(min(chunk, len(token_ids)), dtype=torch.int64, device=token_ids.device)
+    asking, chunk = SamplingParams(temperature=0.0, seed=0, logprobs=top), settings.max_rows
     no_words = token_ids.new_empty(0)
     shape = (len(token_ids), 1 + top)
     found = Logprobs(
@@ -48,15 +47,16 @@ def prompt_logprobs(
     for start in range(0, len(token_ids), chunk):
         part = slice(start, start + chunk)
         came = token_ids[part]
-        plan = BatchPlan.of([asking] * len(came), settings.vocab_size, token_ids.device)
-        assert plan.logprobs is not None
-        seeds = nothing[: len(came)]
-        batch = BatchView(seeds.to(torch.float32), seeds, plan)
-        step = local.prepare(hidden_states[part], batch, seeds, num_samples=0)
+        asked = SamplingBatch.from_params(
+            [asking] * len(came), vocab_size=settings.vocab_size, device=token_ids.device
+        )
+        batch = asked.view(len(came))
+        assert batch.plan.logprobs is not None
+        step = local.prepare(hidden_states[part], batch, batch.seed, num_samples=0)
         local.best_words(step, no_words)
         rows = shard_logits(step, settings.shard, settings.backend)
         sampled = came.unsqueeze(1)
-        of_part = find_logprobs(rows, plan.logprobs, None, None, sampled, settings.ranks)
+        of_part = find_logprobs(rows, batch.plan.logprobs, None, None, sampled, settings.ranks)
         found.token_ids[part] = of_part.token_ids
         found.values[part] = of_part.values
         found.ranks[part] = of_part.ranks

@@ -1,1 +1,1 @@
-"""What a request asks for, and a batch of requests as tensors."""
+"""Requests for tokens, and a batch of them as tensors."""

@@ -15,8 +15,8 @@ from dataclasses import fields
 from typing import Any
 
 from tpsample.core.word import MAX_VOCAB_SIZE
-from tpsample.request.other_fields import way_out
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
+from tpsample.request.unknown_fields import way_out
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
 _REFUSED = (TypeError, ValueError)

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpsample.core.ordinary_tensors import ordinary_tensors
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.errors import UnsupportedParameter
+from tpsample.request import engine_tensors
 from tpsample.request.batch_checks import (
-    check_appended,
     check_device,
     check_kept,
-    check_per_row,
     check_requests,
     check_sizes,
     request_list,
     token_lists,
 )
-from tpsample.request.batch_slots import BatchSlots
-from tpsample.request.controls.bits import num_words
-from tpsample.request.controls.rows import ControlRows
-from tpsample.request.host_rows import HostRows
+from tpsample.request.changing_rows import ChangingRows
+from tpsample.request.entries import NO_REQUEST, WAITING
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.row_tensors import WAITING
-from tpsample.request.slot_batch import MASKS
-from tpsample.request.slot_tables import NO_REQUEST
-from tpsample.request.tensor_batch import Needs, TensorBatch, batch_over
+from tpsample.request.selection import Selection
+from tpsample.request.table import RequestTable
 
 
-class SamplingBatch(BatchSlots):
+class SamplingBatch(ChangingRows):
     """The sampling parameters of B rows on the device, where the kernels read them at run time.
 
     Rows may join, leave, move and change between steps, and temperatures and seeds may be written
@@ -45,19 +42,33 @@ class SamplingBatch(BatchSlots):
 
     A batch may be built and used under inference mode, no_grad or autograd, in any combination.
 
-    Where requests keep their slots and a step takes some of them, see `select`.
+    Where requests keep their slots for life, a step names some of them:
+
+        batch = SamplingBatch.of_slots(256, vocab_size=V, device="cuda")
+        batch.put(7, params, prompt_token_ids=[prompt])     # when a request arrives
+        rows = batch.select(slots)                          # in every step
+        batch.free(7)                                       # when it has ended
 
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
         seed: int64 [B], 64 bits.
-        plan: what follows from the rows' requests; replaced whole after they change.
+        plan: how a step treats the rows; replaced whole after they change.
         unseeded: the rows that still wait for their seed.
         vocab_size: V; token ids of requests are below it.
         max_rows: how many rows the batch has room for.
     """
 
+    def __init__(
+        self, table: RequestTable, *, kept_cap: int | None = None, fixed_rounds: bool = False
+    ) -> None:
+        """Take the rows of a table. `from_params`, `of_slots` and `over` make batches."""
+        self._options: dict[str, Any] = {"kept_cap": kept_cap, "fixed_rounds": fixed_rounds}
+        self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
+        self._selects = False
+        self._plan: BatchPlan | None = None
+        super().__init__(table)
+
     @staticmethod
-    @ordinary_tensors
     def from_params(
         params: SamplingParams | Sequence[SamplingParams],
         *,
@@ -104,16 +115,9 @@ class SamplingBatch(BatchSlots):
         prompts = token_lists("prompt_token_ids", prompt_token_ids, len(requests))
         outputs = token_lists("output_token_ids", output_token_ids, len(requests))
         checked = check_requests(0, requests, prompts, outputs, vocab_size)
-        batch = SamplingBatch(
-            torch.ones(slots, dtype=torch.float32, device=device),
-            torch.zeros(slots, dtype=torch.int64, device=device),
-            vocab_size=vocab_size,
-        )
-        batch._set_plan(
-            BatchPlan.of([], vocab_size, batch.device, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
-        )
-        batch._replace(HostRows.of([], vocab_size))
-        batch._join(checked)
+        table = RequestTable(slots, vocab_size, device)
+        batch = SamplingBatch(table, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
+        batch._arrange(list(range(len(checked))), checked)
         if isinstance(params, SamplingParams):
             batch._single = checked[0]
         return batch
@@ -122,53 +126,94 @@ class SamplingBatch(BatchSlots):
     def of_slots(
         slots: int, *, vocab_size: int, device: torch.device | str | None = None
     ) -> SamplingBatch:
-        """Build a batch of so many slots without a request; see `BatchSlots` for their life.
+        """Build a batch of so many slots without a request.
 
         Raises:
             ValueError: a size out of range.
         """
-        none = [NO_REQUEST] * slots
+        none = [NO_REQUEST.params] * slots
         batch = SamplingBatch.from_params(none, vocab_size=vocab_size, device=device)
         batch.free(range(slots))
-        batch._make_slots()
+        batch._ready_to_select()
         return batch
 
-    @staticmethod
-    def over(
-        *,
-        vocab_size: int,
-        temperature: Tensor,
-        seed: Tensor,
-        top_k: Tensor | None = None,
-        top_p: Tensor | None = None,
-        min_p: Tensor | None = None,
-        needs: Needs | None = None,
-        filter_order: str = "sequential",
-    ) -> TensorBatch:
-        """Make a batch over the caller's own tensors, which every step reads in place.
+    over = staticmethod(engine_tensors.over)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        return (
+            f"SamplingBatch({self.rows} rows of at most {self.max_rows}, "
+            f"vocab_size={self.vocab_size}, on {self.device})"
+        )
+
+    def __copy__(self) -> SamplingBatch:
+        """Return a copy with tensors of its own: two batches over the same ones would differ from
+        them after the first change."""
+        return copy.deepcopy(self)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The plan of a step of all rows. If the batch is used through selections, it is made
+        when it is read, because a selection has a plan of its own."""
+        if self._plan is None:
+            self._plan = self._table.plan(**self._options)
+        return self._plan
+
+    def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
+        """Return the rows of a step, by slot: pass it to the sampler, `verify` and `sample_draft`
+        in place of the batch, and its `append` the tokens.
+
+        The host does not read the slots, so a step takes the way that any slot of the batch may
+        need: with filters in one of them, the logits of all rows are stored. Kept sets are not
+        reported. A CUDA graph may be captured from here to `append`; it serves any slots and any
+        requests while `capture_key` is what it was. Draw the seeds of requests without one before
+        a replay (`LMHeadSampler.draw_seeds`).
+
+        With `out`, and `out=` of the sampler, a step without filters and logprobs allocates no
+        memory on the device, from here to `append`.
 
         Args:
-            vocab_size: V; must match across ranks.
-            temperature, seed: fp32 and int64 [S].
-            top_k: int32 or int64 [S].
-            top_p, min_p: fp32 or float64 [S].
-            needs: which of these filters may occur. Default: those that are given. What a value out
-                of range means is written in `tpsample.request.tensor_batch`.
-            filter_order: of all rows, as in `SamplingParams`.
+            slots: int32 or int64 [B] on the device of the batch, in any order; -1 is padding.
+                See `tpsample.request.selection` for rows that are not drawn.
+            out: an earlier selection of as many rows of this batch, to write into; it then means
+                these slots, without the masks that were assigned to it. Default: a new one.
 
         Raises:
-            TypeError, ValueError: a tensor of another shape, dtype or device, or one that is needed
-                and missing.
+            TypeError, ValueError: another shape, dtype or device, or another kind of `out`.
+            UnsupportedParameter: (a ValueError) the batch has kept_cap, which the host counts.
         """
-        check_sizes(vocab_size, None, 0)
-        return batch_over(
-            vocab_size=vocab_size,
-            temperature=temperature,
-            seed=seed,
-            filters={"top_k": top_k, "top_p": top_p, "min_p": min_p},
-            needs=needs,
-            filter_order=filter_order,
-        )
+        self._require_list("select")
+        if self._options["kept_cap"] is not None:
+            raise UnsupportedParameter("kept_cap: not with select; build the batch without it")
+        self._ready_to_select()
+        return Selection.of(self, slots, out)
+
+    @property
+    def capture_key(self) -> tuple[object, ...]:
+        """A value to compare: a graph captured over a selection has to be captured again when it
+        changes.
+
+        It changes when a request brings a kind of parameter that no other has, when the last
+        request of a kind leaves, and when rows move. After a request has only left, the old graph
+        still gives the right tokens.
+        """
+        return self._table.launches
+
+    def prepare(self, shard: VocabShard) -> None:
+        """Make the state of a shard, for a sampler that comes after tokens have been appended.
+
+        Raises:
+            TypeError: not a VocabShard.
+            ValueError: a shard that reaches past V, or one whose counts are no longer known.
+        """
+        if not isinstance(shard, VocabShard):
+            raise TypeError(f"shard: expected a VocabShard, got {shard!r}")
+        if shard.stop > self.vocab_size:
+            raise ValueError(f"shard: {shard} reaches past vocab_size={self.vocab_size}")
+        if self._table.controls is not None:
+            self._table.controls.state(shard)
 
     def for_rows(self, num_rows: int) -> SamplingBatch:
         """Return this batch, or its one request repeated for so many rows.
@@ -176,14 +221,11 @@ class SamplingBatch(BatchSlots):
         Raises:
             ValueError: the batch was built from a list of another length, or has empty slots.
         """
-        if self._idle:
+        if self._empty:
             raise ValueError(
-                f"batch: slots {self._idle} have no request; name the slots of the step by "
+                f"batch: slots {self._empty} have no request; name the slots of the step by "
                 "batch.select, or drop these"
             )
-        return self._of_rows(num_rows)
-
-    def _of_rows(self, num_rows: int) -> SamplingBatch:
         if num_rows == self.rows:
             return self
         single = self._single
@@ -193,16 +235,10 @@ class SamplingBatch(BatchSlots):
                 f"{self.rows}; pass one SamplingParams per row, or a single one for all"
             )
         if num_rows not in self._repeated:
-            self._repeated[num_rows] = SamplingBatch.from_params(
-                [single.params] * num_rows,
-                vocab_size=self.vocab_size,
-                device=self.device,
-                prompt_token_ids=[single.prompt] * num_rows,
-                output_token_ids=[single.output] * num_rows,
-                kept_cap=self.plan.kept_cap,
-                fixed_rounds=self.plan.fixed_rounds,
-            )
-        repeated: SamplingBatch = self._repeated[num_rows]
+            table = RequestTable(num_rows, self.vocab_size, self.device)
+            self._repeated[num_rows] = SamplingBatch(table, **self._options)
+            self._repeated[num_rows]._arrange(list(range(num_rows)), [single] * num_rows)
+        repeated = self._repeated[num_rows]
         # The caller may have written since.
         with torch.inference_mode(False):
             repeated.temperature.copy_(self.temperature.expand(num_rows))
@@ -212,148 +248,42 @@ class SamplingBatch(BatchSlots):
                 repeated.seed.copy_(seed)
             elif self.unseeded:
                 repeated.seed.copy_(repeated.seed.where(seed == WAITING, seed))
-        for name in MASKS:
-            mask = self._masks.get(name)
+        for name in ("grammar_bitmask", "forced_token_ids"):
+            mask = self._masks().get(name)
             if mask is not None and len(mask) == 1:
                 mask = mask.expand(num_rows, *mask.shape[1:]).contiguous()
             setattr(repeated, name, mask)
         return repeated
-
-    def __copy__(self) -> SamplingBatch:
-        """Return a copy with tensors of its own: two batches over the same ones would differ from
-        them after the first change."""
-        return copy.deepcopy(self)
-
-    def view(self, num_rows: int) -> BatchView:
-        """Return what a step of so many rows reads.
-
-        Raises:
-            ValueError: the batch has other rows, or a grammar bitmask or forced ids are not of
-                the rows it has now.
-        """
-        batch = self.for_rows(num_rows)
-        batch.check_masks(num_rows)
-        return BatchView(batch.temperature, batch.seed, batch.plan, batch._controls())
-
-    def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
-        """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.
-
-        Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 behind a row's
-        last, as output; the batch itself does not change. A grammar bitmask and forced ids must be
-        of all B · (K + 1) rows.
-
-        Raises:
-            ValueError: another shape or dtype, rows without a seed, or masks of other rows.
-        """
-        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.seed, "K")
-        if self.unseeded:
-            raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
-        self.for_rows(self.rows).check_masks((draft_token_ids.shape[1] + 1) * self.rows)
-        view = BatchView(self.temperature, self.seed, self.plan, self._controls())
-        return view.after_drafts(draft_token_ids)
-
-    def append(self, token_ids: Tensor) -> None:
-        """Count the tokens of a step as output, on the device.
-
-        Args:
-            token_ids: int64 [B], or [B, n] for several tokens per row in order; an id outside
-                [0, V), such as -1, is none.
-
-        Raises:
-            ValueError: another shape, dtype or device.
-        """
-        num_rows = check_appended(token_ids, self.seed)
-        if self._single is None and num_rows != self.rows:
-            raise ValueError(
-                f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
-                f"{num_rows} rows"
-            )
-        rows = self._of_rows(num_rows)
-        rows._last_positions, tables = None, rows._tables
-        if tables is not None:
-            columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
-            for column in columns.unbind(dim=1):
-                tables.append(tables.slot_of[:num_rows], column)
-
-    def note_step(self, positions: Tensor) -> None:
-        """Warn once if rows look at their output, and a step at later positions comes without the
-        tokens of the one before. A step at the same ones may be a trial; on a GPU none is known."""
-        if not self._needs_append or not positions.is_cpu:
-            return
-        last, self._last_positions = self._last_positions, positions.detach().clone()
-        if last is not None and len(last) == len(positions) and bool((positions > last).all()):
-            self._needs_append = False
-            warnings.warn(
-                "batch: a step at later positions, and no token was appended since the last one, "
-                "so penalties, bad_words and min_tokens do not see it; call "
-                "batch.append(out.token_ids) after each step",
-                stacklevel=5,
-            )
-
-    @property
-    def grammar_bitmask(self) -> Tensor | None:
-        """int32 [B, ceil(V / 32)]: bit v % 32 of word v // 32 allows id v. None: no grammar.
-
-        This is the layout of grammar engines; a row without a grammar has all bits set (-1). The
-        tensor is kept by reference: write the next step's bits into it, or assign another. It is
-        the same on every rank. After rows joined, left, moved or changed, assign it anew before the
-        next step. For `verify` it has a row for each of the B · (K + 1) positions.
-        """
-        return self._masks.get("grammar_bitmask")
-
-    @grammar_bitmask.setter
-    def grammar_bitmask(self, bitmask: Tensor | None) -> None:
-        self._assign("grammar_bitmask", bitmask, torch.int32, num_words(self.vocab_size))
-
-    @property
-    def forced_token_ids(self) -> Tensor | None:
-        """int64 [B]: the only id a row may draw in the next steps, -1 for any. None: no row's.
-
-        A forced id overrides every other mask; one from V on leaves no id (EMPTY). The tensor is
-        kept by reference, with rows as those of `grammar_bitmask`.
-        """
-        return self._masks.get("forced_token_ids")
-
-    @forced_token_ids.setter
-    def forced_token_ids(self, forced: Tensor | None) -> None:
-        self._assign("forced_token_ids", forced, torch.int64)
 
     @property
     def has_controls(self) -> bool:
         """Whether rows have penalties or constraints."""
         return self._controls() is not None
 
-    def check_masks(self, num_rows: int) -> None:
-        """Raise a ValueError if a mask is not of so many rows, or of rows that have changed."""
-        for name, mask in self._masks.items():
-            if name in self._stale:
-                raise ValueError(
-                    f"batch.{name}: rows of the batch joined, left, moved or changed since it was "
-                    "assigned; assign it anew, or None"
-                )
-            if len(mask) != num_rows:
-                raise ValueError(
-                    f"batch.{name}: expected a row for each of the {num_rows} rows of the step, "
-                    f"got {len(mask)}; assign another"
-                )
-
-    def state(self) -> dict[str, object]:
-        found: dict[str, object] = dict(self._masks)
-        if self._tables is not None:
-            found["tokens so far"] = self._tables.token_digest[self._tables.slot_of[: self.rows]]
-        return found
-
-    def _assign(self, name: str, mask: Tensor | None, dtype: torch.dtype, *width: int) -> None:
-        if mask is None:
-            self._masks.pop(name, None)
+    def _append(self, num_rows: int, token_ids: Tensor) -> None:
+        if num_rows != self.rows and self._single is None:
+            raise ValueError(
+                f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
+                f"{num_rows} rows"
+            )
+        self._last_positions = None
+        if num_rows == self.rows:
+            super()._append(num_rows, token_ids)
         else:
-            check_per_row(name, mask, dtype, self.seed, *width)
-            self._make_tables()
-            self._masks[name] = mask
-        self._stale.discard(name)
+            self.for_rows(num_rows).append(token_ids)
 
-    def _controls(self) -> ControlRows | None:
-        if self._tables is None or not (self._tables.in_use or self._masks):
-            return None
-        slots = self._tables.slot_of[: self.rows]
-        return ControlRows(self._tables, slots, self.grammar_bitmask, self.forced_token_ids)
+    def _view(self) -> BatchView:
+        return BatchView(self.temperature, self.seed, self.plan, self._controls())
+
+    @ordinary_tensors
+    def _ready_to_select(self) -> None:
+        """Make what a selection reads, because it may be made while a graph is captured."""
+        self._selects = True
+        self._table.make_controls()
+
+    @ordinary_tensors
+    def _changed(self) -> None:
+        super()._changed()
+        self._plan = None
+        if not self._selects:
+            _ = self.plan  # now, because a step that is captured can send nothing to the device

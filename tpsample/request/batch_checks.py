@@ -78,7 +78,7 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
 
 
 def request_list(params: Any) -> list[Any]:
-    """Return the requests of a batch, of which one may stand alone, as a list."""
+    """Return the requests of a batch as a list; a single one may come by itself."""
     if isinstance(params, SamplingParams):
         return [params]
     if not is_listing(params):
@@ -176,26 +176,31 @@ def check_parameter(name: str, value: Any, seed: Tensor | None, *dtypes: torch.d
         raise ValueError(f"{name}: expected a tensor {expected}{where}, got {describe(value)}")
 
 
-def check_appended(token_ids: Any, seed: Tensor) -> int:
+def check_appended(token_ids: Any, device: torch.device) -> int:
     """Return the number of rows of the tokens of a step."""
-    if not any(fits(token_ids, torch.int64, shape, seed.device) for shape in ("B", "Bn")):
+    if not any(fits(token_ids, torch.int64, shape, device) for shape in ("B", "Bn")):
         raise ValueError(
-            f"token_ids: expected an int64 tensor [B] or [B, n] on {seed.device}, "
+            f"token_ids: expected an int64 tensor [B] or [B, n] on {device}, "
             f"got {describe(token_ids)}"
         )
     return token_ids.shape[0]
 
 
 def check_per_row(
-    name: str, value: Any, dtype: torch.dtype, seed: Tensor, *width: int | str
+    name: str,
+    value: Any,
+    dtype: torch.dtype,
+    rows: int,
+    device: torch.device,
+    *width: int | str,
 ) -> None:
-    """Check a tensor with at least as many rows as `seed`; a letter stands for any width."""
+    """Check a tensor with at least so many rows; a letter stands for any width."""
     if (
-        not fits(value, dtype, ("B", *width), seed.device)
-        or value.shape[0] < seed.shape[0]
+        not fits(value, dtype, ("B", *width), device)
+        or value.shape[0] < rows
         or (value.shape[-1] > 1 and value.stride(-1) != 1)
     ):
-        shape = ", ".join(map(str, (seed.shape[0], *width)))
+        shape = ", ".join(map(str, (rows, *width)))
         raise ValueError(
-            f"{name}: expected contiguous {dtype} [{shape}] on {seed.device}, got {describe(value)}"
+            f"{name}: expected contiguous {dtype} [{shape}] on {device}, got {describe(value)}"
         )

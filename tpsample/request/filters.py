@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
-from itertools import compress
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tpsample.core.host_tensors import ALIGNED, columns_of, integers
+from tpsample.core.host_tensors import ALIGNED
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS = 256
@@ -30,7 +28,7 @@ class Way(Enum):
 
 
 class RowFilter(NamedTuple):
-    """The filters of one row, as `RowFilters` has them; top_k is 0 if it has none."""
+    """The filters of one row, as `RowFilters` has them."""
 
     top_k: int
     top_p: float
@@ -38,38 +36,58 @@ class RowFilter(NamedTuple):
     total_log_min_p: float
     keep_ties: bool
     joint: bool
-    way: Way = Way.REJECTION
-    packed: bytes = b""
-    """What a device reads of it: `COLUMNS` numbers of 8 bytes."""
+    way: Way
 
     @staticmethod
     def of(request: SamplingParams, vocab_size: int) -> RowFilter:
-        """Return the filters of a request, worked out once."""
-        found: RowFilter | None = request.memo.get(vocab_size)
-        if found is None:
-            found = request.memo[vocab_size] = _filter_of(request, vocab_size)
-        return found
-
-    def with_packed(self) -> RowFilter:
-        """Return the same with its bytes."""
-        bits = (
-            self.keep_ties,
-            self.joint,
-            self.way is Way.TOP_WORDS,
-            self.way is Way.THRESHOLD,
+        """Return the filters of a request, `keeps_all` if it has none."""
+        top_k = vocab_size if request.top_k < 1 else min(request.top_k, vocab_size)
+        if request.greedy or not (top_k < vocab_size or request.top_p < 1 or request.min_p > 0):
+            return keeps_all(vocab_size)  # the argmax of a greedy row is always kept
+        log_min_p = math.log(request.min_p) if request.min_p > 0 else -math.inf
+        last = request.filter_order == "min_p_last"
+        return RowFilter(
+            top_k,
+            request.top_p,
+            log_min_p,
+            -math.inf if last else log_min_p,
+            request.ties == "keep",
+            request.filter_order == "joint",
+            _way(request, top_k, vocab_size),
         )
-        return self._replace(packed=struct.pack("=qdddqqqq", *self[:4], *bits))
+
+    def packed(self) -> bytes:
+        """Return what a device reads of it: `COLUMNS` numbers of 8 bytes."""
+        ways = self.way is Way.TOP_WORDS, self.way is Way.THRESHOLD
+        return struct.pack("=qdddqqqq", *self[:6], *ways)
+
+    def is_bounded(self, vocab_size: int) -> bool:
+        """Return whether a rank needs few of the row's logits, whatever the others are.
+
+        A filter keeps the first tokens of an order, and top_p a share of the mass that the others
+        leave. So a row is bounded if all that it weighs lies among its first k tokens, k <= 256, or
+        within min_p of its first one. If both bound the row, all lies within both.
+
+                          top_k      min_p
+            no top_p      bounds     bounds
+            sequential    bounds     bounds
+            joint         no         bounds     top_p is a share of tokens that top_k cuts, too
+            min_p_last    bounds     no         top_p is a share of tokens that min_p cuts, too
+        """
+        whole = self.top_p >= 1
+        by_top_k = self.top_k <= MAX_TOP_WORDS and self.top_k < vocab_size
+        by_min_p = self.log_min_p > -math.inf and (whole or self.total_log_min_p > -math.inf)
+        return by_min_p or (by_top_k and (whole or not self.joint))
 
 
 COLUMNS = 8
 """Numbers per row in the tensor of `RowFilters`."""
 
-NO_FILTER = RowFilter(0, 1.0, -math.inf, -math.inf, False, False, packed=bytes(8 * COLUMNS))
 
-
+@cache
 def keeps_all(vocab_size: int) -> RowFilter:
-    """Return filters that take no token away, for a row that has none among rows that may."""
-    return NO_FILTER._replace(top_k=vocab_size).with_packed()
+    """Return the filter of an unfiltered row in a batch where others may have filters."""
+    return RowFilter(vocab_size, 1.0, -math.inf, -math.inf, False, False, Way.REJECTION)
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,8 @@ class RowFilters:
 
     Attributes:
         row_index, row_list: int64 [F] and a list, the rows' indices in the batch.
-        columns: int64 [8, F or more], the bits of what the properties return; see `columns_of`.
+        columns: int64 [8 or more, F or more], the bits of what the properties return; see
+            `columns_of`.
         kinds: the filters that may occur: of each row in order, or, where the host does not know
             the rows, those that any of them may have. They say which searches a step needs.
     """
@@ -89,38 +108,6 @@ class RowFilters:
     row_list: list[int]
     columns: Tensor
     kinds: list[RowFilter]
-
-    @staticmethod
-    def of(
-        found: Sequence[RowFilter],
-        filtered: bytes,
-        device: torch.device | str | None,
-        numbers: Tensor | None = None,
-    ) -> RowFilters | None:
-        """Return the filters of a batch, None if no row has any.
-
-        Greedy rows have none, because the argmax is always kept.
-
-        Args:
-            found: of all rows.
-            filtered: 1 or 0 for each, whether it has any.
-            numbers: int64 [a multiple of 16 from B on, 8], of all rows on the device; None sends
-                those of `found`.
-        """
-        if 1 not in filtered:
-            return None
-        if 0 not in filtered and numbers is not None:  # as in many servers; nothing has to be found
-            index = torch.arange(len(found) + -len(found) % ALIGNED, device=numbers.device)
-            columns = numbers[: len(index)].T.contiguous()
-            return RowFilters(index[: len(found)], list(range(len(found))), columns, list(found))
-        rows, kinds = list(compress(range(len(found)), filtered)), list(compress(found, filtered))
-        if numbers is None:
-            (row_index,) = integers(rows, device=device)
-            packed = b"".join([kind.packed for kind in kinds])
-            return RowFilters(row_index, rows, columns_of(packed, COLUMNS, device=device), kinds)
-        (index,) = integers(rows + rows[:1] * (-len(rows) % ALIGNED), device=numbers.device)
-        columns = numbers.index_select(0, index).T.contiguous()
-        return RowFilters(index[: len(rows)], rows, columns, kinds)
 
     def __len__(self) -> int:
         return len(self.row_list)
@@ -142,13 +129,12 @@ class RowFilters:
 
     @property
     def total_log_min_p(self) -> Tensor:
-        """float64 [F]; what min_p takes off the total of which top_p is a share, hence -inf also
-        where min_p comes last."""
+        """float64 [F], ln(min_p) if top_p is a share of the tokens that min_p leaves, else -inf."""
         return self.columns[3, : len(self)].view(torch.float64)
 
     @cached_property
     def _bits(self) -> Tensor:
-        return self.columns[4:] != 0
+        return self.columns[4:COLUMNS] != 0
 
     @property
     def keep_ties(self) -> Tensor:
@@ -196,6 +182,20 @@ class RowFilters:
             [self.kinds[row] for row in index],
         )
 
+    def repeated(self, times: int) -> RowFilters:
+        """Return the filters of a batch in which each row stands `times` times in a row."""
+        rows, index = repeated_rows(self.row_list, self.row_index, times)
+        columns = self.columns[:, : len(self)].repeat_interleave(times, dim=1)
+        padded = torch.nn.functional.pad(columns, (0, -len(rows) % ALIGNED))
+        return RowFilters(index, rows, padded, [kind for kind in self.kinds for _ in range(times)])
+
+
+def repeated_rows(rows: list[int], index: Tensor, times: int) -> tuple[list[int], Tensor]:
+    """Return where these rows are, a list and int64, if each row of the batch is repeated."""
+    each = torch.arange(times, device=index.device)
+    listed = [row * times + i for row in rows for i in range(times)]
+    return listed, (index.unsqueeze(1) * times + each).flatten()
+
 
 def lists_all(index: list[int], count: int) -> bool:
     """Return whether these are all of `count` rows in their own order, so that none has to move.
@@ -203,23 +203,6 @@ def lists_all(index: list[int], count: int) -> bool:
     All rows in another order are not: the threshold lists the rows as they come to it.
     """
     return index == list(range(count))
-
-
-def _filter_of(request: SamplingParams, vocab_size: int) -> RowFilter:
-    if not is_filtered(request, vocab_size):
-        return NO_FILTER
-    top_k = limit_k(request.top_k, vocab_size)
-    log_min_p = math.log(request.min_p) if request.min_p > 0 else -math.inf
-    last = request.filter_order == "min_p_last"
-    return RowFilter(
-        top_k,
-        request.top_p,
-        log_min_p,
-        -math.inf if last else log_min_p,
-        request.ties == "keep",
-        request.filter_order == "joint",
-        _way(request, top_k, vocab_size),
-    ).with_packed()
 
 
 def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
@@ -231,12 +214,11 @@ def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
     return Way.THRESHOLD if request.top_p < 1 else Way.REJECTION
 
 
-def limit_k(top_k: int, vocab_size: int) -> int:
-    """Return top_k as a number of tokens: 0, -1 and everything from V on keep V."""
-    return vocab_size if top_k < 1 else min(top_k, vocab_size)
-
-
-def is_filtered(request: SamplingParams, vocab_size: int) -> bool:
-    """Return whether a filter can take a token away from this request."""
-    top_k = limit_k(request.top_k, vocab_size)
-    return not request.greedy and (top_k < vocab_size or request.top_p < 1 or request.min_p > 0)
+def row_bounds(filters: RowFilters, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Return the bounds of each row, as `RowFilter.is_bounded` has them: int64 [F], k or 0, and
+    float64 [F], ln(min_p) or -inf."""
+    whole = filters.top_p >= 1
+    by_top_k = (filters.top_k <= MAX_TOP_WORDS) & (filters.top_k < vocab_size)
+    by_top_k &= whole | ~filters.joint
+    by_min_p = whole | (filters.total_log_min_p > -torch.inf)
+    return filters.top_k * by_top_k, filters.log_min_p.where(by_min_p, -torch.inf)

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from tpsample.core.checks import is_integer, is_listing
 from tpsample.core.row_noise import GREEDY_BELOW
-from tpsample.request.other_fields import names_other_fields
+from tpsample.request.unknown_fields import refuses_unknown_fields
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 Ties = Literal["exact", "keep"]
@@ -25,7 +25,7 @@ MAX_LOGIT_BIAS = 100.0
 """Biases beyond this are clamped to it, as in vLLM and the OpenAI API."""
 
 
-@names_other_fields
+@refuses_unknown_fields
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample one request. Names, defaults and ranges follow vLLM's `SamplingParams`.
@@ -134,7 +134,7 @@ class SamplingParams:
 
     @property
     def needs_append(self) -> bool:
-        """Whether tokens of the output change the logits of those after them."""
+        """Whether tokens of the output change the logits of later ones."""
         of_several = any(len(words) > 1 for words in self.bad_words or ())
         return self.penalised or of_several or bool(self.min_tokens and self.stop_token_ids)
 
@@ -150,7 +150,7 @@ class SamplingParams:
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """What others have worked out of this request, by keys of their own."""
+        """Results that others keep with the request, by keys of their own."""
         return {}
 
     @cached_property

@@ -1,15 +1,14 @@
-"""What follows from the requests of a batch, and what a step reads of a batch: both frozen.
+"""How a step treats its rows, and what it reads of them: both frozen.
 
-A `BatchPlan` is made from the requests alone and replaced whole when they change, so nothing in it
-can be of other rows. A `BatchView` is made for one call.
+A `BatchPlan` follows from the requests alone and is replaced whole when they change, so nothing in
+it can be of other rows. A `BatchView` is made for one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +16,30 @@ from torch import Tensor
 from tpsample.core.digest import digest_text
 from tpsample.core.host_tensors import integers
 from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.request.bounded_rows import bounded_places
 from tpsample.request.controls.rows import ControlRows
-from tpsample.request.filters import RowFilters
-from tpsample.request.host_rows import ASKS_LOGPROBS, FILTERED, HostRows
-from tpsample.request.logprob_rows import AskingRows, LogprobRows, stored_order
+from tpsample.request.filters import RowFilters, lists_all
+from tpsample.request.logprob_rows import AskingRows, LogprobRows
 from tpsample.request.params import SamplingParams
-from tpsample.request.row_kinds import RowKinds
-from tpsample.request.slot_rows import SlotRows, Undrawn
+from tpsample.request.rows import Undrawn
+
+
+class RowKinds(NamedTuple):
+    """Indices of rows in the batch, and of the stored ones among the stored rows; int64 each.
+
+    Attributes:
+        plain: rows that store no logits.
+        bounded: filtered rows that need few of their logits.
+        whole: rows that need all of them.
+        drawn: whole rows whose words no filter replaces.
+    """
+
+    plain: Tensor
+    bounded: Tensor
+    bounded_places: Tensor
+    whole: Tensor
+    whole_places: Tensor
+    drawn: Tensor
+    drawn_places: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,147 +47,126 @@ class BatchPlan:
     """How a step treats its rows, as far as the host knows it from their requests.
 
     Attributes:
-        requests: of every row; none where the host does not know the rows.
+        num_rows: B.
         vocab_size: V.
         device: of the batch.
+        filters: the rows with top_k, top_p or min_p; None if there are none.
+        logprobs: the rows that ask for logprobs; None if there are none.
+        requests: of every row; none if the host does not know the rows.
         kept_cap: most tokens of a kept set that a step reports; None reports none.
         fixed_rounds: a step with filters never waits for the device.
         stores_all: a step keeps every row's logits, whether the request needs them or not.
-        filters: the rows with top_k, top_p or min_p; None if there are none.
-        logprobs: the rows that ask for logprobs; None if there are none.
-        stored_list, stored_index, stored_place: the rows whose logits a step keeps on their ranks,
-            as `stored_order` returns them.
+        numbers: int64 and int32 [B], 0 … B - 1, if the caller has them already.
+        stored_list, stored_index: the rows whose logits a step keeps on their ranks, filtered rows
+            first, as a list and int64; [] and None if there are none.
+        stored_place: int32 [B], the index of each row in that list, or -1; None if it is empty.
         asking: where the rows that ask for logprobs are among the stored ones.
     """
 
-    requests: tuple[SamplingParams, ...]
+    num_rows: int
     vocab_size: int
     device: torch.device
-    kept_cap: int | None
-    fixed_rounds: bool
-    stores_all: bool
-    filters: RowFilters | None
-    logprobs: LogprobRows | None
-    stored_list: list[int]
-    stored_index: Tensor | None
-    stored_place: Tensor | None
-    asking: AskingRows | None
-    num_rows: int
+    filters: RowFilters | None = None
+    logprobs: LogprobRows | None = None
+    requests: tuple[SamplingParams, ...] = ()
+    kept_cap: int | None = None
+    fixed_rounds: bool = False
+    stores_all: bool = False
+    numbers: tuple[Tensor, Tensor] | None = None
+    stored_list: list[int] = field(init=False)
+    stored_index: Tensor | None = field(init=False)
+    stored_place: Tensor | None = field(init=False)
+    asking: AskingRows | None = field(init=False)
     _repeated: dict[int, BatchPlan] = field(default_factory=dict, init=False, repr=False)
 
-    @staticmethod
     @ordinary_tensors
-    def of(
-        requests: Sequence[SamplingParams] | HostRows,
-        vocab_size: int,
-        device: torch.device,
-        *,
-        kept_cap: int | None = None,
-        fixed_rounds: bool = False,
-        numbers: Tensor | None = None,
-    ) -> BatchPlan:
-        """Make the plan of rows, and send its tensors to the device.
-
-        Args:
-            requests: of the rows, or the rows as the host knows them.
-            numbers: the rows' filters on the device, as `RowFilters.of` takes them.
-        """
-        rows = requests if isinstance(requests, HostRows) else HostRows.of(requests, vocab_size)
-        known, count = rows.requests, len(rows.requests)
-        filters = RowFilters.of(rows.filters, rows.selectors(FILTERED), device, numbers)
-        logprobs = LogprobRows.of(known, rows.selectors(ASKS_LOGPROBS), vocab_size, device)
-        stored = stored_order(filters, logprobs, count, device)
-        asking = None if logprobs is None else AskingRows.of(logprobs, filters, stored[0])
-        options = (vocab_size, device, kept_cap, fixed_rounds, False)
-        return BatchPlan(tuple(known), *options, filters, logprobs, *stored, asking, count)
-
-    @staticmethod
-    def of_all(
-        rows: SlotRows,
-        vocab_size: int,
-        filters: RowFilters | None,
-        logprobs: LogprobRows | None,
-    ) -> BatchPlan:
-        """Make the plan of rows that the host does not know. It sends nothing to the device.
-
-        Args:
-            filters, logprobs: of all rows, if any may have some.
-        """
-        num_rows, device = len(rows), rows.index.device
-        stored: tuple[list[int], Tensor | None, Tensor | None] = [], None, None
-        asking, stores_all = None, filters is not None or logprobs is not None
-        if stores_all:
-            stored = list(range(num_rows)), rows.places, rows.stored_places
+    def __post_init__(self) -> None:
+        """Find the stored rows now, because a step that is captured sends nothing to the device."""
+        filters, logprobs, asking = self.filters, self.logprobs, None
+        rows = list(range(self.num_rows)) if self.stores_all else []
+        rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
+        stored = list(dict.fromkeys(rows))
         if logprobs is not None:
-            asking = AskingRows.of(logprobs, filters, stored[0])
-        options = (vocab_size, device, None, True, stores_all)
-        return BatchPlan((), *options, filters, logprobs, *stored, asking, num_rows)
+            asking = AskingRows.of(logprobs, filters, stored)
+        index, place = self._place(stored) if stored else (None, None)
+        vars(self).update(stored_list=stored, stored_index=index, stored_place=place, asking=asking)
 
-    def of_requests(
-        self, requests: Sequence[SamplingParams] | HostRows, **changes: Any
-    ) -> BatchPlan:
-        """Make the plan of other rows with the same options, but for these changes."""
-        options = {"kept_cap": self.kept_cap, "fixed_rounds": self.fixed_rounds} | changes
-        return BatchPlan.of(requests, self.vocab_size, self.device, **options)
+    def _place(self, stored: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the stored rows as a tensor, and the place of each row among them."""
+        device, filters = self.device, self.filters
+        if lists_all(stored, self.num_rows):
+            if self.numbers is not None:
+                return self.numbers
+            index = torch.arange(self.num_rows, device=device)
+            return index, index.to(torch.int32)
+        if filters is not None and len(filters) == len(stored):
+            index = filters.row_index
+        else:
+            (index,) = integers(stored, device=device)
+        places = torch.arange(len(stored), dtype=torch.int32, device=device)
+        none = torch.full((self.num_rows,), -1, dtype=torch.int32, device=device)
+        return index, none.index_copy_(0, index, places)
 
     def repeated(self, times: int) -> BatchPlan:
         """Return the plan of every row `times` times in a row; it reports no kept sets."""
         if times not in self._repeated:
-            requests = [request for request in self.requests for _ in range(times)]
-            self._repeated[times] = self.of_requests(requests, kept_cap=None)
+            self._repeated[times] = replace(
+                self,
+                num_rows=self.num_rows * times,
+                filters=None if self.filters is None else self.filters.repeated(times),
+                logprobs=None if self.logprobs is None else self.logprobs.repeated(times),
+                requests=tuple([each for each in self.requests for _ in range(times)]),
+                kept_cap=None,
+                numbers=None,
+            )
         return self._repeated[times]
 
     @cached_property
     def storing_every_row(self) -> BatchPlan:
         """The plan that keeps the logits of all of these rows on their ranks, in order."""
-        stored = stored_order(
-            self.filters, self.logprobs, self.num_rows, self.device, stores_all=True
-        )
-        asking = None
-        if self.logprobs is not None:
-            asking = AskingRows.of(self.logprobs, self.filters, stored[0])
-        listed, index, place = stored
-        return replace(
-            self,
-            stores_all=True,
-            stored_list=listed,
-            stored_index=index,
-            stored_place=place,
-            asking=asking,
-        )
+        return replace(self, stores_all=True)
 
     @cached_property
     def bounded(self) -> list[int]:
-        """The places, among the stored rows, of those that need few of their logits.
+        """The places, among the stored rows, of rows that need few of their logits.
 
-        There are none where something else than a filter looks at the logits.
+        There are none if something else than a filter looks at the logits.
         """
         if self.filters is None or self.kept_cap is not None or self.stores_all:
             return []
-        asking = () if self.logprobs is None else self.logprobs.row_list
+        asking = set() if self.logprobs is None else set(self.logprobs.row_list)
         # The stored rows begin with the filtered ones, in the same order.
-        return bounded_places(self.filters.row_list, set(asking), self.requests, self.vocab_size)
+        filtered = enumerate(zip(self.filters.row_list, self.filters.kinds, strict=True))
+        return [
+            place
+            for place, (row, kind) in filtered
+            if row not in asking and kind.is_bounded(self.vocab_size)
+        ]
+
+    @property
+    def _replaced(self) -> set[int]:
+        """The rows whose words a filter replaces, unless something else looks at the words."""
+        return set() if self.filters is None or self.stores_all else set(self.filters.row_list)
 
     @cached_property
     @ordinary_tensors
     def kinds(self) -> RowKinds:
         """The rows by how many of their logits a rank needs."""
-        filtered = self.filters is not None and not self.stores_all
-        replaced = set(self.filters.row_list) if self.filters is not None and filtered else set()
-        return RowKinds.of(self.num_rows, self.stored_list, set(self.bounded), replaced)
+        stored, replaced = self.stored_list, self._replaced
+        plain = sorted(set(range(self.num_rows)).difference(stored))
+        whole = sorted(set(range(len(stored))).difference(self.bounded))
+        drawn = [place for place in whole if stored[place] not in replaced]
+        lists = [plain]
+        for places in (self.bounded, whole, drawn):
+            lists += [[stored[place] for place in places], places]
+        return RowKinds(*integers(*lists, device="cpu"))
 
     @cached_property
     @ordinary_tensors
     def drawn(self) -> Tensor | None:
-        """int64, the rows whose words the local step has to find, in order; None for all.
-
-        They are those without filters, unless something else than a filter looks at the words.
-        """
-        if self.filters is None or self.stores_all:
-            return None
-        filtered = set(self.filters.row_list)
-        rows = [row for row in range(self.num_rows) if row not in filtered]
-        return integers(rows, device=self.device)[0]
+        """int64, the rows whose words the local step has to find, in order; None for all."""
+        rows = sorted(set(range(self.num_rows)).difference(self._replaced))
+        return None if len(rows) == self.num_rows else integers(rows, device=self.device)[0]
 
     @cached_property
     def text(self) -> str:
@@ -189,7 +183,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, eq=False)
 class BatchView:
-    """What a step reads of a batch: its rows, or each of them once per drafted position.
+    """The rows that a step reads: those of a batch, or each once per drafted position.
 
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.
@@ -242,12 +236,18 @@ class BatchView:
 
         Args:
             draft_token_ids: int64 [B, K], which penalties, bad_words and min_tokens see as output.
+                Masks have a row for each row of the result already.
         """
         times = draft_token_ids.shape[1] + 1
-        controls = self.controls
+        controls, undrawn = self.controls, self.undrawn
+        if controls is not None:
+            controls = controls.after_drafts(draft_token_ids.to(torch.int32))
+        if undrawn is not None:
+            undrawn = Undrawn(*(each.repeat_interleave(times) for each in undrawn))
         return BatchView(
             self.temperature.repeat_interleave(times),
             self.seed.repeat_interleave(times),
             self.plan.repeated(times),
-            None if controls is None else controls.after_drafts(draft_token_ids.to(torch.int32)),
+            controls,
+            undrawn,
         )

@@ -19,68 +19,77 @@ Its token is the sampler's `on_failed`. No such number is used as an address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_slots
-from tpsample.request.controls.tables import ControlTables
-from tpsample.request.plan import BatchPlan
+from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.rows import SlotRows, Slots, Undrawn
 from tpsample.request.seeds import SeedSource
-from tpsample.request.slot_batch import SlotBatch
-from tpsample.request.slot_rows import SlotRows
-from tpsample.request.slot_tables import SlotParameters
 from tpsample.request.step_batch import StepBatch
 
 
-class Selection(SlotBatch):
+class Selection(StepBatch):
     """B rows of a batch, accepted wherever the batch is. `SamplingBatch.select` makes it.
 
     It means the slots that its tensor held when it was made, in memory of its own, which `select`
     may be told to use again.
 
     Args:
-        batch: whose slots these are.
+        batch: whose slots these are; a batch of all slots in order is a selection of itself.
+        table: of the batch.
         num_rows: B.
-        parameters, tables: by slot.
     """
 
-    def __init__(
-        self,
-        batch: StepBatch,
-        num_rows: int,
-        parameters: SlotParameters,
-        tables: ControlTables | None,
-    ) -> None:
-        rows = SlotRows(num_rows, batch.device)
-        super().__init__(batch.vocab_size, rows, parameters, tables)
-        self._batch = batch
+    def __init__(self, batch: StepBatch, table: Slots, num_rows: int) -> None:
+        super().__init__(table)
+        self._batch, self._rows = batch, SlotRows(num_rows, table.device)
 
-    def take(
-        self,
-        slots: Tensor,
-        parameters: SlotParameters,
-        tables: ControlTables | None,
-        masks: Mapping[str, Tensor] | None = None,
-    ) -> Selection:
-        """Become these slots, without masks of its own.
+    @staticmethod
+    def of(batch: StepBatch, slots: Tensor, out: Selection | None = None) -> Selection:
+        """Return a selection of a batch, in the memory of `out` if that is given.
 
         Args:
             slots: int32 or int64 [B].
-            parameters: by slot.
-            tables: controls by slot, or None.
-            masks: those of the batch, with a row per slot.
+
+        Raises:
+            TypeError, ValueError: slots of another shape, dtype or device, or another kind of
+                `out`.
         """
-        self._parameters, self._tables, self.version = parameters, tables, self._batch.version
-        self._by_slot = {} if masks is None else masks
-        self._masks.clear()
-        self._rows.resolve(slots, parameters.gate)
+        check_slots(slots, batch.device)
+        if out is None:
+            out = Selection(batch, batch._table, len(slots))
+        elif not isinstance(out, Selection):
+            raise TypeError(f"out: expected a Selection, got {type(out).__name__}")
+        elif out._batch is not batch or out is batch:
+            raise ValueError(
+                "out: expected an earlier selection of this batch, got another batch's"
+            )
+        elif out.rows != len(slots):
+            raise ValueError(
+                f"out: expected an earlier selection of {len(slots)} rows, as slots has, got one "
+                f"of {out.rows}"
+            )
+        return out.take(slots)
+
+    def take(self, slots: Tensor) -> Selection:
+        """Become these slots of the batch as it is now, without masks of its own."""
+        self.version = self._batch.version
+        self._assigned.clear()
+        self._rows.resolve(slots, self._table.gate)
         return self
 
-    def selects(self, batch: StepBatch) -> bool:
-        """Return whether these are rows of a batch."""
-        return self._batch is batch
+    @property
+    def rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def temperature(self) -> Tensor:
+        return self._table.temperature_of(self._rows)
+
+    @property
+    def seed(self) -> Tensor:
+        return self._table.seed_of(self._rows)
 
     @property
     def unseeded(self) -> list[int]:  # type: ignore[override]
@@ -91,6 +100,14 @@ class Selection(SlotBatch):
     def plan(self) -> BatchPlan:
         """The plan of the batch."""
         return self._batch.plan
+
+    @property
+    def stores_logits(self) -> bool:
+        return self._table.stores_logits
+
+    @property
+    def undrawn(self) -> Undrawn | None:
+        return None if self._batch is self else self._rows.undrawn
 
     def for_rows(self, num_rows: int) -> Selection:
         if num_rows != self.rows:
@@ -105,8 +122,44 @@ class Selection(SlotBatch):
             )
         return self
 
+    def prepare(self, shard: VocabShard) -> None:
+        self._batch.prepare(shard)
+
+    def draw_seeds(self, source: SeedSource) -> None:
+        self._batch.draw_seeds(source)
+
+    def _view(self) -> BatchView:
+        rows, (filters, logprobs) = self._rows, self._table.read(self._rows)
+        plan = BatchPlan(
+            len(rows),
+            self.vocab_size,
+            self.device,
+            filters,
+            logprobs,
+            fixed_rounds=True,
+            stores_all=self.stores_logits,
+            numbers=(rows.numbers, rows.stored_numbers),
+        )
+        return BatchView(self.temperature, self.seed, plan, self._controls(), self.undrawn)
+
+    def _state_slots(self) -> Tensor:
+        return self._table.state_slots(self._rows)
+
+    def _append(self, num_rows: int, token_ids: Tensor) -> None:
+        self.for_rows(num_rows)
+        super()._append(num_rows, token_ids)
+
+    def _by_slot(self) -> dict[str, Tensor]:
+        """Return the masks of the batch, a row per slot, that no mask of these rows replaces."""
+        its, own = self._batch._assigned, self._assigned
+        return {name: mask for name, (mask, _) in its.items() if name not in own}
+
+    def _masks(self) -> dict[str, Tensor]:
+        picked = {name: self._rows.pick_any(name, mask) for name, mask in self._by_slot().items()}
+        return super()._masks() | picked
+
     def check_masks(self, num_rows: int) -> None:
-        left = [name for name in self._by_slot if name not in self._masks]
+        left = list(self._by_slot())
         if left:
             self._batch.check_masks(self._batch.rows)
         if left and num_rows != self.rows:
@@ -116,42 +169,10 @@ class Selection(SlotBatch):
             )
         super().check_masks(num_rows)
 
-    def prepare(self, shard: VocabShard) -> None:
-        self._batch.prepare(shard)
-
-    def draw_seeds(self, source: SeedSource) -> None:
-        self._batch.draw_seeds(source)
-
     def state(self) -> dict[str, object]:
+        found = self._table.state(self._rows) | super().state()
+        if self._batch is self:
+            return found
         # Of rows that are not drawn only the status counts.
         undrawn, status = self._rows.undrawn
-        slots = self._rows.index.where(~undrawn, -1 - status)
-        return {"slots": slots, **super().state()}
-
-
-def selection_of(
-    batch: StepBatch,
-    slots: Tensor,
-    out: Selection | None,
-    parameters: SlotParameters,
-    tables: ControlTables | None,
-    masks: Mapping[str, Tensor] | None = None,
-) -> Selection:
-    """Return a selection of a batch, in the memory of `out` if that is given.
-
-    Raises:
-        TypeError, ValueError: slots of another shape, dtype or device, or another kind of `out`.
-    """
-    check_slots(slots, batch.device)
-    if out is None:
-        out = Selection(batch, len(slots), parameters, tables)
-    elif not isinstance(out, Selection):
-        raise TypeError(f"out: expected a Selection, got {type(out).__name__}")
-    elif not out.selects(batch):
-        raise ValueError("out: expected an earlier selection of this batch, got another batch's")
-    elif out.rows != len(slots):
-        raise ValueError(
-            f"out: expected an earlier selection of {len(slots)} rows, as slots has, got one of "
-            f"{out.rows}"
-        )
-    return out.take(slots, parameters, tables, masks)
+        return {"slots": self._rows.index.where(~undrawn, -1 - status), **found}

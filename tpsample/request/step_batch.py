@@ -1,4 +1,4 @@
-"""What a call takes its rows from: a batch, some slots of one, or the tensors of an engine."""
+"""The rows of a call: those of a batch, some slots of one, or the tensors of an engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from torch import Tensor
 
 from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.request.batch_checks import check_appended, check_per_row
+from tpsample.request.controls.bits import num_words
+from tpsample.request.controls.rows import ControlRows
 from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.rows import Slots, Undrawn
 from tpsample.request.seeds import SeedSource
-from tpsample.request.slot_rows import Undrawn
 
 
 class StepBatch(Sealed, ABC):
@@ -19,23 +22,23 @@ class StepBatch(Sealed, ABC):
 
     Attributes:
         vocab_size: V.
+        device: of all tensors.
         unseeded: the rows that still wait for their seed.
         version: another one after rows joined, left, moved or changed.
     """
 
-    vocab_size: int
     unseeded: list[int]
     version: int = 0
+
+    def __init__(self, table: Slots) -> None:
+        self.vocab_size, self.device, self._table = table.vocab_size, table.device, table
+        # Each with the version of the rows that it was assigned to.
+        self._assigned: dict[str, tuple[Tensor, int]] = {}
 
     @property
     @abstractmethod
     def rows(self) -> int:
         """B."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where the tensors are."""
 
     @property
     @abstractmethod
@@ -50,7 +53,7 @@ class StepBatch(Sealed, ABC):
     @property
     @abstractmethod
     def plan(self) -> BatchPlan:
-        """What follows from the requests, which ranks compare."""
+        """How a step treats the requests; ranks compare it."""
 
     @property
     def stores_logits(self) -> bool:
@@ -67,18 +70,6 @@ class StepBatch(Sealed, ABC):
         """Return the batch of so many rows; a ValueError if this one has another number."""
 
     @abstractmethod
-    def view(self, num_rows: int) -> BatchView:
-        """Return what a step of so many rows reads."""
-
-    @abstractmethod
-    def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
-        """Return what a verification of drafts, int64 [B, K], reads: B · (K + 1) rows."""
-
-    @abstractmethod
-    def check_masks(self, num_rows: int) -> None:
-        """Raise a ValueError if a mask is not of so many rows, or of rows that have changed."""
-
-    @abstractmethod
     def prepare(self, shard: VocabShard) -> None:
         """Make the state of a shard."""
 
@@ -86,10 +77,132 @@ class StepBatch(Sealed, ABC):
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
 
+    @abstractmethod
+    def _view(self) -> BatchView:
+        """Return what a step reads of the rows, masks of any number of rows among it."""
+
+    @abstractmethod
+    def _state_slots(self) -> Tensor:
+        """Return int64 [B], where the controls of each row are."""
+
+    def view(self, num_rows: int) -> BatchView:
+        """Return what a step of so many rows reads.
+
+        Raises:
+            ValueError: the batch has other rows, or a grammar bitmask or forced ids are not of
+                the rows it has now.
+        """
+        batch = self.for_rows(num_rows)
+        batch.check_masks(num_rows)
+        return batch._view()
+
+    def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
+        """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.
+
+        Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 behind a row's
+        last, as output; the batch itself does not change. A grammar bitmask and forced ids must be
+        of all B · (K + 1) rows.
+
+        Raises:
+            ValueError: another shape or dtype, rows without a seed, or masks of other rows.
+        """
+        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.rows, self.device, "K")
+        if self.unseeded:
+            raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
+        batch = self.for_rows(self.rows)
+        batch.check_masks((draft_token_ids.shape[1] + 1) * self.rows)
+        return batch._view().after_drafts(draft_token_ids)
+
+    def append(self, token_ids: Tensor) -> None:
+        """Count the tokens of a step as output of its rows, on the device.
+
+        Args:
+            token_ids: int64 [B], or [B, n] for several tokens per row in order; an id outside
+                [0, V), such as -1, is none. Those of rows that were not drawn are passed over.
+
+        Raises:
+            ValueError: another shape, dtype or device; or a selection of a batch that has changed.
+        """
+        self._append(check_appended(token_ids, self.device), token_ids)
+
+    def _append(self, num_rows: int, token_ids: Tensor) -> None:
+        controls = self._table.controls
+        if controls is not None and controls.looks_at_output:
+            columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
+            slots = self._state_slots()
+            for column in columns.unbind(dim=1):
+                controls.append(slots, column)
+
     def note_step(self, positions: Tensor) -> None:
         """Warn if a step cannot see the tokens of the one before it. Nothing is known here."""
 
-    @abstractmethod
+    @property
+    def grammar_bitmask(self) -> Tensor | None:
+        """int32 [B, ceil(V / 32)]: bit v % 32 of word v // 32 allows id v. None: no grammar.
+
+        This is the layout of grammar engines; a row without a grammar has all bits set (-1). The
+        tensor is kept by reference: write the next step's bits into it, or assign another. It is
+        the same on every rank. After rows joined, left, moved or changed, assign it anew before the
+        next step. For `verify` it has a row for each of the B · (K + 1) positions. Without one, a
+        row of a selection has the bits that the mask of its batch has for its slot.
+        """
+        return self._assigned.get("grammar_bitmask", (None,))[0]
+
+    @grammar_bitmask.setter
+    def grammar_bitmask(self, bitmask: Tensor | None) -> None:
+        self._assign("grammar_bitmask", bitmask, torch.int32, num_words(self.vocab_size))
+
+    @property
+    def forced_token_ids(self) -> Tensor | None:
+        """int64 [B]: the only id a row may draw in the next steps, -1 for any. None: no row's.
+
+        A forced id overrides every other mask; one from V on leaves no id (EMPTY). The tensor is
+        kept by reference, with rows as those of `grammar_bitmask`.
+        """
+        return self._assigned.get("forced_token_ids", (None,))[0]
+
+    @forced_token_ids.setter
+    def forced_token_ids(self, forced: Tensor | None) -> None:
+        self._assign("forced_token_ids", forced, torch.int64)
+
+    def _assign(self, name: str, mask: Tensor | None, dtype: torch.dtype, *width: int) -> None:
+        if mask is None:
+            self._assigned.pop(name, None)
+            return
+        check_per_row(name, mask, dtype, self.rows, self.device, *width)
+        self._table.make_controls()
+        self._assigned[name] = mask, self.version
+
+    def check_masks(self, num_rows: int) -> None:
+        """Raise a ValueError if a mask is not of so many rows, or of rows that have changed."""
+        for name, (mask, version) in self._assigned.items():
+            if version != self.version:
+                raise ValueError(
+                    f"batch.{name}: rows of the batch joined, left, moved or changed since it was "
+                    "assigned; assign it anew, or None"
+                )
+            if len(mask) != num_rows:
+                raise ValueError(
+                    f"batch.{name}: expected a row for each of the {num_rows} rows of the step, "
+                    f"got {len(mask)}; assign another"
+                )
+
+    def _masks(self) -> dict[str, Tensor]:
+        """Return the masks that bind the rows, by name."""
+        return {name: mask for name, (mask, _) in self._assigned.items()}
+
+    def _controls(self) -> ControlRows | None:
+        """Return penalties and constraints of the rows, None if no row ever had some."""
+        tables, masks = self._table.controls, self._masks()
+        if tables is None or not (tables.in_use or masks):
+            return None
+        bitmask, forced = masks.get("grammar_bitmask"), masks.get("forced_token_ids")
+        return ControlRows(tables, self._state_slots(), bitmask, forced)
+
     def state(self) -> dict[str, object]:
         """Return all that a step reads beside plan, seeds and temperatures, by name, for ranks to
         compare: tensors with a row for each row of the batch, or values that `str` tells apart."""
+        found: dict[str, object] = dict(self._masks())
+        if self._table.controls is not None:
+            found["tokens so far"] = self._table.controls.token_digest[self._state_slots()]
+        return found

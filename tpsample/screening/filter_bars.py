@@ -3,7 +3,7 @@
     x_v <= upper_v        every logit of a part of the vocabulary, whose ids come one after another
     bar of top_k          the k-th largest exact logit so far, -inf if there are fewer
     bar of min_p          the largest exact logit so far + T ln(min_p), rounded down
-    bar                   the larger of the two, where both hold (`tpsample.request.bounded_rows`)
+    bar                   the larger of the two, where both hold (`RowFilter.is_bounded`)
     listed                { v : upper_v >= the bar when v comes }; their exact logits are computed
 
 Whoever has the exact logits of the listed ids, and -inf for every other id, finds the kept set of

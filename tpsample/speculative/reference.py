@@ -15,9 +15,9 @@ from tpsample.core.order import TOP_MASS, below_top, masses, order_words
 from tpsample.core.row_noise import safe_temperature
 from tpsample.core.word import Status
 from tpsample.noise import tile_noise
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
+from tpsample.request.step_batch import StepBatch
 from tpsample.speculative import acceptance, laws
 from tpsample.speculative.checks import Method
 from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
@@ -28,7 +28,7 @@ from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
 def verify(
     logits: Tensor,
     draft_token_ids: Tensor,
-    batch: SamplingBatch,
+    batch: StepBatch,
     positions: Tensor | int,
     *,
     method: Method = "coupled",
@@ -110,7 +110,7 @@ def _target_law(logits: Tensor, batch: BatchView) -> Tensor:
     return mass.double() / mass.sum(dim=1, keepdim=True).clamp(min=1).double()
 
 
-def _draft_law(draft: Tensor | None, drafts: Tensor, batch: SamplingBatch, like: Tensor) -> Tensor:
+def _draft_law(draft: Tensor | None, drafts: Tensor, batch: StepBatch, like: Tensor) -> Tensor:
     """Return float64 [B, K + 1, V]; 0 where there is no draft."""
     mass = torch.zeros_like(like, dtype=torch.int64)
     if draft is None:

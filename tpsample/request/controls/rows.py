@@ -44,17 +44,12 @@ class ControlRows:
         if times == 1:
             return self
         slots = self.slots.repeat_interleave(times)
-        return replace(self, slots=slots).with_drafts(drafts)
-
-    def with_drafts(self, drafts: Tensor) -> ControlRows:
-        """Return these B · (K + 1) rows with 0 … K of the drafts, int32 [B, K], of each request."""
-        num_rows, times = drafts.shape[0], drafts.shape[1] + 1
+        counts = torch.arange(times, dtype=torch.int32, device=drafts.device)
         return replace(
             self,
+            slots=slots,
             drafts=drafts.repeat_interleave(times, dim=0),
-            num_drafts=torch.arange(times, dtype=torch.int32, device=drafts.device).repeat(
-                num_rows
-            ),
+            num_drafts=counts.repeat(len(drafts)),
         )
 
     def select(self, index: Tensor) -> ControlRows:

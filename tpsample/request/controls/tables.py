@@ -12,7 +12,7 @@
 Each fp32 operation is rounded once. Order and names are vLLM's. A masked id stays masked, because
 no bias revives it. Counts and biases per token id are kept per shard (`token_state`), never as
 [rows, V]. The rest is here, in tables with a slot per row; allowed ids take one bit per id of the
-whole vocabulary. Rows find their state by slot, so moving a row moves one number.
+whole vocabulary. A batch keeps the slot of each row's state, so moving a row moves one number.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ControlTables:
 
     Attributes:
         vocab_size: V.
-        slot_of: int64 [slots], the slot of each row of the batch, then the free slots. The last
-            slot is idle for ever: it has no request, and what is written there is never read.
+        slots: how many there are. The last is idle for ever: it has no request, and what is
+            written there is never read.
         wants: int32 [slots], bits PENALISED and BIASED.
         penalties: fp32 [slots, 3]: repetition, frequency, presence.
         min_tokens, length: int32 [slots], how many output tokens are wanted and there.
@@ -69,10 +69,9 @@ class ControlTables:
     """
 
     @ordinary_tensors
-    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, requests: int, vocab_size: int, device: torch.device) -> None:
         self.device, self.vocab_size = device, vocab_size
-        self._slot_list, slots = list(range(rows)), rows + 1
-        self.slot_of = torch.arange(slots, device=device)
+        self.slots = slots = requests + 1
         self.has_penalties = self.has_bias = self.has_masks = False
         # In one piece, because the three change together when a request comes.
         width = slots + -slots % ALIGNED
@@ -87,7 +86,7 @@ class ControlTables:
         self.allowed: Tensor | None = None
         self.token_digest = torch.zeros(slots, dtype=torch.int64, device=device)
         self.keeps_digests = device.type == "cpu"
-        self._idle = torch.tensor(rows, device=device)
+        self._idle = torch.tensor(requests, device=device)
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self._scratch = Scratch(device)
         self._requests: dict[int, tuple[CheckedRequest, int]] = {}  # and the appends before it
@@ -100,16 +99,12 @@ class ControlTables:
         self._view_numbers()
 
     def _view_numbers(self) -> None:
-        columns = self._numbers[:, : len(self.slot_of)]
+        columns = self._numbers[:, : self.slots]
         self.wants, self.min_tokens, self.length = columns.unbind()
 
     @property
-    def slots(self) -> int:
-        return self.wants.shape[0]
-
-    @property
     def launches(self) -> tuple[object, ...]:
-        """What decides which launches a step with these controls makes, and where they read."""
+        """A value to compare: equal values make equal launches, which read equal shapes."""
         flags = self.has_penalties, self.has_bias, self.has_masks, self.allowed is not None
         tables = self.stop_ids, self.bad_words, self.recent
         return (*flags, *(tuple(table.shape) for table in tables))
@@ -125,9 +120,9 @@ class ControlTables:
         return self.has_penalties or self.has_masks
 
     @ordinary_tensors
-    def load(self, rows: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
-        """Start the state of some rows anew, with one write per table for all of them."""
-        slots, params = [self._slot_list[row] for row in rows], [each.params for each in requests]
+    def load(self, slots: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
+        """Start the state of some slots anew, with one write per table for all of them."""
+        params = [each.params for each in requests]
         for slot, request in zip(slots, requests, strict=True):
             self._requests[slot] = (request, self._appends)
         self.has_penalties |= any(each.penalised for each in params)
@@ -192,17 +187,10 @@ class ControlTables:
                 if each.allowed_token_ids is not None:
                     self.allowed[slot] = pack_ids(each.allowed_token_ids, self.vocab_size)
 
-    def move(self, order: list[int], index: Tensor, free: list[int]) -> None:
-        """Put the state of row ``order[i]`` in place i, by moving the number of its slot.
-
-        Args:
-            order, index: a permutation of all rows that there is room for, as a list and int64.
-            free: rows whose requests have left; `load` starts the state of those that join.
-        """
-        for row in free:
-            self._requests.pop(self._slot_list[row], None)
-        self._slot_list = list(map(self._slot_list.__getitem__, order))
-        self.slot_of[:-1].copy_(self.slot_of.index_select(0, index))
+    def forget(self, slots: Sequence[int]) -> None:
+        """Forget the requests of slots that have left; `load` starts the state of others there."""
+        for slot in slots:
+            self._requests.pop(slot, None)
 
     @ordinary_tensors
     def append(self, slots: Tensor, token_ids: Tensor) -> None:

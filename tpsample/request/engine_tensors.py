@@ -15,22 +15,20 @@ the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpsample.core.host_tensors import ALIGNED
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.request.batch_checks import check_parameter
-from tpsample.request.controls.tables import ControlTables
+from tpsample.request.batch_checks import check_parameter, check_sizes
 from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan
+from tpsample.request.rows import OPEN, SHUT, SlotRows, Slots
 from tpsample.request.seeds import SeedSource
-from tpsample.request.selection import Selection, selection_of
-from tpsample.request.slot_batch import SlotBatch
-from tpsample.request.slot_rows import OPEN, SHUT, SlotRows
-from tpsample.request.slot_tables import SlotParameters, SlotValues
+from tpsample.request.selection import Selection
 
 HOTTEST = 2.0**100
 """A higher temperature counts as this one, because log2 e / T must not vanish."""
@@ -38,13 +36,10 @@ HOTTEST = 2.0**100
 LEAST_TOP_P = 2.0**-60
 """A smaller share counts as this one, which leaves one token of any total."""
 
-NO_NUMBERS = (-torch.inf, -torch.inf)
-"""The min_p of a kind, which no search asks about."""
-
 
 @dataclass(frozen=True)
 class Needs:
-    """Which filters may occur in the rows of a step; the others are not read and count as off.
+    """The filters that may occur in the rows of a step; the others are not read and are off.
 
     The fewer there are the less a step does. Without any it stores no logits.
     """
@@ -54,51 +49,54 @@ class Needs:
     min_p: bool = False
 
 
-@dataclass
-class TensorParameters(SlotParameters):
-    """The tensors by slot. Ranks compare every field.
+class EngineTensors(Slots):
+    """The tensors by slot.
 
     Attributes:
-        needs: which of the filters are read.
+        filters: those of top_k, top_p and min_p that were given, by name.
+        needs: which of them are read.
+        filter_order: of all rows.
     """
 
-    temperature: Tensor
-    seed: Tensor
-    filters: dict[str, Tensor]
-    needs: Needs
-    vocab_size: int
-    filter_order: str
+    def __init__(
+        self,
+        vocab_size: int,
+        temperature: Tensor,
+        seed: Tensor,
+        filters: dict[str, Tensor],
+        needs: Needs,
+        filter_order: str,
+    ) -> None:
+        self.vocab_size, self.device = vocab_size, seed.device
+        self.temperature, self.seed, self.filters = temperature, seed, filters
+        self.needs, self.filter_order = needs, filter_order
+        self._gate = torch.full((len(seed) + 1,), OPEN, dtype=torch.int64, device=seed.device)
+        self._gate[-1] = SHUT
+        self.make_controls()
 
-    def __post_init__(self) -> None:
-        seed = self.seed
-        self.gate = torch.full((len(seed) + 1,), OPEN, dtype=torch.int64, device=seed.device)
-        self.gate[-1] = SHUT
-
-    def state(self, rows: SlotRows) -> dict[str, object]:
-        """Return every field but temperature and seed, which each call compares by itself."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        del found["temperature"], found["seed"]
-        read = {name: each for name, each in found.pop("filters").items() if vars(self.needs)[name]}
-        return found | {name: rows.pick_drawn(name, each) for name, each in read.items()}
-
-    def temperature_of(self, rows: SlotRows) -> Tensor:
-        return super().temperature_of(rows).clamp_(max=HOTTEST)
+    @property
+    def gate(self) -> Tensor:
+        return self._gate
 
     @property
     def stores_logits(self) -> bool:
         return self.needs != Needs()
 
-    @property
-    def launches(self) -> tuple[object, ...]:
-        return self.needs, self.filter_order
+    def state_slots(self, rows: SlotRows) -> Tensor:
+        return rows.index
 
-    def read(self, rows: SlotRows) -> SlotValues:
-        filters = self._filters(rows) if self.stores_logits else None
-        return SlotValues(self.temperature_of(rows), self.seed_of(rows), filters, None)
+    def state(self, rows: SlotRows) -> dict[str, object]:
+        read = {name: each for name, each in self.filters.items() if vars(self.needs)[name]}
+        options = {"needs": self.needs, "filter_order": self.filter_order}
+        return options | {name: rows.pick_drawn(name, each) for name, each in read.items()}
 
-    def _filters(self, rows: SlotRows) -> RowFilters:
-        """Return the filters of some rows; those that are not drawn keep all tokens."""
+    def temperature_of(self, rows: SlotRows) -> Tensor:
+        return super().temperature_of(rows).clamp_(max=HOTTEST)
+
+    def read(self, rows: SlotRows) -> tuple[RowFilters | None, None]:
         vocab_size, needs, joint = self.vocab_size, self.needs, self.filter_order == "joint"
+        if not self.stores_logits:
+            return None, None
         there = ~rows.undrawn.rows
         top_k = torch.full_like(rows.index, vocab_size)
         top_p = torch.ones_like(rows.index, dtype=torch.float64)
@@ -119,21 +117,20 @@ class TensorParameters(SlotParameters):
         both = (top_k < vocab_size) & (top_p < 1)
         bits = [no, no + joint, no, no if joint else both.to(torch.int64)]
         numbers = (each.view(torch.int64) for each in (top_p, log_min_p, of_total))
-        kind = RowFilter(
-            1 if needs.top_k else vocab_size,
-            0.5 if needs.top_p else 1.0,
-            *NO_NUMBERS,
-            False,
-            joint,
-            Way.THRESHOLD if needs.top_k and needs.top_p and not joint else Way.REJECTION,
+        by_threshold = needs.top_k and needs.top_p and not joint
+        kind = keeps_all(vocab_size)._replace(
+            top_k=1 if needs.top_k else vocab_size,
+            top_p=0.5 if needs.top_p else 1.0,
+            joint=joint,
+            way=Way.THRESHOLD if by_threshold else Way.REJECTION,
         )
-        kinds = [keeps_all(vocab_size), kind]
         columns = torch.stack([top_k, *numbers, *bits])
         padded = torch.nn.functional.pad(columns, (0, -len(rows) % ALIGNED))
-        return rows.filters(padded, kinds)
+        kinds: list[RowFilter] = [keeps_all(vocab_size), kind]
+        return RowFilters(rows.numbers, list(range(len(rows))), padded, kinds), None
 
 
-class TensorBatch(SlotBatch):
+class TensorBatch(Selection):
     """S rows over the caller's tensors; `SamplingBatch.over` makes it.
 
     Either all of them are the rows of a step, or `select` names some as slots. Penalties, biases
@@ -143,37 +140,33 @@ class TensorBatch(SlotBatch):
         needs: which filters may occur; assign another between two steps. Every rank has the same.
     """
 
-    _parameters: TensorParameters
+    _table: EngineTensors
 
-    def __init__(self, parameters: TensorParameters) -> None:
-        seed, vocab_size = parameters.seed, parameters.vocab_size
-        rows = SlotRows(len(seed), seed.device)
-        tables = ControlTables(len(seed), vocab_size, seed.device)
-        rows.resolve(rows.places, parameters.gate)
-        super().__init__(vocab_size, rows, parameters, tables)
-        self.unseeded = []
-        self._plan = BatchPlan.of((), vocab_size, seed.device, fixed_rounds=True)
+    def __init__(self, table: EngineTensors) -> None:
+        super().__init__(self, table, len(table.seed))
+        self._plan = BatchPlan(0, self.vocab_size, self.device, fixed_rounds=True)
+        self.take(torch.arange(self.rows, device=self.device))
 
     @property
     def needs(self) -> Needs:
-        return self._parameters.needs
+        return self._table.needs
 
     @needs.setter
     def needs(self, needs: Needs) -> None:
-        check_needs(needs, self._parameters.filters)
-        self._parameters.needs = needs
+        self._table.needs = check_needs(needs, self._table.filters)
 
     @property
     def plan(self) -> BatchPlan:
         return self._plan
 
     @property
-    def undrawn(self) -> None:
-        return None
+    def unseeded(self) -> list[int]:  # type: ignore[override]
+        """None, because every row has a seed."""
+        return []
 
     def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
         """Return the rows of a step, by slot; see `SamplingBatch.select`."""
-        return selection_of(self, slots, out, self._parameters, self._tables, self._masks)
+        return Selection.of(self, slots, out)
 
     def for_rows(self, num_rows: int) -> TensorBatch:
         if num_rows != self.rows:
@@ -200,16 +193,34 @@ def check_needs(needs: object, filters: dict[str, Tensor]) -> Needs:
     return needs
 
 
-def batch_over(
+def over(
     *,
     vocab_size: int,
     temperature: Tensor,
     seed: Tensor,
-    filters: dict[str, Tensor | None],
-    needs: Needs | None,
-    filter_order: str,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    needs: Needs | None = None,
+    filter_order: str = "sequential",
 ) -> TensorBatch:
-    """Check the tensors of `SamplingBatch.over`, and make its batch."""
+    """Make a batch over the caller's own tensors, which every step reads in place.
+
+    Args:
+        vocab_size: V; must match across ranks.
+        temperature, seed: fp32 and int64 [S].
+        top_k: int32 or int64 [S].
+        top_p, min_p: fp32 or float64 [S].
+        needs: which of these filters may occur. Default: those that are given. The meaning of a
+            value out of range is written in `tpsample.request.engine_tensors`.
+        filter_order: of all rows, as in `SamplingParams`.
+
+    Raises:
+        TypeError, ValueError: a tensor of another shape, dtype or device, or one that is needed
+            and missing.
+    """
+    check_sizes(vocab_size, None, 0)
+    filters: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     given = {name: each for name, each in filters.items() if each is not None}
     check_parameter("seed", seed, None, torch.int64)
     check_parameter("temperature", temperature, seed, torch.float32)
@@ -222,5 +233,4 @@ def batch_over(
             f"filter_order: expected sequential, joint or min_p_last, got {filter_order!r}"
         )
     its = Needs(**dict.fromkeys(given, True)) if needs is None else check_needs(needs, given)
-    parameters = TensorParameters(temperature, seed, given, its, vocab_size, filter_order)
-    return TensorBatch(parameters)
+    return TensorBatch(EngineTensors(vocab_size, temperature, seed, given, its, filter_order))

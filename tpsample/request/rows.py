@@ -1,12 +1,13 @@
-"""The rows of a step that are told by a tensor of slots: which slot each row reads, on the device.
+"""The rows of a step that a tensor of slots names: the slot that each row reads, on the device.
 
 A row is not drawn if it names no slot, a slot without a request, or one that an earlier row names.
-It reads the last slot, in which no request ever is. What is made here and what is read of the slots
-lies in memory of the rows, so that a step that uses rows again allocates nothing.
+It reads the last slot, in which no request ever is. All results lie in memory that the rows keep,
+so a step that uses rows again allocates nothing.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,9 @@ from tpsample.core.host_tensors import ALIGNED
 from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.staging import Scratch
 from tpsample.core.word import Status
-from tpsample.request.filters import RowFilter, RowFilters
+from tpsample.request.controls.tables import ControlTables
+from tpsample.request.filters import RowFilters
+from tpsample.request.logprob_rows import LogprobRows
 
 OPEN, SHUT = 2**62, -1
 """The gate of a slot that may be drawn, above the number of any row; and of one that may not."""
@@ -44,8 +47,7 @@ class SlotRows:
         index: int64 [B], the slot that each row reads; S if it is not drawn.
         inside: int64 [B], the same, but a slot of a request if it is not drawn.
         undrawn: the rows that are not drawn.
-        places: int64 [B], the rows' numbers 0 … B - 1.
-        stored_places: int32 [B], the same.
+        numbers, stored_numbers: int64 and int32 [B], 0 … B - 1.
         scratch: of what a step reads.
     """
 
@@ -58,14 +60,14 @@ class SlotRows:
             torch.zeros(num_rows, dtype=torch.bool, device=device),
             torch.zeros(num_rows, dtype=torch.int32, device=device),
         )
-        self.places = torch.arange(num_rows, device=device)
-        self.stored_places = self.places.to(torch.int32)
+        self.numbers = torch.arange(num_rows, device=device)
+        self.stored_numbers = self.numbers.to(torch.int32)
         self.scratch = Scratch(device)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
         vars(self).update(state)
-        self._view(len(self.places))
+        self._view(len(self.numbers))
 
     def _view(self, num_rows: int) -> None:
         self.index = self._padded[:num_rows]
@@ -88,19 +90,11 @@ class SlotRows:
         none, (undrawn, status) = len(gate) - 1, self.undrawn
         index = self.index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
         first = self.scratch.take("first", torch.int64, none + 1).copy_(gate)
-        first.scatter_reduce_(0, index, self.places, "amin")
-        torch.ne(self.scratch.pick("winner", first, index), self.places, out=undrawn)
+        first.scatter_reduce_(0, index, self.numbers, "amin")
+        torch.ne(self.scratch.pick("winner", first, index), self.numbers, out=undrawn)
         torch.ne(slots, PADDING, out=status).mul_(int(Status.BAD_SLOT))
         index.masked_fill_(undrawn, none)
         torch.clamp(index, max=none - 1, out=self.inside)
-
-    def repeated(self, times: int) -> SlotRows:
-        """Return rows of which each of these is `times` in a row."""
-        rows = SlotRows(times * len(self), self.index.device)
-        its, own = ((x.index, x.inside, *x.undrawn) for x in (rows, self))
-        for new, old in zip(its, own, strict=True):
-            new.copy_(old.repeat_interleave(times))
-        return rows
 
     def pick_any(self, name: str, table: Tensor) -> Tensor:
         """Return what a table [S, …] holds for each row; any slot's where the row is not drawn."""
@@ -114,11 +108,55 @@ class SlotRows:
         """Return the columns that rows have in a table [n, S + 1], as `columns_of` pads them."""
         return self.scratch.pick(name, table, self._padded, dim=1)
 
-    def filters(self, columns: Tensor, kinds: list[RowFilter]) -> RowFilters:
-        """Return the filters of all rows, as none is known to have none.
 
-        Args:
-            columns: int64 [8, B or more], as `RowFilters` has them.
-            kinds: what may occur, a row that keeps all of its tokens among it.
-        """
-        return RowFilters(self.places, list(range(len(self))), columns, kinds)
+class Slots(ABC):
+    """Parameters of requests by slot, as rows on the device read them.
+
+    Attributes:
+        vocab_size: V.
+        device: of all tensors.
+        temperature, seed: fp32 and int64 [S].
+        controls: penalties and constraints; None until a request or a mask needs them.
+    """
+
+    vocab_size: int
+    device: torch.device
+    temperature: Tensor
+    seed: Tensor
+    controls: ControlTables | None = None
+
+    @property
+    @abstractmethod
+    def gate(self) -> Tensor:
+        """int64 [S + 1], OPEN where a slot may be drawn, else SHUT. The last one is no slot."""
+
+    @property
+    @abstractmethod
+    def stores_logits(self) -> bool:
+        """Whether a row may have filters or ask for logprobs."""
+
+    @abstractmethod
+    def state_slots(self, rows: SlotRows) -> Tensor:
+        """Return int64 [B], where the controls of each row are."""
+
+    @abstractmethod
+    def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
+        """Return the filters and logprobs of all rows, None where no slot has some."""
+
+    def state(self, rows: SlotRows) -> dict[str, object]:
+        """Return what these rows read and no plan has, as `StepBatch.state` does."""
+        return {}
+
+    def temperature_of(self, rows: SlotRows) -> Tensor:
+        """Return the temperatures of some rows, fp32 [B]; a row that is not drawn is greedy."""
+        return rows.pick_drawn("temperature", self.temperature)
+
+    def seed_of(self, rows: SlotRows) -> Tensor:
+        """Return the seeds of some rows, int64 [B]."""
+        return rows.pick_drawn("seed", self.seed)
+
+    def make_controls(self) -> ControlTables:
+        """Return the tables of controls, which are made when they are first needed."""
+        if self.controls is None:
+            self.controls = ControlTables(len(self.seed), self.vocab_size, self.device)
+        return self.controls

@@ -1,4 +1,4 @@
-"""What to do about a field that a request of ours does not have, such as `max_tokens`."""
+"""Ways out for a field that a request of ours does not have, such as `max_tokens`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def way_out(name: str, fields: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"it has {', '.join(fields)}"
 
 
-def names_other_fields(of: type[T]) -> type[T]:
-    """Let a dataclass refuse unknown names with a way out, of which Python's message has none."""
+def refuses_unknown_fields(of: type[T]) -> type[T]:
+    """Let a dataclass refuse unknown names with a way out, which Python does not offer."""
     known, init = of.__dict__["__dataclass_fields__"], of.__init__
 
     @functools.wraps(init)

@@ -1,0 +1,280 @@
+"""How the requests of a batch come, go, move and change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from tpsample.request.batch_checks import (
+    CheckedRequest,
+    check_arranged,
+    check_order,
+    check_requests,
+    check_rows,
+    request_list,
+    token_lists,
+)
+from tpsample.request.entries import EMPTY, NEEDS_APPEND, NO_REQUEST, STATE, UNSEEDED
+from tpsample.request.params import SamplingParams
+from tpsample.request.seeds import SeedSource
+from tpsample.request.step_batch import StepBatch
+from tpsample.request.table import RequestTable
+
+Tokens = Sequence[Sequence[int]] | None
+
+
+class ChangingRows(StepBatch):
+    """The part of `SamplingBatch` that changes its rows, which are the slots of its table.
+
+    The slot of a row is its index, until `drop`, `permute` or `arrange` moves rows. A change makes
+    another version of the rows, so selections and masks of the rows before are refused.
+    """
+
+    _table: RequestTable
+
+    def __init__(self, table: RequestTable) -> None:
+        super().__init__(table)
+        self.max_rows = len(table.temperature)
+        self._single: CheckedRequest | None = None
+        self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
+        self._needs_append = False
+        self._changed()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
+        vars(self).update(state)
+        self._view_rows()
+
+    @property
+    def rows(self) -> int:
+        """How many rows the batch has, B."""
+        return self._row_seed.shape[0]
+
+    @property
+    def temperature(self) -> Tensor:
+        """fp32 [B]; below 1e-5 the row is greedy. It may be written in place."""
+        return self._row_temperature
+
+    @property
+    def seed(self) -> Tensor:
+        """int64 [B], 64 bits. It may be written in place."""
+        return self._row_seed
+
+    @property
+    def requests(self) -> list[SamplingParams]:
+        """Those of the rows."""
+        return [entry.params for entry in self._table.entries]
+
+    def add(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int] = (),
+        output_token_ids: Sequence[int] = (),
+    ) -> int:
+        """Let a request join as the last row, and return its index.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; or all `max_rows` rows are taken.
+        """
+        self._require_list("add")
+        tokens = [prompt_token_ids], [output_token_ids]
+        checked = check_requests(self.rows, [params], *tokens, self.vocab_size)
+        self._arrange(list(range(self.rows + 1)), checked)
+        return self.rows - 1
+
+    def drop(self, rows: int | Sequence[int]) -> None:
+        """Let rows leave. The others close up and keep their order.
+
+        Raises:
+            TypeError, ValueError: a row that is not there.
+        """
+        gone = set(check_rows("drop", rows, self.rows))
+        self._require_list("drop")
+        self._arrange([row for row in range(self.rows) if row not in gone], [])
+
+    def permute(self, order: Sequence[int]) -> None:
+        """Make row ``order[i]`` row i.
+
+        Raises:
+            TypeError, ValueError: `order` is not a permutation of the rows.
+        """
+        self._require_list("permute")
+        self._arrange(check_order(order, self.rows), [])
+
+    def arrange(
+        self,
+        order: Sequence[int],
+        joining: Sequence[SamplingParams] = (),
+        *,
+        prompt_token_ids: Tokens = None,
+        output_token_ids: Tokens = None,
+    ) -> None:
+        """Let rows leave, join and move in one pass, as an engine's batch does between two steps.
+
+            batch.arrange([2, 0, 4], [params])  # of 4 rows 1 and 3 leave, and one joins after 0
+
+        Args:
+            order: the row that each new row was: one of the batch's B rows, or B + i for the
+                joining request i, which must be named. Rows that are not named leave.
+            joining: requests that join.
+            prompt_token_ids, output_token_ids: of the joining requests, as in `from_params`.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; a row named twice, or one that is not there;
+                or more than `max_rows` rows.
+        """
+        self._require_list("arrange")
+        requests, count = list(joining), len(joining)
+        checked = self._checked(self.rows, requests, prompt_token_ids, output_token_ids)
+        self._arrange(check_arranged(order, self.rows, count), checked)
+
+    def update(
+        self,
+        row: int,
+        params: SamplingParams | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        output_token_ids: Sequence[int] | None = None,
+        **fields: NoReturn,
+    ) -> None:
+        """Replace the request of a row, and its tokens so far if the request looks at them.
+
+        Args:
+            params: a whole request; a field by itself is refused with the call that sets it.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
+        """
+        (row,) = check_rows("update", [row], self.rows)
+        if fields:
+            values: dict[str, object] = {**fields}
+            got = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            raise TypeError(
+                f"update: expected a whole SamplingParams, got {got}; pass "
+                f"dataclasses.replace(batch.requests[{row}], {got})"
+            )
+        self._require_list("update")
+        if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
+            raise ValueError(
+                f"output_token_ids: expected the tokens so far of row {row}, which penalties, "
+                "bad_words and min_tokens refer to; pass [] if there are none"
+            )
+        tokens = [prompt_token_ids or ()], [output_token_ids or ()]
+        self._load([row], check_requests(row, [params], *tokens, self.vocab_size))
+
+    def put(
+        self,
+        slots: int | Sequence[int],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        prompt_token_ids: Tokens = None,
+        output_token_ids: Tokens = None,
+    ) -> None:
+        """Let requests take slots, whatever was in them. No other slot changes.
+
+        Masks that are assigned to the batch, a row per slot, have to be assigned anew.
+
+        Args:
+            slots: one or several, each once.
+            params: one request per slot.
+            prompt_token_ids, output_token_ids: the tokens so far of each, as in `from_params`.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
+        """
+        self._require_list("put")
+        rows, requests = check_rows("put", slots, self.rows), request_list(params)
+        if len(rows) != len(requests) or len(set(rows)) < len(rows):
+            raise ValueError(
+                f"put: expected as many requests as slots, each slot once, got {len(requests)} "
+                f"requests for {slots!r}"
+            )
+        self._load(rows, self._checked(0, requests, prompt_token_ids, output_token_ids))
+
+    def free(self, slots: int | Sequence[int]) -> None:
+        """Let requests leave their slots. A row of a selection that names such a slot has the
+        status BAD_SLOT; a step of the whole batch is refused while it has one.
+
+        Raises:
+            ValueError: a slot that is not there.
+        """
+        self._require_list("free")
+        rows = list(dict.fromkeys(check_rows("free", slots, self.rows)))
+        self._load(rows, [NO_REQUEST] * len(rows), empty=True)
+
+    def draw_seeds(self, source: SeedSource) -> None:
+        if self.unseeded:
+            self._table.draw_seeds(self.unseeded, source)
+            self.unseeded = []
+
+    def note_step(self, positions: Tensor) -> None:
+        """Warn once if rows look at their output, and a step at later positions comes without the
+        tokens of the one before. A step at the same ones may be a trial; on a GPU none is known."""
+        if not self._needs_append or not positions.is_cpu:
+            return
+        last, self._last_positions = self._last_positions, positions.detach().clone()
+        if last is not None and len(last) == len(positions) and bool((positions > last).all()):
+            self._needs_append = False
+            warnings.warn(
+                "batch: a step at later positions, and no token was appended since the last one, "
+                "so penalties, bad_words and min_tokens do not see it; call "
+                "batch.append(out.token_ids) after each step",
+                stacklevel=5,
+            )
+
+    def _state_slots(self) -> Tensor:
+        return self._table.numbers[STATE, : self.rows]
+
+    def _checked(
+        self, first_row: int, requests: list[SamplingParams], prompts: Tokens, outputs: Tokens
+    ) -> list[CheckedRequest]:
+        """Return requests with their tokens so far, in which nothing is wrong."""
+        so_far = (
+            token_lists("prompt_token_ids", prompts, len(requests)),
+            token_lists("output_token_ids", outputs, len(requests)),
+        )
+        return check_requests(first_row, requests, *so_far, self.vocab_size)
+
+    def _load(self, rows: list[int], checked: list[CheckedRequest], **options: Any) -> None:
+        """Replace the requests of some rows, and nothing of the others."""
+        if rows:
+            self._table.load(rows, checked, **options)
+            self._changed()
+
+    def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
+        """Keep these rows, in this order; from the rows there are on, they join."""
+        if len(order) > self.max_rows:
+            raise ValueError(
+                f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "
+                "the batch with a larger max_rows"
+            )
+        self._table.arrange(order, checked)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Note what follows from the rows as they are now."""
+        self.version += 1
+        self._view_rows()
+        self.unseeded = self._table.flagged(UNSEEDED)
+        self._empty = self._table.flagged(EMPTY)
+        self._needs_append = bool(self._table.flagged(NEEDS_APPEND))
+        self._last_positions = None
+
+    def _view_rows(self) -> None:
+        """Make the tensors of the rows, which are parts of the tensors of all slots."""
+        # Kept, because torch.compile would compile anew for every length of a list it looks at.
+        count = len(self._table.entries)
+        self._row_temperature = self._table.temperature[:count]
+        self._row_seed = self._table.seed[:count]
+
+    def _require_list(self, method: str) -> None:
+        """Raise a ValueError if the rows share one request, so that none can change alone."""
+        if self._single is not None:
+            raise ValueError(
+                f"{method}: this batch was built from one request for all rows; build it from a "
+                "list of requests to change its rows"
+            )

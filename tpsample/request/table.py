@@ -1,0 +1,298 @@
+"""The requests of a batch by slot, on the host and on the device.
+
+The rows of a step are an index into this table: the slots themselves in order, which the host
+knows, or a tensor that it never reads (`tpsample.request.rows`). In the second case it cannot know
+what the rows ask for. So the step does what any slot may need: if one has a filter, every row takes
+the way of rows with filters, in which a row without any keeps all of its tokens; likewise with
+logprobs. The tokens are the same either way.
+
+All integers of a slot lie in one tensor, so that a request comes, and a step reads its rows, in one
+operation. The tensors keep their place in memory as requests come and go, so a captured CUDA graph
+reads what is there when it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tpsample.core import word
+from tpsample.core.host_tensors import ALIGNED, columns_of, integers, reals
+from tpsample.core.ordinary_tensors import ordinary_tensors
+from tpsample.core.staging import Scratch
+from tpsample.request.batch_checks import CheckedRequest
+from tpsample.request.controls.tables import needs_controls
+from tpsample.request.entries import (
+    ASKS,
+    ASKS_LOGPROBS,
+    FILTERED,
+    GATE,
+    NO_REQUEST,
+    SEED,
+    STATE,
+    TOP,
+    UNSEEDED,
+    WAITING,
+    Entry,
+)
+from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all
+from tpsample.request.logprob_rows import LogprobRows
+from tpsample.request.plan import BatchPlan
+from tpsample.request.rows import SHUT, SlotRows, Slots
+from tpsample.request.seeds import SeedSource
+
+_HAS = {1 << bit: bytes(bool(flags >> bit & 1) for flags in range(256)) for bit in range(5)}
+"""By flag, 0 or 1 for each value of the flags."""
+
+_PARAMS, _FILTERS, _FLAGS = map(itemgetter, range(3))
+"""Of an entry, in a third of the time that attributes take."""
+
+
+class _Asked(NamedTuple):
+    """The filters of all slots that have some; the most tokens that one reports, -1 if none asks
+    for logprobs; and whether one asks in a processed mode."""
+
+    filters: set[RowFilter]
+    top: int
+    processed: bool
+
+
+class RequestTable(Slots):
+    """S slots. The first ones are in use: they have a request or are empty.
+
+    Attributes:
+        entries: of the slots in use, in order.
+        temperature: fp32 [S].
+        numbers: int64 [15, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
+        seed: int64 [S], a part of them.
+        chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
+    """
+
+    _found: _Asked | None  # until the entries change
+
+    @ordinary_tensors
+    def __init__(self, slots: int, vocab_size: int, device: torch.device | str | None) -> None:
+        self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)
+        self.vocab_size, self.device = vocab_size, self.temperature.device
+        self.entries: list[Entry] = []
+        self._flags, self._found = b"", None
+        self._states, self._scratch = list(range(slots)), Scratch(self.device)
+        self._moves = 0
+        empty = Entry.of(NO_REQUEST.params, vocab_size, empty=True)
+        width = slots + 1 + -(slots + 1) % ALIGNED
+        column = columns_of(empty.packed + bytes(8), STATE + 1, device=self.device)[:, :1]
+        self.numbers = column.repeat(1, width)
+        self.numbers[STATE] = torch.arange(width, device=self.device)
+        self.chosen = self.numbers.new_full((slots + 1, 0), word.NO_TOKEN)
+        self._view(slots)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
+        vars(self).update(state)
+        self._view(len(self.temperature))
+
+    def _view(self, slots: int) -> None:
+        self.seed = self.numbers[SEED, :slots]
+
+    def flagged(self, flag: int) -> list[int]:
+        """Return the slots with a flag."""
+        has = self._flags.translate(_HAS[flag])
+        return list(compress(range(len(has)), has)) if 1 in has else []
+
+    @ordinary_tensors
+    def arrange(self, order: list[int], joining: Sequence[CheckedRequest]) -> None:
+        """Keep the requests of these slots as those of the first slots, in this order.
+
+        Args:
+            order: of n slots in use; n + i is the joining request i.
+        """
+        entries, joined = self.entries, {}
+        count = len(entries)
+        if joining:
+            joined = {slot: joining[old - count] for slot, old in enumerate(order) if old >= count}
+        if order[:count] != list(range(count)):
+            self._move(order, list(joined))
+        entries = entries + [Entry.of(each.params, self.vocab_size) for each in joining]
+        self.entries = list(map(entries.__getitem__, order))
+        self.load(list(joined), list(joined.values()))
+
+    def _note(self) -> None:
+        """Note what follows from the entries."""
+        self._flags, self._found = bytes(map(_FLAGS, self.entries)), None
+
+    def _move(self, order: list[int], joined: list[int]) -> None:
+        """Move the numbers of the slots: those that stay, those that join, then those not in use.
+
+        Args:
+            joined: the new slots of requests that join. Their numbers are those of a slot that was
+                not in use or has been left, until they are written.
+        """
+        self._moves += 1
+        count, slots = len(self.entries), len(self.temperature)
+        free = [*sorted(set(range(count)).difference(order)), *range(count, slots)]
+        moved = list(order)
+        for slot, old in zip(joined, free, strict=False):
+            moved[slot] = old
+        moved += free[len(joined) :]
+        (index,) = integers(moved, device=self.device)
+        self.temperature.copy_(self.temperature.index_select(0, index))
+        # Without filters and logprobs, the slots do not differ in the numbers before the gate.
+        numbers = self.numbers[0 if self.stores_logits else GATE :]
+        if self.controls is None:
+            numbers = numbers[:-1]  # no slot has a state that would move along
+        else:
+            self.controls.forget([self._states[old] for old in free])
+            self._states = list(map(self._states.__getitem__, moved))
+        numbers[:, :slots].copy_(numbers.gather(1, index.expand(len(numbers), slots)))
+        if self.chosen.shape[1]:
+            self.chosen[:slots].copy_(self.chosen.index_select(0, index))
+        if len(order) < slots:
+            self.numbers[GATE, len(order) : slots].fill_(SHUT)
+
+    @ordinary_tensors
+    def load(
+        self, slots: Sequence[int], requests: Sequence[CheckedRequest], *, empty: bool = False
+    ) -> None:
+        """Write requests into some of the slots in use.
+
+        Args:
+            empty: they stand for none.
+        """
+        entries = [Entry.of(each.params, self.vocab_size, empty=empty) for each in requests]
+        for slot, entry in zip(slots, entries, strict=True):
+            self.entries[slot] = entry
+        self._note()
+        if not entries:
+            return
+        send = self._scratch.send
+        packed = bytearray().join([entry.packed for entry in entries])
+        columns = torch.frombuffer(packed, dtype=torch.int64).view(-1, STATE).T
+        heat = [entry.params.temperature for entry in entries]
+        (temperatures,) = reals(heat, device=None, dtype=torch.float32)
+        index = send("slots", integers(slots, device=None)[0])
+        self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
+        self.temperature.index_copy_(0, index, send("temperatures", temperatures))
+        self._load_chosen(index, [list(entry.params.logprob_token_ids or ()) for entry in entries])
+        if any(needs_controls(entry.params) for entry in entries):
+            self.make_controls()
+        if self.controls is not None:
+            self.controls.load([self._states[slot] for slot in slots], requests)
+
+    def _load_chosen(self, index: Tensor, chosen: list[list[int]]) -> None:
+        missing = max(map(len, chosen)) - self.chosen.shape[1]
+        if missing > 0:
+            self.chosen = torch.nn.functional.pad(self.chosen, (0, missing), value=word.NO_TOKEN)
+        width = self.chosen.shape[1]
+        if width:
+            padded = [i for ids in chosen for i in (*ids, *[word.NO_TOKEN] * (width - len(ids)))]
+            (flat,) = integers(padded, device=None)
+            self.chosen.index_copy_(0, index, self._scratch.send("ids", flat.view(-1, width)))
+
+    @ordinary_tensors
+    def draw_seeds(self, waiting: list[int], source: SeedSource) -> None:
+        """Give slots that wait for their seed the next ones, unless the caller wrote others."""
+        index = self._scratch.send("slots", integers(waiting, device=None)[0])
+        written = self.seed.index_select(0, index)
+        seeds = self._scratch.send("seeds", source.draw(len(waiting)))
+        self.seed.index_copy_(0, index, written.where(written != WAITING, seeds))
+        for slot in waiting:
+            entry = self.entries[slot]
+            self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
+        self._note()
+
+    def plan(self, **options: Any) -> BatchPlan:
+        """Return the plan of a step of all slots in use, in order.
+
+        Args:
+            options: kept_cap and fixed_rounds of `BatchPlan`.
+        """
+        filtered, asking, filters = self.flagged(FILTERED), self.flagged(ASKS_LOGPROBS), None
+        if filtered:
+            index, columns = self._columns(filtered)
+            kinds = [_FILTERS(self.entries[row]) for row in filtered]
+            filters = RowFilters(index, filtered, columns, kinds)
+        logprobs = None
+        if asking:
+            index, columns = self._columns(asking)
+            its = [self.entries[row] for row in asking]
+            bits = columns[ASKS:TOP, : len(asking)] != 0
+            width = max(len(each.params.logprob_token_ids or ()) for each in its)
+            chosen = self.chosen.index_select(0, index)[:, :width]
+            top, modes = max(each.top for each in its), [each.processed for each in its]
+            logprobs = LogprobRows(
+                asking, index, top, columns[TOP, : len(asking)], chosen, modes, *bits[1:]
+            )
+        requests = tuple(map(_PARAMS, self.entries))
+        count, of_batch = len(requests), (self.vocab_size, self.device)
+        return BatchPlan(count, *of_batch, filters, logprobs, requests, **options)
+
+    def _columns(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Return rows as a tensor, and their numbers up to the gate, as `columns_of` pads them."""
+        count, padded = len(rows), len(rows) + -len(rows) % ALIGNED
+        if count == len(self.entries):  # as in many servers; nothing has to be found
+            index = torch.arange(padded, device=self.device)
+            return index[:count], self.numbers[:GATE, :padded].clone(
+                memory_format=torch.contiguous_format
+            )
+        (index,) = integers(rows + rows[:1] * (padded - count), device=self.device)
+        return index[:count], self.numbers[:GATE].index_select(1, index)
+
+    @property
+    def gate(self) -> Tensor:
+        return self.numbers[GATE, : len(self.temperature) + 1]
+
+    @property
+    def _asked(self) -> _Asked:
+        if self._found is None:
+            asking = [self.entries[slot] for slot in self.flagged(ASKS_LOGPROBS)]
+            self._found = _Asked(
+                {self.entries[slot].filters for slot in self.flagged(FILTERED)},
+                max((each.top for each in asking), default=-1),
+                any(each.processed for each in asking),
+            )
+        return self._found
+
+    @property
+    def stores_logits(self) -> bool:
+        return bool(self._asked.filters) or self._asked.top >= 0
+
+    @property
+    def launches(self) -> tuple[object, ...]:
+        """A value to compare: for equal values a step of any slots makes equal launches."""
+        filters, top, processed = self._asked
+        others = {each for each in filters if each.way is not Way.TOP_WORDS}
+        return (
+            *(bool(filters), top, processed, self.chosen.shape[1]),
+            max((each.top_k for each in filters - others), default=0),
+            *(any(its.top_k < self.vocab_size for its in each) for each in (filters, others)),
+            *(any(its.top_p < 1 for its in each) for each in (filters, others)),
+            any(each.way is Way.THRESHOLD for each in filters),
+            *(self._moves, self.make_controls().launches),
+        )
+
+    def state_slots(self, rows: SlotRows) -> Tensor:
+        return rows.scratch.pick("state slots", self.numbers[STATE], rows.index)
+
+    def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
+        asked, count, filters = self._asked, len(rows), None
+        if not self.stores_logits:
+            return None, None
+        numbers, every = rows.pick_columns("numbers", self.numbers), list(range(count))
+        if asked.filters:
+            kinds = [keeps_all(self.vocab_size), *asked.filters]
+            filters = RowFilters(rows.numbers, every, numbers, kinds)
+        if asked.top < 0:
+            return filters, None
+        bits = rows.scratch.take("bits", torch.bool, TOP - ASKS, count)
+        asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, :count], 0, out=bits)
+        chosen = rows.scratch.pick("chosen", self.chosen, rows.index)
+        its_modes, tops = [asked.processed] * count, numbers[TOP, :count]
+        return filters, LogprobRows(
+            *(every, rows.numbers, asked.top, tops, chosen),
+            *(its_modes, processed, as_logits, asks),
+        )
