@@ -37,7 +37,7 @@ class ChangingRows(StepBatch):
 
     def __init__(self, table: RequestTable) -> None:
         super().__init__(table)
-        self.max_rows = len(table.temperature)
+        self.max_rows = table.slots
         self._single: CheckedRequest | None = None
         self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
         self._needs_append = False

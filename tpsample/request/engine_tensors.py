@@ -50,7 +50,7 @@ class Needs:
 
 
 class EngineTensors(Slots):
-    """The tensors by slot.
+    """The tensors by slot, temperature and seed with S entries.
 
     Attributes:
         filters: those of top_k, top_p and min_p that were given, by name.
@@ -67,7 +67,7 @@ class EngineTensors(Slots):
         needs: Needs,
         filter_order: str,
     ) -> None:
-        self.vocab_size, self.device = vocab_size, seed.device
+        self.vocab_size, self.slots, self.device = vocab_size, len(seed), seed.device
         self.temperature, self.seed, self.filters = temperature, seed, filters
         self.needs, self.filter_order = needs, filter_order
         self._gate = torch.full((len(seed) + 1,), OPEN, dtype=torch.int64, device=seed.device)
@@ -91,7 +91,10 @@ class EngineTensors(Slots):
         return options | {name: rows.pick_drawn(name, each) for name, each in read.items()}
 
     def temperature_of(self, rows: SlotRows) -> Tensor:
-        return super().temperature_of(rows).clamp_(max=HOTTEST)
+        return rows.pick_drawn("temperature", self.temperature).clamp_(max=HOTTEST)
+
+    def seed_of(self, rows: SlotRows) -> Tensor:
+        return rows.pick_drawn("seed", self.seed)
 
     def read(self, rows: SlotRows) -> tuple[RowFilters | None, None]:
         vocab_size, needs, joint = self.vocab_size, self.needs, self.filter_order == "joint"
@@ -143,7 +146,7 @@ class TensorBatch(Selection):
     _table: EngineTensors
 
     def __init__(self, table: EngineTensors) -> None:
-        super().__init__(self, table, len(table.seed))
+        super().__init__(self, table, table.slots)
         self._plan = BatchPlan(0, self.vocab_size, self.device, fixed_rounds=True)
         self.take(torch.arange(self.rows, device=self.device))
 

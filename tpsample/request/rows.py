@@ -115,12 +115,14 @@ class Slots(ABC):
     Attributes:
         vocab_size: V.
         device: of all tensors.
-        temperature, seed: fp32 and int64 [S].
+        slots: S.
+        temperature, seed: fp32 and int64 [S + 1], 0 in the last slot, which is no slot.
         controls: penalties and constraints; None until a request or a mask needs them.
     """
 
     vocab_size: int
     device: torch.device
+    slots: int
     temperature: Tensor
     seed: Tensor
     controls: ControlTables | None = None
@@ -149,14 +151,14 @@ class Slots(ABC):
 
     def temperature_of(self, rows: SlotRows) -> Tensor:
         """Return the temperatures of some rows, fp32 [B]; a row that is not drawn is greedy."""
-        return rows.pick_drawn("temperature", self.temperature)
+        return rows.scratch.pick("temperature", self.temperature, rows.index)
 
     def seed_of(self, rows: SlotRows) -> Tensor:
         """Return the seeds of some rows, int64 [B]."""
-        return rows.pick_drawn("seed", self.seed)
+        return rows.scratch.pick("seed", self.seed, rows.index)
 
     def make_controls(self) -> ControlTables:
         """Return the tables of controls, which are made when they are first needed."""
         if self.controls is None:
-            self.controls = ControlTables(len(self.seed), self.vocab_size, self.device)
+            self.controls = ControlTables(self.slots, self.vocab_size, self.device)
         return self.controls

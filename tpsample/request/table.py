@@ -67,9 +67,9 @@ class RequestTable(Slots):
 
     Attributes:
         entries: of the slots in use, in order.
-        temperature: fp32 [S].
+        temperature: fp32 [S + 1].
         numbers: int64 [15, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
-        seed: int64 [S], a part of them.
+        seed: int64 [S + 1], a part of them.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
     """
 
@@ -77,8 +77,8 @@ class RequestTable(Slots):
 
     @ordinary_tensors
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str | None) -> None:
-        self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)
-        self.vocab_size, self.device = vocab_size, self.temperature.device
+        self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
+        self.vocab_size, self.slots, self.device = vocab_size, slots, self.temperature.device
         self.entries: list[Entry] = []
         self._flags, self._found = b"", None
         self._states, self._scratch = list(range(slots)), Scratch(self.device)
@@ -89,15 +89,15 @@ class RequestTable(Slots):
         self.numbers = column.repeat(1, width)
         self.numbers[STATE] = torch.arange(width, device=self.device)
         self.chosen = self.numbers.new_full((slots + 1, 0), word.NO_TOKEN)
-        self._view(slots)
+        self._view()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
         vars(self).update(state)
-        self._view(len(self.temperature))
+        self._view()
 
-    def _view(self, slots: int) -> None:
-        self.seed = self.numbers[SEED, :slots]
+    def _view(self) -> None:
+        self.seed = self.numbers[SEED, : self.slots + 1]
 
     def flagged(self, flag: int) -> list[int]:
         """Return the slots with a flag."""
@@ -133,14 +133,14 @@ class RequestTable(Slots):
                 not in use or has been left, until they are written.
         """
         self._moves += 1
-        count, slots = len(self.entries), len(self.temperature)
+        count, slots = len(self.entries), self.slots
         free = [*sorted(set(range(count)).difference(order)), *range(count, slots)]
         moved = list(order)
         for slot, old in zip(joined, free, strict=False):
             moved[slot] = old
         moved += free[len(joined) :]
         (index,) = integers(moved, device=self.device)
-        self.temperature.copy_(self.temperature.index_select(0, index))
+        self.temperature[:slots].copy_(self.temperature.index_select(0, index))
         # Without filters and logprobs, the slots do not differ in the numbers before the gate.
         numbers = self.numbers[0 if self.stores_logits else GATE :]
         if self.controls is None:
@@ -244,7 +244,7 @@ class RequestTable(Slots):
 
     @property
     def gate(self) -> Tensor:
-        return self.numbers[GATE, : len(self.temperature) + 1]
+        return self.numbers[GATE, : self.slots + 1]
 
     @property
     def _asked(self) -> _Asked:
