@@ -390,7 +390,7 @@ SLOTS = [
         "tpsample/request/table.py",
         "self.numbers[0 if self.stores_logits else GATE :]",
         "self.numbers[GATE:]",
-        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[0]",),
+        ("tests/request/test_arrange.py::test_any_arrangement_is_the_batch_built_of_its_rows[1]",),
     ),
     Fault(
         "a step over slots allocates what it reads of them",

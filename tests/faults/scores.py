@@ -258,13 +258,6 @@ SCREENING = [
         "return by_min_p or by_top_k",
         ("tests/screening/test_filters.py::test_which_rows_need_few_logits",),
     ),
-    Fault(
-        "a pair's history leaves out drafts",
-        "tpsample/request/controls/apply.py",
-        "history = history + 2 * drafted.sum(dim=1, dtype=torch.int32)",
-        "history = history + 0",
-        ("tests/screening/test_words.py::test_drafts_count_as_output",),
-    ),
 ]
 
 SCREEN_KERNELS = [

@@ -354,9 +354,14 @@ def test_a_copy_of_a_batch_lives_by_itself(copied):
     before = tokens(batch)
     assert before[1] == [0, 0, 0, Status.BAD_SLOT, Status.BAD_SLOT]
     assert tokens(other) == tokens(other, others) == before
+    other.seed[1] += 5
+    assert tokens(other)[2][1] == before[2][1] + 5
+    other.seed[1] -= 5
     other.put(3, params[3])
     other.free(0)
     other.permute([4, 3, 2, 1, 0])
+    with pytest.raises(ValueError, match=r"slots \[0, 4\] have no request"):
+        sampler_of().sample_logits(logits, other, 7)
     other.select(torch.arange(5)).append(torch.full((5, 4), 11))
     other.temperature[1], other.seed[2] = 0.0, 99
     fresh = SamplingBatch.of_slots(5, vocab_size=V)

@@ -79,12 +79,6 @@ class StepRows:
     def __len__(self) -> int:
         return self.hidden_states.shape[0]
 
-    def select(self, index: Tensor) -> StepRows:
-        """Return some of the rows; int64 [b]."""
-        controls = None if self.controls is None else self.controls.select(index)
-        given = None if self.local_logits is None else self.local_logits[index]
-        return StepRows(self.hidden_states[index], self.noise.select(index), controls, given)
-
 
 @dataclass(frozen=True)
 class Step:

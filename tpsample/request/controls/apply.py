@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,32 +52,11 @@ class StepControls:
             tables.penalties[slots].unsqueeze(1),
         )
 
-    def apply_to_pairs(self, logits: Tensor, row: Tensor, token_ids: Tensor) -> Tensor:
-        """Process fp32 logits [P] of pairs of a row and an id of this shard, int64 [P] each."""
-        column, slot = token_ids - self.state.first_id, self.rows.slots[row]
-        tables, history, allowed = self.rows.tables, None, None
-        if self.mask is not None:
-            allowed = (self.mask[row, column >> 5] >> (column & 31)) & 1 != 0
-        if tables.has_penalties:
-            history = self.state.history[slot, column]
-            drafts, num_drafts = self.rows.drafts, self.rows.num_drafts
-            if drafts is not None and num_drafts is not None:
-                there = torch.arange(drafts.shape[1], device=row.device) < num_drafts[row, None]
-                drafted = (drafts[row] == token_ids.unsqueeze(1)) & there
-                history = history + 2 * drafted.sum(dim=1, dtype=torch.int32)
-        bias = self.state.bias[slot, column] if tables.has_bias else None
-        return self._change(logits, allowed, bias, history, tables.penalties[slot])
-
     def most_occurrences(self, first_id: int, num_ids: int) -> Tensor:
         """Return int [B], at least how often any id from `first_id` on is in its row's output."""
         columns, drafts = self._columns(first_id, num_ids), self.rows.drafts
         in_output = self.state.history[self.rows.slots, columns].amax(dim=1) >> 1
         return in_output if drafts is None else in_output + drafts.shape[1]
-
-    def select(self, index: Tensor) -> StepControls:
-        """Return the controls of some of the rows; int64 [b]."""
-        mask = None if self.mask is None else self.mask[index]
-        return replace(self, rows=self.rows.select(index), mask=mask)
 
     @staticmethod
     def _change(

@@ -51,18 +51,3 @@ class ControlRows:
             drafts=drafts.repeat_interleave(times, dim=0),
             num_drafts=counts.repeat(len(drafts)),
         )
-
-    def select(self, index: Tensor) -> ControlRows:
-        """Return the controls of some of the rows; int64 [b]."""
-
-        def of(rows: Tensor | None) -> Tensor | None:
-            return None if rows is None else rows[index]
-
-        return ControlRows(
-            self.tables,
-            self.slots[index],
-            of(self.grammar_bitmask),
-            of(self.forced),
-            of(self.drafts),
-            of(self.num_drafts),
-        )
