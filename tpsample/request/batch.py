@@ -165,11 +165,12 @@ class SamplingBatch(ChangingRows):
         """Return the rows of a step, by slot: pass it to the sampler, `verify` and `sample_draft`
         in place of the batch, and its `append` the tokens.
 
-        The host does not read the slots, so a step takes the way that any slot of the batch may
-        need: with filters in one of them, the logits of all rows are stored. Kept sets are not
-        reported. A CUDA graph may be captured from here to `append`; it serves any slots and any
-        requests while `capture_key` is what it was. Draw the seeds of requests without one before
-        a replay (`LMHeadSampler.draw_seeds`).
+        The host does not read the slots, so a step does all that any slot of the batch may need:
+        with filters in one of them, the logits of all rows are stored. Kept sets are not reported.
+
+        A CUDA graph may be captured from here to `append`; it serves any slots and any requests
+        while `capture_key` is what it was. Draw the seeds of requests without one before a replay
+        (`LMHeadSampler.draw_seeds`).
 
         With `out`, and `out=` of the sampler, a step without filters and logprobs allocates no
         memory on the device, from here to `append`.

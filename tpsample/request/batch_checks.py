@@ -1,4 +1,4 @@
-"""Checks of what a `SamplingBatch` is given. A message names the argument and the way out."""
+"""Checks of the arguments of a `SamplingBatch`. A message names the argument and the way out."""
 
 from __future__ import annotations
 

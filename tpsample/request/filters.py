@@ -1,4 +1,4 @@
-"""The filters of a batch's rows as tensors, and the way each row takes to its token."""
+"""The filters of a batch's rows as tensors, and the method that finds each row's token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some slots of a batch, named by a tensor on the device: what a step takes in place of the batch.
+"""Some slots of a batch, named by a tensor on the device. A step takes them in place of the batch.
 
     rows = batch.select(slots)                  # [B], any order, any subset, -1 for padding
     out = sampler(hidden_states, rows, positions)

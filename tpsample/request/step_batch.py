@@ -99,7 +99,7 @@ class StepBatch(Sealed, ABC):
     def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.
 
-        Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 behind a row's
+        Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 after a row's
         last, as output; the batch itself does not change. A grammar bitmask and forced ids must be
         of all B · (K + 1) rows.
 

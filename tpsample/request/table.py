@@ -1,14 +1,14 @@
 """The requests of a batch by slot, on the host and on the device.
 
-The rows of a step are an index into this table: the slots themselves in order, which the host
-knows, or a tensor that it never reads (`tpsample.request.rows`). In the second case it cannot know
-what the rows ask for. So the step does what any slot may need: if one has a filter, every row takes
-the way of rows with filters, in which a row without any keeps all of its tokens; likewise with
-logprobs. The tokens are the same either way.
+The rows of a step are an index into this table. Either they are the slots in use, in order, which
+the host knows. Or a tensor names them, which the host never reads (`tpsample.request.rows`). Then
+the host cannot know their requests, so the step does all that any slot may need: if one slot has a
+filter, every row is sampled as a row with filters, and a row without any keeps all of its tokens.
+The same holds for logprobs. The tokens are the same in both cases.
 
-All integers of a slot lie in one tensor, so that a request comes, and a step reads its rows, in one
-operation. The tensors keep their place in memory as requests come and go, so a captured CUDA graph
-reads what is there when it is replayed.
+All integers of a slot lie in one tensor, so one operation writes a request, and one reads the rows
+of a step. The tensors keep their place in memory as requests come and go, so a captured CUDA graph
+reads the requests that are there when it is replayed.
 """
 
 from __future__ import annotations
