@@ -223,7 +223,7 @@ class ChangingRows(StepBatch):
                 "batch: a step at later positions, and no token was appended since the last one, "
                 "so penalties, bad_words and min_tokens do not see it; call "
                 "batch.append(out.token_ids) after each step",
-                stacklevel=5,
+                stacklevel=4,
             )
 
     def _state_slots(self) -> Tensor:
