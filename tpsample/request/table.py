@@ -46,8 +46,8 @@ from tpsample.request.plan import BatchPlan
 from tpsample.request.rows import SHUT, SlotRows, Slots
 from tpsample.request.seeds import SeedSource
 
-_HAS = {1 << bit: bytes(bool(flags >> bit & 1) for flags in range(256)) for bit in range(5)}
-"""By flag, 0 or 1 for each value of the flags."""
+_HAS = [bytes(bool(flags & wanted) for flags in range(256)) for wanted in range(32)]
+"""By wanted flags, 0 or 1 for each value of an entry's flags: whether it has one of them."""
 
 _PARAMS, _FILTERS, _FLAGS = map(itemgetter, range(3))
 """Of an entry, in a third of the time that attributes take."""
@@ -259,7 +259,7 @@ class RequestTable(Slots):
 
     @property
     def stores_logits(self) -> bool:
-        return bool(self._asked.filters) or self._asked.top >= 0
+        return 1 in self._flags.translate(_HAS[FILTERED | ASKS_LOGPROBS])
 
     @property
     def launches(self) -> tuple[object, ...]:
