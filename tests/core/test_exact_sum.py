@@ -14,10 +14,17 @@ from tests.support.ranks import run_ranks
 from tests.support.screening import Problem, backends, words
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.exact_sum import exact_products
-from tpsample.local.native_backend import BITS
-from tpsample.native.numbers import exact_dot
+from tpsample.native.compiling import jit
+from tpsample.native.inputs import BITS
+from tpsample.native.numbers import as_fp32, exact_dot
 
 V, D = 370, 96
+
+
+@jit(entry=True)
+def dot_at(weight, first, hidden):
+    """Call `exact_dot`, as kernels do."""
+    return exact_dot(weight, first, hidden)
 
 
 def nearest(exact: Fraction) -> np.float32:
@@ -35,7 +42,7 @@ def both(hidden: Tensor, weight: Tensor) -> list[float]:
     defined = exact_products(hidden.double().unsqueeze(0), weight.double().unsqueeze(0))
     assert defined.dtype == torch.float32
     flat = weight.view(BITS[weight.dtype]).numpy()
-    return [defined.item(), float(exact_dot(flat, 0, hidden.numpy()))]
+    return [defined.item(), float(dot_at(flat, 0, hidden.numpy()))]
 
 
 def cancelling(rows: int) -> Problem:
@@ -86,8 +93,11 @@ def test_sums_that_are_no_numbers():
 def test_every_weight_of_16_bits_is_read_exactly(dtype):
     every = torch.arange(-(2**15), 2**15).to(torch.int16)
     numbers, one = every.view(BITS[dtype]).numpy(), np.ones(1, np.float32)
-    found = torch.tensor([float(exact_dot(numbers, i, one)) for i in range(2**16)])
+    found = torch.tensor([float(dot_at(numbers, i, one)) for i in range(2**16)])
     assert torch.equal(found.nan_to_num(7e30), every.view(dtype).float().nan_to_num(7e30))
+    with np.errstate(over="ignore"):  # numbers that are not finite
+        uncompiled = torch.tensor([float(as_fp32(number)) for number in numbers])
+    assert torch.equal(uncompiled.nan_to_num(7e30), found.nan_to_num(7e30))
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

@@ -8,7 +8,7 @@ from pathlib import Path
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from tpsample.native.compiling import FOLDER, call, jit
+from tpsample.native.compiling import FOLDER, jit
 
 @jit(entry=True)
 def add(a, b):
@@ -22,7 +22,7 @@ if len(sys.argv) > 1:
     mine.touch()
     while not other.exists():
         time.sleep(0.001)
-print(call(add, None, 1, 2), FOLDER is not None, sum(add.stats.cache_hits.values()))
+print(add(1, 2), FOLDER is not None, sum(add.stats.cache_hits.values()))
 """
 
 

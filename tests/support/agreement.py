@@ -79,7 +79,7 @@ def step(
         if backend == "triton":
             local = TritonBackend(*arguments, rounds=rounds, max_rows=slots)
         elif backend == "numba":
-            local = NativeBackend(*arguments, rounds=rounds, max_rows=slots)
+            local = NativeBackend(*arguments, rounds=rounds)
         else:
             local = TorchBackend(*arguments, rounds=rounds)
         for name, value in override.items():

@@ -16,7 +16,8 @@ from tpsample.core.score import Head
 from tpsample.local.backend import Backend
 from tpsample.local.native_backend import NativeBackend
 from tpsample.local.torch_backend import TorchBackend
-from tpsample.native.lm_head import Rows, draw, list_kept, store
+from tpsample.native.draw import draw
+from tpsample.native.store import list_kept, store
 from tpsample.request.step import Step
 from tpsample.screening.int8_copy import Int8Copy
 
@@ -176,27 +177,23 @@ class CountedBackend(NativeBackend):
         self.candidates, self.whole = torch.zeros(2, step.batch.rows, dtype=torch.int64)
         return step
 
-    def _in_ranges(
-        self, kernel: Any, source: Any, num_rows: int, arguments: Any, *out: Any
-    ) -> None:
-        super()._in_ranges(kernel, source, num_rows, arguments, *out)
-        (index,) = (torch.from_numpy(each.index) for each in arguments if isinstance(each, Rows))
+    def _run(self, kernel: Any, source: Any, *arguments: Any, outputs: Any = ()) -> None:
+        super()._run(kernel, source, *arguments, outputs=outputs)
         if kernel is store:
-            self.whole[index] += source.stop - source.start
+            self.whole[arguments[2]] += source.stop - source.start
         elif kernel in (draw, list_kept):
-            singly, in_blocks = torch.from_numpy(out[-1].sum(axis=0))
-            self.candidates[index] += singly
-            self.whole[index] += in_blocks
+            singly, in_blocks = torch.from_numpy(outputs[-1].sum(axis=0))
+            self.candidates[arguments[2]] += singly
+            self.whole[arguments[2]] += in_blocks
 
 
 def backends(
     case: Problem, shard: VocabShard, which: str = "fp32", rounds: int = 10
 ) -> tuple[TorchBackend, CountedBackend]:
-    """The definition, and native kernels with one of PASSES, for up to four samples."""
+    """The definition, and native kernels with one of PASSES."""
     arguments = (case.weight, shard, case.bias, case.head)
     copy = Int8Copy(case.weight) if which == "int8" else None
-    max_rows = 4 * len(case.hidden_states)
-    native = CountedBackend(*arguments, rounds=rounds, max_rows=max_rows, copy=copy)
+    native = CountedBackend(*arguments, rounds=rounds, copy=copy)
     return TorchBackend(*arguments, rounds=rounds), native
 
 

@@ -33,14 +33,13 @@ def decoder(backend: str, *, overlap: bool = False) -> Decode:
 
         return partial(decode_by_kernel, overlap=overlap)
     if backend == "numba":
-        from tpsample.native.compiling import call  # needs Numba
-        from tpsample.native.decode import decode
+        from tpsample.native.decode import decode  # needs Numba
 
         def decode_natively(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
             inputs = words.numpy(), seeds.numpy()
             token_ids = out.token_ids.view(len(out.status), -1).numpy()
             outputs = token_ids, out.status.numpy(), out.seeds.numpy()
-            call(decode, words.is_contiguous(), *inputs, *outputs)
+            decode(*inputs, *outputs)
 
         return decode_natively
     return decode_words

@@ -14,12 +14,12 @@ def make_backend(settings: Settings) -> Backend:
     arguments = (weight, shard, settings.bias, settings.head)
     if settings.backend == "torch":
         return TorchBackend(*arguments, rounds=rounds)
-    max_rows, screened = settings.max_rows, settings.screening is not None
+    screened = settings.screening is not None
     if settings.backend == "numba":
         from tpsample.local.native_backend import NativeBackend  # needs Numba
 
         copy = Int8Copy(weight[: len(shard)]) if screened else None
-        return NativeBackend(*arguments, rounds=rounds, max_rows=max_rows, copy=copy)
+        return NativeBackend(*arguments, rounds=rounds, copy=copy)
     from tpsample.local.triton_backend import TritonBackend  # needs Triton
 
     screen = None
@@ -27,4 +27,5 @@ def make_backend(settings: Settings) -> Backend:
         from tpsample.local.screen_launches import Screen
 
         screen = Screen(*arguments, rounds=rounds)
+    max_rows = settings.max_rows
     return TritonBackend(*arguments, rounds=rounds, max_rows=max_rows, screen=screen)

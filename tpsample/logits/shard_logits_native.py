@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from tpsample.core import word
 from tpsample.core.order import DIGITS
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native import passes
-from tpsample.native.noise import row_noise
+from tpsample.native.draw import draw_given
+from tpsample.native.head import Head
+from tpsample.native.inputs import weight_of
+from tpsample.native.noise import draws_of
 from tpsample.native.threads import in_ranges, threads_for
 from tpsample.request.filters import RowFilters
 
@@ -22,22 +26,17 @@ NONE = np.empty(0, np.int64)
 class NativeShardLogits(ShardLogits):
     """`ShardLogits` on a CPU with Numba."""
 
-    def run(self, kernel: Any, *arguments: Any) -> None:
+    def run(self, kernel: Callable[..., Any], *arguments: Any) -> None:
         """Call a pass for ranges of the rows, one per thread."""
-        done = np.empty(0, np.bool_) if self.done is None else self.done.numpy()
-        logits = self.logits.contiguous().numpy()
-        temperature = self.temperature.contiguous().numpy()
-        stored = passes.Stored(logits, self.first_id, temperature, done)
-        threads = min(len(logits), threads_for(16 * logits.size)) or 1
-        in_ranges(
-            kernel, None, 0, len(logits), threads, lambda *row: (stored, *row[:2], *arguments)
-        )
+        logits, temperature = self.logits.contiguous(), self.temperature.contiguous()
+        stored = passes.Stored(logits.numpy(), self.first_id, temperature.numpy(), self._rows)
+        self._in_ranges(kernel, lambda part: (stored._replace(rows=stored.rows[part]), *arguments))
 
     def first_words(self, count: int) -> Tensor:
-        first = torch.zeros(len(self.logits), count, dtype=torch.int64)
+        first = np.zeros((len(self.logits), count), np.int64)
         if count:
-            self.run(passes.first_words, count, first.numpy())
-        return first
+            self.run(passes.first_words, first)
+        return _descending(first)
 
     def best_scores(self, count: int) -> Tensor:
         scores = self._scores(NONE, count)
@@ -46,52 +45,68 @@ class NativeShardLogits(ShardLogits):
 
     def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
-        marks = self._marks(gathered, filters, count)
-        sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
-        log_min_p = filters.total_log_min_p.contiguous().numpy()
-        self.run(passes.before, top.numpy(), marks.contiguous().numpy(), log_min_p, sums.numpy())
-        return sums
+        marks = self._marks(gathered, filters, count) + 1  # only greater words come before
+        mass, number, _, total = self._weigh(top, marks, filters.total_log_min_p)
+        return torch.cat([mass, number, total], dim=1)
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
-        bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64)
-        self.run(passes.digits, self._tops, prefix.numpy(), shift, mass, bins.numpy())
+        assert self.top is not None
+        bins, top = torch.zeros(len(prefix), DIGITS, dtype=torch.int64), self.top.contiguous()
+        self.run(passes.digits, top.numpy(), prefix.numpy(), shift, mass, bins.numpy())
         return bins if mass else bins.to(torch.int32)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         return self._scores(cut.contiguous().numpy(), 1).squeeze(2)
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        sums = torch.zeros(len(cut), 2, dtype=torch.int64)
-        self.run(passes.mass_from, self._tops, cut.contiguous().numpy(), sums.numpy())
-        return sums
+        assert self.top is not None
+        none = torch.full_like(self.top, torch.inf, dtype=torch.float64)
+        mass, _, moment, _ = self._weigh(self.top, cut.unsqueeze(1), none)
+        return torch.cat([mass, moment], dim=1)
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
         self.run(passes.count_from, marks.contiguous().numpy(), counts.numpy())
         return counts
 
-    @property
-    def _tops(self) -> np.ndarray:
-        assert self.top is not None
-        return self.top.contiguous().numpy()
+    def _weigh(self, top: Tensor, marks: Tensor, log_min_p: Tensor) -> tuple[Tensor, ...]:
+        """Return what `passes.weigh` sums: masses, numbers and moments [F, C], totals [F, 1]."""
+        c = marks.shape[1]
+        sums = marks.new_zeros(len(marks), 3 * c + 1)
+        tensors = top.contiguous(), marks.contiguous(), log_min_p.contiguous(), sums
+        self.run(passes.weigh, *(each.numpy() for each in tensors))
+        return sums.split([c, c, c, 1], dim=1)
 
     def _scores(self, cut: np.ndarray, count: int) -> Tensor:
         """Return int64 [F, samples, count], the best score words of what reaches a cut."""
-        rows, noise = len(self.logits), self.noise
-        index, samples = np.arange(rows), noise.num_samples
-        scale, random = np.empty((2, rows), np.float32)
-        streams = np.empty((samples, rows, 3), np.uint32)
-        row_noise(
-            noise.temperature.contiguous().numpy(),
-            noise.seed.contiguous().numpy(),
-            noise.positions.contiguous().numpy(),
-            index,
-            samples,
-            scale,
-            random,
-            streams,
+        rows, samples = self._rows, self.noise.num_samples
+        found = np.zeros((len(self.logits), samples, count), np.int64)
+        source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
+        draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, found[rows]
+        self._in_ranges(
+            draw_given,
+            lambda part: (source, rows[part], rows[part], draws, Head(), cuts[part], best[part]),
         )
-        found = torch.zeros(rows, samples, count, dtype=torch.int64)
-        of_rows = scale, random, streams, noise.rounds, cut, count, found.numpy()
-        self.run(passes.best_scores, *of_rows)
-        return found
+        found[rows] = best
+        return _descending(found)
+
+    @property
+    def _rows(self) -> np.ndarray:
+        """int64, the rows that are not done."""
+        if self.done is None:
+            return np.arange(len(self.logits))
+        return np.flatnonzero(~self.done.numpy())
+
+    def _in_ranges(self, kernel: Callable[..., Any], arguments: Callable[[slice], tuple]) -> None:
+        """Call a kernel for ranges of `_rows`, one per thread."""
+        num_rows = len(self._rows)
+        threads = max(1, min(num_rows, threads_for(16 * num_rows * self.logits.shape[1])))
+        in_ranges(
+            kernel, 0, num_rows, threads, lambda first, last, _: arguments(slice(first, last))
+        )
+
+
+def _descending(words: np.ndarray) -> Tensor:
+    """Sort the last axis in place."""
+    words[..., ::-1].sort(axis=-1)
+    return torch.from_numpy(words)

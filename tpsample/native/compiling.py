@@ -5,7 +5,7 @@ because Numba's own cache does not see that a function which a kernel calls has 
 folder can be written, each process compiles.
 
 Two processes that compile at once could overwrite each other's entry of Numba's index. Therefore
-the first call of each kernel in a process holds the lock of the folder.
+a kernel is compiled, or loaded, under the lock of the folder.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
+
+F32, F64, I16, I32, I64 = np.float32, np.float64, np.int16, np.int32, np.int64
+U16, U32, U64 = np.uint16, np.uint32, np.uint64
 
 SUMS = {"reassoc", "contract", "nsz"}
 """Any order of summation: only where a bound covers every order."""
@@ -54,7 +58,7 @@ def jit(*, fastmath: set[str] | bool = False, entry: bool = False) -> Callable[.
 
     Args:
         fastmath: SUMS or FUSED; by default every operation is rounded as it is written.
-        entry: whether Python calls it; other functions are only called by kernels.
+        entry: whether Python calls it, and no kernel does; other functions only kernels call.
     """
     options = {"no_cfunc_wrapper": True, "no_cpython_wrapper": not entry}
 
@@ -66,33 +70,15 @@ def jit(*, fastmath: set[str] | bool = False, entry: bool = False) -> Callable[.
                 kernel.enable_caching()
             finally:
                 numba.config.CACHE_DIR = before
+            kernel.compile = _lock()(kernel.compile)  # for each combination of argument types
         return kernel
 
     return decorate
 
 
-_called: set[tuple[int, object]] = set()
-
-
-def call(kernel: Any, kind: object, *arguments: Any) -> Any:
-    """Call a kernel. Its first call in a process compiles it, or loads it from the folder.
-
-    Args:
-        kind: a value that differs where the types of the arguments do.
-    """
-    if (id(kernel), kind) in _called:
-        return kernel(*arguments)
-    with _lock():
-        found = kernel(*arguments)
-    _called.add((id(kernel), kind))
-    return found
-
-
 @contextmanager
 def _lock() -> Iterator[None]:
-    if FOLDER is None:
-        yield
-        return
-    with open(FOLDER / "lock", "w") as file:
+    """Hold the folder's lock, which lies between threads as between processes."""
+    with open(f"{FOLDER}/lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tpsample.core.word import NO_TOKEN, Status
-from tpsample.native.compiling import jit
-from tpsample.native.numbers import I64, KEY_MINUS_INF, KEY_NAN, TOKEN_BITS, TOKEN_MASK
+from tpsample.core.word import KEY_MINUS_INF, KEY_NAN, NO_TOKEN, TOKEN_MASK, Status
+from tpsample.native.compiling import I64, jit
+from tpsample.native.numbers import key_of
 
 OK, NAN, EMPTY = int(Status.OK), int(Status.NAN), int(Status.EMPTY)
 
 
 @jit(entry=True)
-def decode(words, seeds, token_ids, status, out_seeds):  # type: ignore[no-untyped-def]
+def decode(words, seeds, token_ids, status, out_seeds):
     """Write tokens, status and seeds of the largest words, and clear the words.
 
     Args:
@@ -27,7 +27,7 @@ def decode(words, seeds, token_ids, status, out_seeds):  # type: ignore[no-untyp
             for source in range(words.shape[0]):
                 best = max(best, words[source, sample * num_rows + row])
                 words[source, sample * num_rows + row] = 0
-            key = (best >> I64(TOKEN_BITS)) & I64(0xFFFFFFFF)
+            key = key_of(best)
             failed = NAN if key == KEY_NAN else EMPTY if key <= KEY_MINUS_INF else OK
             token = I64(TOKEN_MASK) - (best & I64(TOKEN_MASK))
             token_ids[row, sample] = token if failed == OK else NO_TOKEN

@@ -1,7 +1,13 @@
-"""From products to logits, and how far an approximate logit lies from the definition's.
+"""From products to logits. Twins: `tpsample.core.score.head_logits` and `StepControls`.
 
-Twins: `tpsample.core.score.head_logits`, `tpsample.request.controls.apply.StepControls` and, for
-the bound, `tpsample.screening.bound`, which holds the proof.
+Every step from a product to a logit is monotone, and so is rounding to fp32. Therefore what is not
+below a product becomes, by the same steps, what is not below its logit. With a negative logit_scale
+what is not above the product becomes that.
+
+    product_v <= end_v    =>    logit_v <= steps(end_v)
+
+The one exception is tanh, whose float64 steps are monotone but for 2^-44 of the result. So its end
+is raised by more than that.
 """
 
 from __future__ import annotations
@@ -12,11 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample.core.score import TANH_SMALL
-from tpsample.native.compiling import jit
-from tpsample.native.numbers import F32, F64, I32
-from tpsample.native.power import power_of_2
-from tpsample.request.params import MAX_LOGIT_BIAS
-from tpsample.screening.bound import LARGEST, TINY, UNIT
+from tpsample.native.compiling import F32, F64, I32, I64, jit
+from tpsample.native.inputs import BLOCK, Block
+from tpsample.native.numbers import exact_dot, power_of_2
 
 LOG2_E = math.log2(math.e)
 
@@ -39,21 +43,21 @@ class Head(NamedTuple):
         drafts: int32 [B, K]; num_drafts: int32 [B].
     """
 
-    logit_scale: np.float32
-    logit_softcap: np.float32
-    bias: np.ndarray
-    first_column: int
-    slots: np.ndarray
-    mask: np.ndarray
-    token_bias: np.ndarray
-    history: np.ndarray
-    penalties: np.ndarray
-    drafts: np.ndarray
-    num_drafts: np.ndarray
+    logit_scale: np.float32 = np.float32(1)
+    logit_softcap: np.float32 = np.float32(0)
+    bias: np.ndarray = np.empty(0, F32)
+    first_column: int = 0
+    slots: np.ndarray = np.empty(0, I64)
+    mask: np.ndarray = np.empty((0, 1), I32)
+    token_bias: np.ndarray = np.empty((0, 1), F32)
+    history: np.ndarray = np.empty((0, 1), I32)
+    penalties: np.ndarray = np.empty((0, 3), F32)
+    drafts: np.ndarray = np.empty((0, 1), I32)
+    num_drafts: np.ndarray = np.empty(0, I32)
 
 
 @jit()
-def tanh(x):  # type: ignore[no-untyped-def]
+def tanh(x):
     """Return tanh of float64 x by the steps of `tpsample.core.score.tanh`."""
     size = abs(x)
     power = power_of_2(min(size, 64.0) * (2.0 * LOG2_E))
@@ -65,45 +69,42 @@ def tanh(x):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def is_plain(head):  # type: ignore[no-untyped-def]
-    """Return whether a logit is the product itself."""
+def is_plain(head):
+    """Return whether every logit is the product. A call with a head costs as much as 64 ids."""
     changed = head.logit_scale != F32(1) or head.logit_softcap != F32(0)
     return not changed and len(head.bias) == 0 and len(head.slots) == 0
 
 
 @jit()
-def raw_logits(products, lane, count, column, head, out):  # type: ignore[no-untyped-def]
-    """Make fp32 logits of fp32 products, before the controls, at `count` places from `lane` on.
+def raw_logits(values, block, head, raised):
+    """Make the fp32 products of a block logits, before the controls, in place.
 
     Args:
-        column: of the shard, of the first place.
+        raised: whether they are ends of products, not the products.
     """
-    last = lane + count
-    for j in range(lane, last):
-        out[j] = products[j]
+    lanes = range(block.lane, block.lane + block.count)
     if head.logit_scale != F32(1):
-        for j in range(lane, last):
-            out[j] = out[j] * head.logit_scale
+        for j in lanes:
+            values[j] = values[j] * head.logit_scale
     if head.logit_softcap != F32(0):
-        for j in range(lane, last):
-            ratio = F64(out[j] / head.logit_softcap)
+        for j in lanes:
+            ratio = F64(values[j] / head.logit_softcap)
             capped = F32(tanh(ratio)) * head.logit_softcap
-            out[j] = F32(np.nan) if ratio != ratio else capped
+            if raised:
+                capped += abs(head.logit_softcap) * F32(2.0**-21)
+            values[j] = F32(np.nan) if ratio != ratio else capped
     if len(head.bias):
-        for i in range(count):
-            out[lane + i] = out[lane + i] + head.bias[column + i]
+        for j in lanes:
+            values[j] = values[j] + head.bias[block.local - block.lane + j]
 
 
 @jit()
-def control(values, lane, count, row, column, token_id, head):  # type: ignore[no-untyped-def]
-    """Apply masks, bias and penalties of a row to logits, in place.
-
-    Args:
-        column, token_id: of the shard and of the vocabulary, of the first place.
-    """
+def control(values, block, row, head):
+    """Apply masks, bias and penalties of a row to the logits of a block, in place."""
     if len(head.slots) == 0:
         return
-    place, slot = column + head.first_column, head.slots[row]
+    lane, count, place = block.lane, block.count, block.local + head.first_column
+    slot = head.slots[row]
     if len(head.mask):
         for i in range(count):
             allowed = (head.mask[row, (place + i) >> 5] >> I32((place + i) & 31)) & I32(1)
@@ -116,7 +117,7 @@ def control(values, lane, count, row, column, token_id, head):  # type: ignore[n
         history = head.history[slot, place : place + count].copy()
         if len(head.drafts):
             for k in range(head.num_drafts[row]):
-                i = head.drafts[row, k] - token_id
+                i = head.drafts[row, k] - (block.base + lane)
                 if 0 <= i < count:
                     history[i] += I32(2)
         repetition, frequency, presence = head.penalties[slot]
@@ -130,86 +131,43 @@ def control(values, lane, count, row, column, token_id, head):  # type: ignore[n
 
 
 @jit()
-def largest_bias(column, count, head):  # type: ignore[no-untyped-def]
-    """Return the largest absolute bias of some columns, without those that forbid an id."""
-    most = 0.0
-    if len(head.bias):
-        for i in range(column, column + count):
-            size = abs(F64(head.bias[i])) if head.bias[i] != F32(-np.inf) else 0.0
-            most = size if size > most or size != size else most
-    return most
+def up(value):
+    """Return more than an fp32 number, by 2^-20 of it; ±inf and NaN as they are."""
+    return value * F32(1.0 + 2.0**-20) if value > F32(0) else value * F32(1.0 - 2.0**-20)
 
 
 @jit()
-def chain(magnitude, row, first, count, head, most_bias):  # type: ignore[no-untyped-def]
-    """Take a bound through every step from a product to a logit, as `tpsample.screening.bound`.
+def upper_ends(products, errors, block, falls, out):
+    """Find the ends of the products of a block that make upper ends of logits; -inf outside.
 
     Args:
-        magnitude: float64, a bound on the absolute value of the products of both ways.
-        first, count: columns of the shard.
-        most_bias: what `largest_bias` returns of them.
-
-    Returns:
-        gain and extra, so that two logits differ by at most gain · (error of the product) + extra,
-        a bound on the logits' absolute values, and the largest such bound on the way.
+        products, errors, out: fp32 [BLOCK].
+        falls: whether logit_scale is negative.
     """
-    gain, extra, largest = 1.0, 0.0, magnitude
-    if head.logit_scale != F32(1):
-        factor = abs(F64(head.logit_scale))
-        gain, magnitude = gain * factor, magnitude * factor
-        extra = extra * factor + 2.0 * (2.0 * UNIT * magnitude + TINY)
-        largest = max(largest, magnitude)
-    if head.logit_softcap != F32(0):
-        magnitude = min(magnitude, abs(F64(head.logit_softcap)) * (1.0 + UNIT))
-        extra += 6.0 * (2.0 * UNIT * magnitude + TINY)
-    if len(head.bias):
-        magnitude += most_bias
-        extra += 2.0 * (2.0 * UNIT * magnitude + TINY)
-        largest = largest if magnitude < largest else magnitude
-    if len(head.token_bias):
-        magnitude += MAX_LOGIT_BIAS
-        extra += 2.0 * (2.0 * UNIT * magnitude + TINY)
-        largest = max(largest, magnitude)
-    if len(head.history):
-        slot = head.slots[row]
-        repetition = F64(head.penalties[slot, 0])
-        factor = max(repetition, 1.0 / repetition)
-        gain, magnitude = gain * factor, magnitude * factor
-        extra = extra * factor + 2.0 * (2.0 * UNIT * magnitude + TINY)
-        largest = max(largest, magnitude)
-        occurred = 0
-        for place in range(first + head.first_column, first + count + head.first_column):
-            occurred = max(occurred, head.history[slot, place] >> 1)
-        if len(head.drafts):
-            occurred += head.drafts.shape[1]
-        magnitude += abs(F64(head.penalties[slot, 1])) * occurred
-        extra += 4.0 * (2.0 * UNIT * magnitude + TINY)
-        magnitude += abs(F64(head.penalties[slot, 2]))
-        extra += 2.0 * (2.0 * UNIT * magnitude + TINY)
-        largest = max(largest, magnitude)
-    return gain, extra, magnitude, largest
+    for j in range(BLOCK):
+        out[j] = -up(errors[j] - products[j]) if falls else up(products[j] + errors[j])
+    if block.count < BLOCK:
+        out[: block.lane], out[block.lane + block.count :] = -np.inf, -np.inf
 
 
 @jit()
-def slack_terms(  # type: ignore[no-untyped-def]
-    worst, product_magnitude, row, first, count, head, most_bias, scale, noise
-):
-    """Return a and b with |score − approximate score| <= a · error + b, fp32, and if it is proved.
+def upper_logits(values, block, row, head):
+    """Make the ends of the products of a block upper ends of its logits, in place."""
+    raw_logits(values, block, head, True)
+    control(values, block, row, head)
+
+
+@jit()
+def exact_logits(weight, local, hidden, row, head):
+    """Return the logits of one pair, before and after the controls.
 
     Args:
-        worst: float64, the largest error of the products.
-        product_magnitude: as `chain` takes it.
-        first, count, most_bias: as `chain` takes them.
-        scale: float64, what multiplies the logits; 1 for logits.
-        noise: float64, a bound on what is added to them; 0 for logits.
+        local: of the shard.
+        hidden: fp32 [D], the row's.
     """
-    if not product_magnitude <= LARGEST:
-        return F32(0), F32(0), False
-    gain, extra, magnitude, largest = chain(product_magnitude, row, first, count, head, most_bias)
-    factor = gain * scale
-    extra = extra * scale + 16.0 * UNIT * (magnitude * scale + noise)
-    widest = factor * worst + extra
-    # A NaN compares as False, so what is not a number is not proved.
-    proved = largest * max(scale, 1.0) <= LARGEST and widest <= LARGEST
-    upward = 1.0 + 8.0 * UNIT
-    return F32(factor * upward), F32(extra * upward + TINY), proved
+    block, logits = Block(weight.first_id + local, 0, 1, local), np.empty(1, F32)
+    logits[0] = exact_dot(weight.numbers, local * weight.stride, hidden)
+    raw_logits(logits, block, head, False)
+    raw = logits[0]
+    control(logits, block, row, head)
+    return raw, logits[0]

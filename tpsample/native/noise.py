@@ -15,33 +15,78 @@ is concave and so lies above the line through neighbouring powers of two:
 
 f = 0 has bits 0, and the bound is then 158.5, more than any noise (48.5). No logarithm is computed,
 so nothing depends on the accuracy of a library.
+
+An upper end of a score is summed in fp32. 2^-20 of the scaled logit and ROUNDING are more than its
+roundings and that of the score.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from tpsample import noise
-from tpsample.core.row_noise import GREEDY_BELOW, LOG2_E
-from tpsample.native.compiling import FUSED, jit
-from tpsample.native.numbers import F32, F64, I32, I64, U32, U64
-
-BLOCK = 64
-"""Neighbouring ids whose noise is made at once."""
+from tpsample import noise as definition
+from tpsample.core.row_noise import GREEDY_BELOW, LOG2_E, RowNoise
+from tpsample.native.compiling import F32, F64, FUSED, I32, I64, U32, U64, jit
+from tpsample.native.head import up
+from tpsample.native.inputs import BLOCK
+from tpsample.native.numbers import of_ordered, ordered
 
 NOISE_TOP = F32(np.nextafter(F32(159.0 - math.log2(math.log2(math.e)) + 1e-5), F32(np.inf)))
 BITS_SCALE = F32(2.0**-23)
+ROUNDING = F32(2.0**-11)
 
-KEY_0, KEY_1 = (U32(key) for key in noise.ELEMENT_KEY)
-DOMAIN = U32(noise.DOMAIN_TOKEN)
-U_SCALE, LOW_SCALE, LOW_HALF = noise.U_SCALE, noise.LOW_SCALE, noise.LOW_HALF
-P0, P1, P2, P3, P4 = noise.POLYNOMIAL
+KEY_0, KEY_1 = (U32(key) for key in definition.ELEMENT_KEY)
+DOMAIN = U32(definition.DOMAIN_TOKEN)
+U_SCALE, LOW_SCALE = definition.U_SCALE, definition.LOW_SCALE
+LOW_HALF = definition.LOW_HALF
+P0, P1, P2, P3, P4 = definition.POLYNOMIAL
+
+
+class Draws(NamedTuple):
+    """What the noise of a step's rows depends on.
+
+    Attributes:
+        temperature: fp32 [B].
+        seed, position: int64 [B].
+        samples: draws per row.
+        rounds: of Philox.
+    """
+
+    temperature: np.ndarray
+    seed: np.ndarray
+    position: np.ndarray
+    samples: int
+    rounds: int
+
+
+class Noise(NamedTuple):
+    """What the scores of some rows need.
+
+    Attributes:
+        scale: fp32 [R], log2 e / T, 1 in a greedy row.
+        random: fp32 [R], 1, or 0 in a greedy row.
+        streams: uint32 [R, samples, 3].
+        rounds: of Philox.
+    """
+
+    scale: np.ndarray
+    random: np.ndarray
+    streams: np.ndarray
+    rounds: int
+
+
+def draws_of(noise: RowNoise) -> Draws:
+    """Return what the kernels take of the noise of a step's rows."""
+    tensors = noise.temperature, noise.seed, noise.positions
+    arrays = (tensor.contiguous().numpy() for tensor in tensors)
+    return Draws(*arrays, noise.num_samples, noise.rounds)
 
 
 @jit()
-def philox(c0, c1, c2, c3, k0, k1, rounds):  # type: ignore[no-untyped-def]
+def philox(c0, c1, c2, c3, k0, k1, rounds):
     """Return the four words of Philox4x32."""
     for _ in range(rounds):
         p0, p1 = U64(c0) * U64(0xD2511F53), U64(c2) * U64(0xCD9E8D57)
@@ -51,74 +96,66 @@ def philox(c0, c1, c2, c3, k0, k1, rounds):  # type: ignore[no-untyped-def]
     return c0, c1, c2, c3
 
 
-@jit(entry=True)
-def row_noise(temperature, seed, position, rows, samples, scale, random, streams):  # type: ignore[no-untyped-def]
-    """Find what the scores of some rows need. Twin: `tpsample.core.row_noise.RowNoise`.
-
-    Args:
-        temperature: fp32 [B].
-        seed, position: int64 [B].
-        rows: int64 [R], of the batch.
-        samples: draws per row.
-        scale: fp32 [≥ R], out: log2 e / T, 1 in a greedy row.
-        random: fp32 [≥ R], out: 1, or 0 in a greedy row.
-        streams: uint32 [≥ samples, ≥ R, 3], out.
-    """
-    for i in range(len(rows)):
-        row = rows[i]
-        heat = temperature[row]
-        is_random = heat >= F32(GREEDY_BELOW)
-        scale[i] = F32(LOG2_E / F64(heat)) if is_random else F32(1)
-        random[i] = F32(1) if is_random else F32(0)
-        key, place = U64(seed[row]), U64(position[row])
-        for sample in range(samples):
+@jit()
+def noise_of(draws, index):
+    """Return the `Noise` of some rows, int64 [R]. Twin: `tpsample.core.row_noise.RowNoise`."""
+    scale, random = np.ones(len(index), F32), np.zeros(len(index), F32)
+    streams = np.empty((len(index), draws.samples, 3), U32)
+    for i in range(len(index)):
+        row = index[i]
+        heat = draws.temperature[row]
+        if heat >= F32(GREEDY_BELOW):
+            scale[i], random[i] = F32(LOG2_E / F64(heat)), F32(1)
+        key, place = U64(draws.seed[row]), U64(draws.position[row])
+        for s in range(draws.samples):
             r = philox(
-                U32(place), U32(place >> U64(32)), U32(sample), DOMAIN,
-                U32(key), U32(key >> U64(32)), 10,
-            )  # fmt: skip
-            streams[sample, i, 0], streams[sample, i, 1], streams[sample, i, 2] = r[0], r[1], r[2]
-
-
-@jit(fastmath=FUSED)
-def upper_scores(  # type: ignore[no-untyped-def]
-    logits, errors, gain, extra, scale, random, stream, first_quad, rounds, words, upper
-):
-    """Bound the scores of BLOCK ids from above; return the largest bound.
-
-    Args:
-        logits, errors: fp32 [BLOCK]: a score is off by at most gain · error + extra (fp32), which
-            has to be proved.
-        scale, random: of the row, as `row_noise` has them.
-        stream: uint32 [3], of the row.
-        first_quad: the quad of the first id.
-        words: uint32 [4, BLOCK / 4], scratch.
-        upper: fp32 [BLOCK], out.
-    """
-    best = F32(-np.inf)
-    if random == F32(0):
-        for j in range(BLOCK):
-            upper[j] = logits[j] + (gain * errors[j] + extra)
-    else:
-        r0, r1, r2 = stream[0], stream[1], stream[2]
-        for q in range(BLOCK // 4):
-            words[0, q], words[1, q], words[2, q], words[3, q] = philox(
-                U32(first_quad + q), r0, r1, r2, KEY_0, KEY_1, rounds
+                U32(place), U32(place >> U64(32)), U32(s), DOMAIN, U32(key), U32(key >> U64(32)), 10
             )
-        for q in range(BLOCK // 4):
-            for k in range(4):
-                j = 4 * q + k
-                bits = F32(F32(words[k, q]).view(I32))
-                slack = gain * errors[j] + (extra + NOISE_TOP)
-                upper[j] = logits[j] * scale - bits * BITS_SCALE + slack
-    for j in range(BLOCK):
-        best = max(best, upper[j])
-    return best
+            streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = r[0], r[1], r[2]
+    return Noise(scale, random, streams, draws.rounds)
 
 
 @jit()
-def exact_noise(token_id, stream, rounds):  # type: ignore[no-untyped-def]
+def block_words(block, r0, r1, r2, rounds, out):
+    """Find the words of a block's lanes for a stream, as fp32 [BLOCK]."""
+    for q in range(BLOCK // 4):
+        w0, w1, w2, w3 = philox(U32((block.base >> 2) + q), r0, r1, r2, KEY_0, KEY_1, rounds)
+        out[4 * q], out[4 * q + 1], out[4 * q + 2], out[4 * q + 3] = w0, w1, w2, w3
+
+
+@jit(fastmath=FUSED)
+def upper_scores(logits, block, noise, i, s, upper):
+    """Bound the scores of BLOCK ids from above; return the largest bound, a NaN if there is one.
+
+    Args:
+        logits: fp32 [BLOCK], the logits or what bounds them from above.
+        i, s: the row and the sample.
+        upper: fp32 [BLOCK], out.
+    """
+    if noise.random[i] == F32(0):
+        upper[:] = logits
+    else:
+        r0, r1, r2 = noise.streams[i, s]
+        if noise.rounds == 10:  # a number that the compiler knows
+            block_words(block, r0, r1, r2, 10, upper)
+        else:
+            block_words(block, r0, r1, r2, noise.rounds, upper)
+        scale = noise.scale[i]
+        for j in range(BLOCK):
+            most = (NOISE_TOP + ROUNDING) - F32(F32(upper[j]).view(I32)) * BITS_SCALE
+            upper[j] = up(logits[j] * scale) + most
+    # Integers, because a maximum of floats does not become vector code.
+    top = I32(-(2**31))
+    for j in range(BLOCK):
+        top = max(top, ordered(upper[j]))
+    return of_ordered(top)
+
+
+@jit()
+def exact_noise(token_id, stream, rounds):
     """Return L of a token id, fp32, as `tpsample.noise.log2_exponential` has it."""
-    words = philox(U32(token_id >> 2), stream[0], stream[1], stream[2], KEY_0, KEY_1, rounds)
+    r0, r1, r2 = stream
+    words = philox(U32(token_id >> 2), r0, r1, r2, KEY_0, KEY_1, rounds)
     word = words[token_id & 3]
     low = F64((words[0] ^ words[1] ^ words[2] ^ words[3] ^ word) & U32(0xFFFF)) * LOW_SCALE
     u = F64(F32(F64(F32(word)) * U_SCALE + (low + LOW_HALF)))
@@ -134,9 +171,9 @@ def exact_noise(token_id, stream, rounds):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def exact_score(logit, token_id, scale, random, stream, rounds):  # type: ignore[no-untyped-def]
+def exact_score(logit, token_id, noise, i, s):
     """Return the score of a logit, fp32, as `tpsample.core.score.score_values` has it."""
-    product = F64(logit) * F64(scale)
-    if random == F32(0):
+    product = F64(logit) * F64(noise.scale[i])
+    if noise.random[i] == F32(0):
         return F32(product)
-    return F32(product - F64(exact_noise(I64(token_id), stream, rounds)))
+    return F32(product - F64(exact_noise(I64(token_id), noise.streams[i, s], noise.rounds)))

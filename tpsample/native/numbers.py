@@ -1,87 +1,123 @@
-"""Single numbers: weights as fp32, candidate words, and sums that are rounded once to fp32."""
+"""Single numbers: weights as fp32, powers of 2, words, and sums that are rounded once to fp32."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from numba import types
 from numba.extending import overload
+from numba.np.numpy_support import as_dtype
 
-from tpsample.core import word
-from tpsample.native.compiling import SUMS, jit
+from tpsample.core.order import POWER_OF_2
+from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
+from tpsample.native.compiling import F32, F64, I16, I32, I64, SUMS, U16, U32, jit
 
-F32, F64, I16, I32, I64 = np.float32, np.float64, np.int16, np.int32, np.int64
-U16, U32, U64 = np.uint16, np.uint32, np.uint64
-
-TOKEN_BITS, TOKEN_MASK = word.TOKEN_BITS, word.TOKEN_MASK
-KEY_NAN, KEY_MINUS_INF = word.KEY_NAN, word.KEY_MINUS_INF
 UNIT_64 = 2.0**-53
+COEFFICIENTS = np.array(POWER_OF_2)
+INTEGER = 1.5 * 2.0**52
+"""Adding it rounds a float64 number below 2^51 to an integer, ties to even, in the lowest bits."""
 LIMBS = 320
 """Most partial sums of an exact sum. Products span bits -298 to 256, sums of 2^20 of them 20 more,
 and two neighbouring partial sums are at least two bits apart."""
 
 
-def as_fp32(number):  # type: ignore[no-untyped-def]
-    """Return a weight as fp32, exactly.
+def of_bf16(number):
+    """Return the fp32 number whose upper half is uint16."""
+    return U32(U32(number) << U32(16)).view(F32)
 
-    Its type says how its bits are read: uint16 is bf16, int16 is fp16, float32 is itself.
-    """
-    raise NotImplementedError
+
+def of_fp16(number):
+    """Return the fp32 number equal to the fp16 number with the bits of int16."""
+    bits = U32(U16(number))
+    # 2^112 moves the exponent's bias from 15 to 127, subnormal numbers included.
+    size = U32((bits & U32(0x7FFF)) << U32(13)).view(F32) * F32(2.0**112)
+    special = U32(U32(0x7F800000) | U32((bits & U32(0x3FF)) << U32(13)))
+    is_special = (bits & U32(0x7C00)) == U32(0x7C00)
+    unsigned = special if is_special else F32(size).view(U32)
+    return U32(unsigned | U32((bits & U32(0x8000)) << U32(16))).view(F32)
+
+
+def of_fp32(number):
+    """Return the number itself."""
+    return number
+
+
+READERS = {U16: of_bf16, I16: of_fp16, F32: of_fp32}
+
+
+def as_fp32(number):
+    """Return a weight as fp32, exactly; its type says how its bits are read."""
+    return READERS[type(number)](number)
 
 
 @overload(as_fp32)
-def _as_fp32(number):  # type: ignore[no-untyped-def]
-    if number == types.uint16:
-        return lambda number: U32(U32(number) << U32(16)).view(F32)
-    if number == types.int16:
-
-        def of_fp16(number):  # type: ignore[no-untyped-def]
-            bits = U32(U16(number))
-            # 2^112 moves the exponent's bias from 15 to 127, subnormal numbers included.
-            size = U32((bits & U32(0x7FFF)) << U32(13)).view(F32) * F32(2.0**112)
-            special = U32(U32(0x7F800000) | U32((bits & U32(0x3FF)) << U32(13)))
-            is_special = (bits & U32(0x7C00)) == U32(0x7C00)
-            unsigned = special if is_special else F32(size).view(U32)
-            return U32(unsigned | U32((bits & U32(0x8000)) << U32(16))).view(F32)
-
-        return of_fp16
-    return lambda number: number
+def _compiled_as_fp32(number):
+    return READERS[as_dtype(number).type]
 
 
 @jit()
-def key_of(value):  # type: ignore[no-untyped-def]
-    """Map an fp32 number to 0 … 2^32 − 1, keeping the order; see `tpsample.core.word`."""
+def power_of_2(exponent):
+    """Return 2^x of float64 x, |x| <= 1000; twin: `tpsample.core.order.power_of_2`."""
+    shifted = exponent + INTEGER
+    fraction = exponent - (shifted - INTEGER)
+    power = COEFFICIENTS[13]
+    for i in range(12, -1, -1):
+        power = power * fraction + COEFFICIENTS[i]
+    return power * I64((F64(shifted).view(I64) + I64(1023)) << I64(52)).view(F64)
+
+
+@jit()
+def ordered(value):
+    """Map fp32 to int32, keeping the order; a NaN is the largest, -0.0 is 0."""
+    bits = F32(value + F32(0)).view(I32)
     if value != value:
-        return I64(KEY_NAN)
-    bits = I64(F32(value + F32(0.0)).view(U32))
-    return bits ^ I64(0xFFFFFFFF) if bits >> I64(31) else bits ^ I64(0x80000000)
+        return I32(0x7FFFFFFF)
+    return I32(bits ^ ((bits >> I32(31)) & I32(0x7FFFFFFF)))
 
 
 @jit()
-def pack(value, token_id):  # type: ignore[no-untyped-def]
+def of_ordered(order):
+    """Return the fp32 number of an `ordered` one."""
+    return I32(order ^ ((order >> I32(31)) & I32(0x7FFFFFFF))).view(F32)
+
+
+@jit()
+def word_of(order, token_id):
+    """Return the word of an `ordered` number and a global token id; see `tpsample.core.word`."""
+    return ((I64(order) + I64(2**31)) << I64(TOKEN_BITS)) | (I64(TOKEN_MASK) - I64(token_id))
+
+
+@jit()
+def pack(value, token_id):
     """Return the word of an fp32 score or logit and a global token id."""
-    return (key_of(value) << I64(TOKEN_BITS)) | (I64(TOKEN_MASK) - I64(token_id))
+    return word_of(ordered(value), token_id)
 
 
 @jit()
-def value_of(packed):  # type: ignore[no-untyped-def]
+def key_of(packed):
+    """Return the key of a word, int64 0 … 2^32 − 1."""
+    return (packed >> I64(TOKEN_BITS)) & I64(0xFFFFFFFF)
+
+
+@jit()
+def value_of(packed):
     """Return the fp32 number of a word; that of 0 is below every number."""
-    key = (packed >> I64(TOKEN_BITS)) & I64(0xFFFFFFFF)
-    if key <= I64(KEY_MINUS_INF):
-        return F32(-np.inf)
-    bits = key ^ I64(0x80000000) if key >> I64(31) else key ^ I64(0xFFFFFFFF)
-    return U32(bits).view(F32)
+    key = key_of(packed)
+    return of_ordered(I32(key - I64(2**31))) if key > I64(KEY_MINUS_INF) else F32(-np.inf)
 
 
 @jit()
-def is_nan_word(packed):  # type: ignore[no-untyped-def]
-    """Return whether a word is that of a NaN."""
-    return ((packed >> I64(TOKEN_BITS)) & I64(0xFFFFFFFF)) == I64(KEY_NAN)
+def largest_size(values):
+    """Return the largest absolute value of fp32 numbers, -inf left out; a NaN if there is one."""
+    most = I32(0)
+    for j in range(len(values)):
+        bits = F32(values[j]).view(I32) & I32(0x7FFFFFFF)
+        most = max(most, I32(0) if values[j] == F32(-np.inf) else bits)
+    return F64(I32(most).view(F32))
 
 
 @jit(fastmath=SUMS)
-def dot_64(weight, first, hidden):  # type: ignore[no-untyped-def]
+def dot_64(weight, first, hidden):
     """Return Σ w h and Σ |w h| in float64; each product is exact."""
     total, magnitude = F64(0), F64(0)
     weights = weight[first : first + len(hidden)]
@@ -93,19 +129,16 @@ def dot_64(weight, first, hidden):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def rounded(total, error):  # type: ignore[no-untyped-def]
-    """Return (fp32, True) if every number within `error` of `total` rounds to it; else (_, False).
+def is_decided(total, error):
+    """Return whether every number within `error` of `total` rounds to the same fp32 number.
 
     An infinite sum, or one that is not a number, is decided.
     """
-    if not math.isfinite(total):
-        return F32(total), True
-    nearest = F32(total)
-    return nearest, F32(total - error) == F32(total + error)
+    return not math.isfinite(total) or F32(total - error) == F32(total + error)
 
 
 @jit()
-def sums_are_exact(weight, first, hidden, magnitude):  # type: ignore[no-untyped-def]
+def sums_are_exact(weight, first, hidden, magnitude):
     """Return whether float64 sums of the products are exact, in any order.
 
     They are if all products are multiples of 2^q and no sum exceeds 2^(q + 51). Products of bf16
@@ -124,13 +157,13 @@ def sums_are_exact(weight, first, hidden, magnitude):  # type: ignore[no-untyped
     return not off
 
 
-@jit(entry=True)
-def exact_dot(weight, first, hidden):  # type: ignore[no-untyped-def]
+@jit()
+def exact_dot(weight, first, hidden):
     """Return the exact Σ w h, rounded once to fp32; see `tpsample.core.exact_sum`."""
     total, magnitude = dot_64(weight, first, hidden)
-    nearest, decided = rounded(total, F64(1.01 * UNIT_64) * len(hidden) * magnitude)
+    decided = is_decided(total, F64(1.01 * UNIT_64) * len(hidden) * magnitude)
     if decided or sums_are_exact(weight, first, hidden, magnitude):
-        return nearest
+        return F32(total)
     # Shewchuk's expansion: partial sums that do not overlap, the largest last.
     partials, count = np.empty(LIMBS, F64), 0
     for d in range(len(hidden)):
@@ -151,23 +184,20 @@ def exact_dot(weight, first, hidden):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def to_fp32(partials, count):  # type: ignore[no-untyped-def]
+def to_fp32(partials, count):
     """Round a sum of partial sums that do not overlap, the largest last, once to fp32.
 
     float64 is rounded to odd: of the two neighbours of the exact sum it is the odd one, which lies
     on the same side of every fp32 midpoint.
     """
     high, low = F64(0), F64(0)
-    i = count - 1
-    while i >= 0:
+    for i in range(count - 1, -1, -1):
         total = high + partials[i]
         low = partials[i] - (total - high)
         high = total
-        i -= 1
         if low != 0.0:
             break
     bits = I64(F64(high).view(I64))
     if low != 0.0 and bits & I64(1) == 0:
-        away = (low > 0.0) == (high > 0.0)
-        bits += I64(1) if away else I64(-1)
+        bits += I64(1) if (low > 0.0) == (high > 0.0) else I64(-1)
     return F32(I64(bits).view(F64))

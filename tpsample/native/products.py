@@ -1,4 +1,4 @@
-"""Products of 64 weight rows and some hidden states, in fp32 with a bound, or in float64."""
+"""Products of a block of weight rows and some hidden states: fp32 with a bound, or float64."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.native.compiling import SUMS, jit
-from tpsample.native.noise import BLOCK
-from tpsample.native.numbers import F32, F64, I16, I32, I64, U64, as_fp32
-from tpsample.screening.bound import TINY, UNIT
-from tpsample.screening.int8_copy import BLOCKS
+from tpsample.native.compiling import F32, F64, I16, I32, I64, SUMS, U64, jit
+from tpsample.native.inputs import BLOCK
+from tpsample.native.numbers import UNIT_64, as_fp32, exact_dot, is_decided, largest_size
+from tpsample.screening.bound import LARGEST, TINY, UNIT
 from tpsample.screening.int8_pass import DEFINITION_ERROR, ROUNDING
 
 COLUMNS = 640
@@ -23,26 +22,48 @@ EXACT_COLUMNS = 512
 
 
 class Copy(NamedTuple):
-    """An 8-bit copy of a weight (`Int8Copy`) and the rows in 16 bits; no rows without a copy.
+    """An 8-bit copy of a weight (`Int8Copy`); no rows without a copy.
 
     Attributes:
         numbers: int8 [V_local · D], flat.
-        scale, norm: fp32 [V_local]; residual: fp32 [V_local, 8].
-        hidden: int16 [R, D]; unit: float64 [R]; of_blocks: float64 [R, 8]; of_row: float64 [R].
+        scale, norm, residual_norm: fp32 [V_local].
     """
 
-    numbers: np.ndarray
-    scale: np.ndarray
-    norm: np.ndarray
-    residual: np.ndarray
-    hidden: np.ndarray
-    unit: np.ndarray
-    of_blocks: np.ndarray
-    of_row: np.ndarray
+    numbers: np.ndarray = np.empty(0, np.int8)
+    scale: np.ndarray = np.empty(0, F32)
+    norm: np.ndarray = np.empty(0, F32)
+    residual_norm: np.ndarray = np.empty(0, F32)
+
+
+class Products(NamedTuple):
+    """Products of a block, and the memory to make them.
+
+    Attributes:
+        values: [R or more, BLOCK], fp32 or float64.
+        errors: fp32 [R, BLOCK], how far fp32 values are off at most.
+        proved: bool [R], whether they are; values that are not proved are NaN.
+        tile: [BLOCK + 1, COLUMNS], converted weights, of the type of the values.
+        squares: [BLOCK], of the same type, Σ w² of each id.
+    """
+
+    values: np.ndarray
+    errors: np.ndarray
+    proved: np.ndarray
+    tile: np.ndarray
+    squares: np.ndarray
+
+
+@jit()
+def products_of(hidden, num_rows):
+    """Return the memory of products with some rows, in the type of these hidden states."""
+    values, dtype = np.empty((len(hidden), BLOCK), hidden.dtype), hidden.dtype
+    tile = np.empty((BLOCK + 1 if len(hidden) > 1 else 0, COLUMNS), dtype)  # one row needs none
+    errors, proved = np.empty((num_rows, BLOCK), F32), np.empty(num_rows, np.bool_)
+    return Products(values, errors, proved, tile, np.empty(BLOCK, dtype))
 
 
 @jit(fastmath=SUMS)
-def convert(weight, first, size, out):  # type: ignore[no-untyped-def]
+def convert(weight, first, size, out):
     """Convert some weights of a row to the type of `out`; return the sum of their squares."""
     part, total = weight[first : first + size], out.dtype.type(0)
     for d in range(size):
@@ -53,27 +74,27 @@ def convert(weight, first, size, out):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath=SUMS)
-def products_of_one(weight, local, count, lane, hidden, out, squares):  # type: ignore[no-untyped-def]
-    """Multiply `count` weight rows by one row in fp32, in any order; squares are Σ w²."""
-    size = len(hidden)
+def products_of_one(weight, block, hidden, out, squares):
+    """Multiply the weights of a block by one row, in any order; squares are Σ w²."""
+    one = hidden.dtype.type
     # Unsigned, because a signed index that might be negative keeps the loop from being vector code.
-    for i in range(count):
-        begin = U64((local + i) * weight.stride)
-        total, square = F32(0), F32(0)
-        for d in range(size):
-            x = as_fp32(weight.numbers[begin + U64(d)])
+    for i in range(block.count):
+        begin = U64((block.local + i) * weight.stride)
+        total, square = one(0), one(0)
+        for d in range(len(hidden)):
+            x = one(as_fp32(weight.numbers[begin + U64(d)]))
             total += x * hidden[d]
             square += x * x
-        out[lane + i], squares[lane + i] = total, square
+        out[block.lane + i], squares[block.lane + i] = total, square
 
 
 @jit(fastmath=SUMS)
-def products_of_four(h0, h1, h2, h3, tile, count, out):  # type: ignore[no-untyped-def]
+def products_of_four(h0, h1, h2, h3, tile, count, out):
     """Add the products of four rows and `count` ids to out, [4, ≥ count], two ids at a time.
 
     Args:
         h0, h1, h2, h3: [size], columns of the hidden states.
-        tile: [≥ count + 1, ≥ size], the weights, with a row behind the last id.
+        tile: [≥ count + 1, ≥ size], the weights, with a row after the last id.
     """
     size = len(h0)
     zero = h0.dtype.type(0)
@@ -101,30 +122,26 @@ def products_of_four(h0, h1, h2, h3, tile, count, out):  # type: ignore[no-untyp
 
 
 @jit()
-def multiply(weight, local, count, lane, hidden, tile, out, squares):  # type: ignore[no-untyped-def]
-    """Multiply `count` weight rows from `local` on by all hidden states, in fp32 or float64.
+def multiply(weight, block, hidden, products):
+    """Multiply the weights of a block by all hidden states, in the type of these.
+
+    Values and squares are 0 in the lanes outside of the block.
 
     Args:
         hidden: [R, D], R a multiple of four, or 1.
-        tile: [65, COLUMNS], scratch of the same type.
-        out: [R, 64] of the same type; the first product is at `lane`.
-        squares: [64] of the same type, Σ w² of each id.
     """
+    values, squares, tile = products.values, products.squares, products.tile
+    values[:], squares[:] = 0, 0
     num_rows, hidden_size = hidden.shape
-    for j in range(lane, lane + count):
-        squares[j] = 0
-        for row in range(num_rows):
-            out[row, j] = 0
+    if num_rows == 1:
+        products_of_one(weight, block, hidden[0], values[0], squares)
+        return
     parts = -(-hidden_size // COLUMNS)
     for part in range(parts):
         first, last = hidden_size * part // parts, hidden_size * (part + 1) // parts
-        for i in range(count):
-            begin = (local + i) * weight.stride + first
-            squares[lane + i] += convert(weight.numbers, begin, last - first, tile[i])
-        if num_rows == 1:
-            for i in range(count):
-                out[0, lane + i] += dot(tile[i], hidden[0, first:last])
-            continue
+        for i in range(block.count):
+            begin = (block.local + i) * weight.stride + first
+            squares[block.lane + i] += convert(weight.numbers, begin, last - first, tile[i])
         for row in range(0, num_rows, 4):
             products_of_four(
                 hidden[row, first:last],
@@ -132,25 +149,25 @@ def multiply(weight, local, count, lane, hidden, tile, out, squares):  # type: i
                 hidden[row + 2, first:last],
                 hidden[row + 3, first:last],
                 tile,
-                count,
-                out[row : row + 4, lane : lane + count],
+                block.count,
+                values[row : row + 4, block.lane :],
             )
 
 
-@jit(fastmath=SUMS)
-def dot(tile, hidden):  # type: ignore[no-untyped-def]
-    """Return Σ w h of converted weights."""
-    total = hidden.dtype.type(0)
-    part = tile[: len(hidden)]
-    for d in range(len(hidden)):
-        total += part[d] * hidden[d]
-    return total
+@jit()
+def prove(products, i, magnitude):
+    """Take back what is said of a row where a sum might have overflowed fp32.
+
+    Args:
+        magnitude: float64, a bound on the absolute value of every sum, if it is finite.
+    """
+    products.proved[i] = magnitude <= LARGEST
+    if not products.proved[i]:
+        products.values[i] = np.nan
 
 
 @jit()
-def fp32_products(  # type: ignore[no-untyped-def]
-    weight, local, count, lane, rows, tile, squares, out, errors, bounds
-):
+def fp32_products(weight, block, rows, products):
     """Multiply in fp32, in any order of summation, and bound how far the products are off.
 
         |product − exact| <= (γ_{D + 4} + u) ‖h‖ ‖w‖ + η (2 D + sqrt(D) (‖h‖ + ‖w‖))
@@ -158,109 +175,104 @@ def fp32_products(  # type: ignore[no-untyped-def]
     γ is the error of an fp32 sum in any order (`tpsample.screening.bound`), with Cauchy-Schwarz for
     Σ |h w|; u is that of the definition's own rounding. η covers numbers that are subnormal, or
     flushed to zero. ‖w‖² itself is a sum in fp32, each of whose squares may be flushed.
-
-    Args:
-        weight, rows: see `tpsample.native.lm_head`.
-        errors: fp32 [R, 64], out.
-        bounds: float64 [R, 2], out: the largest error, and a bound on the absolute value of every
-            sum; not a number, or infinite, where nothing is proved.
     """
-    num_rows, hidden_size = len(rows.index), rows.hidden.shape[1]
-    if len(rows.hidden) == 1:
-        products_of_one(weight, local, count, lane, rows.hidden[0], out[0], squares)
-    else:
-        multiply(weight, local, count, lane, rows.hidden, tile, out, squares)
+    multiply(weight, block, rows.hidden, products)
+    squares, hidden_size = products.squares, rows.hidden.shape[1]
     spread = (hidden_size + 4) * UNIT
-    gamma, most = spread / (1.0 - spread), F64(0)
-    root = math.sqrt(hidden_size)
+    gamma = spread / (1.0 - spread)
+    unit, rounding = (gamma + UNIT) * (1.0 + 8.0 * UNIT), 1.0 + 2.0 * gamma
+    most = math.sqrt(largest_size(squares) * rounding + hidden_size * TINY)
     for j in range(BLOCK):
-        if j < lane or j >= lane + count:
-            squares[j] = F32(0)
-            continue
-        norm = math.sqrt(F64(squares[j]) * (1.0 + 2.0 * gamma) + hidden_size * TINY)
-        squares[j] = F32(norm * ((gamma + UNIT) * (1.0 + 8.0 * UNIT)))
-        most = norm if norm > most or norm != norm else most
-    for i in range(num_rows):
+        squares[j] = F32(math.sqrt(F64(squares[j]) * rounding + hidden_size * TINY) * unit)
+    for i in range(len(rows.norms)):
         norm = rows.norms[i]
-        lost = 1.01 * TINY * (2.0 * hidden_size + root * (norm + most))
-        bounds[i, 1] = norm * most * (1.0 + 2.0 * gamma) + lost if spread <= 0.25 else np.inf
-        bounds[i, 0] = bounds[i, 1] * (gamma + UNIT) * 1.01 + 2.0 * lost
-        factor, rest = F32(norm * (1.0 + 8.0 * UNIT)), F32(lost + TINY)
+        lost = 1.01 * TINY * (2.0 * hidden_size + math.sqrt(hidden_size) * (norm + most))
+        factor, rest = F32(norm * (1.0 + 8.0 * UNIT)), F32(lost + 2.0 * TINY)
         for j in range(BLOCK):
-            errors[i, j] = factor * squares[j] + rest
+            products.errors[i, j] = factor * squares[j] + rest
+        prove(products, i, norm * most * rounding + lost if spread <= 0.25 else np.inf)
 
 
-@jit(entry=True)
-def quantise_rows(rows, num_rows, hidden, unit, of_blocks, of_row):  # type: ignore[no-untyped-def]
-    """Fill the rows of a `Copy`. Twin: `tpsample.screening.int8_pass`, whose limbs are one number.
+@jit()
+def quantise(rows, num_rows):
+    """Return the first hidden states in 16 bits, and three factors of each.
 
-    Args:
-        rows: fp32 [≥ num_rows, D].
+    Twin: `tpsample.screening.int8_pass`, whose limbs are one number here. The residual of a weight
+    row has one norm here, not one per block of columns.
+
+    Returns:
+        int16 [R, D], and float64 [R, 3]: the unit, then what multiplies ‖w‖ and the residual's norm
+        in the bound of a product's error.
     """
-    hidden_size = rows.shape[1]
+    hidden = np.empty((num_rows, rows.hidden.shape[1]), I16)
+    factors = np.empty((num_rows, 3))
     for i in range(num_rows):
-        largest, squares, lost = F32(0), 0.0, 0.0
-        for d in range(hidden_size):
-            largest = max(largest, abs(rows[i, d]))
-        quantum = F32(F64(largest) / (127 * 256))
-        if not (quantum >= F32(TINY) and math.isfinite(quantum)):
-            quantum = F32(1)
-        for block in range(BLOCKS):
-            part = 0.0
-            for d in range(hidden_size * block // BLOCKS, hidden_size * (block + 1) // BLOCKS):
-                x = F64(rows[i, d])
-                whole = np.rint(x / F64(quantum))
-                whole = whole if math.isfinite(whole) else 0.0
-                hidden[i, d] = I16(whole)
-                part += x * x
-                lost += (x - whole * F64(quantum)) * (x - whole * F64(quantum))
-            squares += part
-            of_blocks[i, block] = math.sqrt(part)
-        norm, lost = math.sqrt(squares), math.sqrt(lost)
+        norm, lost = rows.norms[i], 0.0
+        unit = F32(largest_size(rows.hidden[i]) / (127 * 256))
+        if not (unit >= F32(TINY) and math.isfinite(unit)):
+            unit = F32(1)
+        for d in range(hidden.shape[1]):
+            x = F64(rows.hidden[i, d])
+            whole = np.rint(x / F64(unit))
+            whole = whole if math.isfinite(whole) else 0.0
+            hidden[i, d] = I16(whole)
+            lost += (x - whole * F64(unit)) ** 2
+        lost = math.sqrt(lost)
         rounding = ROUNDING * (norm + lost)
-        for block in range(BLOCKS):
-            of_blocks[i, block] += lost + rounding
-        unit[i], of_row[i] = F64(quantum), lost + DEFINITION_ERROR * norm + rounding
+        of_norm, of_residual = lost + DEFINITION_ERROR * norm + rounding, norm + lost + rounding
+        factors[i, 0], factors[i, 1], factors[i, 2] = unit, of_norm, of_residual
+    return hidden, factors
 
 
 @jit(fastmath=SUMS)
-def integer_dot(weights, hidden):  # type: ignore[no-untyped-def]
+def integer_dot(weights, begin, hidden, first, last):
     """Return Σ q z of up to EXACT_COLUMNS int8 and int16 numbers, exactly."""
     total = I32(0)
-    for d in range(len(hidden)):
-        total += I32(weights[d]) * I32(hidden[d])
+    for d in range(first, last):
+        total += I32(weights[U64(begin + d)]) * I32(hidden[U64(d)])
     return total
 
 
 @jit()
-def int8_products(copy, local, count, lane, rows, out, errors, bounds):  # type: ignore[no-untyped-def]
-    """Multiply an 8-bit copy. Arguments and promise are those of `fp32_products`."""
-    num_rows, hidden_size = copy.hidden.shape
-    most = F64(0)
+def int8_products(copy, quantised, block, rows, products):
+    """Multiply an 8-bit copy by what `quantise` returns, and bound how far the products are off."""
+    hidden, factors = quantised
+    num_rows, hidden_size = hidden.shape
+    most = largest_size(copy.norm[block.local : block.local + block.count])
     for row in range(num_rows):
-        for j in range(BLOCK):
-            errors[row, j] = F32(0)
-    for i in range(count):
-        v = local + i
-        norm, begin = F64(copy.norm[v]), v * hidden_size
-        most = norm if norm > most or norm != norm else most
-        for row in range(num_rows):
-            whole = I64(0)
+        unit, of_norm, of_residual = factors[row]
+        flushed = TINY * hidden_size * (3.0 + rows.norms[row] + most) * 1.01 + 2.0 * TINY
+        for i in range(block.count):
+            v, j, whole = block.local + i, block.lane + i, I64(0)
             for first in range(0, hidden_size, EXACT_COLUMNS):
                 last = min(first + EXACT_COLUMNS, hidden_size)
-                whole += integer_dot(
-                    copy.numbers[begin + first : begin + last], copy.hidden[row, first:last]
-                )
-            out[row, lane + i] = F32(F64(whole) * copy.unit[row] * F64(copy.scale[v]))
-            error = copy.of_row[row] * norm
-            for block in range(BLOCKS):
-                error += copy.of_blocks[row, block] * F64(copy.residual[v, block])
-            errors[row, lane + i] = F32(error * (1.0 + 8.0 * UNIT))
-    for row in range(num_rows):
-        norm = rows.norms[row]
-        flushed = F32(TINY * hidden_size * (3.0 + norm + most) * 1.01 + TINY)
-        worst = F32(0)
-        for j in range(lane, lane + count):
-            errors[row, j] = (errors[row, j] + flushed) * F32(1.0 + 4.0 * UNIT)
-            worst = errors[row, j] if not errors[row, j] <= worst else worst
-        bounds[row, 0], bounds[row, 1] = F64(worst), 4.0 * norm * most
+                whole += integer_dot(copy.numbers, v * hidden_size, hidden[row], first, last)
+            products.values[row, j] = F32(F64(whole) * unit * F64(copy.scale[v]))
+            error = of_norm * F64(copy.norm[v]) + of_residual * F64(copy.residual_norm[v])
+            products.errors[row, j] = F32((error + flushed) * (1.0 + 8.0 * UNIT))
+        prove(products, row, 4.0 * rows.norms[row] * most)
+
+
+@jit()
+def float64_products(weight, block, hidden, products):
+    """Multiply in float64; `squares` are then how far the sums are off, over ‖h‖."""
+    multiply(weight, block, hidden, products)
+    unit = hidden.shape[1] * UNIT_64 * 1.01
+    for j in range(BLOCK):
+        products.squares[j] = math.sqrt(products.squares[j]) * unit
+
+
+@jit()
+def round_products(weight, block, rows, i, products, out):
+    """Round a row's float64 products once to fp32; those that are not decided are added exactly."""
+    sums, units, norm, undecided = products.values[i], products.squares, rows.norms[i], 0
+    for j in range(BLOCK):
+        error = norm * units[j]
+        out[j] = F32(sums[j])
+        # A sum that is not finite counts as undecided, which is rare.
+        undecided += F32(sums[j] - error) != F32(sums[j] + error)
+    if undecided:
+        for j in range(block.lane, block.lane + block.count):
+            if not is_decided(sums[j], norm * units[j]):
+                first = (block.local + j - block.lane) * weight.stride
+                out[j] = exact_dot(weight.numbers, first, rows.hidden[i])

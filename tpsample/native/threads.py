@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from tpsample.native.compiling import call
-
 THREAD_WORK = 2**21
 """Multiplications that are worth another thread: about 0.1 ms."""
 
@@ -23,8 +21,7 @@ def threads_for(work: int) -> int:
 
 
 def in_ranges(
-    kernel: Any,
-    kind: object,
+    kernel: Callable[..., Any],
     first: int,
     last: int,
     threads: int,
@@ -33,14 +30,12 @@ def in_ranges(
     """Call a kernel once per thread, and wait for all calls.
 
     Args:
-        kind: as `call` takes it.
         arguments: of the call for a range, from its first item to its last, and its thread.
     """
-    size = last - first
-    bounds = [first + size * thread // threads for thread in range(threads + 1)]
+    bounds = [first + (last - first) * thread // threads for thread in range(threads + 1)]
     calls = [arguments(bounds[t], bounds[t + 1], t) for t in range(threads)]
-    others = [_pool(threads - 1).submit(call, kernel, kind, *each) for each in calls[1:]]
-    call(kernel, kind, *calls[0])
+    others = [_pool(threads - 1).submit(kernel, *each) for each in calls[1:]]
+    kernel(*calls[0])
     for other in others:
         other.result()
 

@@ -1,0 +1,127 @@
+"""Hidden states, or logits, to words over one range of a shard, in one reading of it.
+
+A block of ids is multiplied by all rows in fp32. Upper ends of the scores then say which ids of the
+block reach the best exact scores so far. Only their exact logits and scores are computed, while the
+weights of the block are still in the cache. A block without a proof, because a number is not finite
+or above 2^100, is computed exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpsample.core.word import KEY_NAN
+from tpsample.native.compiling import F32, jit
+from tpsample.native.head import control, exact_logits, is_plain, upper_ends, upper_logits
+from tpsample.native.heap import push
+from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows
+from tpsample.native.noise import exact_score, noise_of, upper_scores
+from tpsample.native.numbers import as_fp32, key_of, pack, value_of
+from tpsample.native.products import fp32_products, int8_products, products_of, quantise
+
+
+@jit()
+def push_block(heap, upper, top, logits, block, noise, i, s, weight, hidden, row, head):
+    """Push the words of a block that can be among the best; return how many logits that took.
+
+    Args:
+        heap: int64 [count], the best words of the sample, the least first.
+        upper: fp32 [BLOCK], upper ends of the scores; top: the largest.
+        logits: fp32 [BLOCK], if hidden has no size; else the exact ones are made of
+        weight, hidden: fp32 [D], of the row.
+    """
+    taken, threshold = 0, value_of(heap[0])
+    # The likeliest id first, because its score is the threshold for the others.
+    for turn in range(2):
+        for j in range(BLOCK):
+            # A NaN is not below the threshold.
+            if upper[j] < threshold or (turn == 0) != (upper[j] == top):
+                continue
+            if upper[j] == F32(-np.inf):
+                continue
+            taken += 1
+            logit = logits[j]
+            if len(hidden):
+                local = block.local - block.lane + j
+                logit = exact_logits(weight, local, hidden, row, head)[1]
+            score = exact_score(logit, block.base + j, noise, i, s)
+            push(heap, len(heap), pack(score, block.base + j))
+            threshold = value_of(heap[0])
+    return taken
+
+
+@jit()
+def can_raise(heap, top):
+    """Return whether a score of at most `top` can raise a heap; that of a NaN nothing raises."""
+    reaches = top > F32(-np.inf) and not top < value_of(heap[0])
+    return (reaches or top != top) and key_of(heap[0]) != KEY_NAN
+
+
+@jit(entry=True)
+def draw(weight, hidden, index, copy, draws, head, best, computed):
+    """Find the best words of a range of the shard.
+
+    Args:
+        hidden: fp32 [B, D].
+        index: int64 [R], the rows of the batch.
+        copy: what is multiplied first in place of the weight, if it has any rows.
+        best: int64 [R, samples, 1], raised.
+        computed: int64 [2, R], added to: how many exact logits a row took one by one, and in blocks
+            without a proof.
+    """
+    rows, noise = take_rows(hidden, index), noise_of(draws, index)
+    quantised = quantise(rows, len(index) if len(copy.norm) else 0)
+    products, logits = products_of(rows.hidden, len(index)), np.empty(BLOCK, F32)
+    upper, plain, falls = np.empty(BLOCK, F32), is_plain(head), head.logit_scale < F32(0)
+    for n in range(blocks_of(weight)):
+        block = block_at(weight, n)
+        if len(copy.norm):
+            int8_products(copy, quantised, block, rows, products)
+        else:
+            fp32_products(weight, block, rows, products)
+        for i in range(len(index)):
+            upper_ends(products.values[i], products.errors[i], block, falls, logits)
+            if not plain:
+                upper_logits(logits, block, index[i], head)
+            computed[1, i] += 0 if products.proved[i] else block.count
+            for s in range(draws.samples):
+                top = upper_scores(logits, block, noise, i, s, upper)
+                if can_raise(best[i, s], top):
+                    taken = push_block(
+                        best[i, s], upper, top, logits, block, noise, i, s, weight, rows.hidden[i],
+                        index[i], head,
+                    )  # fmt: skip
+                    computed[0, i] += taken if products.proved[i] else 0
+
+
+@jit(entry=True)
+def draw_given(given, index, sources, draws, head, cut, best):
+    """Find the best words of logits that are there.
+
+    Args:
+        given: the logits, a `Weight`.
+        sources: int64 [R], the rows of `given`; the others are as in `draw`.
+        cut: int64 [R], the least order word that counts; no rows for all.
+        best: int64 [R, samples, count], raised; the least word first.
+    """
+    noise, none = noise_of(draws, index), np.empty(0, F32)
+    logits, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    for i in range(len(index)):
+        for n in range(blocks_of(given)):
+            block = block_at(given, n)
+            first = sources[i] * given.stride + block.local
+            logits[:] = -np.inf
+            for k in range(block.count):
+                logits[block.lane + k] = as_fp32(given.numbers[first + k])
+            control(logits, block, index[i], head)
+            if len(cut):
+                for j in range(block.lane, block.lane + block.count):
+                    counts = pack(logits[j], block.base + j) >= cut[i]
+                    logits[j] = logits[j] if counts else F32(-np.inf)
+            for s in range(draws.samples):
+                top = upper_scores(logits, block, noise, i, s, upper)
+                if can_raise(best[i, s], top):
+                    push_block(
+                        best[i, s], upper, top, logits, block, noise, i, s, given, none, index[i],
+                        head,
+                    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""What native kernels take: ranges of weight rows, cut into blocks of ids, and rows of a step."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpsample.native.compiling import F32, F64, jit
+
+BLOCK = 64
+"""Most ids of a block."""
+
+BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
+"""How a native kernel reads a dtype; see `as_fp32`."""
+
+
+class Weight(NamedTuple):
+    """A range of the rows of a shard's weight.
+
+    Logits take its place where they are there already. Then row r begins at r · stride, column v
+    is the id first_id + v, and the range is one of columns.
+
+    Attributes:
+        numbers: flat, as `as_fp32` reads them; row v begins at v · stride.
+        stride: numbers from one row to the next.
+        first_id: global id of row 0.
+        start, stop: the rows of the range.
+    """
+
+    numbers: np.ndarray
+    stride: int
+    first_id: int
+    start: int
+    stop: int
+
+
+class Block(NamedTuple):
+    """Up to BLOCK neighbouring ids of a shard.
+
+    Attributes:
+        base: global id of lane 0, a multiple of four, because four ids share a call of Philox.
+        lane, count: the ids are those of `count` lanes from `lane` on.
+        local: column of the shard of the first of them.
+    """
+
+    base: int
+    lane: int
+    count: int
+    local: int
+
+
+class Rows(NamedTuple):
+    """The hidden states of some rows.
+
+    Attributes:
+        hidden: fp32 [R or more, D]: R = 1, or a multiple of four with zeros after the rows.
+        norms: float64 [R], the rows' norms, rounded up.
+    """
+
+    hidden: np.ndarray
+    norms: np.ndarray
+
+
+def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
+    """Return a range of a weight, or of logits, [n, m] of any floating dtype."""
+    num_rows, num_columns = numbers.shape
+    stride = numbers.stride(0) if num_rows > 1 else num_columns
+    length = (num_rows - 1) * stride + num_columns if num_rows else 0
+    flat = numbers.as_strided((length,), (1,)).view(BITS[numbers.dtype]).numpy()
+    return Weight(flat, stride, first_id, start, stop)
+
+
+@jit()
+def blocks_of(weight):
+    """Return the number of blocks of a range."""
+    begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
+    return -(-(end - (begin & ~3)) // BLOCK)
+
+
+@jit()
+def block_at(weight, n):
+    """Return the n-th block of a range."""
+    begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
+    base = (begin & ~3) + n * BLOCK
+    first = max(base, begin)
+    return Block(base, first - base, min(base + BLOCK, end) - first, first - weight.first_id)
+
+
+@jit()
+def take_rows(hidden, index):
+    """Return `Rows` of some rows, int64 [R], of hidden states, fp32 [B, D]."""
+    num_rows = len(index)
+    out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // 4) * 4, hidden.shape[1]), F32)
+    norms = np.empty(num_rows, F64)
+    for i in range(num_rows):
+        out[i] = hidden[index[i]]
+        squares = 0.0
+        for d in range(out.shape[1]):
+            squares += F64(out[i, d]) * F64(out[i, d])
+        norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)
+    return Rows(out, norms)

@@ -1,0 +1,143 @@
+"""Hidden states to stored logits over one range of a shard: all, or those that filters can keep."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tpsample.native.compiling import F32, F64, jit
+from tpsample.native.head import control, exact_logits, raw_logits, upper_ends, upper_logits
+from tpsample.native.heap import push
+from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows
+from tpsample.native.numbers import as_fp32
+from tpsample.native.products import float64_products, fp32_products, products_of, round_products
+from tpsample.screening.filter_bars import DOWN
+
+
+class Memory(NamedTuple):
+    """Where the logits of R rows are stored.
+
+    Attributes:
+        places: int64 [R], rows of the memory.
+        raw, processed: fp32 [stored rows, V_local], before and after the controls; `processed` has
+            no rows without controls.
+    """
+
+    places: np.ndarray
+    raw: np.ndarray
+    processed: np.ndarray
+
+
+@jit()
+def keep(logits, block, row, head, memory, i):
+    """Store the raw logits of a block, and process them."""
+    place, local, lane = memory.places[i], block.local, block.lane
+    memory.raw[place, local : local + block.count] = logits[lane : lane + block.count]
+    control(logits, block, row, head)
+    if len(memory.processed):
+        memory.processed[place, local : local + block.count] = logits[lane : lane + block.count]
+
+
+@jit()
+def keep_products(weight, block, rows, i, products, row, head, memory, logits):
+    """Make the exact logits of a block of `float64_products`, and store them."""
+    round_products(weight, block, rows, i, products, logits)
+    raw_logits(logits, block, head, False)
+    keep(logits, block, row, head, memory, i)
+
+
+@jit(entry=True)
+def store(weight, hidden, index, head, memory):
+    """Store all logits of a range; arguments are those of `tpsample.native.draw.draw`."""
+    rows, logits = take_rows(hidden, index), np.empty(BLOCK, F32)
+    wide = rows.hidden.astype(F64)
+    products = products_of(wide, 0)
+    for n in range(blocks_of(weight)):
+        block = block_at(weight, n)
+        float64_products(weight, block, wide, products)
+        for i in range(len(index)):
+            keep_products(weight, block, rows, i, products, index[i], head, memory, logits)
+
+
+@jit(entry=True)
+def store_given(given, index, sources, head, memory):
+    """Store logits that are there; arguments are those of `tpsample.native.draw.draw_given`."""
+    logits = np.empty(BLOCK, F32)
+    for i in range(len(index)):
+        for n in range(blocks_of(given)):
+            block = block_at(given, n)
+            first = sources[i] * given.stride + block.local
+            for k in range(block.count):
+                logits[block.lane + k] = as_fp32(given.numbers[first + k])
+            keep(logits, block, index[i], head, memory, i)
+
+
+@jit()
+def filter_threshold(heap, top_k, top, step):
+    """Return what an upper bound of a logit must reach; twin: `tpsample.screening.filter_bars`.
+
+    Args:
+        heap: fp32 [≥ top_k], the largest logits so far, -inf where there are fewer.
+        top_k: 0 without a bound by top_k.
+        top: the largest logit so far.
+        step: float64, T ln(min_p), -inf without a bound by min_p.
+    """
+    threshold = heap[0] if top_k > 0 else F32(-np.inf)
+    if top > F32(-np.inf) and step > -np.inf:
+        of_min_p = F64(top) + step - DOWN * (abs(F64(top)) - step) - 1e-30
+        threshold = max(threshold, F32(of_min_p))
+    return threshold
+
+
+@jit(entry=True)
+def list_kept(weight, hidden, index, head, memory, top_k, step, computed):
+    """Store the logits of a range that the rows' filters can keep, and -inf for the others.
+
+    A block is stored whole if many of its ids are kept, because that is cheaper than pair by pair.
+
+    Args:
+        top_k: int64 [R]; step: float64 [R], see `filter_threshold`.
+        computed: as in `tpsample.native.draw.draw`.
+    """
+    num_rows, rows = len(index), take_rows(hidden, index)
+    wide = rows.hidden.astype(F64)
+    products, sums = products_of(rows.hidden, num_rows), products_of(wide, 0)
+    upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
+    heaps = np.full((num_rows, max(1, top_k.max())), -np.inf, F32)
+    tops, falls = np.full(num_rows, -np.inf, F32), head.logit_scale < F32(0)
+    for i in range(num_rows):
+        memory.raw[memory.places[i], weight.start : weight.stop] = -np.inf
+        if len(memory.processed):
+            memory.processed[memory.places[i], weight.start : weight.stop] = -np.inf
+    for n in range(blocks_of(weight)):
+        block, reached = block_at(weight, n), 0
+        fp32_products(weight, block, rows, products)
+        for i in range(num_rows):
+            upper_ends(products.values[i], products.errors[i], block, falls, upper[i])
+            upper_logits(upper[i], block, index[i], head)
+            threshold = filter_threshold(heaps[i], top_k[i], tops[i], step[i])
+            for j in range(block.lane, block.lane + block.count):
+                reached += not upper[i, j] < threshold
+        whole = num_rows > 1 and 4 * reached > num_rows * block.count
+        if whole:
+            float64_products(weight, block, wide, sums)
+        for i in range(num_rows):
+            if whole:
+                keep_products(weight, block, rows, i, sums, index[i], head, memory, logits)
+            threshold = filter_threshold(heaps[i], top_k[i], tops[i], step[i])
+            for j in range(block.lane, block.lane + block.count):
+                if upper[i, j] == F32(-np.inf) or upper[i, j] < threshold:
+                    continue
+                computed[0 if products.proved[i] else 1, i] += 1
+                logit, place = logits[j], memory.places[i]
+                if not whole:
+                    v = block.local + j - block.lane
+                    raw, logit = exact_logits(weight, v, rows.hidden[i], index[i], head)
+                    memory.raw[place, v] = raw
+                    if len(memory.processed):
+                        memory.processed[place, v] = logit
+                if top_k[i] > 0:
+                    push(heaps[i], top_k[i], logit)
+                tops[i] = max(tops[i], logit) if logit == logit else tops[i]
+                threshold = filter_threshold(heaps[i], top_k[i], tops[i], step[i])
