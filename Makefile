@@ -71,6 +71,7 @@ docs: $(INSTALLED)
 lint: $(INSTALLED)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/python -m tests.english
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 

@@ -7,7 +7,7 @@ from tpsample.kernels.epilogue import best_word
 from tpsample.kernels.lm_head import product_tile
 from tpsample.kernels.noise import fma, log2_exponential, low_base, noise_tile
 from tpsample.kernels.overlap import let_next_launch_start, wait_for_previous_launch
-from tpsample.kernels.row_noise import Rows, store_row_noise
+from tpsample.kernels.row_noise import NoiseRows, store_row_noise
 
 ROUNDS = 10
 
@@ -142,7 +142,7 @@ def row_noise_kernel(
     BLOCK_B: tl.constexpr,
 ):
     offs_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
-    rows = Rows(num_rows, None, stream_ptr, stride_stream, scale_ptr)
+    rows = NoiseRows(num_rows, None, stream_ptr, stride_stream, scale_ptr)
     store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
 
 
@@ -184,7 +184,7 @@ def greedy_kernel(
     offs_b = tl.program_id(0) % num_batch_tiles * BLOCK_B + tl.arange(0, BLOCK_B)
     row_v = tl.minimum(tl.maximum(offs_v, vocab_start), vocab_stop - 1) - vocab_start
     row_b = tl.minimum(offs_b, num_rows - 1)
-    rows = Rows(num_rows, None, stream_ptr, stride_stream, scale_ptr)
+    rows = NoiseRows(num_rows, None, stream_ptr, stride_stream, scale_ptr)
     store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
 
     logits_tile = product_tile(

@@ -574,7 +574,7 @@ FILES = [
     ),
     Fault(
         "a trace is one step longer",
-        "tpsample/trace.py",
+        "tpsample/record/trace.py",
         "inside = torch.arange(self.step) < until.unsqueeze(1)",
         "inside = torch.arange(self.step) <= until.unsqueeze(1)",
         ("tests/test_trace.py::test_what_lies_behind_the_end_of_a_row_is_blank",),

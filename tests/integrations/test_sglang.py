@@ -62,7 +62,7 @@ def test_a_request_without_a_seed_has_that_of_its_name():
 
 
 def test_nothing_changes_in_a_server_with_another_backend():
-    place = sglang.Place()
+    place = sglang.Hooks()
     place.backends.add("tpsample")
     original = lambda *args: ("original", *args)  # noqa: E731
     assert place.hand_on(original, 1, 2, 3, 4, 5) == ("original", 1, 2, 3, 4, 5)
@@ -92,7 +92,7 @@ def asks_for_nothing(**more):
 
 def test_what_came_past_the_door_is_not_dropped():
     place, runner = (
-        sglang.Place(),
+        sglang.Hooks(),
         SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={EOS})),
     )
     place.armed = True
@@ -107,7 +107,7 @@ def test_what_came_past_the_door_is_not_dropped():
 
 
 def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog, monkeypatch):
-    place = sglang.Place()
+    place = sglang.Hooks()
     place.armed = True
     head = fakes.runner().model.lm_head
     head.org_vocab_size = V

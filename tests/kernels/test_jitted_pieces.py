@@ -16,7 +16,7 @@ from tpsample.core.score import Head
 from tpsample.kernels.decode import decode, decode_kernel
 from tpsample.kernels.epilogue import best_word, pack
 from tpsample.kernels.noise import noise_tile
-from tpsample.kernels.row_noise import Rows, store_row_noise
+from tpsample.kernels.row_noise import NoiseRows, store_row_noise
 from tpsample.local.triton_backend import TritonBackend
 
 INF, NAN = math.inf, math.nan
@@ -27,7 +27,7 @@ def row_probe(
     seed_ptr, position_ptr, temperature_ptr, stream_ptr, stride_stream, scale_ptr, num_rows,
     num_samples, B: tl.constexpr,
 ):  # fmt: skip
-    rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
+    rows = NoiseRows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     offs_b = tl.program_id(0) * B + tl.arange(0, B)
     store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, offs_b)
 

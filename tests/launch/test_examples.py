@@ -18,7 +18,7 @@ from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample.agreement import construction
 from tpsample.distributed import Job
-from tpsample.trace import TopKTrace
+from tpsample.record.trace import TopKTrace
 
 EXAMPLES = ROOT / "launch" / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsample import VocabShard
-from tpsample.integrations.vllm_head import Head
+from tpsample.integrations.vllm_head import VllmHead
 
 V, D, PADDED = 131, 16, 160
 EOS = 7
@@ -149,8 +149,8 @@ def runner(
     )
 
 
-def head_of(each: Any, *, group: Any = "alone", depth: int = 1) -> Head:
-    return Head(each.model.processor, each, group=group, depth=depth)
+def head_of(each: Any, *, group: Any = "alone", depth: int = 1) -> VllmHead:
+    return VllmHead(each.model.processor, each, group=group, depth=depth)
 
 
 class Output(NamedTuple):

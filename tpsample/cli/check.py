@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tpsample import reference
 from tpsample.agreement.arguments import BackendName
-from tpsample.cli.decode import Step
+from tpsample.cli.decode import DecodedStep
 from tpsample.cli.model import Model
 from tpsample.cli.tensor_parallel import whole
 from tpsample.distributed import Job
@@ -74,7 +74,7 @@ def compare(
 def check(
     model: Model,
     batch: SamplingBatch,
-    steps: Sequence[Step],
+    steps: Sequence[DecodedStep],
     job: Job,
     backend: BackendName,
     on_step: Callable[[], None],

@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tpsample.cli.model import Model
 from tpsample.core import word
 from tpsample.core.word import Status
+from tpsample.record.trace import TopKTrace
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import verify
-from tpsample.trace import TopKTrace
 
 LONGEST_NGRAM = 4
 
@@ -34,7 +34,7 @@ class NoToken(RuntimeError):
 
 
 @dataclass
-class Step:
+class DecodedStep:
     """One token of each row as the sampler drew it, which a check can repeat.
 
     Attributes:
@@ -78,7 +78,7 @@ class Decoded:
     """
 
     rows: list[list[int]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[DecodedStep] = field(default_factory=list)
     seconds: float = 0.0
     forwards: int = 0
     row_steps: int = 0
@@ -200,13 +200,13 @@ def _without_rejected(cache: Any, mask: Tensor, accepted: Tensor, width: int) ->
     return mask[:, :-surplus]
 
 
-def _steps(rows: Sequence[Row]) -> list[Step]:
+def _steps(rows: Sequence[Row]) -> list[DecodedStep]:
     """Return the steps of all rows, token by token."""
     states = pad_sequence([torch.stack(row.states) for row in rows], batch_first=True)
     drawn = [torch.tensor(row.drawn, device=states.device) for row in rows]
     token_ids = pad_sequence(drawn, batch_first=True, padding_value=word.NO_TOKEN)
     first = torch.tensor([len(row.prompt) for row in rows], device=states.device)
     return [
-        Step(states[:, t].contiguous(), first + t, token_ids[:, t])
+        DecodedStep(states[:, t].contiguous(), first + t, token_ids[:, t])
         for t in range(token_ids.shape[1])
     ]

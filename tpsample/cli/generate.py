@@ -16,7 +16,7 @@ from tpsample.cli.decode import NoToken, decode
 from tpsample.cli.model import load
 from tpsample.cli.requests import Texts, asked, fields_of
 from tpsample.distributed import join
-from tpsample.trace import TopKTrace
+from tpsample.record.trace import TopKTrace
 
 PROMPTS = (
     "What is the capital of France?",

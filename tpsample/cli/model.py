@@ -21,7 +21,7 @@ from tpsample.agreement.dtensor import is_dtensor
 from tpsample.cli import tensor_parallel as split
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job
-from tpsample.integrations.transformers_head import Head
+from tpsample.integrations.transformers_head import TransformersHead
 from tpsample.record import FullHead, LoadHead
 from tpsample.sampler import LMHeadSampler
 
@@ -130,13 +130,13 @@ def load(
 
 
 @torch.inference_mode()
-def head_of(causal_lm: Any) -> Head:
+def head_of(causal_lm: Any) -> TransformersHead:
     """Return the LM head of a model, which is given the hidden states that the trunk returns.
 
     Raises:
         ValueError: it is another kind of head, or something stands between it and the trunk.
     """
-    head = Head(causal_lm)
+    head = TransformersHead(causal_lm)
     token = torch.ones(1, 1, dtype=torch.int64, device=causal_lm.device)
     with head.aside():
         causal_lm(input_ids=token, use_cache=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpsample.cli import how_to_install
 from tpsample.cli.model import Model
-from tpsample.trace import TopKTrace
+from tpsample.record.trace import TopKTrace
 
 MAX_LABELS = 100
 """Tokens of a row that are written under its plot."""

@@ -63,7 +63,7 @@ _WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_p
 """Tensors [rows, V] of SGLang's batches."""
 
 
-class Place(Sealed):
+class Hooks(Sealed):
     """The state that the hooks of one process share.
 
     Attributes:
@@ -232,9 +232,9 @@ def register(backend: str = "tpsample") -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.runtime_context import get_exec, get_server_args
 
-    first = not _PLACE.backends
-    _PLACE.backends.add(backend)
-    _PLACE.backend_in_use = lambda: get_exec().kernel.sampling_backend
+    first = not _HOOKS.backends
+    _HOOKS.backends.add(backend)
+    _HOOKS.backend_in_use = lambda: get_exec().kernel.sampling_backend
 
     class TpSampler(Sampler):  # type: ignore[misc]
         """Stands where SGLang's `Sampler` stands."""
@@ -244,16 +244,16 @@ def register(backend: str = "tpsample") -> None:
             check_modes(get_server_args())
             self._rows = get_server_args().max_running_requests or 256
             self._sampler: LMHeadSampler | None = None
-            _PLACE.armed = True
+            _HOOKS.armed = True
 
         def forward(
             self, logits_output: Any, sampling_info: Any, return_logprob: bool, *args: Any, **_: Any
         ) -> Tensor:
             positions: Tensor = args[2]
-            hidden_states = _PLACE.head.take(logits_output.next_token_logits)
+            hidden_states = _HOOKS.head.take(logits_output.next_token_logits)
             if self._sampler is None:
-                self._sampler = _PLACE.build(self.tp_sync_group, self._rows)
-            _PLACE.head.follow_weight()
+                self._sampler = _HOOKS.build(self.tp_sync_group, self._rows)
+            _HOOKS.head.follow_weight()
             batch = batch_of(sampling_info, self._sampler.vocab_size)
             out = self._sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
             return out.token_ids
@@ -262,13 +262,13 @@ def register(backend: str = "tpsample") -> None:
     if not first:
         return
     for target, hook in (
-        ("layers.logits_processor.LogitsProcessor._get_logits", _PLACE.hand_on),
-        ("model_executor.model_runner.ModelRunner._preprocess_logits", _PLACE.keep_off),
-        ("managers.tokenizer_manager.TokenizerManager._validate_one_request", _PLACE.admit),
+        ("layers.logits_processor.LogitsProcessor._get_logits", _HOOKS.hand_on),
+        ("model_executor.model_runner.ModelRunner._preprocess_logits", _HOOKS.keep_off),
+        ("managers.tokenizer_manager.TokenizerManager._validate_one_request", _HOOKS.admit),
     ):
         HookRegistry.register(_SRT + target, hook, HookType.AROUND)
     batches = f"{_SRT}sampling.sampling_batch_info.SamplingBatchInfo"
-    HookRegistry.register(f"{batches}.from_schedule_batch", _PLACE.add_seeds, HookType.AFTER)
+    HookRegistry.register(f"{batches}.from_schedule_batch", _HOOKS.add_seeds, HookType.AFTER)
 
 
-_PLACE = Place()
+_HOOKS = Hooks()

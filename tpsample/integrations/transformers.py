@@ -24,7 +24,7 @@ from transformers.generation import GenerationMode
 from tpsample.core.word import Status
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations import check_version
-from tpsample.integrations.transformers_head import Head
+from tpsample.integrations.transformers_head import TransformersHead
 from tpsample.integrations.transformers_params import Prompts, requests_of
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
@@ -77,7 +77,7 @@ def generate(
     requests = requests_of(
         logits_processor, do_sample=generation_config.do_sample, prompts=prompts, seeds=seeds
     )
-    head = Head(model)
+    head = TransformersHead(model)
     own = head.sampler(rows) if sampler is None else sampler
     try:
         batch = SamplingBatch.from_params(
@@ -105,11 +105,11 @@ def generate(
 
 def sampler_of(model: Any, max_rows: int) -> LMHeadSampler:
     """Return a sampler for several calls of `generate` with up to `max_rows` rows. Collective."""
-    return Head(model).sampler(max_rows)
+    return TransformersHead(model).sampler(max_rows)
 
 
 def _tokens(
-    sampler: LMHeadSampler, head: Head, batch: SamplingBatch, positions: Tensor
+    sampler: LMHeadSampler, head: TransformersHead, batch: SamplingBatch, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return tokens and status of a step, whose hidden states the head has kept."""
     assert head.hidden_states is not None

@@ -16,7 +16,7 @@ from tpsample.sampler import LMHeadSampler
 _PROBE = (-55.0, -7.0, -1.0, -0.125, 0.0, 0.5, 3.0, 31.0)
 
 
-class Head(Sealed):
+class TransformersHead(Sealed):
     """The LM head of one model.
 
     Raises:

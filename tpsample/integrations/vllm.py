@@ -24,7 +24,7 @@ from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.outputs import LogprobsTensors  # noqa: E402
 
 from tpsample.integrations import vllm_v1, vllm_v2  # noqa: E402
-from tpsample.integrations.vllm_head import Head, only_processor  # noqa: E402
+from tpsample.integrations.vllm_head import VllmHead, only_processor  # noqa: E402
 from tpsample.integrations.vllm_modes import check_modes  # noqa: E402
 from tpsample.integrations.vllm_steps import Kinds  # noqa: E402
 
@@ -37,7 +37,7 @@ else:
 class Worker(BaseWorker):
     """A worker of vLLM whose model runner samples with tpsample."""
 
-    _head: Head | None = None
+    _head: VllmHead | None = None
 
     def load_model(self, **kwargs: Any) -> None:
         """Load the model, then let its runner sample with tpsample."""
@@ -51,7 +51,7 @@ class Worker(BaseWorker):
         return {} if self._head is None else self._head.sampler.counters()
 
 
-def attach(runner: Any) -> Head:
+def attach(runner: Any) -> VllmHead:
     """Let a model runner, V1 or V2, sample with tpsample. Collective over tensor parallelism.
 
     Raises:
@@ -59,7 +59,7 @@ def attach(runner: Any) -> Head:
     """
     check_modes(runner)
     drafts = runner.vllm_config.speculative_config
-    head = Head(
+    head = VllmHead(
         only_processor(runner.model, LogitsProcessor),
         runner,
         group=get_tp_group().device_group,

@@ -24,7 +24,7 @@ from tpsample.request.step_batch import StepBatch
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
 
-class Head(KeptHead):
+class VllmHead(KeptHead):
     """The LM head of one model on one rank, whose sampler is built at once.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tpsample.core.sealed import Sealed
 from tpsample.core.word import Status
 from tpsample.integrations.engine_rows import EngineRequest
-from tpsample.integrations.vllm_head import Head
+from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_params import admit, end_of
 from tpsample.output import Logprobs
 from tpsample.request.batch import SamplingBatch
@@ -40,7 +40,7 @@ class Tables(NamedTuple):
     ranks: Tensor
 
 
-class StepRows(NamedTuple):
+class RunnerRows(NamedTuple):
     """The rows of a step.
 
     Attributes:
@@ -64,7 +64,7 @@ class EngineSteps(Sealed):
         logprobs_mode: of the whole server.
     """
 
-    def __init__(self, head: Head, logprobs_mode: LogprobsMode) -> None:
+    def __init__(self, head: VllmHead, logprobs_mode: LogprobsMode) -> None:
         self.head, self.logprobs_mode = head, logprobs_mode
         self.vocab_size, self.device = head.sampler.vocab_size, head.sampler.weight.device
         self.grammar: Tensor | None = None
@@ -83,7 +83,7 @@ class EngineSteps(Sealed):
         return EngineRequest(params, prompt, output, end_of(own))
 
     def sample(
-        self, kept: Tensor, rows: StepRows, positions: Tensor, unfinished: Tensor
+        self, kept: Tensor, rows: RunnerRows, positions: Tensor, unfinished: Tensor
     ) -> tuple[Tensor, Tables | None]:
         """Return the tokens of a step, int64 [B], and logprobs if a row asks. Collective.
 
@@ -99,14 +99,14 @@ class EngineSteps(Sealed):
         return token_ids, self.tables(rows, out.logprobs, token_ids)
 
     def ended(
-        self, rows: StepRows, token_ids: Tensor, status: Tensor, unfinished: Tensor
+        self, rows: RunnerRows, token_ids: Tensor, status: Tensor, unfinished: Tensor
     ) -> Tensor:
         """Return the tokens [B], with the token that ends its request where a row has none."""
         failed = status != Status.OK
         self._failures.note(rows.names, status.masked_fill(unfinished, int(Status.OK)))
         return torch.where(failed, rows.ends, token_ids)
 
-    def tables(self, rows: StepRows, logprobs: Logprobs | None, drawn: Tensor) -> Tables | None:
+    def tables(self, rows: RunnerRows, logprobs: Logprobs | None, drawn: Tensor) -> Tables | None:
         """Return logprobs of rows · positions as vLLM takes them; `drawn` are their tokens.
 
         vLLM reads the first columns of each row: the token drawn, then as many as the request

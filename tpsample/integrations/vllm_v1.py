@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from tpsample.integrations.engine_rows import EngineRequest, EngineRows
-from tpsample.integrations.vllm_head import Head
-from tpsample.integrations.vllm_steps import EngineSteps, Kinds, StepRows, Tables
+from tpsample.integrations.vllm_head import VllmHead
+from tpsample.integrations.vllm_steps import EngineSteps, Kinds, RunnerRows, Tables
 from tpsample.speculative.verify import verify
 
 
-def attach(runner: Any, head: Head, kinds: Kinds) -> None:
+def attach(runner: Any, head: VllmHead, kinds: Kinds) -> None:
     """Let a runner sample with tpsample."""
     sampler = V1Sampler(runner, head, kinds)
     runner.sampler = sampler
@@ -32,7 +32,7 @@ def attach(runner: Any, head: Head, kinds: Kinds) -> None:
 class V1Sampler(nn.Module):
     """Stands where vLLM's `Sampler` stands."""
 
-    def __init__(self, runner: Any, head: Head, kinds: Kinds) -> None:
+    def __init__(self, runner: Any, head: VllmHead, kinds: Kinds) -> None:
         super().__init__()
         self.runner, self.kinds = runner, kinds
         self.logprobs_mode = runner.model_config.logprobs_mode
@@ -58,13 +58,13 @@ class V1Sampler(nn.Module):
         """Whether this is no step of the runner's batch, but one that warms up."""
         return sampling_metadata is not self.runner.input_batch.sampling_metadata
 
-    def rows(self) -> StepRows:
+    def rows(self) -> RunnerRows:
         """Return the rows of the runner's batch."""
         # vLLM rewinds them for rows in the middle of a prompt, which those of a CPU cannot.
         self.runner.input_batch.generators.clear()
         rows = self._rows
         rows.arrange(self.runner.input_batch.req_ids, self._load)
-        return StepRows(rows.batch, rows.names, rows.ends, rows.wanted)
+        return RunnerRows(rows.batch, rows.names, rows.ends, rows.wanted)
 
     def unfinished(self, rows: int) -> Tensor:
         """Return bool [B], the rows that are in the middle of their prompt."""

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from tpsample.core.sealed import Sealed
 from tpsample.integrations.engine_rows import EngineRequest, ends_and_wanted
-from tpsample.integrations.vllm_head import Head
-from tpsample.integrations.vllm_steps import EngineSteps, Kinds, StepRows, Tables
+from tpsample.integrations.vllm_head import VllmHead
+from tpsample.integrations.vllm_steps import EngineSteps, Kinds, RunnerRows, Tables
 from tpsample.request.batch import SamplingBatch
 
 Count = Callable[..., tuple[Tensor, Tensor]]
 """vLLM's `get_num_sampled_and_rejected`."""
 
 
-def attach(runner: Any, head: Head, kinds: Kinds, count_sampled: Count) -> None:
+def attach(runner: Any, head: VllmHead, kinds: Kinds, count_sampled: Count) -> None:
     """Let a runner sample with tpsample."""
     sampler = V2Sampler(runner.sampler, runner.max_num_reqs, head, kinds, count_sampled)
     runner.sampler = sampler
@@ -41,7 +41,7 @@ class V2Sampler:
     """Stands where vLLM's `Sampler` stands, whose states others read."""
 
     def __init__(
-        self, own: Any, max_rows: int, head: Head, kinds: Kinds, count_sampled: Count
+        self, own: Any, max_rows: int, head: VllmHead, kinds: Kinds, count_sampled: Count
     ) -> None:
         self._own, self._kinds, self._count_sampled = own, kinds, count_sampled
         self.steps = EngineSteps(head, own.logprobs_mode)
@@ -83,7 +83,7 @@ class V2Sampler:
         if self._joining:
             self._join({known[name]: name for name in known})
         slots = input_batch.idx_mapping
-        rows = StepRows(
+        rows = RunnerRows(
             self.batch.select(slots), input_batch.req_ids, self._ends[slots], self._wanted[slots]
         )
         positions = input_batch.positions[input_batch.logits_indices] + 1

@@ -11,7 +11,7 @@ import triton.language as tl
 from tpsample.core import word
 from tpsample.kernels.controls import Controls, control_tile
 from tpsample.kernels.noise import INTERPRET, fma, noise_tile
-from tpsample.kernels.row_noise import Rows
+from tpsample.kernels.row_noise import NoiseRows
 from tpsample.kernels.tile_ids import TileIds, quads, token_ids
 
 TOKEN_BITS = tl.constexpr(word.TOKEN_BITS)
@@ -26,7 +26,7 @@ class Shard(NamedTuple):
     stop: tl.tensor
 
 
-class Head(NamedTuple):
+class HeadArguments(NamedTuple):
     """The steps from a product to a logit, each None if it is off."""
 
     scale: tl.tensor | None
@@ -38,9 +38,9 @@ class Scoring(NamedTuple):
     """Everything that makes scores of a product of some ids and rows."""
 
     ids: TileIds
-    rows: Rows
+    rows: NoiseRows
     shard: Shard
-    head: Head
+    head: HeadArguments
     controls: Controls
 
 

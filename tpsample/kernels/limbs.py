@@ -10,7 +10,7 @@ import triton.language as tl
 
 from tpsample.kernels.noise import fma
 from tpsample.kernels.overlap import let_next_launch_start
-from tpsample.kernels.row_noise import Rows, store_row_noise
+from tpsample.kernels.row_noise import NoiseRows, store_row_noise
 
 TINY = tl.constexpr(2.0**-100)
 """Absolute: more than 2^24 terms that were lost below 2^-126."""
@@ -33,7 +33,7 @@ def screening_rows_kernel(
     num_rows,
     num_samples,
     # outputs
-    stream_ptr,  # see `Rows`
+    stream_ptr,  # see `NoiseRows`
     stride_stream,
     scale_ptr,
     limb_ptr,  # [2, max_rows, …] int8, high and low limbs
@@ -53,7 +53,7 @@ def screening_rows_kernel(
     if LEADS:
         let_next_launch_start()
     row = tl.program_id(0)
-    rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
+    rows = NoiseRows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, row + tl.arange(0, 1))
     for sample in range(1 if num_samples is None else num_samples):
         tl.store(bar_ptr + sample * num_rows + row, float("-inf"))

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tpsample.kernels.controls import Controls
 from tpsample.kernels.epilogue import (
-    Head,
+    HeadArguments,
     Outputs,
     Scoring,
     Shard,
@@ -25,7 +25,7 @@ from tpsample.kernels.overlap import (
     prefetch_rows,
     wait_for_previous_launch,
 )
-from tpsample.kernels.row_noise import Rows, store_row_noise
+from tpsample.kernels.row_noise import NoiseRows, store_row_noise
 from tpsample.kernels.tile_ids import GROUP, TileIds, token_ids
 
 
@@ -110,7 +110,7 @@ def lm_head_kernel(
     # sizes
     num_rows,
     num_samples,
-    # scratch, see `Rows`; of all below, what is off is None
+    # scratch, see `NoiseRows`; of all below, what is off is None
     stream_ptr,  # [4, ≥ num_samples · num_rows + BLOCK_B] int32
     stride_stream,
     scale_ptr,  # [≥ num_rows + BLOCK_B] fp32
@@ -159,9 +159,9 @@ def lm_head_kernel(
     OVERLAP: tl.constexpr,  # whether the kernel behind this one may be launched early
     PREFETCH: tl.constexpr,  # bytes of each row to bring near while noise is made, or 0
 ):
-    rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
+    rows = NoiseRows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     shard = Shard(vocab_start, vocab_stop)
-    head = Head(logit_scale, logit_softcap, bias_ptr)
+    head = HeadArguments(logit_scale, logit_softcap, bias_ptr)
     controls = Controls(
         state_slot_ptr, wants_ptr, penalty_ptr, touched_ptr, history_ptr, token_bias_ptr,
         mask_ptr, draft_ptr, num_drafts_ptr, state_width, max_drafts,
@@ -170,7 +170,7 @@ def lm_head_kernel(
         arrive_ptr, epoch_ptr, lost_ptr, inboxes_ptr, num_chunks, rank, world_size, max_rows
     )
 
-    # Which tile. Batch tiles of one vocabulary tile are neighbours, so they share it in L2.
+    # The tile. Batch tiles of one vocabulary tile are neighbours, so they share it in L2.
     num_batch_tiles = tl.cdiv(num_rows, BLOCK_B)
     pid_v = first_tile + tl.program_id(0) // num_batch_tiles
     pid_b = tl.program_id(0) % num_batch_tiles

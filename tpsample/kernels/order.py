@@ -1,4 +1,4 @@
-"""What the kernels over stored logits share: a block of one row, its order words and masses.
+"""Shared by the kernels over stored logits: a block of one row, its order words and masses.
 
 Twins: `tpsample.core.order`, and `tpsample.logits.shard_logits` for what needs the noise.
 """

@@ -1,4 +1,4 @@
-"""What a kernel does while another one, or its own arithmetic, is still under way.
+"""The work of a kernel while another one, or its own arithmetic, is still under way.
 
 Both need compute capability 9.0, and are left out where it is less (`tpsample.core.overlap`).
 """

@@ -15,7 +15,7 @@ GREEDY_BELOW = tl.constexpr(row_noise.GREEDY_BELOW)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-class Rows(NamedTuple):
+class NoiseRows(NamedTuple):
     """The rows of a batch, and the memory in which a launch keeps their streams and scales."""
 
     num_rows: tl.tensor

@@ -1,4 +1,4 @@
-"""Which ids can still win: an 8-bit product with a proven bound, before the exact one.
+"""The ids that can still win: an 8-bit product with a proven bound, before the exact one.
 
     rows      hidden states -> two int8 limbs, their norms; the rows' streams and scales
     screen    int8 product ± bound -> logits, scores: both ends of an interval -> per group of ids
@@ -11,7 +11,7 @@ of the whole vocabulary. The list has room for every group, so it cannot overflo
 
 The bound is on the product alone. Every later step, from the scale of the head to the noise, is
 non-decreasing in the logit, also as it is rounded, so that the ends of the interval go through the
-very same operations as the logit itself. What is not a number is taken for a candidate.
+very same operations as the logit itself. A NaN is taken for a candidate.
 
 Proof and plain twin: `tpsample.screening`.
 """
@@ -22,7 +22,14 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.controls import Controls, control_tile
-from tpsample.kernels.epilogue import Head, Scoring, Shard, gained_noise, head_tile, weight_rows
+from tpsample.kernels.epilogue import (
+    HeadArguments,
+    Scoring,
+    Shard,
+    gained_noise,
+    head_tile,
+    weight_rows,
+)
 from tpsample.kernels.limbs import TINY, limb_product
 from tpsample.kernels.noise import fma
 from tpsample.kernels.overlap import (
@@ -30,7 +37,7 @@ from tpsample.kernels.overlap import (
     prefetch_rows,
     wait_for_previous_launch,
 )
-from tpsample.kernels.row_noise import Rows
+from tpsample.kernels.row_noise import NoiseRows
 from tpsample.kernels.tile_ids import GROUP, TileIds, quads, token_ids
 
 LARGEST = tl.constexpr(1e37)
@@ -187,9 +194,9 @@ def screen_kernel(
     PREFETCH: tl.constexpr,
 ):
     """Bound every score of BLOCK_V ids from both sides; store the groups' tops, raise the bars."""
-    rows = Rows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
+    rows = NoiseRows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     shard = Shard(vocab_start, vocab_stop)
-    head = Head(logit_scale, logit_softcap, bias_ptr)
+    head = HeadArguments(logit_scale, logit_softcap, bias_ptr)
     controls = Controls(
         state_slot_ptr, wants_ptr, penalty_ptr, touched_ptr, history_ptr, token_bias_ptr,
         mask_ptr, draft_ptr, num_drafts_ptr, state_width, max_drafts,

@@ -1,4 +1,4 @@
-"""Which token ids the rows of a tile are: neighbours, or groups of neighbours from a list."""
+"""The token ids that are the rows of a tile: neighbours, or groups of neighbours from a list."""
 
 from typing import NamedTuple
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def clear_bits(mask_row, token_ids, first_id, width, active):
-    """Clear the bits of those ids [n] that the shard's columns cover."""
+    """Clear the bits of all ids [n] that the shard's columns cover."""
     column = token_ids - first_id
     mine = active & (token_ids >= 0) & (column >= 0) & (column < width)
     column = tl.where(mine, column, 0)

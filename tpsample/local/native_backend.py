@@ -1,6 +1,6 @@
 """The local step of a CPU in native kernels (`tpsample.native`): the words of `TorchBackend`.
 
-A step has up to four kinds of rows, each of which takes one reading of the weights:
+A step has up to four kinds of rows; each takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
     bounded    top_k up to 256 or min_p        `list_kept`    see `RowFilter.is_bounded`
@@ -98,7 +98,7 @@ class NativeBackend(Backend):
                 self._run(store, source, len(index), hidden, index, head, memory)
         last = torch.from_numpy(processed if len(processed) else raw)
         stored = weight_of(last, first_id, start, stop)
-        self._draw(step, stored, drawn, drawn_places, native.Head(), best)
+        self._draw(step, stored, drawn, drawn_places, native.NativeHead(), best)
 
     def _draw(
         self,
@@ -106,7 +106,7 @@ class NativeBackend(Backend):
         source: Weight,
         index: np.ndarray,
         sources: np.ndarray | None,
-        head: native.Head,
+        head: native.NativeHead,
         best: np.ndarray,
     ) -> None:
         """Raise best, int64 [samples, B], by the words of some rows.
@@ -133,7 +133,7 @@ class NativeBackend(Backend):
         best[:, index] = np.maximum(best[:, index], found.max(axis=0)[:, :, 0].T)
 
     def _list(
-        self, step: Step, source: Weight, index: np.ndarray, head: native.Head, memory: Memory
+        self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
     ) -> None:
         """Store what the filters of bounded rows can keep."""
         filters = step.batch.plan.filters
@@ -172,7 +172,7 @@ class NativeBackend(Backend):
         threads = self._threads(source, num_rows)
         in_ranges(kernel, source.start, source.stop, threads, of_range)
 
-    def _head_of(self, controls: StepControls | None, *, given: bool) -> native.Head:
+    def _head_of(self, controls: StepControls | None, *, given: bool) -> native.NativeHead:
         """Return how products become logits; of given logits only the controls are left."""
         fields: dict[str, Any] = {}
         if not given:
@@ -193,7 +193,7 @@ class NativeBackend(Backend):
                 "num_drafts": rows.num_drafts,
             }
             fields |= {name: of.numpy() for name, of in tensors.items() if of is not None}
-        return native.Head(**fields)
+        return native.NativeHead(**fields)
 
 
 def copy_of(copy: Int8Copy) -> Copy:

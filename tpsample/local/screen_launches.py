@@ -75,7 +75,7 @@ class Screen:
     All buffers are made here, so that a step allocates nothing.
 
     Args:
-        weight: [V_local, D], of which the 8-bit copy is made now.
+        weight: [V_local, D]; its 8-bit copy is made now.
         shard: the global ids of the first rows of `weight`.
         bias, head: as of the backend.
 
@@ -135,7 +135,7 @@ class Screen:
 
         Args:
             controls: what `lm_head_kernel` takes of the request controls.
-            streams, scale: the memory in which the LM head keeps them too, see `Rows`.
+            streams, scale: the memory in which the LM head keeps them too, see `NoiseRows`.
         """
         hidden_states, noise, num_slots = step.hidden_states, step.noise, step.num_words
         num_rows = hidden_states.shape[0]

@@ -1,4 +1,4 @@
-"""What a tile is, and the GPU it is chosen for."""
+"""A tile, and the GPU that it is chosen for."""
 
 from dataclasses import dataclass, field, replace
 

@@ -14,7 +14,7 @@ from tpsample.core.order import DIGITS
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native import passes
 from tpsample.native.draw import draw_given
-from tpsample.native.head import Head
+from tpsample.native.head import NativeHead
 from tpsample.native.inputs import weight_of
 from tpsample.native.noise import draws_of
 from tpsample.native.threads import in_ranges, threads_for
@@ -85,7 +85,15 @@ class NativeShardLogits(ShardLogits):
         draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, found[rows]
         self._in_ranges(
             draw_given,
-            lambda part: (source, rows[part], rows[part], draws, Head(), cuts[part], best[part]),
+            lambda part: (
+                source,
+                rows[part],
+                rows[part],
+                draws,
+                NativeHead(),
+                cuts[part],
+                best[part],
+            ),
         )
         found[rows] = best
         return _descending(found)

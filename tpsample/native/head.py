@@ -25,7 +25,7 @@ from tpsample.native.numbers import exact_dot, power_of_2
 LOG2_E = math.log2(math.e)
 
 
-class Head(NamedTuple):
+class NativeHead(NamedTuple):
     """How a product becomes a logit, and the request controls of the rows.
 
     Arrays that do not apply have a first axis of length 0.

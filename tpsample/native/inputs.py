@@ -1,4 +1,4 @@
-"""What native kernels take: ranges of weight rows, cut into blocks of ids, and rows of a step."""
+"""Arguments of native kernels: weight rows, cut into blocks of ids, and rows of a step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Block(NamedTuple):
     local: int
 
 
-class Rows(NamedTuple):
+class TakenRows(NamedTuple):
     """The hidden states of some rows.
 
     Attributes:
@@ -92,7 +92,7 @@ def block_at(weight, n):
 
 @jit()
 def take_rows(hidden, index):
-    """Return `Rows` of some rows, int64 [R], of hidden states, fp32 [B, D]."""
+    """Return `TakenRows` of some rows, int64 [R], of hidden states, fp32 [B, D]."""
     num_rows = len(index)
     out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // 4) * 4, hidden.shape[1]), F32)
     norms = np.empty(num_rows, F64)
@@ -102,4 +102,4 @@ def take_rows(hidden, index):
         for d in range(out.shape[1]):
             squares += F64(out[i, d]) * F64(out[i, d])
         norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)
-    return Rows(out, norms)
+    return TakenRows(out, norms)

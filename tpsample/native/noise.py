@@ -46,7 +46,7 @@ P0, P1, P2, P3, P4 = definition.POLYNOMIAL
 
 
 class Draws(NamedTuple):
-    """What the noise of a step's rows depends on.
+    """The values that the noise of a step's rows depends on.
 
     Attributes:
         temperature: fp32 [B].
@@ -63,7 +63,7 @@ class Draws(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What the scores of some rows need.
+    """The values that the scores of some rows need, beside logits.
 
     Attributes:
         scale: fp32 [R], log2 e / T, 1 in a greedy row.

@@ -63,7 +63,7 @@ def weigh_block(logits, base, size, top, heat, mass, below):
 
 @jit(entry=True)
 def weigh(stored, top, marks, log_min_p, sums):
-    """Weigh what reaches marks, and the total, a share of which top_p is.
+    """Weigh what reaches marks, and the total that top_p takes a share of.
 
     Args:
         top: fp32 [F], largest logits of all ranks.

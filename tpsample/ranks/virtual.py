@@ -20,7 +20,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class _Sampler(Protocol[S]):
+class _HalvedSampler(Protocol[S]):
     """An `LMHeadSampler`, which makes a call in two halves."""
 
     def start(self, inputs: Inputs, *arguments: Any, **options: Any) -> S:
@@ -57,7 +57,7 @@ class VirtualWorld:
 
     def step(
         self,
-        samplers: Sequence[_Sampler[S]],
+        samplers: Sequence[_HalvedSampler[S]],
         hidden_states: Tensor,
         *arguments: Any,
         **options: Any,
@@ -72,7 +72,7 @@ class VirtualWorld:
 
     def step_logits(
         self,
-        samplers: Sequence[_Sampler[S]],
+        samplers: Sequence[_HalvedSampler[S]],
         local_logits: Sequence[Tensor],
         *arguments: Any,
         **options: Any,
@@ -83,12 +83,12 @@ class VirtualWorld:
 
     def _steps(
         self,
-        samplers: Sequence[_Sampler[S]],
+        samplers: Sequence[_HalvedSampler[S]],
         inputs: Sequence[Inputs],
         *arguments: Any,
         **options: Any,
     ) -> list[SampleOutput]:
-        def step(sampler: _Sampler[S], own: Inputs, ranks: VirtualRanks) -> SampleOutput:
+        def step(sampler: _HalvedSampler[S], own: Inputs, ranks: VirtualRanks) -> SampleOutput:
             started = sampler.start(own, *arguments, **options)
             ranks.meet()
             return sampler.finish(started)

@@ -1,0 +1,45 @@
+"""The house rules that a program can check: names, sizes and the glossary."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import tpsample
+
+PACKAGE = Path(tpsample.__file__).parent
+MAX_LINES, MAX_ROOT_MODULES = 300, 10
+
+
+def _classes() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        found.update(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    return found
+
+
+def test_no_class_name_is_used_twice() -> None:
+    twice = [name for name, count in _classes().items() if count > 1]
+    assert twice == []
+
+
+def test_the_words_of_the_glossary_are_those_of_the_code() -> None:
+    glossary = [line for line in (tpsample.__doc__ or "").splitlines() if re.match(r"    \w", line)]
+    named = {name for line in glossary for name in re.findall(r"`([A-Z]\w+)[`.]", line)}
+    assert len(glossary) > 20 and len(named) > 8
+    assert named - set(_classes()) == set()
+
+
+def test_files_are_short_and_the_root_has_few() -> None:
+    root = PACKAGE.parent
+    lengths = {
+        str(path.relative_to(root)): path.read_text().count("\n")
+        for folder in (PACKAGE, root / "benchmarks")
+        for path in folder.rglob("*.py")
+    }
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+    modules = [path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
+    assert len(modules) <= MAX_ROOT_MODULES, modules
