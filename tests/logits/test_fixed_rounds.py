@@ -16,6 +16,7 @@ from tpsample import (
     UnsupportedParameter,
     VocabShard,
 )
+from tpsample.core import score
 from tpsample.logits import finish as stored_plan
 from tpsample.ranks.ranks import Ranks
 
@@ -148,6 +149,17 @@ def test_without_it_the_host_reads():
     rows = _rows()[1]
     with host_reads.refused(), pytest.raises(host_reads.HostRead):
         _sampler(rows)(rows.hidden_states, _batch(rows, False), rows.positions)
+
+
+def test_the_check_leaves_no_trace_when_ranks_cross():
+    """The first rank to come may be the first to go."""
+    product, one, other = score.exact_products, host_reads.refused(), host_reads.refused()
+    for step in (one.__enter__, other.__enter__):
+        step()
+    assert score.exact_products is not product
+    for rank in (one, other):
+        rank.__exit__(None, None, None)
+    assert score.exact_products is product
 
 
 def test_a_plain_step_needs_no_flag():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from unittest.mock import patch
 
@@ -11,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tpsample.exchange
-import tpsample.steps
 
 READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
 
@@ -45,16 +45,32 @@ class _Sends(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_lock, _replaced = threading.Lock(), contextlib.ExitStack()
+_inside = 0
+"""How many threads are inside `refused`; the first enters `_replaced`, the last closes it."""
+
+
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Raise `HostRead` at the first of them. Products and failed rows are those of a GPU."""
-    products = patch("tpsample.core.score.exact_products", lambda h, weight: (h @ weight.T).float())
-    tpsample.steps.COUNTS_ON = ()
+    """Raise `HostRead` at the first of them. Products and failed rows are those of a GPU.
+
+    Virtual ranks enter and leave it in any order.
+    """
+    global _inside
+    with _lock:
+        if _inside == 0:
+            product = "tpsample.core.score.exact_products"
+            _replaced.enter_context(patch(product, lambda h, weight: (h @ weight.T).float()))
+            _replaced.enter_context(patch("tpsample.steps.COUNTS_ON", ()))
+        _inside += 1
     try:
-        with products, _Sends(), _Reads():
+        with _Sends(), _Reads():
             yield
     finally:
-        tpsample.steps.COUNTS_ON = ("cpu",)
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _replaced.close()
 
 
 def meet_on_devices() -> None:
