@@ -69,7 +69,7 @@ LONG = {
     _TWO_RANKS[:-3] + "launch/examples/transformers_generate.py": "tests/launch runs the examples",
     "python -m benchmarks.static.report": "compiles for minutes; tests/kernels does a part",
     "python -m benchmarks.questions.host_overhead": _MINUTES,
-    "python -m benchmarks.questions.walks": _MINUTES,
+    "TRITON_INTERPRET=1 python -m benchmarks.questions.walks": _MINUTES,
     "make bench BENCH=--tiny": "makes an environment if there is none; tests/benchmarks runs it",
 }
 """Commands that run with --long only."""

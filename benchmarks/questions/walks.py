@@ -1,28 +1,26 @@
 """How many functions and files of the package does one call walk through on the host?
 
-    python -m benchmarks.questions.walks
+    TRITON_INTERPRET=1 python -m benchmarks.questions.walks
 
 A hook of Python's profiler counts the calls whose function lies in tpsample/, the kernels aside,
-which the interpreter runs in place of a GPU. The times that belong to these walks are those of
+which are interpreted in place of a GPU. The times that belong to these walks are those of
 `benchmarks.questions.host_overhead`.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import torch
 
 import tpsample
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
+from tpsample.core.interpreted import interpreted
 from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.step import Inputs
 
@@ -58,7 +56,7 @@ def walk(body: Callable[[], object], between: Callable[[], object] | None = None
     return Walk(len(seen), len(set(seen)), changes)
 
 
-def on_cpu(backend: Any = "auto", **fields: Any) -> Walk:
+def on_cpu(backend: Any = "numba", **fields: Any) -> Walk:
     """One rank on a CPU, a batch of equal requests; the second step is counted."""
     weight, hidden = torch.randn(V, D), torch.randn(ROWS, D)
     sampler: Any = LMHeadSampler(weight, backend=backend)
@@ -73,7 +71,9 @@ def with_peer() -> Walk:
     weight, hidden = torch.randn(V, D), torch.randn(ROWS, D)
     world = VirtualWorld([VocabShard.even(V, rank, 2) for rank in range(2)])
     samplers = [
-        LMHeadSampler(weight[shard.start : shard.stop], group=ranks, exchange="peer")
+        LMHeadSampler(
+            weight[shard.start : shard.stop], group=ranks, exchange="peer", backend="triton"
+        )
         for shard, ranks in zip(world.shards, world.ranks, strict=True)
     ]
     batch = SamplingBatch.from_params([SamplingParams(seed=1)] * ROWS, vocab_size=V)
@@ -93,7 +93,7 @@ def with_peer() -> Walk:
 def on_slots() -> Walk:
     """Select, step and append on a CPU; one slot has top_p."""
     weight, hidden = torch.randn(V, D), torch.randn(ROWS, D)
-    sampler, batch = LMHeadSampler(weight), SamplingBatch.of_slots(8, vocab_size=V)
+    sampler, batch = LMHeadSampler(weight, backend="numba"), SamplingBatch.of_slots(8, vocab_size=V)
     batch.put(list(range(4)), [SamplingParams(seed=1)] * 3 + [SamplingParams(seed=2, top_p=0.9)])
     slots = torch.tensor([2, 0, 3, 1])
     held: list[Any] = [batch.select(slots)]
@@ -120,6 +120,8 @@ WALKS: dict[str, Callable[[], Walk]] = {
 
 def main() -> int:
     """Print every walk."""
+    if not interpreted():
+        raise SystemExit("walks: set TRITON_INTERPRET=1; the kernels of peer need it on a CPU")
     print(f"{'':<44}{'calls':>7}{'files':>7}{'changes':>9}")
     for name, count in WALKS.items():
         found = count()
