@@ -94,7 +94,7 @@ class NativeBackend(Backend):
             elif index is bounded:
                 self._list(step, source, index, head, memory)
             else:
-                hidden = step.hidden_states.float().contiguous().numpy()
+                hidden = hidden_of(step)
                 self._run(store, source, len(index), hidden, index, head, memory)
         last = torch.from_numpy(processed if len(processed) else raw)
         stored = weight_of(last, first_id, start, stop)
@@ -123,7 +123,7 @@ class NativeBackend(Backend):
         draws = draws_of(step.noise)
         if sources is None:
             computed = np.zeros((threads, 2, num_rows), np.int64)
-            hidden = step.hidden_states.float().contiguous().numpy()
+            hidden = hidden_of(step)
             copy = Copy() if self.copy is None or num_rows > COPY_ROWS else copy_of(self.copy)
             outputs = found, computed
             self._run(draw, source, num_rows, hidden, index, copy, draws, head, outputs=outputs)
@@ -146,7 +146,7 @@ class NativeBackend(Backend):
         heat = safe_temperature(step.batch.temperature[torch.from_numpy(index)])[0]
         bounds = top_k.numpy(), (heat.double() * log_min_p).numpy()
         computed = np.zeros((self._threads(source, len(index)), 2, len(index)), np.int64)
-        hidden = step.hidden_states.float().contiguous().numpy()
+        hidden = hidden_of(step)
         arguments = hidden, index, head, memory, *bounds
         self._run(list_kept, source, len(index), *arguments, outputs=(computed,))
 
@@ -194,6 +194,11 @@ class NativeBackend(Backend):
             }
             fields |= {name: of.numpy() for name, of in tensors.items() if of is not None}
         return native.NativeHead(**fields)
+
+
+def hidden_of(step: Step) -> np.ndarray:
+    """Return the hidden states of a step, fp32 [B, D]."""
+    return step.hidden_states.float().contiguous().numpy()
 
 
 def copy_of(copy: Int8Copy) -> Copy:

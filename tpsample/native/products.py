@@ -156,7 +156,7 @@ def multiply(weight, block, hidden, products):
 
 @jit()
 def prove(products, i, magnitude):
-    """Take back what is said of a row where a sum might have overflowed fp32.
+    """Note whether a row is proved; its values are NaN where an fp32 sum might have overflowed.
 
     Args:
         magnitude: float64, a bound on the absolute value of every sum, if it is finite.

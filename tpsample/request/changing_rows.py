@@ -65,7 +65,7 @@ class ChangingRows(StepBatch):
 
     @property
     def requests(self) -> list[SamplingParams]:
-        """Those of the rows."""
+        """The requests of the rows, in order."""
         return [entry.params for entry in self._table.entries]
 
     def add(
@@ -246,7 +246,7 @@ class ChangingRows(StepBatch):
             self._changed()
 
     def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
-        """Keep these rows, in this order; from the rows there are on, they join."""
+        """Keep these rows, in this order; an index from B on names a joining request."""
         if len(order) > self.max_rows:
             raise ValueError(
                 f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "

@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
     @staticmethod
     def of(params: SamplingParams, vocab_size: int, *, empty: bool = False) -> Entry:
-        """Return what is known of a request, worked out once."""
+        """Return the entry of a request, whose numbers are computed once per request."""
         known = params.memo.get((vocab_size, empty))
         if known is None:
             known = params.memo[vocab_size, empty] = _known(params, vocab_size, empty)
