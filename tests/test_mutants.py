@@ -6,6 +6,7 @@ import pytest
 
 from tests import mutants
 from tests.faults import FAULTS, Fault
+from tests.faults.fault import faults
 
 
 def test_every_fault_is_a_change_of_text_that_its_file_has_once():
@@ -14,6 +15,31 @@ def test_every_fault_is_a_change_of_text_that_its_file_has_once():
         assert count == 1, f"{fault.name}: {fault.file} has {fault.old!r} {count} times, not once"
         assert fault.old != fault.new and fault.tests, fault.name
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def test_a_table_is_read_with_lines_that_go_marks_in_the_text_and_reasons():
+    table = """
+a.py tests/test_a.py
+    one
+    -     if x:
+    -         return - x
+    > test_b
+    > test_c
+    two
+    - 1
+    + 2
+    = because nobody reads it
+"""
+    assert faults(table) == [
+        Fault(
+            "one",
+            "a.py",
+            "    if x:\n        return - x",
+            "",
+            ("tests/test_a.py::test_b", "tests/test_a.py::test_c"),
+        ),
+        Fault("two", "a.py", "1", "2", ("tests/test_a.py",), "because nobody reads it"),
+    ]
 
 
 def test_every_test_of_the_table_is_a_function_of_its_file():

@@ -1,34 +1,22 @@
 """Faults of what the tests themselves stand on."""
 
-from tests.faults.fault import Fault
+from tests.faults.fault import faults
 
-INTERPRETER = [
-    Fault(
-        "operations count as in place before they are",
-        "tests/support/interpreter.py",
-        "self._in_place |= found",
-        "self._in_place |= {tl, tl.core}",
-        ("tests/test_interpreter.py",),
-    ),
-    Fault(
-        "a constant of another type is taken for one that was made before",
-        "tests/support/interpreter.py",
-        "key = (repr(rhs), lhs.type.name, how, *named.items())",
-        "key = (repr(rhs), how, *named.items())",
-        ("tests/test_interpreter.py::test_a_kernel_computes_the_same_without_it",),
-    ),
-    Fault(
-        "a shape of a tensor is taken for another of as many elements",
-        "tests/support/interpreter.py",
-        "found = known.get(sizes)",
-        "found = known.get(sizes[::-1])",
-        ("tests/test_interpreter.py::test_a_kernel_computes_the_same_without_it",),
-    ),
-    Fault(
-        "a number of the interpreter has the type of the first",
-        "tests/support/interpreter.py",
-        "found = known.get(element.name)",
-        "found = next(iter(known.values()), None)",
-        ("tests/test_interpreter.py::test_a_kernel_computes_the_same_without_it",),
-    ),
-]
+FAULTS = faults(r"""
+tests/support/interpreter.py tests/test_interpreter.py
+    operations count as in place before they are
+    - self._in_place |= found
+    + self._in_place |= {tl, tl.core}
+    a constant of another type is taken for one that was made before
+    - key = (repr(rhs), lhs.type.name, how, *named.items())
+    + key = (repr(rhs), how, *named.items())
+    > test_a_kernel_computes_the_same_without_it
+    a shape of a tensor is taken for another of as many elements
+    - found = known.get(sizes)
+    + found = known.get(sizes[::-1])
+    > test_a_kernel_computes_the_same_without_it
+    a number of the interpreter has the type of the first
+    - found = known.get(element.name)
+    + found = next(iter(known.values()), None)
+    > test_a_kernel_computes_the_same_without_it
+""")
