@@ -77,7 +77,7 @@ class LMHeadSampler(Steps):
             weights, then the weights of the few tokens that a bound cannot rule out: the same
             tokens for about half the bytes (`tpsample.screening`). A step on a GPU with filters
             or logprobs in any row reads all weights; on a CPU steps of three rows or more do,
-            which is faster there. The copy takes D + 44 bytes per row of the shard; on a GPU D is
+            which is faster there. The copy takes D + 12 bytes per row of the shard; on a GPU D is
             rounded up to 128, and 17 bytes more are working memory. It does not follow weights
             that change: see `refresh`. It may differ between ranks.
         desync_every: steps after which the sampler calls `compare`, with the hidden states of the

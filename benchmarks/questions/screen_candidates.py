@@ -18,8 +18,7 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.distributed import Job
 from tpsample.local.screen_launches import GROUP, accumulation_error
-from tpsample.screening.int8_copy import Int8Copy
-from tpsample.screening.int8_pass import limbs
+from tpsample.screening.int8_copy import Int8Copy, limbs
 
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
 PROMPTS = (

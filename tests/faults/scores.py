@@ -154,8 +154,8 @@ tpsample/native/passes.py tests/logits/test_shard_logits.py
     > test_digits
 tpsample/screening/int8_copy.py tests/screening/test_bound.py
     residual norms are 5 % too small
-    - norms = block_norms(lost, self.bounds)
-    + norms = 0.95 * block_norms(lost, self.bounds)
+    - round_up(lost.norm(dim=1))
+    + round_up(0.95 * lost.norm(dim=1))
     > test_the_8_bit_bound_is_tight
 tpsample/screening/int8_copy.py tests/sampler/test_weights_that_change.py
     a change of the weight that torch does not count is not noticed
@@ -171,10 +171,6 @@ tpsample/screening/bound.py tests/screening/test_bound.py
     - return (values * (1.0 + 4 * UNIT) + TINY).float()
     + return values.float()
     > test_norms_are_rounded_up
-    a gain of the bound is lost at the temperature
-    - return ScoreSlack(chain.gain * k, extra, proved.squeeze(1))
-    + return ScoreSlack(k.clamp(max=1.0), extra, proved.squeeze(1))
-    > test_scores_are_below_their_upper_bounds
 tpsample/kernels/screening.py tests/kernels/test_screening_kernels.py
     kernel: the bound is 5 % too small
     - bound = tl.load(bounds.residual_ptr + row_v)[:, None] * norm[None, :]

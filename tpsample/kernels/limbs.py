@@ -2,7 +2,7 @@
 
     h = unit · (256 · high + low) + what is lost      high and low are int8
 
-Proof and plain twin: `tpsample.screening.int8_pass`.
+Proof and plain twin: `tpsample.screening.int8_copy`.
 """
 
 import triton

@@ -9,7 +9,7 @@ from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import logits_tile, score_tile
 from tpsample.local.backend import Backend
-from tpsample.request.step import Push, Step, StepRows
+from tpsample.request.step import Push, Step
 
 TILE_ELEMENTS = 2**18
 """Logits per tile: 2 MB of float64, about what stays in a core's cache."""
@@ -28,13 +28,13 @@ class TorchBackend(Backend):
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
         assert push is None, "plain PyTorch writes to no peer"
-        rows, plan = step.rows, step.batch.plan
+        rows, plan = step.batch.rows, step.batch.plan
         # A filtered row has no word here, because its filters make it of the stored logits.
         drawn = slice(None) if plan.drawn is None else plan.drawn
-        best = words.view(step.noise.num_samples, len(rows))
-        noise, drawn_best = rows.noise.select(drawn), best[:, drawn]
-        for start, stop in self.tiles(len(rows), part, parts):
-            raw, processed = self.tile_logits(rows, start, stop)
+        best = words.view(step.noise.num_samples, rows)
+        noise, drawn_best = step.noise.select(drawn), best[:, drawn]
+        for start, stop in self.tiles(rows, part, parts):
+            raw, processed = self.tile_logits(step, start, stop)
             self.raise_best(drawn_best, processed[drawn], start, noise)
             if plan.stored_index is not None:
                 index = plan.stored_index
@@ -63,15 +63,15 @@ class TorchBackend(Backend):
         if step.controls is not None:
             memory[len(step.batch.plan.stored_list) :][places, columns] = processed
 
-    def tile_logits(self, rows: StepRows, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def tile_logits(self, step: Step, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return fp32 [B, n] each, a tile's logits before the request controls and behind them."""
         first_id = self._shard.start + start
-        if rows.local_logits is not None:
-            raw = rows.local_logits[:, start:stop].float()
+        if step.local_logits is not None:
+            raw = step.local_logits[:, start:stop].float()
         else:
             bias = None if self._bias is None else self._bias[start:stop]
-            raw = logits_tile(rows.hidden_double, self._weight[start:stop], bias, self._head)
-        return raw, raw if rows.controls is None else rows.controls.apply(raw, first_id)
+            raw = logits_tile(step.hidden_double, self._weight[start:stop], bias, self._head)
+        return raw, raw if step.controls is None else step.controls.apply(raw, first_id)
 
     def raise_best(self, best: Tensor, logits: Tensor, start: int, noise: RowNoise) -> None:
         """Raise `best`, int64 [num_samples, B], to the best words of a tile's logits, [B, n]."""

@@ -10,8 +10,7 @@ import numpy as np
 from tpsample.native.compiling import F32, F64, I16, I32, I64, SUMS, U64, jit
 from tpsample.native.inputs import BLOCK
 from tpsample.native.numbers import UNIT_64, as_fp32, exact_dot, is_decided, largest_size
-from tpsample.screening.bound import LARGEST, TINY, UNIT
-from tpsample.screening.int8_pass import DEFINITION_ERROR, ROUNDING
+from tpsample.screening.bound import DEFINITION_ERROR, LARGEST, ROUNDING, TINY, UNIT
 
 COLUMNS = 640
 """Most columns that are multiplied at once: 64 rows and 64 ids of them are 320 KB in fp32, which a
@@ -172,9 +171,11 @@ def fp32_products(weight, block, rows, products):
 
         |product − exact| <= (γ_{D + 4} + u) ‖h‖ ‖w‖ + η (2 D + sqrt(D) (‖h‖ + ‖w‖))
 
-    γ is the error of an fp32 sum in any order (`tpsample.screening.bound`), with Cauchy-Schwarz for
-    Σ |h w|; u is that of the definition's own rounding. η covers numbers that are subnormal, or
-    flushed to zero. ‖w‖² itself is a sum in fp32, each of whose squares may be flushed.
+    γ_n = n u / (1 − n u) is the error of an fp32 sum of n terms, with or without fused
+    multiply-adds, for every order of summation (Higham, "Accuracy and Stability of Numerical
+    Algorithms", §3.1), with Cauchy-Schwarz for Σ |h w|; u is that of the definition's own rounding.
+    η covers numbers that are subnormal, or flushed to zero. ‖w‖² itself is a sum in fp32, each of
+    whose squares may be flushed.
     """
     multiply(weight, block, rows.hidden, products)
     squares, hidden_size = products.squares, rows.hidden.shape[1]
@@ -197,8 +198,7 @@ def fp32_products(weight, block, rows, products):
 def quantise(rows, num_rows):
     """Return the first hidden states in 16 bits, and three factors of each.
 
-    Twin: `tpsample.screening.int8_pass`, whose limbs are one number here. The residual of a weight
-    row has one norm here, not one per block of columns.
+    Proof: `tpsample.screening.int8_copy`, whose limbs are one number here.
 
     Returns:
         int16 [R, D], and float64 [R, 3]: the unit, then what multiplies ‖w‖ and the residual's norm

@@ -12,7 +12,7 @@ from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows
 from tpsample.native.numbers import as_fp32
 from tpsample.native.products import float64_products, fp32_products, products_of, round_products
-from tpsample.screening.filter_bars import DOWN
+from tpsample.screening.bound import DOWN
 
 
 class Memory(NamedTuple):
@@ -75,7 +75,7 @@ def store_given(given, index, sources, head, memory):
 
 @jit()
 def filter_threshold(heap, top_k, top, step):
-    """Return what an upper bound of a logit must reach; twin: `tpsample.screening.filter_bars`.
+    """Return what an upper bound of a logit must reach; see `tpsample.screening.bound`.
 
     Args:
         heap: fp32 [≥ top_k], the largest logits so far, -inf where there are fewer.

@@ -58,29 +58,6 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class StepRows:
-    """Some rows of a step: what their scores depend on.
-
-    Attributes:
-        hidden_states: [B, D].
-        noise, controls, local_logits: as in `Step`.
-    """
-
-    hidden_states: Tensor
-    noise: RowNoise
-    controls: StepControls | None
-    local_logits: Tensor | None = None
-
-    @cached_property
-    def hidden_double(self) -> Tensor:
-        """The hidden states in float64, in which the definition multiplies."""
-        return self.hidden_states.double()
-
-    def __len__(self) -> int:
-        return self.hidden_states.shape[0]
-
-
-@dataclass(frozen=True)
 class Step:
     """A step on one rank, made once from arguments that were checked and agreed on.
 
@@ -109,7 +86,7 @@ class Step:
         """How many words the step exchanges, one per row and sample."""
         return self.batch.rows * self.noise.num_samples
 
-    @property
-    def rows(self) -> StepRows:
-        """All rows of the step."""
-        return StepRows(self.hidden_states, self.noise, self.controls, self.local_logits)
+    @cached_property
+    def hidden_double(self) -> Tensor:
+        """The hidden states in float64, in which the definition multiplies."""
+        return self.hidden_states.double()

@@ -9,9 +9,9 @@ error of an approximate product tells which few ids can be it:
     candidates = { v : upper_v >= best }            contains the winner and every tie with it
 
 A row whose filters can keep few tokens has a threshold of its own, which all that it can keep reach
-(`filter_bars`).
+(`bound`).
 
 The candidates alone are scored as the definition says, so the word is the definition's, bit for
-bit. There are two first passes: on a CPU a product in fp32 (`tpsample.native.products`), and
-`int8_pass` reads the 8-bit copy of the weights that `int8_copy` makes.
+bit. There are two first passes: on a CPU a product in fp32 (`tpsample.native.products`), and a
+product with the 8-bit copy of the weights that `int8_copy` makes.
 """

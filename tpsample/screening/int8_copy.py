@@ -2,14 +2,35 @@
 
     ŵ_v = s_v q_v,   s_v = max|w_v| / 127,   q_v = rint(w_v / s_v) int8 of -127 … 127
 
-    residual_vj >= ‖w_v − ŵ_v‖ over the columns of block j
-    norm_v      >= ‖w_v‖
+    residual_v >= ‖w_v − ŵ_v‖      norm_v >= ‖w_v‖
 
-One scale per row keeps the product of a row one exact integer, in a single int32 accumulator. Eight
-residual norms in place of one cost 32 bytes per row. On the head of SmolLM2-135M (V = 49152,
-D = 576, 185 positions, T = 1) the candidates of a row are then 3.7 on average and 16 at the 99th
-percentile, against 4.6 and 21 with one norm, and 1.8 and 5 with a scale per 64 columns, which would
-need a float accumulator. All of these fit one tile of 64 rows.
+The hidden states of a row become two 8-bit limbs, ĥ = t (256 hi + lo):
+
+    t  = max|h| / (127 · 256),  z = rint(h / t),  hi = floor((z + 128) / 256),  lo = z − 256 hi
+
+so hi is in -127 … 127 and lo in -128 … 127, and with n = 256 (q · hi) + q · lo, an integer that is
+exact in any order (the int32 sums are exact for D <= 131072),
+
+    product_vb = s_v t_b n
+    |product − definition's product| <= residual_v ‖h_b‖ + (norm_v + residual_v) lost_b
+                                        + γ norm_v ‖h_b‖
+
+    w·h − ŵ·ĥ = (w − ŵ)·h + ŵ·(h − ĥ)      Cauchy-Schwarz for both terms
+    ‖ŵ_v‖ <= norm_v + residual_v
+
+    lost_b = ‖h_b − ĥ_b‖;  γ is what the definition's own product may be off, relative to
+    norm_v ‖h_b‖.  Eight fp32 roundings of the approximate product, which is at most ‖ŵ_v‖ ‖ĥ_b‖,
+    are allowed for: 2^-21 (‖h_b‖ + lost_b) joins lost_b everywhere. No other error of fp32 enters,
+    because norms are rounded up and the bound itself is computed in float64.
+
+On a CPU the definition's product is rounded once from the exact one. A kernel whose exact products
+are summed in fp32 passes its own γ (`tpsample.local.screen_launches.accumulation_error`).
+
+One scale per row keeps the product of a row one exact integer, in a single int32 accumulator. On
+the head of SmolLM2-135M (V = 49152, D = 576, 185 positions, T = 1) the candidates of a row are 4.6
+on average and 21 at the 99th percentile, which fit one tile of 64 rows. Eight residual norms per
+row, one per block of columns, would leave 3.7 and 16, for 28 bytes more per row. A scale per 64
+columns would leave 1.8 and 5, but would need a float accumulator.
 
 Columns are not equalised (W · diag(c) and h · diag(1 / c) in place of W and h), because it saves
 little. On 120 rows of that model, T = 1, the candidates are 4.8 without it, 4.1 with c =
@@ -22,17 +43,14 @@ each step: at once where most rows changed, and else when it comes to one that d
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from tpsample.core.digest import column_factors, sum_rows
 from tpsample.screening.bound import TINY, round_up
 
-BLOCKS = 8
-NUMBERS = 4 * (1 + BLOCKS + 1 + 1)
-"""Bytes of a row beside its integers: the scale, and the norms of blocks, residual and row."""
+NUMBERS = 4 * (1 + 1 + 1)
+"""Bytes of a row beside its integers: the scale, and the norms of residual and row."""
 LOOKED_AT = 8
 """Rows that a step compares with their sums."""
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**18, 2**24
@@ -51,19 +69,14 @@ class Int8Copy:
     Attributes:
         quantised: int8 [V_local, width].
         scale: fp32 [V_local].
-        residual: fp32 [V_local, blocks], rounded up.
-        residual_norm: fp32 [V_local], of whole rows, rounded up.
-        norm: fp32 [V_local], rounded up.
-        bounds: int [blocks + 1], where the blocks of columns begin and end.
+        residual_norm, norm: fp32 [V_local], rounded up.
     """
 
     def __init__(self, weight: Tensor, width: int | None = None) -> None:
         num_ids, hidden_size = weight.shape
         width = hidden_size if width is None else width
-        self.bounds = [hidden_size * j // BLOCKS for j in range(BLOCKS + 1)]
         self.quantised = torch.zeros(num_ids, width, dtype=torch.int8, device=weight.device)
         self.scale = torch.ones(num_ids, dtype=torch.float32, device=weight.device)
-        self.residual = torch.zeros(num_ids, BLOCKS, dtype=torch.float32, device=weight.device)
         self.norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
         self.residual_norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
         self._weight, self._turn = weight, 0
@@ -86,7 +99,6 @@ class Int8Copy:
         step = max(1, elements // max(1, weight.shape[1]))
         for start in range(0, weight.shape[0], step):
             self._fill(weight, slice(start, start + step))
-        self.residual_norm.copy_(round_up(self.residual.double().norm(dim=1)))
 
     def follow(self, weight: Tensor) -> None:
         """Be of this weight, of the same shape and dtype, from the next `refresh` on."""
@@ -122,12 +134,17 @@ class Int8Copy:
         lost = exact - quantised * scale.double().unsqueeze(1)
         self.quantised[ids, : quantised.shape[1]] = quantised.to(torch.int8)
         self.scale[ids] = scale
-        norms = block_norms(lost, self.bounds)
-        self.residual[ids] = round_up(norms).where(finite.unsqueeze(1), torch.inf)
+        self.residual_norm[ids] = round_up(lost.norm(dim=1)).where(finite, torch.inf)
         self.norm[ids] = round_up(exact.norm(dim=1)).where(finite, torch.inf)
 
 
-def block_norms(values: Tensor, bounds: list[int]) -> Tensor:
-    """Return the norms of blocks of columns, float64 [n, blocks] of float64 [n, D]."""
-    blocks = [values[:, a:b].norm(dim=1) for a, b in pairwise(bounds)]
-    return torch.stack(blocks, dim=1)
+def limbs(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hi and lo, int8 [B, D], and t, float64 [B, 1], of hidden states in float64.
+
+    Every t is an fp32 number, as a kernel would have it.
+    """
+    unit = (hidden.abs().amax(dim=1, keepdim=True) / (127 * 256)).float()
+    unit = unit.where((unit >= TINY) & unit.isfinite(), 1.0).double()
+    whole = (hidden / unit).round().nan_to_num(0.0, 0.0, 0.0)
+    high = torch.floor((whole + 128) / 256)
+    return high.to(torch.int8), (whole - 256 * high).to(torch.int8), unit

@@ -52,12 +52,6 @@ class StepControls:
             tables.penalties[slots].unsqueeze(1),
         )
 
-    def most_occurrences(self, first_id: int, num_ids: int) -> Tensor:
-        """Return int [B], at least how often any id from `first_id` on is in its row's output."""
-        columns, drafts = self._columns(first_id, num_ids), self.rows.drafts
-        in_output = self.state.history[self.rows.slots, columns].amax(dim=1) >> 1
-        return in_output if drafts is None else in_output + drafts.shape[1]
-
     @staticmethod
     def _change(
         logits: Tensor,
