@@ -10,7 +10,7 @@ tpsample/local/triton_backend.py tests/sampler/test_from_logits.py
     > test_the_head_is_not_applied
 tpsample/local/torch_backend.py tests/sampler/test_from_logits.py
     columns behind the shard are taken for its own
-    - rows.local_logits[:, start:stop].float()
+    - step.local_logits[:, start:stop].float()
     + rows.local_logits[:, -len(self._shard) :][:, start:stop].float()
     > test_columns_behind_the_shard_are_never_read
 tpsample/agreement/dtensor.py tests/agreement/test_dtensor.py
