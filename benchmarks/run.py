@@ -4,6 +4,7 @@ python -m benchmarks.run                          all that one GPU can answer
 python -m benchmarks.run single_gpu --batches 64,128
 torchrun --standalone --nproc-per-node 8 -m benchmarks.run exchange
 python -m benchmarks.run --tiny                   15 s on two cores of a CPU
+ncu -k regex:lm_head -c 1 python -m benchmarks.run shard --batches 64    one step in a profiler
 """
 
 from __future__ import annotations

@@ -5,18 +5,14 @@
     python -m benchmarks.gpu.check --sections tiles,processes      adds to the day's record
     python -m benchmarks.gpu.check --seconds 220 --output r        ends in time, all below r
     python -m benchmarks.gpu.check --archive r.tgz --output r      all of r in one file
-    python -m benchmarks.gpu.check --sections compile,tune,shard   tunes, then measures with that
 
-`tune` runs when it is named, because it takes minutes and writes the table that the sampler reads;
-the other sections (`benchmarks.gpu.sections`) all run by default.
-
-Every section is a process of its own with its own time limit, so that whatever goes wrong in one
-leaves the others alone. The record is written after each section, and everything that this run has
-written goes into one archive, because a borrowed machine may hand back few files. A run that is
-told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record, with the facts that the
-section had found. One that is killed outright keeps what was written, and its section ends with it.
-A file that cannot be written stops nothing. Needs torch, triton, numpy and the standard library;
-plots also matplotlib.
+Every section (`benchmarks.gpu.sections`) is a process of its own with its own time limit, so that
+whatever goes wrong in one leaves the others alone. The record is written after each section, and
+everything that this run has written goes into one archive, because a borrowed machine may hand back
+few files. A run that is told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record, with
+the facts that the section had found. One that is killed outright keeps what was written, and its
+section ends with it. A file that cannot be written stops nothing. Needs torch, triton, numpy and
+the standard library; plots also matplotlib.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.record import ARCHIVE, Record, joined, tell, told
-from benchmarks.gpu.sections import ON_REQUEST, SECTIONS, TOTAL_SECONDS, run_section
+from benchmarks.gpu.sections import SECTIONS, TOTAL_SECONDS, run_section
 from benchmarks.lab.orphans import with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,9 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         for facts in run_section(options.section, options.dry_run, output, options.until):
             tell(facts)
         return 0
-    chosen = set(SECTIONS) - set(ON_REQUEST)
-    if options.sections:
-        chosen = set(options.sections.split(","))
+    chosen = set(options.sections.split(",")) if options.sections else set(SECTIONS)
     if unknown := chosen - set(SECTIONS):
         parser.error(f"--sections: expected any of {', '.join(SECTIONS)}, got {unknown}")
     names = [name for name in SECTIONS if name in chosen | {"environment"}]

@@ -25,14 +25,12 @@ class Section(NamedTuple):
 
 
 # Kernels are compiled before anything is timed, and the sections with goals (`goals.py`) come
-# first. A benchmark compares its own ids with the oracle before it times them. The sections
-# that come after `tune` use the tiles that it found.
+# first. A benchmark compares its own ids with the oracle before it times them.
 SECTIONS = {
     "environment": Section(90, 8),
     "compile": Section(100, 55),
     "goldens": Section(50, 10),
     "oracle": Section(60, 12),
-    "tune": Section(330, 0),
     "single_gpu": Section(130, 90),
     "shard": Section(75, 33),
     "filters": Section(80, 60),
@@ -47,8 +45,6 @@ SECTIONS = {
     "epilogue": Section(30, 7),
     "processes": Section(60, 30),
 }
-ON_REQUEST = ("tune",)
-"""Left out unless it is named: it takes minutes, and writes the table that the sampler reads."""
 
 POINTS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
     "ceilings": (SHAPES[:2], ()),
@@ -60,8 +56,6 @@ POINTS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
     "exchange": (SHAPES[:1], (64,)),
 }
 """Shapes and batches of the sections that are benchmarks."""
-TUNED = (SHAPES[:2], (16, 64, 128, 256))
-"""Shapes and batches of the section `tune`."""
 REHEARSED = ("goldens", "oracle", "features", "virtual_ranks", "invariance", "tiles")
 """Sections that say right or wrong and launch kernels of the package, each one part."""
 
@@ -69,8 +63,6 @@ REPEATS = 30
 _SPARE_SECONDS = 35.0
 """A benchmark begins no point this close to its limit, or in the last third of a short one."""
 _COMPILE_SPARE_SECONDS = 5.0
-_MOST_REHEARSED_SECONDS = 40.0
-"""A rehearsed benchmark takes no point after this long."""
 
 
 def run_section(name: str, dry_run: bool, output: Path, until: float) -> Iterator[dict[str, Any]]:
@@ -81,7 +73,7 @@ def run_section(name: str, dry_run: bool, output: Path, until: float) -> Iterato
             compile for, such as "compile:shard,filters".
         until: the `time.time()` at which it will be killed.
     """
-    from benchmarks.gpu import numerics, tune
+    from benchmarks.gpu import numerics
     from benchmarks.lab import machine
 
     if name in POINTS:
@@ -93,8 +85,6 @@ def run_section(name: str, dry_run: bool, output: Path, until: float) -> Iterato
     elif name.startswith("compile"):
         chosen = name.partition(":")[2].split(",") if ":" in name else list(SECTIONS)
         yield _compile(chosen, device, dry_run, until)
-    elif name == "tune":
-        yield from tune.tune_section(run_of("tune", dry_run, device), output, until)
     else:
         yield from checks(name)(device, dry_run)
 
@@ -114,13 +104,13 @@ def checks(name: str) -> Any:
 
 
 def run_of(name: str, dry_run: bool, device: Any) -> Any:
-    """Return the `Run` of a benchmark, or of `tune`: its shapes and batches, or tiny ones."""
+    """Return the `Run` of a benchmark: its shapes and batches, or tiny ones."""
     from benchmarks.lab.harness import Run
     from tpsample.distributed import Job
 
     if dry_run:
         return Run.small(Job(device=device), batches=(2,), repeats=2)
-    shapes, batches = TUNED if name == "tune" else POINTS[name]
+    shapes, batches = POINTS[name]
     return Run(Job(device=device), shapes=shapes, batches=batches, repeats=REPEATS)
 
 
@@ -151,10 +141,7 @@ def _benchmark(name: str, dry_run: bool, output: Path, until: float) -> Iterator
 
 
 def rehearsals(dry_run: bool) -> dict[str, Callable[[Any], object]]:
-    """Return what can be rehearsed at once: sections, and each shape and batch of a benchmark.
-
-    The section `tune` compiles by itself: it is seldom asked for.
-    """
+    """Return what can be rehearsed at once: sections, and each shape and batch of a benchmark."""
     found: dict[str, Callable[[Any], object]] = {}
     # The last one has the most baselines to compile, so it begins first.
     for name, (shapes, batches) in reversed(POINTS.items()):
@@ -173,13 +160,10 @@ def _rehearsed_benchmark(
 ) -> None:
     from benchmarks.questions import BENCHMARKS
 
-    run, start = run_of(name, dry_run, device), time.monotonic()
+    run = run_of(name, dry_run, device)
     if shape:
         run.shapes, run.batches = (shape_named(shape),), (batch,)
-    for _ in BENCHMARKS[name].rows(run):
-        # Counts, which come after the times, launch nothing.
-        if time.monotonic() - start > _MOST_REHEARSED_SECONDS:
-            break
+    deque(BENCHMARKS[name].rows(run), maxlen=0)
 
 
 def _rehearsed_check(name: str, dry_run: bool, device: Any) -> None:

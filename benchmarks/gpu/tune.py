@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -29,8 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.precompile import compile_parts, processes
-from benchmarks.lab import machine
+from benchmarks.gpu.precompile import compile_parts
 from benchmarks.lab.harness import Run
 from benchmarks.lab.problem import Candidate, Problem, WrongToken, make_sampler, override_tile
 from benchmarks.lab.shapes import SHAPES, Shape, shape_named
@@ -47,8 +44,6 @@ from tpsample.local.tiles import Gpu, Tile
 WORLD_SIZES = (1, 2, 4, 8)
 BATCHES = (16, 32, 64, 128, 256)
 MIN_GAIN = 1.02
-_SECTION_WORLD_SIZES, _SPARE_SECONDS = (8, 1), 15.0
-
 
 # The rule of each batch tile is timed against these: (block_v, block_d, num_warps, num_stages). In
 # turn: twice the depth at half the stages; short tiles (four fit an SM), because a lone
@@ -140,38 +135,6 @@ def rehearsed(shape: Shape, batch: int, world_size: int, device: torch.device) -
     """Tune one point, for `benchmarks.gpu.precompile.rehearse`."""
     run = Run(Job(device=device), shapes=(shape,), batches=(batch,), repeats=1)
     deque(tune(run, (world_size,)), maxlen=0)
-
-
-def tune_section(run: Run, output: Path, until: float) -> Iterator[dict[str, Any]]:
-    """Tune the shapes that later sections of the GPU check time; they use the table at once.
-
-    A copy of the table goes into a folder of results, with what each point took. A tiny run writes
-    no table but that one.
-
-    Args:
-        output: the folder of result folders.
-        until: the `time.time()` at which the section will be killed.
-    """
-    facts = machine.describe(run.device)
-    folder = output / machine.folder_name("tune", facts)
-    folder.mkdir(parents=True, exist_ok=True)
-    yield {"folder": folder.name}
-    copy = folder / "measured_tiles.json"
-    table = copy if run.tiny else measured_tiles.FILE
-    until -= min(_SPARE_SECONDS, (until - time.time()) / 3)
-    try:
-        compiled = compile_first(run, _SECTION_WORLD_SIZES, processes(), until)
-    except AssertionError as error:  # a candidate that does not compile is left out again
-        compiled = {"not compiled": one_line(error)}
-    record = {"machine": facts, **compiled, "tuned": [], "notes": run.notes}
-    world_sizes = _SECTION_WORLD_SIZES[: 1 if run.tiny else None]
-    for line in fill(run, world_sizes, table, until - time.time()):
-        record["tuned"].append(line)
-        (folder / "tune.json").write_text(json.dumps(record, indent=1) + "\n")
-        if table != copy:
-            shutil.copy(table, copy)
-        yield {"tuned": [line]}
-    yield {**compiled, "notes": run.notes}
 
 
 def _fastest(run: Run, problem: Problem, gpu: Gpu) -> tuple[MeasuredTile, MeasuredTile]:

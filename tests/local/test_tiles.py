@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from benchmarks.gpu import tune
-from benchmarks.gpu.record import joined
 from benchmarks.lab.harness import Run
 from benchmarks.lab.problem import WrongToken
 from benchmarks.lab.shapes import TINY
@@ -187,18 +185,3 @@ class TestTuner:
         assert number == 3
         assert len(list(tune.fill(run, (1,), tmp_path / "late.json", 0.0))) == 1
         assert "Stopped after 0 s" in run.notes[0]
-
-    def test_the_section_keeps_a_copy_of_the_table(self, tmp_path, monkeypatch):
-        """A dry run leaves the sampler's own table alone."""
-        monkeypatch.setattr(tune, "MIN_GAIN", 0.0)
-        facts = joined(tune.tune_section(Run.small(batches=(2,)), tmp_path, time.time() + 600))
-        folder = tmp_path / facts["folder"]
-        assert len(measured_tiles.load(folder / "measured_tiles.json")) == 1 == len(facts["tuned"])
-        assert json.loads((folder / "tune.json").read_text())["tuned"] == facts["tuned"]
-        assert measured_tiles.load(measured_tiles.FILE) == []
-
-        table = tmp_path / "the sampler's.json"
-        monkeypatch.setattr(measured_tiles, "FILE", table)
-        run = dataclasses.replace(Run.small(batches=(2,)), tiny=False)
-        list(tune.tune_section(run, tmp_path, time.time() + 600))
-        assert table.read_text() == (folder / "measured_tiles.json").read_text()
