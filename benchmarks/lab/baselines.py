@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.lab import third_party
-from benchmarks.lab.problem import Problem
+from benchmarks.lab.problem import Problem, make_sampler
 from benchmarks.lab.third_party import FLASHINFER, FLASHSAMPLING
-from tpsample import noise, reference
-from tpsample.core import word
+from tpsample import SampleOutput
 from tpsample.core.interpreted import interpreted
+from tpsample.ranks.ranks import Ranks
 
 RACE, GUMBEL = "softmax + exponential race", "Gumbel argmax"
 SORT, TOPK, MASK = "sort", "topk", "mask"
 
 WHO = {
     RACE: "PyTorch: vLLM with VLLM_USE_FLASHINFER_SAMPLER=0, gpt-fast",
-    GUMBEL: "one kernel of noise and argmax, with our noise: the sampler of vLLM's V2 runner",
+    GUMBEL: "sample_logits: noise and argmax in one pass, as the sampler of vLLM's V2 runner",
     FLASHINFER: "vLLM with VLLM_USE_FLASHINFER_SAMPLER=1, SGLang --sampling-backend flashinfer",
     FLASHSAMPLING: "fused_mm_sample_triton of its repository, one rank",
     SORT: "filters by sorting the vocabulary: SGLang --sampling-backend pytorch, vLLM without "
@@ -43,8 +43,6 @@ WHO = {
 
 Sampler = Callable[[Tensor], Tensor]
 """Maps logits [B, V] to ids [B]."""
-
-_BLOCK_V = 1024
 
 
 def has_triton(device: torch.device) -> bool:
@@ -97,8 +95,6 @@ def notes(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[str
         f"Baselines multiply in {name} with the vendor's library, store the logits and sample from "
         "them without dividing by a temperature (T = 1). They draw noise of their own, anew at "
         f"every step; {GUMBEL} alone has tpsample's noise and ids.",
-        f"{GUMBEL} launches three tiny kernels beside its own, which zero the words and take the "
-        "ids from them; its time includes them.",
         *third_party.notes(device),
     ]
     if device.type != "cuda":
@@ -127,34 +123,12 @@ def softmax_race(logits: Tensor) -> Tensor:
 
 
 def gumbel_argmax(problem: Problem) -> Sampler:
-    """Return a sampler that makes one pass of Gumbel-max over logits, with the sampler's noise."""
-    device, rows, vocab_size = problem.weight.device, problem.rows, problem.vocab_size
-    if not has_triton(device):
-        batch, positions = problem.batch, problem.positions
-        return lambda logits: reference.scores(logits, batch, positions).argmax(dim=1)
-
-    import triton
-
-    from benchmarks.lab.kernels import ROUNDS, gumbel_argmax_kernel
-
-    stream = noise.row_stream(problem.batch.seed, problem.positions)
-    streams = torch.stack(stream[:3], dim=1).to(torch.int32)
-    scale = torch.full((rows,), math.log2(math.e), device=device)
-    words = torch.zeros(rows, dtype=torch.int64, device=device)
+    """Return one pass of Gumbel-max over logits: `LMHeadSampler.sample_logits`, on one rank."""
+    sampler = make_sampler(problem.weight, problem.rows, group=Ranks())
+    out = SampleOutput.empty(problem.batch.seed, None)
 
     def sample(logits: Tensor) -> Tensor:
-        words.zero_()
-        gumbel_argmax_kernel[(triton.cdiv(vocab_size, _BLOCK_V), rows)](
-            logits_ptr=logits,
-            stride_logits_b=logits.stride(0),
-            stream_ptr=streams,
-            scale_ptr=scale,
-            words_ptr=words,
-            vocab_size=vocab_size,
-            ROUNDS=ROUNDS,
-            BLOCK_V=_BLOCK_V,
-        )
-        return word.TOKEN_MASK - (words & word.TOKEN_MASK)
+        return sampler.sample_logits(logits, problem.batch, problem.positions, out=out).token_ids
 
     return sample
 

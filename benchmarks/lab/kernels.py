@@ -1,50 +1,12 @@
-"""Triton kernels of the comparison: baselines, reads, a greedy LM head, and noise by itself."""
+"""Triton kernels of the comparison: reads, a greedy LM head, and noise by itself."""
 
 import triton
 import triton.language as tl
 
-from tpsample.kernels.epilogue import best_word
 from tpsample.kernels.lm_head import product_tile
-from tpsample.kernels.noise import fma, log2_exponential, low_base, noise_tile
+from tpsample.kernels.noise import log2_exponential, low_base
 from tpsample.kernels.overlap import let_next_launch_start, wait_for_previous_launch
 from tpsample.kernels.row_noise import NoiseRows, store_row_noise
-
-ROUNDS = 10
-
-
-@triton.jit
-def gumbel_argmax_kernel(
-    # inputs
-    logits_ptr,  # [B, V]
-    stride_logits_b,
-    stream_ptr,  # [B, 3] int32, the row streams of `tpsample.noise`
-    scale_ptr,  # [B] fp32, log2 e / T
-    # output
-    words_ptr,  # [B] int64, zeroed before
-    # sizes
-    vocab_size,
-    ROUNDS: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    # The part of the row, and the row.
-    row = tl.program_id(1)
-    first_id = tl.program_id(0) * BLOCK_V
-    offs_v = first_id + tl.arange(0, BLOCK_V)
-    offs_b = row + tl.arange(0, 1)
-
-    # Score: the sampler's own noise, so that only the fusion differs.
-    logits = logits_ptr + row.to(tl.int64) * stride_logits_b + offs_v
-    logits_v = tl.load(logits, mask=offs_v < vocab_size, other=float("-inf")).to(tl.float32)
-    r0 = tl.load(stream_ptr + offs_b * 3 + 0).to(tl.uint32, bitcast=True)
-    r1 = tl.load(stream_ptr + offs_b * 3 + 1).to(tl.uint32, bitcast=True)
-    r2 = tl.load(stream_ptr + offs_b * 3 + 2).to(tl.uint32, bitcast=True)
-    noise = noise_tile(first_id // 4 + tl.arange(0, BLOCK_V // 4), r0, r1, r2, ROUNDS)
-    scale = tl.load(scale_ptr + offs_b)
-    scores = fma(logits_v[:, None], scale[None, :], -noise)
-
-    # Store: the maximum over the row's parts.
-    word = best_word(scores, offs_v)
-    tl.atomic_max(words_ptr + offs_b, word, sem="relaxed", scope="gpu")
 
 
 @triton.jit
