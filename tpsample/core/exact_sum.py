@@ -40,7 +40,8 @@ def exact_products(hidden_states: Tensor, weight: Tensor) -> Tensor:
 
 def exact_sums(products: Tensor) -> Tensor:
     """Return the exact sum of each row of float64 [P, D], rounded once to fp32 [P]."""
-    return torch.tensor([_exact_sum(row) for row in products.tolist()], dtype=torch.float64).float()
+    sums = [_exact_sum(row) for row in products.tolist()]
+    return torch.tensor(sums, dtype=torch.float64, device="cpu").float()
 
 
 def _exact_sum(terms: list[float]) -> float:

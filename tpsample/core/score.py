@@ -78,7 +78,7 @@ def head_logits(product: Tensor, bias: Tensor | None, head: Head) -> Tensor:
     if head.logit_scale != 1.0:
         logits = logits * head.logit_scale
     if head.logit_softcap is not None:
-        cap = float(torch.tensor(head.logit_softcap, dtype=torch.float32))
+        cap = float(torch.tensor(head.logit_softcap, dtype=torch.float32, device="cpu"))
         logits = tanh((logits / cap).double()).float() * cap
     if bias is not None:
         logits = logits + bias.float()

@@ -96,7 +96,7 @@ class SharedFiles(PeerMemory):
                 os.unlink(path)
         self.own = self.mapped[ranks.rank]
         addresses = [tensor.data_ptr() for tensor in self.mapped]
-        self.addresses = torch.tensor(addresses, dtype=torch.int64)
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device="cpu")
 
     @classmethod
     def map_file(cls, path: str, shape: tuple[int, ...]) -> Tensor:

@@ -99,7 +99,8 @@ class _Inbox:
 
     def __init__(self, ranks: ProcessRanks, max_rows: int) -> None:
         self._ranks = ranks
-        self._messages = torch.zeros(ranks.world_size, 1 + max_rows, dtype=torch.int64)
+        shape = ranks.world_size, 1 + max_rows
+        self._messages = torch.zeros(shape, dtype=torch.int64, device="cpu")
         self.digests, self.words = self._messages[:, 0], self._messages[:, 1:]
         self._work: dist.Work | None = None
 

@@ -51,7 +51,8 @@ class NativeShardLogits(ShardLogits):
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         assert self.top is not None
-        bins, top = torch.zeros(len(prefix), DIGITS, dtype=torch.int64), self.top.contiguous()
+        bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
+        top = self.top.contiguous()
         self.run(passes.digits, top.numpy(), prefix.numpy(), shift, mass, bins.numpy())
         return bins if mass else bins.to(torch.int32)
 

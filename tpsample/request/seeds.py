@@ -30,7 +30,7 @@ class SeedSource:
     """
 
     def __init__(self, root: int | None = None) -> None:
-        self._first, self._made = 0, torch.empty(0, dtype=torch.int64)
+        self._first, self._made = 0, torch.empty(0, dtype=torch.int64, device="cpu")
         self._begin(secrets.randbits(63) if root is None else root)
 
     def draw(self, count: int) -> Tensor:
@@ -50,7 +50,7 @@ class SeedSource:
     @ordinary_tensors
     def _make(self, count: int) -> Tensor:
         """Return so many seeds from the next one on."""
-        counted = torch.arange(self.drawn, self.drawn + count)
+        counted = torch.arange(self.drawn, self.drawn + count, device="cpu")
         zero = torch.zeros_like(counted)
         counter = (counted, zero, zero, torch.full_like(counted, _DOMAIN_SEED))
         key = (self.root & 0xFFFFFFFF, self.root >> 32)

@@ -15,12 +15,12 @@ def num_words(vocab_size: int) -> int:
 
 def pack_ids(token_ids: Iterable[int] | None, vocab_size: int) -> Tensor:
     """Return int32 [ceil(V / 32)] with the bits of these ids; None stands for all of [0, V)."""
-    bits = torch.zeros(num_words(vocab_size) * 32, dtype=torch.bool)
+    bits = torch.zeros(num_words(vocab_size) * 32, dtype=torch.bool, device="cpu")
     if token_ids is None:
         bits[:vocab_size] = True
     else:
-        bits[torch.tensor(list(token_ids), dtype=torch.int64)] = True
-    words = (bits.view(-1, 32).long() << torch.arange(32)).sum(dim=1)
+        bits[torch.tensor(list(token_ids), dtype=torch.int64, device="cpu")] = True
+    words = (bits.view(-1, 32).long() << torch.arange(32, device="cpu")).sum(dim=1)
     return _signed32(words)
 
 
