@@ -106,6 +106,16 @@ tpsample/request/selection.py tests/request/test_engine_tensors.py
     - return {name: mask for name, (mask, _) in its.items() if name not in own}
     + return {}
     > test_masks_of_all_rows_and_of_slots_bind
+    a copied selection shares its rows and its masks
+    - return copy.deepcopy(self, {id(each): each for each in shared})
+    + other = object.__new__(type(self))
+    +         vars(other).update(vars(self))
+    +         return other
+    > test_a_copied_selection_keeps_its_slots_and_its_batch
+    a copied batch of an engine's tensors is a selection of the first
+    - shared = () if self._batch is self else (self._batch, self._table)
+    + shared = (self._batch, self._table)
+    > test_a_copy_of_an_engines_batch_lives_by_itself[copy]
 tpsample/request/table.py tests/request/test_slots.py
     an empty slot is known as such until rows move
     - self.entries = list(map(entries.__getitem__, order))
@@ -143,6 +153,10 @@ tpsample/request/engine_tensors.py tests/request/test_engine_tensors.py
     - {"needs": self.needs, "filter_order": self.filter_order}
     + {"needs": self.needs}
     > test_ranks_with_other_numbers_or_another_order_are_told_each_value
+    an infinite temperature of an engine is taken as it is
+    - self.temperature).clamp_(max=HOTTEST)
+    + self.temperature)
+    > test_a_draft_at_an_infinite_temperature_is_one
     a top_p of 0 keeps nothing
     - top_p = p.clamp(min=LEAST_TOP_P).where(there & (p < 1), 1.0)
     + top_p = p.where(there & (p < 1), 1.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import random
 from itertools import permutations
 from typing import Any
@@ -176,6 +178,44 @@ def test_a_draft_at_an_infinite_temperature_is_one():
     assert (drawn >= 0).all() and (drawn < 3).all()
     picked = batch.select(torch.arange(2))
     assert torch.equal(sample_draft(sampler_of(), logits, picked, 1, 0), drawn)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b)), copy.copy]
+)
+def test_a_copy_of_an_engines_batch_lives_by_itself(copied):
+    sampler, its, hidden_states = sampler_of(), tensors(7), torch.randn(ROWS, D)
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    rows = batch.select(torch.arange(ROWS))
+    before = sampler(hidden_states, batch, 1).token_ids.tolist()
+    other = copied(batch)
+    others = other.select(torch.arange(ROWS))
+
+    def drawn(*batches):
+        return [sampler(hidden_states, each, 1).token_ids.tolist() for each in batches]
+
+    other.forced_token_ids = torch.full((ROWS,), 5)
+    assert drawn(batch, rows, other, others) == [before] * 2 + [[5] * ROWS] * 2
+    other.forced_token_ids = None
+    batch.forced_token_ids, batch.needs = torch.full((ROWS,), 6), Needs()
+    assert drawn(other, others, batch) == [before] * 2 + [[6] * ROWS]
+    its["seed"] += 1
+    assert drawn(other, others) == [before] * 2
+
+
+@pytest.mark.parametrize("of_tensors", [False, True])
+def test_a_copied_selection_keeps_its_slots_and_its_batch(of_tensors):
+    sampler, its, hidden_states = sampler_of(), tensors(8), torch.randn(2, D)
+    listed = SamplingBatch.from_params(requests(its), vocab_size=V)
+    batch = SamplingBatch.over(vocab_size=V, **its) if of_tensors else listed
+    rows = batch.select(torch.tensor([2, 0]))
+    other, seeds = copy.copy(rows), its["seed"][[2, 0]]
+    batch.select(torch.tensor([1, 3]), out=rows)
+    assert torch.equal(sampler(hidden_states, other, 1).seeds, seeds)
+    other.forced_token_ids = torch.tensor([7, 7])
+    assert rows.forced_token_ids is None
+    (its["seed"] if of_tensors else batch.seed)[2] += 1
+    assert sampler(hidden_states, other, 1).seeds[0] == seeds[0] + 1
 
 
 def _other_numbers() -> list[str]:

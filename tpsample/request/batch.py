@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,11 +146,6 @@ class SamplingBatch(ChangingRows):
             f"SamplingBatch({self.rows} rows of at most {self.max_rows}, "
             f"vocab_size={self.vocab_size}, on {self.device})"
         )
-
-    def __copy__(self) -> SamplingBatch:
-        """Return a copy with tensors of its own: two batches over the same ones would differ from
-        them after the first change."""
-        return copy.deepcopy(self)
 
     @property
     def plan(self) -> BatchPlan:

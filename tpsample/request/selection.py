@@ -19,6 +19,8 @@ Its token is the sampler's `on_failed`. No such number is used as an address.
 
 from __future__ import annotations
 
+import copy
+
 from torch import Tensor
 
 from tpsample.core.vocab_shard import VocabShard
@@ -79,16 +81,23 @@ class Selection(StepBatch):
         self._rows.resolve(slots, self._table.gate)
         return self
 
+    def __copy__(self) -> Selection:
+        """Return a selection of the same batch, with memory and masks of its own."""
+        shared = () if self._batch is self else (self._batch, self._table)
+        return copy.deepcopy(self, {id(each): each for each in shared})
+
     @property
     def rows(self) -> int:
         return len(self._rows)
 
     @property
     def temperature(self) -> Tensor:
+        """fp32 [B], read of the batch. To change one, write to the batch or to its tensors."""
         return self._table.temperature_of(self._rows)
 
     @property
     def seed(self) -> Tensor:
+        """int64 [B], 64 bits, read of the batch as `temperature` is."""
         return self._table.seed_of(self._rows)
 
     @property

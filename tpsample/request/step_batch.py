@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 
 import torch
@@ -34,6 +35,11 @@ class StepBatch(Sealed, ABC):
         self.vocab_size, self.device, self._table = table.vocab_size, table.device, table
         # Each with the version of the rows that it was assigned to.
         self._assigned: dict[str, tuple[Tensor, int]] = {}
+
+    def __copy__(self) -> StepBatch:
+        """Return a copy with tensors of its own: two batches over the same ones would differ from
+        them after the first change."""
+        return copy.deepcopy(self)
 
     @property
     @abstractmethod
