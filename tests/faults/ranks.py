@@ -108,6 +108,15 @@ tpsample/logits/shard_logits.py tests/logits/test_shard_logits.py
     - lost = out.status[index] == word.Status.PEER_LOST
     + lost = out.status[index] > word.Status.PEER_LOST
     > test_settle
+tpsample/agreement/desync.py tests/agreement/test_desync.py
+    ranks do not compare their hidden states
+    - if hidden_states is not None:
+    + if False:
+    > test_ranks_with_other_hidden_states_are_found_and_named[collective]
+    hidden states are compared when asked alone
+    -             self.compare(hidden_states)
+    +             self.compare()
+    > test_ranks_with_other_hidden_states_are_found_and_named[collective]
 tpsample/core/digest.py tests/agreement/test_desync.py
     a digest adds its columns
     - digest = mix(digest + column)
