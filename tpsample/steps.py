@@ -16,7 +16,7 @@ from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
 from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
-from tpsample.core.step_buffer import capturing
+from tpsample.core.step_buffer import capturing, readable
 from tpsample.core.word import NO_TOKEN
 from tpsample.errors import PeerLost
 from tpsample.exchange import make_exchange
@@ -29,9 +29,6 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs, Step
 from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
-
-COUNTS_ON = ("cpu",)
-"""The devices whose memory the host reads without waiting."""
 
 
 class Steps(Sealed):
@@ -84,9 +81,10 @@ class Steps(Sealed):
             arguments = inputs, batch, positions, num_samples, out
             call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
             assert call.batch is not None and call.positions is not None
-            if isinstance(call.batch, StepBatch):
-                call.batch.note_step(call.positions)
-            view = call.batch.view(call.rows)
+            view = call.batch
+            if isinstance(view, StepBatch):
+                view.note_step(call.positions)
+                view = view.read()
             out = SampleOutput.empty(view.seed, num_samples) if out is None else out
             return self.begin(inputs, view, call.positions, out)
 
@@ -151,7 +149,7 @@ class Steps(Sealed):
 
     def count_own(self, status: Tensor) -> None:
         """Count the failed rows of a call, where the host reads them without waiting."""
-        if status.device.type in COUNTS_ON:
+        if readable(status.device):
             self.count_failed(status)
 
     def check(self) -> None:

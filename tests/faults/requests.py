@@ -175,7 +175,7 @@ tpsample/request/plan.py tests/request/test_slots.py
     - return self.numbers
     + return torch.tensor(stored, device=device), self.numbers[1]
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
-tpsample/core/staging.py tests/request/test_slot_allocations.py
+tpsample/core/step_buffer.py tests/request/test_slot_allocations.py
     a step over slots allocates what it reads of them
     - return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
     + return torch.index_select(table, dim, index)

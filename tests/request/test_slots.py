@@ -27,6 +27,7 @@ from tpsample import (
     sample_draft,
     verify,
 )
+from tpsample.logits import filters
 from tpsample.request.selection import Selection
 
 SLOTS = 9
@@ -449,6 +450,26 @@ def test_a_slot_that_is_named_twice_counts_its_first_row():
         out = sampler.sample_logits(logits, picked, 1)
         assert out.token_ids.tolist() == expected
         picked.append(out.token_ids)
+
+
+def test_a_cpu_searches_no_row_that_is_decided(monkeypatch):
+    searched, find_cut = [], filters.find_cut
+
+    def counted(rows: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        searched.append(len(rows.logits))
+        return find_cut(rows, *arguments, **options)
+
+    monkeypatch.setattr(filters, "find_cut", counted)
+    sampler, batch = sampler_of(), SamplingBatch.of_slots(4, vocab_size=V)
+    kinds = {"top_p": 0.9}, {}, {"top_k": 40, "ties": "keep", "top_p": 0.9}, {"top_k": 3}
+    batch.put(range(4), [SamplingParams(seed=i, **each) for i, each in enumerate(kinds)])
+    hidden = torch.randn(4, D, generator=torch.Generator().manual_seed(1))
+    slots = torch.tensor([3, 0, 2, 1])
+    read = sampler(hidden, batch.select(slots), 0).token_ids
+    assert searched == [1]  # the row that the threshold alone decides
+    monkeypatch.setattr("tpsample.core.step_buffer.READ_ON", ())
+    assert torch.equal(sampler(hidden, batch.select(slots), 0).token_ids, read)
+    assert searched == [1, 4]
 
 
 def test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens():

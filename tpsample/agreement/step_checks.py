@@ -161,7 +161,7 @@ class StepChecks:
         if hidden_states is None:
             return Call("compare")
         device = self._settings.device
-        if not fits(hidden_states, None, "BD", device):
+        if not fits(hidden_states, (), "BD", device):
             raise ValueError(
                 f"hidden_states: expected a floating-point tensor [B, D] on {device}, "
                 f"got {describe(hidden_states)}"

@@ -53,15 +53,22 @@ def is_listing(value: object) -> bool:
 
 
 def fits(
-    value: object, dtype: torch.dtype | None, shape: Sequence[int | str], device: torch.device
+    value: object,
+    dtypes: Sequence[torch.dtype],
+    shape: Sequence[int | str],
+    device: torch.device,
 ) -> bool:
-    """Return whether a value is such a tensor; None is any float, and a letter is any size."""
+    """Return whether a value is a tensor of one of these dtypes, of any float if there are none.
+
+    A letter of the shape is any size.
+    """
     return (
         isinstance(value, Tensor)
         and value.device == device
-        and (value.is_floating_point() if dtype is None else value.dtype == dtype)
+        and (value.dtype in dtypes if dtypes else value.is_floating_point())
         and value.ndim == len(shape)
-        and all(isinstance(n, str) or n == m for n, m in zip(shape, value.shape, strict=True))
+        and [m if isinstance(n, str) else n for n, m in zip(shape, value.shape, strict=True)]
+        == list(value.shape)
     )
 
 

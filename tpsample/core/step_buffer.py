@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+READ_ON = ("cpu",)
+"""The types of devices whose memory the host reads without waiting."""
 
 
 class StepBuffer:
@@ -29,6 +34,41 @@ class StepBuffer:
         return self._flat[:size].view(num_rows, self._width)
 
 
+class Scratch:
+    """Tensors by name, so that steps and new requests allocate none.
+
+    The next use of a name writes its tensor anew.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[str, StepBuffer] = {}
+
+    def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return an uninitialised tensor. A name always has the same dtype."""
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = self._buffers[name] = StepBuffer(1, dtype, self._device)
+        return buffer.take(math.prod(shape)).view(shape)
+
+    def pick(self, name: str, table: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+        """Return what a table holds at these places, int64 [B], of one of its axes."""
+        shape = [*table.shape]
+        shape[dim] = len(index)
+        return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
+
+    def send(self, name: str, values: Tensor) -> Tensor:
+        """Return numbers of the host on the device. Where that is the host they are not copied."""
+        if values.device == self._device:
+            return values
+        return self.take(name, values.dtype, *values.shape).copy_(values)
+
+
 def capturing(device: torch.device) -> bool:
     """Return whether this step is being captured, so that the host must not read the device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def readable(device: torch.device) -> bool:
+    """Return whether the host reads the memory of a device without waiting for it."""
+    return device.type in READ_ON

@@ -13,6 +13,7 @@ The threads of PyTorch (`torch.get_num_threads`) share the ids of a step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,8 @@ class NativeBackend(Backend):
             plain = np.arange(num_rows)
             self._draw(step, source, plain, plain if given else None, head, best)
             return
-        plain, bounded, bounded_places, whole, whole_places, drawn, drawn_places = (
-            rows.numpy() for rows in plan.kinds
+        plain, bounded, bounded_places, whole, whole_places, drawn, drawn_places = map(
+            Tensor.numpy, plan.kinds
         )
         assert step.logits is not None
         logits, count = step.logits.numpy(), len(plan.stored_list)
@@ -167,9 +168,9 @@ class NativeBackend(Backend):
 
         def of_range(first: int, last: int, thread: int) -> tuple:
             part = source._replace(start=first, stop=last)
-            return (part, *arguments, *(each[thread] for each in outputs))
+            return (part, *arguments, *map(itemgetter(thread), outputs))
 
-        threads = self._threads(source, num_rows)
+        threads = len(outputs[0]) if outputs else self._threads(source, num_rows)
         in_ranges(kernel, source.start, source.stop, threads, of_range)
 
     def _head_of(self, controls: StepControls | None, *, given: bool) -> native.NativeHead:

@@ -80,7 +80,7 @@ def _rows_of(
     of_kinds = [(way is Way.TOP_WORDS) is few for way in filters.ways]
     if all(of_kinds) or not any(of_kinds):
         return list(range(len(filters))) if any(of_kinds) else [], filters
-    if may_read:
+    if may_read and filters.known:
         index = [row for row, its in enumerate(of_kinds) if its]
         return index, filters.select(index)
     kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]

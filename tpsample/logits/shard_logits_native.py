@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,11 @@ class NativeShardLogits(ShardLogits):
         """Call a pass for ranges of the rows, one per thread."""
         logits, temperature = self.logits.contiguous(), self.temperature.contiguous()
         stored = passes.Stored(logits.numpy(), self.first_id, temperature.numpy(), self._rows)
-        self._in_ranges(kernel, lambda part: (stored._replace(rows=stored.rows[part]), *arguments))
+
+        def of_range(first: int, last: int, _: int) -> tuple:
+            return stored._replace(rows=stored.rows[first:last]), *arguments
+
+        in_ranges(kernel, 0, len(self._rows), self._threads, of_range)
 
     def first_words(self, count: int) -> Tensor:
         first = np.zeros((len(self.logits), count), np.int64)
@@ -75,7 +80,7 @@ class NativeShardLogits(ShardLogits):
         c = marks.shape[1]
         sums = marks.new_zeros(len(marks), 3 * c + 1)
         tensors = top.contiguous(), marks.contiguous(), log_min_p.contiguous(), sums
-        self.run(passes.weigh, *(each.numpy() for each in tensors))
+        self.run(passes.weigh, *map(Tensor.numpy, tensors))
         return sums.split([c, c, c, 1], dim=1)
 
     def _scores(self, cut: np.ndarray, count: int) -> Tensor:
@@ -84,35 +89,27 @@ class NativeShardLogits(ShardLogits):
         found = np.zeros((len(self.logits), samples, count), np.int64)
         source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
         draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, found[rows]
-        self._in_ranges(
-            draw_given,
-            lambda part: (
-                source,
-                rows[part],
-                rows[part],
-                draws,
-                NativeHead(),
-                cuts[part],
-                best[part],
-            ),
-        )
+
+        def of_range(first: int, last: int, _: int) -> tuple:
+            part = slice(first, last)
+            return source, rows[part], rows[part], draws, NativeHead(), cuts[part], best[part]
+
+        in_ranges(draw_given, 0, len(rows), self._threads, of_range)
         found[rows] = best
         return _descending(found)
 
-    @property
+    @cached_property
     def _rows(self) -> np.ndarray:
         """int64, the rows that are not done."""
         if self.done is None:
             return np.arange(len(self.logits))
         return np.flatnonzero(~self.done.numpy())
 
-    def _in_ranges(self, kernel: Callable[..., Any], arguments: Callable[[slice], tuple]) -> None:
-        """Call a kernel for ranges of `_rows`, one per thread."""
+    @cached_property
+    def _threads(self) -> int:
+        """The threads among which `_rows` are worth sharing."""
         num_rows = len(self._rows)
-        threads = max(1, min(num_rows, threads_for(16 * num_rows * self.logits.shape[1])))
-        in_ranges(
-            kernel, 0, num_rows, threads, lambda first, last, _: arguments(slice(first, last))
-        )
+        return max(1, min(num_rows, threads_for(16 * num_rows * self.logits.shape[1])))
 
 
 def _descending(words: np.ndarray) -> Tensor:

@@ -98,7 +98,7 @@ class SamplingBatch(ChangingRows):
             kept_cap: report the tokens that each filtered row's filters left
                 (`SampleOutput.kept`), up to this many per row. Default: report none.
             fixed_rounds: draw filtered rows in a fixed number of exchanges, so that a step never
-                waits for the device (`tpsample.logits.fixed_rounds`). The tokens are the same. A
+                waits for the device (`tpsample.logits.filters`). The tokens are the same. A
                 captured step does so anyway.
 
         Raises:
@@ -267,7 +267,7 @@ class SamplingBatch(ChangingRows):
         else:
             self.for_rows(num_rows).append(token_ids)
 
-    def _view(self) -> BatchView:
+    def read(self) -> BatchView:
         return BatchView(self.temperature, self.seed, self.plan, self._controls())
 
     @ordinary_tensors

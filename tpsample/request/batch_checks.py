@@ -159,7 +159,7 @@ def check_arranged(order: Any, count: int, joining: int) -> list[int]:
 
 def check_slots(slots: Any, device: torch.device) -> None:
     """Check the tensor that names the rows of a selection; it is not read."""
-    if not any(fits(slots, dtype, "B", device) for dtype in (torch.int32, torch.int64)):
+    if not fits(slots, (torch.int32, torch.int64), "B", device):
         raise ValueError(
             f"slots: expected an int32 or int64 tensor [B] on {device}, got {describe(slots)}"
         )
@@ -170,7 +170,7 @@ def check_parameter(name: str, value: Any, seed: Tensor | None, *dtypes: torch.d
     like = value if seed is None else seed
     device = like.device if isinstance(like, Tensor) else torch.device("cpu")
     shape: Sequence[int | str] = "B" if seed is None else (len(seed),)
-    if not any(fits(value, dtype, shape, device) for dtype in dtypes):
+    if not fits(value, dtypes, shape, device):
         expected = " or ".join(str(dtype) for dtype in dtypes)
         where = "" if seed is None else f" [{len(seed)}] on {seed.device}, as seed has"
         raise ValueError(f"{name}: expected a tensor {expected}{where}, got {describe(value)}")
@@ -178,7 +178,7 @@ def check_parameter(name: str, value: Any, seed: Tensor | None, *dtypes: torch.d
 
 def check_appended(token_ids: Any, device: torch.device) -> int:
     """Return the number of rows of the tokens of a step."""
-    if not any(fits(token_ids, torch.int64, shape, device) for shape in ("B", "Bn")):
+    if not fits(token_ids, (torch.int64,), "Bn"[: getattr(token_ids, "ndim", 2)], device):
         raise ValueError(
             f"token_ids: expected an int64 tensor [B] or [B, n] on {device}, "
             f"got {describe(token_ids)}"
@@ -196,7 +196,7 @@ def check_per_row(
 ) -> None:
     """Check a tensor with at least so many rows; a letter stands for any width."""
     if (
-        not fits(value, dtype, ("B", *width), device)
+        not fits(value, (dtype,), ("B", *width), device)
         or value.shape[0] < rows
         or (value.shape[-1] > 1 and value.stride(-1) != 1)
     ):

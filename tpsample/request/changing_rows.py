@@ -49,7 +49,7 @@ class ChangingRows(StepBatch):
         self._view_rows()
 
     @property
-    def rows(self) -> int:
+    def rows(self) -> int:  # type: ignore[override]
         """How many rows the batch has, B."""
         return self._row_seed.shape[0]
 

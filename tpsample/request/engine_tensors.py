@@ -130,7 +130,8 @@ class EngineTensors(Slots):
         columns = torch.stack([top_k, *numbers, *bits])
         padded = torch.nn.functional.pad(columns, (0, -len(rows) % ALIGNED))
         kinds: list[RowFilter] = [keeps_all(vocab_size), kind]
-        return RowFilters(rows.numbers, list(range(len(rows))), padded, kinds), None
+        every = list(range(len(rows)))
+        return RowFilters(rows.numbers, every, padded, kinds, known=False), None
 
 
 class TensorBatch(Selection):

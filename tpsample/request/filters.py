@@ -100,14 +100,16 @@ class RowFilters:
         row_index, row_list: int64 [F] and a list, the rows' indices in the batch.
         columns: int64 [8 or more, F or more], the bits of what the properties return; see
             `columns_of`.
-        kinds: the filters that may occur: of each row in order, or, where the host does not know
-            the rows, those that any of them may have. They say which searches a step needs.
+        kinds: the filters that may occur, which say which searches a step needs.
+        known: whether they are those of each row in order. If not, the host does not know the rows,
+            and any of them may have any kind.
     """
 
     row_index: Tensor
     row_list: list[int]
     columns: Tensor
     kinds: list[RowFilter]
+    known: bool = True
 
     def __len__(self) -> int:
         return len(self.row_list)
@@ -179,7 +181,8 @@ class RowFilters:
             self.row_index[index],
             [self.row_list[row] for row in index],
             self.columns[:, [*index, *[0] * (-len(index) % ALIGNED)]],
-            [self.kinds[row] for row in index],
+            [self.kinds[row] for row in index] if self.known else self.kinds,
+            self.known,
         )
 
     def repeated(self, times: int) -> RowFilters:
@@ -187,7 +190,8 @@ class RowFilters:
         rows, index = repeated_rows(self.row_list, self.row_index, times)
         columns = self.columns[:, : len(self)].repeat_interleave(times, dim=1)
         padded = torch.nn.functional.pad(columns, (0, -len(rows) % ALIGNED))
-        return RowFilters(index, rows, padded, [kind for kind in self.kinds for _ in range(times)])
+        kinds = [kind for kind in self.kinds for _ in range(times)]
+        return RowFilters(index, rows, padded, kinds, self.known)
 
 
 def repeated_rows(rows: list[int], index: Tensor, times: int) -> tuple[list[int], Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tpsample.core.host_tensors import ALIGNED
 from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.core.staging import Scratch
+from tpsample.core.step_buffer import Scratch
 from tpsample.core.word import Status
 from tpsample.request.controls.tables import ControlTables
 from tpsample.request.filters import RowFilters

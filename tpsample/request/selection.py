@@ -23,6 +23,7 @@ import copy
 
 from torch import Tensor
 
+from tpsample.core.step_buffer import readable
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_slots
 from tpsample.request.plan import BatchPlan, BatchView
@@ -45,7 +46,8 @@ class Selection(StepBatch):
 
     def __init__(self, batch: StepBatch, table: Slots, num_rows: int) -> None:
         super().__init__(table)
-        self._batch, self._rows = batch, SlotRows(num_rows, table.device)
+        self._batch, self.rows = batch, num_rows
+        self._rows = SlotRows(num_rows, table.device)
 
     @staticmethod
     def of(batch: StepBatch, slots: Tensor, out: Selection | None = None) -> Selection:
@@ -85,10 +87,6 @@ class Selection(StepBatch):
         """Return a selection of the same batch, with memory and masks of its own."""
         shared = () if self._batch is self else (self._batch, self._table)
         return copy.deepcopy(self, {id(each): each for each in shared})
-
-    @property
-    def rows(self) -> int:
-        return len(self._rows)
 
     @property
     def temperature(self) -> Tensor:
@@ -137,15 +135,15 @@ class Selection(StepBatch):
     def draw_seeds(self, source: SeedSource) -> None:
         self._batch.draw_seeds(source)
 
-    def _view(self) -> BatchView:
+    def read(self) -> BatchView:
         rows, (filters, logprobs) = self._rows, self._table.read(self._rows)
         plan = BatchPlan(
-            len(rows),
+            self.rows,
             self.vocab_size,
             self.device,
             filters,
             logprobs,
-            fixed_rounds=True,
+            fixed_rounds=not readable(self.device),
             stores_all=self.stores_logits,
             numbers=(rows.numbers, rows.stored_numbers),
         )

@@ -81,7 +81,7 @@ class Step:
     out: SampleOutput | None = None
     local_logits: Tensor | None = None
 
-    @property
+    @cached_property
     def num_words(self) -> int:
         """How many words the step exchanges, one per row and sample."""
         return self.batch.rows * self.noise.num_samples

@@ -24,10 +24,12 @@ class StepBatch(Sealed, ABC):
     Attributes:
         vocab_size: V.
         device: of all tensors.
+        rows: B.
         unseeded: the rows that still wait for their seed.
         version: another one after rows joined, left, moved or changed.
     """
 
+    rows: int
     unseeded: list[int]
     version: int = 0
 
@@ -40,11 +42,6 @@ class StepBatch(Sealed, ABC):
         """Return a copy with tensors of its own: two batches over the same ones would differ from
         them after the first change."""
         return copy.deepcopy(self)
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """B."""
 
     @property
     @abstractmethod
@@ -84,8 +81,9 @@ class StepBatch(Sealed, ABC):
         """Give every row without a seed the next one of `source`."""
 
     @abstractmethod
-    def _view(self) -> BatchView:
-        """Return what a step reads of the rows, masks of any number of rows among it."""
+    def read(self) -> BatchView:
+        """Return what a step reads of the rows, masks of any number of rows among it. Nothing is
+        checked here."""
 
     @abstractmethod
     def _state_slots(self) -> Tensor:
@@ -100,7 +98,7 @@ class StepBatch(Sealed, ABC):
         """
         batch = self.for_rows(num_rows)
         batch.check_masks(num_rows)
-        return batch._view()
+        return batch.read()
 
     def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.
@@ -117,7 +115,7 @@ class StepBatch(Sealed, ABC):
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
         batch = self.for_rows(self.rows)
         batch.check_masks((draft_token_ids.shape[1] + 1) * self.rows)
-        return batch._view().after_drafts(draft_token_ids)
+        return batch.read().after_drafts(draft_token_ids)
 
     def append(self, token_ids: Tensor) -> None:
         """Count the tokens of a step as output of its rows, on the device.
@@ -199,8 +197,11 @@ class StepBatch(Sealed, ABC):
 
     def _controls(self) -> ControlRows | None:
         """Return penalties and constraints of the rows, None if no row ever had some."""
-        tables, masks = self._table.controls, self._masks()
-        if tables is None or not (tables.in_use or masks):
+        tables = self._table.controls
+        if tables is None:
+            return None
+        masks = self._masks()
+        if not (tables.in_use or masks):
             return None
         bitmask, forced = masks.get("grammar_bitmask"), masks.get("forced_token_ids")
         return ControlRows(tables, self._state_slots(), bitmask, forced)

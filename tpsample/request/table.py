@@ -24,7 +24,7 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.host_tensors import ALIGNED, columns_of, integers, reals
 from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.core.staging import Scratch
+from tpsample.core.step_buffer import Scratch
 from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.controls.tables import needs_controls
 from tpsample.request.entries import (
@@ -285,7 +285,7 @@ class RequestTable(Slots):
         numbers, every = rows.pick_columns("numbers", self.numbers), list(range(count))
         if asked.filters:
             kinds = [keeps_all(self.vocab_size), *asked.filters]
-            filters = RowFilters(rows.numbers, every, numbers, kinds)
+            filters = RowFilters(rows.numbers, every, numbers, kinds, known=False)
         if asked.top < 0:
             return filters, None
         bits = rows.scratch.take("bits", torch.bool, TOP - ASKS, count)

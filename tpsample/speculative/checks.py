@@ -56,14 +56,14 @@ def check_verify(
     """Check the arguments of `verify` or `verify_logits`; an error names the argument."""
     check_request(sampler, method, batch)
     device, lengths = sampler.weight.device, drafts.lengths
-    if not fits(drafts.token_ids, torch.int64, "BK", device):
+    if not fits(drafts.token_ids, (torch.int64,), "BK", device):
         raise ValueError(
             f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
             f"got {describe(drafts.token_ids)}"
         )
     num_rows, num_drafts = drafts.token_ids.shape
-    of_rows = [fits(lengths, each, (num_rows,), device) for each in (torch.int32, torch.int64)]
-    if lengths is not None and not any(of_rows):
+    whole = torch.int32, torch.int64
+    if lengths is not None and not fits(lengths, whole, (num_rows,), device):
         raise ValueError(
             f"lengths: expected an int32 or int64 tensor [{num_rows}] on {device}, got "
             f"{describe(lengths)}"
@@ -94,7 +94,7 @@ def check_draft_logits(
     require_plain(name, logits)
     shard, device = sampler.shard, sampler.weight.device
     shape = (*leading, len(shard))
-    if not fits(logits, None, shape, device):
+    if not fits(logits, (), shape, device):
         raise ValueError(
             f"{name}: expected the drafter's logits [{', '.join(map(str, shape))}] on {device}, "
             f"the columns of {shard}, got {describe(logits)}"
