@@ -65,11 +65,12 @@ def control_tile(logits_tile, scoring, offs_v, offs_b):
             touched |= HAS_HISTORY | BIASED  # few ids: not worth asking
         else:
             first_block = (ids.first - first_id) // TOUCHED_BLOCK
+            num_blocks = width // TOUCHED_BLOCK
             for i in tl.static_range(max(1, BLOCK_V // TOUCHED_BLOCK)):
-                block = first_block + i
-                inside = is_row & (block < width // TOUCHED_BLOCK)
-                blocks = controls.touched_ptr + slot * (width // TOUCHED_BLOCK) + block
-                touched |= tl.load(blocks, mask=inside, other=0)
+                # The last tile may end after the last block; reading that one twice does no harm.
+                block = tl.minimum(first_block + i, num_blocks - 1)
+                blocks = controls.touched_ptr + slot * num_blocks + block
+                touched |= tl.load(blocks, mask=is_row, other=0)
         if controls.draft_ptr is not None:
             touched |= HAS_HISTORY
         wants = tl.load(controls.wants_ptr + slot, mask=is_row, other=0) & touched

@@ -8,10 +8,10 @@ import triton.language as tl
 
 
 @triton.jit
-def clear_bits(mask_row, token_ids, first_id, width, active):
-    """Clear the bits of all ids [n] that the shard's columns cover."""
+def clear_bits(mask_row, token_ids, first_id, width):
+    """Clear the bits of all ids [n] that the shard's columns cover; a negative id has none."""
     column = token_ids - first_id
-    mine = active & (token_ids >= 0) & (column >= 0) & (column < width)
+    mine = (token_ids >= 0) & (column >= 0) & (column < width)
     column = tl.where(mine, column, 0)
     bit = tl.full(column.shape, 1, tl.int32) << (column & 31)
     tl.atomic_and(mask_row + (column >> 5), ~bit, mask=mine, sem="relaxed", scope="cta")
@@ -134,7 +134,7 @@ def token_mask_kernel(
             for start in range(0, num_stop, BLOCK_N):
                 n = start + offs_n
                 stop = tl.load(stop_ptr + slot * num_stop + n, mask=n < num_stop, other=-1)
-                clear_bits(mask_row, stop, first_id, width, (others > 0) & (stop >= 0))
+                clear_bits(mask_row, tl.where(others > 0, stop, -1), first_id, width)
         for start in range(0, num_bad, BLOCK_N):
             n = start + offs_n
             sequence = bad_word_ptr + (slot * num_bad + n) * bad_length
@@ -148,4 +148,4 @@ def token_mask_kernel(
                     draft = draft_ptr + row * max_drafts + drafts - j
                     latest = tl.load(draft, mask=j <= drafts, other=latest)
                 begun &= (wanted == -1) | (wanted == latest)
-            clear_bits(mask_row, last, first_id, width, free & begun)
+            clear_bits(mask_row, tl.where(free & begun, last, -1), first_id, width)
