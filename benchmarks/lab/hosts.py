@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import heapq
+import multiprocessing
 import os
 import select
 import shutil
@@ -19,11 +20,16 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_CLONE_NEWNET, _PR_SET_PDEATHSIG = 0x40000000, 1
+_PR_SET_PDEATHSIG = 1
 _TUNSETIFF, _IFF_TAP_NO_PI = 0x400454CA, 0x1002
+_IFF_VNET_HDR, _TUNSETOFFLOAD, _CHECKSUMS_AND_SEGMENTS = 0x4000, 0x400454D0, 7
+_MTU_FRAME, _HEADERS = 1514, 66
 
 
 def obstacle() -> str:
@@ -42,13 +48,22 @@ class Hosts:
     Args:
         names: what /etc/hosts says: "resolve" (every name is its address), "loopback" (a host's own
             name is 127.0.1.1, as Debian writes it) or "none".
+        whole_segments: a frame may have 64 KB, so that the switch does not limit the rate. The
+            counters then count such frames.
+
+    Attributes:
+        delay_s, bits_per_s: of every cable, in each direction. A queue is as long as need be.
+        blocked: hosts whose frames are lost.
+        at_end: called when the hosts end.
+        holders: the process that holds a host's namespaces, for each.
     """
 
-    def __init__(self, count: int, names: str = "resolve", delay_s: float = 0.0) -> None:
-        self.count, self.names, self.delay_s = count, names, delay_s
+    def __init__(self, count: int, names: str = "resolve", *, whole_segments: bool = False) -> None:
+        self.count, self.names, self._whole_segments = count, names, whole_segments
+        self.delay_s, self.bits_per_s = 0.0, float("inf")
         self.blocked: set[int] = set()
-        self._children: list[subprocess.Popen[str]] = []
-        self._pids: list[int] = []
+        self.at_end: list[Callable[[], object]] = []
+        self.holders: list[int] = []
         self._taps: list[int] = []
 
     @staticmethod
@@ -64,16 +79,13 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in self._children:
-            child.send_signal(signal.SIGCONT)
-            child.kill()
-        for child in self._children:
-            child.wait()
+        for end in self.at_end:
+            end()
         self._folder.cleanup()
 
     def start(self, host: int, *command: str, **env: str) -> subprocess.Popen[str]:
         """Start a command on a host; its output is one text."""
-        inside = ["nsenter", "-t", str(self._pids[host]), "-n", "-u", "-i", "-m"]
+        inside = ["nsenter", "-t", str(self.holders[host]), "-n", "-u", "-i", "-m"]
         return self._spawn([*inside, f"--wd={os.getcwd()}", *command], env)
 
     def run(self, host: int, *command: str) -> str:
@@ -94,9 +106,9 @@ class Hosts:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=_die_with_parent,
         )
-        self._children.append(child)
+        self.at_end += child.kill, child.wait
         return child
 
     def _hold(self, host: int) -> None:
@@ -115,14 +127,16 @@ class Hosts:
         assert holder.stdout is not None
         if (said := holder.stdout.readline()) != "ready\n":
             raise RuntimeError(f"no namespaces here: {said}")
-        self._pids.append(holder.pid)
+        self.holders.append(holder.pid)
 
     def _plug_in(self, host: int) -> None:
         def make() -> None:  # a namespace belongs to a thread, a TAP to that in which it is made
-            with open(f"/proc/{self._pids[host]}/ns/net") as namespace:
-                assert _libc.setns(namespace.fileno(), _CLONE_NEWNET) == 0
+            _enter(self.holders[host], "net")
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH", b"eth0", _IFF_TAP_NO_PI))
+            flags = _IFF_TAP_NO_PI | (_IFF_VNET_HDR if self._whole_segments else 0)
+            fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH", b"eth0", flags))
+            if self._whole_segments:
+                fcntl.ioctl(tap, _TUNSETOFFLOAD, _CHECKSUMS_AND_SEGMENTS)
             self._taps.append(tap)
 
         thread = threading.Thread(target=make)
@@ -134,24 +148,105 @@ class Hosts:
 
     def _switch(self) -> None:
         waiting: list[tuple[float, int, int, bytes]] = []
-        number = 0
+        number, free = 0, [0.0] * self.count
         while True:
             left_s = waiting[0][0] - time.monotonic() if waiting else 0.5
             ready, _, _ = select.select(self._taps, [], [], max(0.0, left_s))
             for tap in ready:
                 try:
-                    frame = os.read(tap, 2**16)
+                    frame = os.read(tap, 2**17)
                 except OSError:  # its cable is pulled
                     continue
                 source = self._taps.index(tap)
+                size = len(frame) + _HEADERS * (len(frame) // _MTU_FRAME)
+                free[source] = max(free[source], time.monotonic()) + 8 * size / self.bits_per_s
                 for host in {*range(self.count)} - {source}:
                     if not {host, source} & self.blocked:
                         number += 1
-                        due = time.monotonic() + self.delay_s
-                        heapq.heappush(waiting, (due, number, host, frame))
+                        heapq.heappush(waiting, (free[source] + self.delay_s, number, host, frame))
             while waiting and waiting[0][0] <= time.monotonic():
                 _, _, host, frame = heapq.heappop(waiting)
                 try:
                     os.write(self._taps[host], frame)
                 except OSError:  # its cable is pulled
                     continue
+
+
+class RanksOnHosts:
+    """Ranks on hosts, `each` on every one, which take commands and answer them.
+
+    They are forked from a process that has loaded what they need.
+
+    Args:
+        body: called on every rank with its end of a pipe and `arguments`. It sends something when
+            it is ready, and an answer to every command with its arguments and named arguments.
+    """
+
+    def __init__(self, hosts: Hosts, each: int, body: Callable[..., None], *arguments: Any) -> None:
+        os.environ.setdefault(
+            "TORCH_CPP_LOG_LEVEL", "ERROR"
+        )  # else it warns of hosts without names
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([body.__module__])
+        self.world_size = hosts.count * each
+        self.everybody = range(self.world_size)
+        self.pids: list[int] = []
+        self._lines: list[Connection] = []
+        for rank in self.everybody:
+            env = {
+                "RANK": rank, "WORLD_SIZE": self.world_size,
+                "LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each,
+                "MASTER_ADDR": hosts.address(0), "MASTER_PORT": 29500, "OMP_NUM_THREADS": 1,
+            }  # fmt: skip
+            line, its_line = context.Pipe()
+            told = (hosts.holders[rank // each], env, body, its_line, *arguments)
+            process = context.Process(target=_on_host, args=told, daemon=True)
+            process.start()
+            hosts.at_end += process.kill, process.join
+            its_line.close()
+            assert process.pid is not None
+            self.pids.append(process.pid)
+            self._lines.append(line)
+        self.answers(self.everybody, 120)
+
+    def tell(self, ranks: Iterable[int], command: str, *arguments: Any, **named: Any) -> None:
+        for rank in ranks:
+            self._lines[rank].send((command, arguments, named))
+
+    def answers(self, ranks: Iterable[int], limit_s: float = 60) -> list[Any]:
+        """Return the next answer of each rank.
+
+        Raises:
+            TimeoutError: a rank is silent.
+            EOFError: a rank has ended; it has said why on the standard error.
+        """
+        found = []
+        for rank in ranks:
+            if not self._lines[rank].poll(limit_s):
+                raise TimeoutError(f"rank {rank} is silent for {limit_s} s")
+            found.append(self._lines[rank].recv())
+        return found
+
+    def ask(self, command: str, *arguments: Any, **named: Any) -> list[Any]:
+        """Tell all ranks, and return their answers."""
+        self.tell(self.everybody, command, *arguments, **named)
+        return self.answers(self.everybody)
+
+
+def _on_host(holder: int, env: dict[str, Any], body: Callable[..., None], *arguments: Any) -> None:
+    _die_with_parent()
+    here = os.getcwd()
+    for kind in ("net", "uts", "ipc", "mnt"):
+        _enter(holder, kind)
+    os.chdir(here)
+    os.environ.update({name: str(value) for name, value in env.items()})
+    body(*arguments)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _enter(pid: int, kind: str) -> None:
+    with open(f"/proc/{pid}/ns/{kind}") as namespace:
+        assert _libc.setns(namespace.fileno(), 0) == 0

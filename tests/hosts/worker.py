@@ -1,63 +1,79 @@
-"""A rank of `make hosts`: it reads commands as lines of JSON, and answers with such."""
+"""A rank of `make hosts`: it does what it is told, and answers."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from datetime import timedelta
+from functools import cache, partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tests.support.calls import outcome
 from tpsample import LMHeadSampler, PeerLost, SamplingBatch, SamplingParams, VocabShard, reference
-from tpsample.distributed import join
+from tpsample.distributed import Job, join
 
 V, D = 512, 16
 
 
-def main(timeout_s: float) -> None:
+def serve(line: Connection, timeout_s: float) -> None:
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    weight, hidden = (torch.randn(rows, D, generator=generator) for rows in (V, 64))
-    logits = reference.logits(hidden, weight)
-    samplers: dict[str, LMHeadSampler] = {}
     with join() as job:
-        group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+        worker = Worker(job, dist.new_group(timeout=timedelta(seconds=timeout_s)))
+        line.send("ready")
+        while True:
+            name, arguments, changes = line.recv()
+            line.send(getattr(worker, name)(*arguments, **changes))
+
+
+class Worker:
+    """A rank with a sampler per exchange; all have one head."""
+
+    def __init__(self, job: Job, group: dist.ProcessGroup) -> None:
+        generator = torch.Generator().manual_seed(0)
+        weight, self._hidden = (torch.randn(rows, D, generator=generator) for rows in (V, 64))
+        self._logits = reference.logits(self._hidden, weight)
+        self._is_last = job.rank == job.world_size - 1
         shard = VocabShard.even(V, job.rank, job.world_size)
+        own = weight[shard.start : shard.stop]
+        make = partial(LMHeadSampler, own, shard=shard, group=group)
+        self._sampler = cache(lambda exchange: make(exchange=exchange))
 
-        def steps(exchange: str, rows: int, count: int, **changes: Any) -> dict[str, Any]:
-            if exchange not in samplers:
-                own = weight[shard.start : shard.stop]
-                samplers[exchange] = LMHeadSampler(own, shard=shard, exchange=exchange, group=group)
-            params = [SamplingParams(seed=seed, **changes) for seed in range(rows)]
-            batch = SamplingBatch.from_params(params, vocab_size=V)
-            took, found = [], []
-            for position in range(count):
-                began = time.monotonic()
-                try:
-                    found.append(samplers[exchange](hidden[:rows], batch, position).token_ids)
-                except PeerLost as lost:
-                    after = time.monotonic() - began
-                    return {"lost": lost.ranks, "text": str(lost), "after": after}
-                took.append(time.monotonic() - began)
-            wrong = sum(
-                int((ids != reference.sample(logits[:rows], batch, position).token_ids).sum())
-                for position, ids in enumerate(found)
-            )
-            return {"took": min(took[1:], default=0.0), "wrong": wrong}
+    def steps(self, exchange: str, rows: int, count: int, **changes: Any) -> dict[str, Any]:
+        """Take steps; return the time of the shortest, and how many tokens are wrong."""
+        batch, took, found = _batch(rows, **changes), [], []
+        for position in range(count):
+            began = time.monotonic()
+            try:
+                output = self._sampler(exchange)(self._hidden[:rows], batch, position)
+            except PeerLost as lost:
+                after = time.monotonic() - began
+                return {"lost": lost.ranks, "text": str(lost), "after": after}
+            found.append(output.token_ids)
+            took.append(time.monotonic() - began)
+        wrong = sum(
+            int((ids != reference.sample(self._logits[:rows], batch, position).token_ids).sum())
+            for position, ids in enumerate(found)
+        )
+        return {"took": min(took[1:], default=0.0), "wrong": wrong}
 
-        def reset(exchange: str) -> dict[str, Any]:
-            samplers[exchange].reset()
-            return {}
+    def differ(self, exchange: str, how: str) -> tuple[str, str]:
+        """Make a call that is another one on the last rank; return the error."""
+        sampler, rows = self._sampler(exchange), 8
+        other = how if self._is_last else ""
+        if other == "call":
+            return outcome(lambda: sampler.prompt_logprobs(self._hidden[:rows], torch.arange(rows)))
+        rows += other == "rows"
+        slots = torch.arange(rows).roll(int(other == "slots"))
+        batch: Any = _batch(rows).select(slots) if how == "slots" else _batch(rows)
+        return outcome(lambda: sampler(self._hidden[:rows], batch, 0))
 
-        print("ready", flush=True)
-        for line in sys.stdin:
-            name, *arguments, changes = json.loads(line)
-            answer = (steps if name == "steps" else reset)(*arguments, **changes)
-            print(json.dumps(answer), flush=True)
+    def reset(self, exchange: str) -> None:
+        self._sampler(exchange).reset()
 
 
-if __name__ == "__main__":
-    main(float(sys.argv[1]))
+def _batch(rows: int, **changes: Any) -> SamplingBatch:
+    params = [SamplingParams(seed=seed, **changes) for seed in range(rows)]
+    return SamplingBatch.from_params(params, vocab_size=V)
