@@ -52,21 +52,28 @@ class WholeLogits(ABC):
         """Return the bytes of logits that this rank hands to its peers in a step."""
 
     @abstractmethod
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """Return whole logits [n, V] of `own_rows`. Collective."""
+    def moved(self, local: Tensor) -> Tensor:
+        """Return every rank's part of `own_rows`, [W, n, width], of [B, width]. Collective."""
 
-    @abstractmethod
+    def told(self, ids: Tensor, rows: int) -> Tensor:
+        """Return the ids [B] of all rows, of this rank's [n]. Collective."""
+        return ids
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Return whole logits [n, V] of `own_rows`, joined in one copy. Collective."""
+        parts = self.moved(hidden_states @ self.part.T)
+        whole = parts.transpose(0, 1).reshape(parts.shape[1], self.world_size * self.width)
+        return whole[:, : self.vocab_size]
+
     def tokens(self, hidden_states: Tensor, sample: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the tokens [B] of all rows. Collective.
 
         Args:
-            sample: makes ids [n] of whole logits [n, V].
+            sample: makes ids [n] of whole logits [n, V]; not called without rows.
         """
-
-    def _joined(self, parts: Tensor) -> Tensor:
-        """Return whole rows [n, V] of the ranks' parts of them, [W, n, width], in one copy."""
-        whole = parts.transpose(0, 1).reshape(parts.shape[1], self.world_size * self.width)
-        return whole[:, : self.vocab_size]
+        logits = self.logits(hidden_states)
+        ids = sample(logits) if len(logits) else logits.new_empty(0, dtype=torch.int64)
+        return self.told(ids, len(hidden_states))
 
 
 class AllGather(WholeLogits):
@@ -84,16 +91,12 @@ class AllGather(WholeLogits):
         """As a ring sends them: the own part and what it forwards, W - 1 parts in all."""
         return (self.world_size - 1) * rows * self.width * self.part.element_size()
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        local = hidden_states @ self.part.T
+    def moved(self, local: Tensor) -> Tensor:
         if self.world_size == 1:
-            return local
+            return local.unsqueeze(0)
         parts = local.new_empty(self.world_size, *local.shape)
         all_gather(parts.view(-1, self.width), local)
-        return self._joined(parts)
-
-    def tokens(self, hidden_states: Tensor, sample: Callable[[Tensor], Tensor]) -> Tensor:
-        return sample(self.logits(hidden_states))
+        return parts
 
 
 class AllToAll(WholeLogits):
@@ -117,23 +120,19 @@ class AllToAll(WholeLogits):
         others = rows - len(self.own_rows(rows))
         return others * self.width * self.part.element_size()
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        rows, own = len(hidden_states), self.own_rows(len(hidden_states))
+    def moved(self, local: Tensor) -> Tensor:
+        rows, own = len(local), self.own_rows(len(local))
         shares = [VocabShard.even(rows, rank, self.world_size) for rank in range(self.world_size)]
-        local = hidden_states @ self.part.T
         parts = local.new_empty(self.world_size, len(own), self.width)
         received = [len(own) * self.width] * self.world_size
         sent = [len(share) * self.width for share in shares]
         dist.all_to_all_single(parts.view(-1), local.view(-1), received, sent)
-        return self._joined(parts)
+        return parts
 
-    def tokens(self, hidden_states: Tensor, sample: Callable[[Tensor], Tensor]) -> Tensor:
-        rows, own = len(hidden_states), self.own_rows(len(hidden_states))
-        logits = self.logits(hidden_states)
+    def told(self, ids: Tensor, rows: int) -> Tensor:
         most = len(VocabShard.even(rows, 0, self.world_size))
-        tokens = hidden_states.new_zeros(most, dtype=torch.int64)
-        if len(own):
-            tokens[: len(own)] = sample(logits)
+        tokens = ids.new_zeros(most, dtype=torch.int64)
+        tokens[: len(ids)] = ids
         everyone = tokens.new_empty(self.world_size * most)
         all_gather(everyone, tokens)
         return everyone[:rows]
