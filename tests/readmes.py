@@ -55,7 +55,7 @@ NEVER = {
     "python -m benchmarks.engines.bench": _ENGINE,
     "python -m benchmarks.run ceilings": _GPU,
     "python -m benchmarks.run wire screen_candidates speculative_convergence --tiny": _MODEL,
-    "python -m benchmarks.gpu.tune --precompile 14": _GPU,
+    "python -m benchmarks.run tune": _GPU,
 }
 """Commands that are parsed and never run here, each with the reason."""
 

@@ -42,7 +42,7 @@ WRONG = [
     ("bash", "pip install --nodeps x", "no such option"),
     ("bash", "python -m benchmarks.nowhere", "no module named benchmarks.nowhere"),
     ("bash", "vllm serve M --worker-cls tpsample.integrations.vllm.Wrker", "no such class"),
-    ("bash", "python -m benchmarks.gpu.tune --bacthes 64", "unrecognized arguments"),
+    ("bash", "python -m benchmarks.gpu.check --dry-rnu", "unrecognized arguments"),
     ("bash", "python -m benchmarks.run --tinny", "No such option"),
     ("bash", "launch/local.sh generate --promt x", "No such option"),
     ("bash", "torchrun --nproc-per-node 2 x.py", "x.py: there is no such file"),

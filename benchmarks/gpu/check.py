@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.record import ARCHIVE, Record, joined, tell, told
-from benchmarks.gpu.sections import SECTIONS, TOTAL_SECONDS, run_section
+from benchmarks.gpu.sections import ON_REQUEST, SECTIONS, TOTAL_SECONDS, run_section
 from benchmarks.lab.orphans import with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
         for facts in run_section(options.section, options.dry_run, output, options.until):
             tell(facts)
         return 0
-    chosen = set(options.sections.split(",")) if options.sections else set(SECTIONS)
+    chosen = set(SECTIONS) - set(ON_REQUEST)
+    if options.sections:
+        chosen = set(options.sections.split(","))
     if unknown := chosen - set(SECTIONS):
         parser.error(f"--sections: expected any of {', '.join(SECTIONS)}, got {unknown}")
     names = [name for name in SECTIONS if name in chosen | {"environment"}]

@@ -31,6 +31,7 @@ SECTIONS = {
     "compile": Section(100, 55),
     "goldens": Section(50, 10),
     "oracle": Section(60, 12),
+    "tune": Section(330, 0),
     "single_gpu": Section(130, 90),
     "shard": Section(75, 33),
     "filters": Section(80, 60),
@@ -46,8 +47,11 @@ SECTIONS = {
     "processes": Section(60, 30),
 }
 
+ON_REQUEST = ("tune",)
+"""Left out unless it is named, because it takes minutes."""
 POINTS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
     "ceilings": (SHAPES[:2], ()),
+    "tune": (SHAPES[:2], (16, 64, 128, 256)),
     "single_gpu": (SHAPES[:2], (16, 32, 64, 128, 256, 1, 512)),
     "shard": (SHAPES[:2], (16, 32, 64, 1, 256)),
     "filters": (SHAPES[1:2], (64, 1)),

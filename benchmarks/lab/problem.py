@@ -259,3 +259,9 @@ def override_tile(sampler: LMHeadSampler, tile: Tile) -> None:
 
     assert isinstance(sampler.local, TritonBackend)
     sampler.local.tile = tile
+
+
+def tile_text(tile: Tile) -> str:
+    """128×64×64/8w/3s: vocabulary × batch × hidden, warps, stages."""
+    blocks = f"{tile.block_v}×{tile.block_b}×{tile.block_d}"
+    return f"{blocks}/{tile.num_warps}w/{tile.num_stages}s"

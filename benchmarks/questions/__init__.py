@@ -9,6 +9,7 @@ from benchmarks.questions import (
     speculative,
     speculative_convergence,
     step,
+    tune,
     wire,
 )
 
@@ -22,6 +23,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         speculative.BENCHMARK,
         speculative_convergence.BENCHMARK,
         screen_candidates.BENCHMARK,
+        tune.BENCHMARK,
         wire.BENCHMARK,
     )
 }

@@ -35,6 +35,7 @@ from pathlib import Path
 import torch
 import triton
 
+from benchmarks.lab.problem import tile_text
 from benchmarks.static.aot import GPUS, Binary, compile_all, jitted, programs_per_sm
 from benchmarks.static.builds import (
     DTYPES,
@@ -169,12 +170,6 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
 def held_to_limit(row: Row, tile: Tile) -> bool:
     """The configurations for which the cost of the epilogue is promised."""
     return row.arch == 90 and tile.block_b == 64 and row.variant == "plain"
-
-
-def tile_text(tile: Tile) -> str:
-    """128×64×64/8w/3s: vocabulary × batch × hidden, warps, stages."""
-    blocks = f"{tile.block_v}×{tile.block_b}×{tile.block_d}"
-    return f"{blocks}/{tile.num_warps}w/{tile.num_stages}s"
 
 
 HEADERS = [

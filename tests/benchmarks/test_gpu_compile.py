@@ -11,12 +11,11 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu import check, precompile, sections, tune
+from benchmarks.gpu import check, precompile, sections
 from benchmarks.gpu.record import ARCHIVE, Record
 from benchmarks.lab.kernels import row_noise_kernel
 from benchmarks.lab.launches import Launch, Pointer, listed
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
-from benchmarks.lab.shapes import TINY
 from tests.support.commands import run_command
 from tests.support.limits import slowness
 from tests.support.tiers import long
@@ -104,9 +103,7 @@ class TestRehearsal:
         assert set(launched) <= set(rehearsed)
 
     def test_of_the_tuner_lists_every_candidate(self):
-        rehearsed, problem = precompile.rehearse(functools.partial(tune.rehearsed, TINY, 2, 1), CPU)
-        assert problem is None
-        tiles = {dict(each.arguments).get("BLOCK_V") for each in rehearsed}
+        tiles = {dict(each.arguments).get("BLOCK_V") for each in _rehearsed("tune")}
         assert {1024, 512} <= tiles
 
     def test_judges_nothing_and_leaves_the_judges_in_place(self):

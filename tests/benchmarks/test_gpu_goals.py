@@ -1,7 +1,7 @@
 """The numbers that a run on a GPU is for: in time, and said to be read only where they were."""
 
 from benchmarks.gpu.goals import GOALS, SMALL, TARGET_SHAPES, goals_read
-from benchmarks.gpu.sections import POINTS, SECTIONS
+from benchmarks.gpu.sections import ON_REQUEST, POINTS, SECTIONS
 
 SHARE, BY, ALL = "over_limit", 300, 480
 
@@ -23,7 +23,8 @@ def test_every_goal_is_expected_in_time():
     for name, section in SECTIONS.items():
         assert section.expected_s <= section.limit_s
         begins[name] = passed
-        passed += section.expected_s
+        if name not in ON_REQUEST:
+            passed += section.expected_s
     assert passed <= ALL
     for goal in GOALS:
         if goal.fact:

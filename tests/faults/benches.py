@@ -94,8 +94,8 @@ benchmarks/lab/kernels.py tests/benchmarks/test_ceilings.py
     - total = tl.where((offs_v < num_rows)[:, None], total, 0)
     + total = total + 0
     > test_a_read_by_tiles_reads_every_row_once
-benchmarks/gpu/tune.py tests/local/test_tiles.py
+benchmarks/questions/tune.py tests/local/test_tiles.py
     candidates of the tuner may be too large
-    - tile for tile in tried if fits(tile, gpu)
+    - tile_table.fitted(tile, gpu) for tile in tried
     + tile for tile in tried
 """)

@@ -8,7 +8,7 @@ from dataclasses import astuple
 import pytest
 import torch
 
-from benchmarks.gpu import tune
+from benchmarks.questions import tune
 from benchmarks.static.aot import GPUS, Binary, programs_per_sm
 from benchmarks.static.builds import lm_head, package_kernels
 from benchmarks.static.report import MAX_EPILOGUE, cells, judge

@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu import tune
-from benchmarks.lab.harness import Run
+from benchmarks.lab.harness import Run, execute
 from benchmarks.lab.problem import WrongToken
+from benchmarks.lab.results import RESULT
 from benchmarks.lab.shapes import TINY
+from benchmarks.questions import tune
+from benchmarks.static.aot import GPUS
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch
 from tpsample.local import measured_tiles, tile_table
@@ -111,15 +113,19 @@ def test_ranks_with_other_tables_refuse_to_be_built():
 
 
 class TestTuner:
-    def test_writes_a_table_that_the_sampler_can_read(self, tmp_path, capsys, monkeypatch):
+    def test_fills_a_table_that_the_sampler_can_read(self, tmp_path, monkeypatch):
         path = tmp_path / "tiles.json"
         measured_tiles.save(path, [ENTRY])
+        monkeypatch.setattr(measured_tiles, "FILE", path)
         monkeypatch.setattr(tune, "MIN_GAIN", 0.0)  # on a CPU nothing is faster for a reason
-        assert tune.main(["--tiny", "--output", str(path)]) == 0
+        run = Run(shapes=(TINY,), batches=(3, 2), repeats=1)
+        monkeypatch.setattr(tune, "WORLD_SIZES", (1,))
+        result = execute(tune.BENCHMARK, run, tmp_path / RESULT)
+        assert [each["kind"] for each in result.rows] == ["baseline", "tpsample"]
+        tune.main(str(tmp_path / RESULT))
         new, old = measured_tiles.load(path)
         assert old == ENTRY and new.gpu == Gpu() and new.us <= new.rule_us
         assert new.shape[1:] == (TINY.vocab_size, TINY.hidden_size, 16)
-        assert "1000×64 batch 16" in capsys.readouterr().out
 
     def test_a_wrong_token_stops_it(self, tmp_path, monkeypatch):
         finish = LMHeadSampler.finish
@@ -131,57 +137,34 @@ class TestTuner:
 
         monkeypatch.setattr(LMHeadSampler, "finish", planted)
         with pytest.raises(WrongToken):
-            tune.main(["--tiny", "--output", str(tmp_path / "tiles.json")])
-        assert not (tmp_path / "tiles.json").exists()
+            execute(tune.BENCHMARK, Run.small(batches=(3,), repeats=1), tmp_path / RESULT)
+        with pytest.raises(SystemExit, match="nothing worth keeping"):
+            tune.main(str(tmp_path / RESULT))
 
-    def test_keeps_gains_only(self):
-        rule = dataclasses.replace(ENTRY, tile=TILE, us=300.0, rule_us=300.0)
+    def test_keeps_the_fastest_and_gains_only(self):
         for us, kept in ((290.0, True), (296.0, False), (300.0, False)):
             best = dataclasses.replace(ENTRY, us=us, rule_us=300.0)
-            assert tune.merged([ENTRY], [(rule, best)]) == ([best] if kept else [])
+            rule = dataclasses.replace(best, tile=TILE, us=300.0)
+            slow = dataclasses.replace(best, tile=TILE, us=us + 1)
+            assert tune.merged([ENTRY], [rule, best, slow]) == ([best] if kept else [])
 
-    def test_refuses_what_would_spoil_the_table(self, capsys):
-        for arguments, message in ([], "no GPU"), (["--tiny"], "another --output"):
-            with pytest.raises(SystemExit):
-                tune.main(arguments)
-            assert message in capsys.readouterr().err
-
-    @pytest.mark.parametrize("arch", [80, 90, 100])
+    @pytest.mark.parametrize("arch", [80, 89, 90, 100])
     @pytest.mark.parametrize("block_b", [16, 32, 64, 128, 256])
     def test_candidates_of_a_gpu(self, arch, block_b):
-        gpu = Gpu("a GPU", arch, 132)
+        gpu = Gpu("a GPU", arch, 132, GPUS[arch].program_bytes)
         rule = tile_table.rule(block_b, 128256, torch.bfloat16, gpu)
         tiles = tune.candidates(rule, gpu)
-        assert tiles[0] == rule and len(set(tiles)) == len(tiles)
-        assert {tile.block_b for tile in tiles} == {min(block_b, 128 if arch == 80 else 256)}
+        assert tiles[0] == rule and len(set(tiles)) == len(tiles) >= 2
+        assert {tile.block_b for tile in tiles} == {min(block_b, 128 if arch < 90 else 256)}
         assert all(tile.block_v >= 64 and tile.num_warps in (4, 8) for tile in tiles)
-        assert all(tune.fits(tile, gpu) for tile in tiles[1:])
+        assert all(tile_table.fitted(tile, gpu) == tile for tile in tiles)
         if arch >= 90:  # with the shared memory of a Hopper
-            assert len(tiles) >= 2
             assert (256 in {tile.block_v for tile in tiles}) == (block_b < 256)
-
-    def test_a_tile_that_does_not_fit_shared_memory_is_left_out(self):
-        tile = Tile(256, 128, 64, 8, 4)  # 192 KB of stages
-        assert tune.fits(tile, H200) and not tune.fits(tile, Gpu("A100", 80, 108))
-        assert not tune.fits(dataclasses.replace(tile, num_stages=5), H200)
-        assert tune.fits(tile, Gpu("unknown", 75, 40))
 
     def test_takes_the_shards_first_that_are_named_first(self, monkeypatch):
         monkeypatch.setattr(
-            tune, "_fastest", lambda run, problem, gpu: (problem.weight.shape, problem.rows)
+            tune, "_of_point", lambda run, problem, gpu: [(problem.weight.shape, problem.rows)]
         )
-        run = Run.small(shapes=(TINY, dataclasses.replace(TINY, hidden_size=32)), batches=(1, 2))
-        found = list(tune.tune(run, (8, 1)))
+        run = Run(shapes=(TINY, dataclasses.replace(TINY, hidden_size=32)), batches=(1, 2, 20))
         weights = [(rows, size) for rows in (125, 1000) for size in (64, 32)]
-        assert found == [(weight, batch) for weight in weights for batch in (1, 2)]
-
-    def test_no_point_is_begun_too_late_and_each_is_in_the_table(self, tmp_path, monkeypatch):
-        entries = [dataclasses.replace(ENTRY, batch=batch) for batch in (16, 32, 64)]
-        monkeypatch.setattr(tune, "tune", lambda *_: iter([(each, each) for each in entries]))
-        run = Run.small()
-        lines = tune.fill(run, (1,), tmp_path / "tiles.json", 600.0)
-        for number, _ in enumerate(lines, 1):
-            assert len(measured_tiles.load(tmp_path / "tiles.json")) == number
-        assert number == 3
-        assert len(list(tune.fill(run, (1,), tmp_path / "late.json", 0.0))) == 1
-        assert "Stopped after 0 s" in run.notes[0]
+        assert list(tune.rows(run)) == [(weight, batch) for weight in weights for batch in (2, 20)]

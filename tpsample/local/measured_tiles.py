@@ -1,4 +1,4 @@
-"""Tiles that were measured, in `measured_tiles.json`: what `python -m benchmarks.gpu.tune` writes.
+"""Tiles that were measured, in `measured_tiles.json`: what `benchmarks.questions.tune` writes.
 
 The file that is shipped is empty: nothing has been measured yet.
 """
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tpsample.local.tiles import Gpu, Tile
 
@@ -28,6 +29,12 @@ class MeasuredTile:
     us: float
     rule_us: float
 
+    @staticmethod
+    def of(entry: dict[str, Any]) -> "MeasuredTile":
+        """Return the entry that `dataclasses.asdict` has made a dictionary."""
+        fields = {**entry, "gpu": Gpu(**entry["gpu"]), "tile": Tile(**entry["tile"])}
+        return MeasuredTile(**fields)
+
     @property
     def shape(self) -> Shape:
         return self.gpu, self.vocab_rows, self.hidden_size, self.batch
@@ -39,14 +46,13 @@ def load(path: Path) -> list[MeasuredTile]:
     Raises:
         ValueError: naming the file and the first entry that is not one.
     """
-    entries = []
+    found = []
     for number, entry in enumerate(json.loads(path.read_text())):
         try:
-            gpu, tile = Gpu(**entry.pop("gpu")), Tile(**entry.pop("tile"))
-            entries.append(MeasuredTile(gpu=gpu, tile=tile, **entry))
-        except (AttributeError, KeyError, TypeError) as wrong:
+            found.append(MeasuredTile.of(entry))
+        except (KeyError, TypeError) as wrong:
             raise ValueError(f"{path}: entry {number} is no measured tile: {wrong}") from wrong
-    return entries
+    return found
 
 
 def save(path: Path, entries: Sequence[MeasuredTile]) -> None:
