@@ -84,6 +84,10 @@ tpsample/request/rows.py tests/request/test_slots.py
     - torch.ne(self.scratch.pick("winner", first, index), self.numbers, out=undrawn)
     + torch.lt(self.scratch.pick("winner", first, index), 0, out=undrawn)
     > test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]
+    a row that is not drawn reads a row that masks do not have
+    - torch.remainder(index, max(none, 1), out=self.inside)
+    + torch.clamp(index, max=none - 1, out=self.inside)
+    > test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn
     a slot without a request is drawn
     - none + 1).copy_(gate)
     + none + 1).fill_(OPEN)
@@ -103,7 +107,7 @@ tpsample/request/selection.py tests/request/test_slots.py
     > test_masks_by_slot_follow_the_slots
 tpsample/request/selection.py tests/request/test_engine_tensors.py
     masks of an engine's rows do not follow its slots
-    - return {name: mask for name, (mask, _) in its.items() if name not in own}
+    - return {name: mask for name, (mask, _) in its.items() if name not in own and len(mask)}
     + return {}
     > test_masks_of_all_rows_and_of_slots_bind
     a copied selection shares its rows and its masks

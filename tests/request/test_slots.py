@@ -285,6 +285,21 @@ def test_masks_by_slot_follow_the_slots():
         sampler(hidden_states[:1], batch.select(torch.tensor([3])), 5)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("slots", [[-1, -1], [2, -1], [5, 0], [0, 0]])
+def test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn(rows, slots):
+    """A row outside the mask would end the process on a GPU."""
+    params = [SamplingParams(seed=i) for i in range(rows)]
+    batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=6)
+    batch.forced_token_ids = torch.arange(rows)
+    bits = bitmask_of([{i} for i in range(3)], V)
+    batch.grammar_bitmask = bits[:rows]
+    out = sampler_of()(torch.randn(2, D), batch.select(torch.tensor(slots)), 5)
+    drawn = [slot < rows and slot not in slots[:i] for i, slot in enumerate(slots)]
+    expected = [s if s >= 0 and d else -1 for s, d in zip(slots, drawn, strict=True)]
+    assert out.token_ids.tolist() == expected
+
+
 CHANGES = {
     "free": lambda batch: batch.free(1),
     "put": lambda batch: batch.put(1, SamplingParams(seed=9)),

@@ -69,7 +69,7 @@ def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
     """Return a range of a weight, or of logits, [n, m] of any floating dtype."""
     num_rows, num_columns = numbers.shape
     stride = numbers.stride(0) if num_rows > 1 else num_columns
-    length = (num_rows - 1) * stride + num_columns if num_rows else 0
+    length = (num_rows - 1) * stride + num_columns if numbers.numel() else 0
     flat = numbers.as_strided((length,), (1,)).view(BITS[numbers.dtype]).numpy()
     return Weight(flat, stride, first_id, start, stop)
 

@@ -45,7 +45,8 @@ class SlotRows:
 
     Attributes:
         index: int64 [B], the slot that each row reads; S if it is not drawn.
-        inside: int64 [B], the same, but a slot of a request if it is not drawn.
+        inside: int64 [B], the same, but 0 if the row is not drawn, because every table has a first
+            row, and masks have no more rows than slots are in use.
         undrawn: the rows that are not drawn.
         numbers, stored_numbers: int64 and int32 [B], 0 … B - 1.
         scratch: of what a step reads.
@@ -94,7 +95,7 @@ class SlotRows:
         torch.ne(self.scratch.pick("winner", first, index), self.numbers, out=undrawn)
         torch.ne(slots, PADDING, out=status).mul_(int(Status.BAD_SLOT))
         index.masked_fill_(undrawn, none)
-        torch.clamp(index, max=none - 1, out=self.inside)
+        torch.remainder(index, max(none, 1), out=self.inside)
 
     def pick_any(self, name: str, table: Tensor) -> Tensor:
         """Return what a table [S, …] holds for each row; any slot's where the row is not drawn."""

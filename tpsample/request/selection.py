@@ -157,9 +157,10 @@ class Selection(StepBatch):
         super()._append(num_rows, token_ids)
 
     def _by_slot(self) -> dict[str, Tensor]:
-        """Return the masks of the batch, a row per slot, that no mask of these rows replaces."""
+        """Return the masks of the batch, a row per slot, that no mask of these rows replaces. One
+        without rows binds none."""
         its, own = self._batch._assigned, self._assigned
-        return {name: mask for name, (mask, _) in its.items() if name not in own}
+        return {name: mask for name, (mask, _) in its.items() if name not in own and len(mask)}
 
     def _masks(self) -> dict[str, Tensor]:
         picked = {name: self._rows.pick_any(name, mask) for name, mask in self._by_slot().items()}
