@@ -64,7 +64,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
         tally += story.run(STEPS)
         if options["philox_rounds"] == 10:
             tally += one_request_for_all(pick, story.head, ranks, name)
-            tally += engine_tensors(pick, story.head, ranks, rank, name)
+            tally += engine_tensors(pick, story.head, ranks, name, rank=rank)
         ranks.close()
         rows, seed = rows + story.taken, seed + 1
     return tally
@@ -83,6 +83,8 @@ def _through_the_kernels(first_seed: int, num_rows: int) -> Tally:
         ranks = (VirtualRanksFromLogits if seed % 3 == 2 else VirtualRanks)(head, pick, **how)
         story = Story(pick, head, ranks, theme, max_rows=4, rounds=rounds, name=name)
         tally += story.run(4)
+        if rounds == 10:
+            tally += engine_tensors(pick, story.head, ranks, name)
         ranks.close()
         seed += 1
     return tally

@@ -33,6 +33,7 @@ class ChangingBatch:
 
     Attributes:
         moved: whether rows changed since masks were assigned.
+        empty: the row whose slot was left and not yet filled again.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ChangingBatch:
     ) -> None:
         self.pick, self.size, self.theme, self.note = pick, size, theme, note
         self.max_rows, self.moved = min(max_rows, theme.most_rows), False
+        self.empty: int | None = None
         self.rows = [self._row() for _ in range(pick.randint(1, self.max_rows))]
         self.kept_cap = pick.choice([None, None, None, 1, 8, 1000])
         with surroundings(pick) as around:
@@ -71,8 +73,9 @@ class ChangingBatch:
             change()
 
     def change_rows(self) -> None:
-        """Change rows, so that a selection of them is refused."""
-        self.pick.choice([self._permute, self._refill, self._update, self._drop])()
+        """Change rows, so that a selection of them is refused. `fill` has to be called later."""
+        ways = [self._permute, self._refill, self._free, self._free, self._update, self._drop]
+        self.pick.choice(ways)()
 
     def _changes(self) -> list[Callable[[], None]]:
         """Those that are possible now."""
@@ -138,9 +141,19 @@ class ChangingBatch:
 
     def _refill(self) -> None:
         """A request leaves its slot, and another takes it."""
-        at = self.pick.randrange(len(self.rows))
+        self._free()
+        self.fill()
+
+    def _free(self) -> None:
+        self.moved, self.empty = True, self.pick.randrange(len(self.rows))
+        self.batch.free(self.empty)
+
+    def fill(self) -> None:
+        """Let another request take the slot that one has left, if there is such a slot."""
+        if self.empty is None:
+            return
+        at, self.empty = self.empty, None
         new = self._replace(at, ("grammar", "forced"))
-        self.batch.free(at)
         self.batch.put(at, new.params, **{name: [ids] for name, ids in new.so_far.items()})
 
     def _update(self) -> None:
@@ -189,13 +202,17 @@ class ChangingBatch:
         size = self.size
         return self.pick.choice([-1, -1, -1, self.pick.randrange(size), 0, size, 2**40])
 
-    def select(self) -> tuple[list[Row], Any]:
-        """Return some rows in any order, and the selection of their slots."""
-        count = len(self.rows)
-        chosen = self.pick.sample(range(count), self.pick.randint(1, count))
+    def select(self) -> tuple[list[Row], list[str], Any]:
+        """Return some rows in any order, the statuses of rows behind them that are not drawn, and
+        the selection of all."""
+        there = [slot for slot in range(len(self.rows)) if slot != self.empty]
+        chosen = self.pick.sample(there, self.pick.randint(min(1, len(there)), len(there)))
+        wrong = [*chosen[:1], self.max_rows, -7, *([] if self.empty is None else [self.empty])]
+        other = [self.pick.choice([-1, *wrong]) for _ in range(self.pick.choice([0, 0, 1, 4]))]
         dtype = self.pick.choice([torch.int32, torch.int64])
-        selection = self.batch.select(torch.tensor(chosen, dtype=dtype))
-        return [self.rows[i] for i in chosen], selection
+        selection = self.batch.select(torch.tensor(chosen + other, dtype=dtype))
+        undrawn = ["OK" if slot == -1 else "BAD_SLOT" for slot in other]
+        return [self.rows[i] for i in chosen], undrawn, selection
 
     def assign_masks(self) -> None:
         self.moved = False
@@ -238,8 +255,9 @@ class ChangingBatch:
         self.batch.grammar_bitmask = self.batch.forced_token_ids = None
 
     def append(self, rows: list[Row], token_ids: Tensor, batch: Any) -> None:
-        """Tell the batch its tokens, or others; rows may be left out by -1."""
-        count = len(rows)
+        """Tell the batch its tokens, or others; rows may be left out by -1. Behind `rows` there may
+        be others that were not drawn, whose tokens are none."""
+        count = len(token_ids)
         if self.pick.random() < 0.3 and count:
             size, columns = self.size, self.pick.choice([1, 2])
             ids = [
@@ -251,5 +269,5 @@ class ChangingBatch:
             self.note(f"append {list(token_ids.shape)} in {around or 'nothing'}")
             batch.append(token_ids)
         by_row = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
-        for row, drawn in zip(rows, by_row.tolist(), strict=True):
+        for row, drawn in zip(rows, by_row.tolist(), strict=False):
             row.output = row.output + [v for v in drawn if v >= 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor, int64
@@ -84,6 +84,15 @@ class Judge:
             ]
             for row, logits, position in zip(rows, raw, positions, strict=True)
         ]
+
+    def drawn(self, out: SampleOutput, undrawn: Sequence[str]) -> SampleOutput:
+        """Return the rows before those that are not drawn, whose statuses must be these."""
+        count = len(out.status) - len(undrawn)
+        found = [Status(status).name for status in out.status[count:].tolist()]
+        if found != list(undrawn) or (out.token_ids[count:] != -1).any():
+            self.wrong(None, f"{found}, {out.token_ids[count:].tolist()} for {undrawn}")
+        first = {name: getattr(out, name)[:count] for name in ("token_ids", "status", "seeds")}
+        return replace(out, **first)
 
     def sampled(self, rows: Sequence[Row], out: SampleOutput, answers: list[list[Answer]]) -> None:
         """Compare tokens, statuses and logprobs."""

@@ -11,7 +11,7 @@ seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -97,28 +97,34 @@ class Story:
 
     def _sample_slots(self) -> None:
         """A step of some slots, which are those of the rows; changes come after `select`, too."""
-        rows, selection = self.its.select()
+        rows, undrawn, selection = self.its.select()
         if self.pick.random() < 0.4:
             self.note("a change after select")
             self.its.change_rows()
-            refused = self._refused(selection)
-            if refused != "call batch.select again":
-                self.judge.wrong(None, f"a selection of rows that changed: {refused}")
+            self._refused(selection, "call batch.select again")
+            if self.its.empty is not None:
+                self._refused(self.its.batch, "by batch.select, or drop these")
             if not self.its.rows:
                 return
-            rows, selection = self.its.select()
+            rows, undrawn, selection = self.its.select()
         self.its.assign_masks()
-        self._sample_rows(rows, selection)
+        self._sample_rows(rows, selection, undrawn)
+        self.its.fill()
 
-    def _refused(self, rows: Any) -> str:
+    def _refused(self, rows: Any, way_out: str) -> None:
+        """A step of these rows is refused on every rank, with this advice at the end."""
+        told = "taken"
         try:
             self.ranks.sample(self.head.hidden_states(self.pick, rows.rows), rows, 0)
         except ValueError as error:
-            return str(error)[-len("call batch.select again") :]
-        return "taken"
+            told = str(error)
+        if not told.endswith(way_out):
+            self.judge.wrong(None, f"rows that changed, without {way_out}: {told}")
 
-    def _sample_rows(self, rows: list[Row], batch: Any) -> None:
-        count = len(rows)
+    def _sample_rows(self, rows: list[Row], batch: Any, undrawn: Sequence[str] = ()) -> None:
+        """A step of `rows`, and of others behind them that are not drawn."""
+        drawn = len(rows)
+        count = drawn + len(undrawn)
         hidden_states = self.head.hidden_states(self.pick, count)
         positions, given = self._positions(count)
         samples, also_reference = self.pick.choice([None] * 4 + [1, 3]), self.pick.random() < 0.2
@@ -126,13 +132,14 @@ class Story:
         outs = self._taken(f"sample {count} rows × {samples}", rows, step)
         if self.judged(self.judge.number) and count:
             raw = self.head.raw(hidden_states)
-            answers = self.judge.answers(rows, raw, positions, samples or 1)
+            answers = self.judge.answers(rows, raw[:drawn], positions[:drawn], samples or 1)
             if also_reference:
                 logits = torch.from_numpy(np.stack(raw))
                 how = {"num_samples": samples, "philox_rounds": self.judge.rounds}
-                self.judge.sampled(rows, reference.sample(logits, batch, given, **how), answers)
+                found = reference.sample(logits, batch, given, **how)
+                self.judge.sampled(rows, self.judge.drawn(found, undrawn), answers)
             for out in outs:
-                self.judge.sampled(rows, out, answers)
+                self.judge.sampled(rows, self.judge.drawn(out, undrawn), answers)
                 if self.its.kept_cap is not None:
                     self.judge.kept_sets(rows, out.kept, answers, self.its.kept_cap)
         self.its.append(rows, outs[0].token_ids, batch)
@@ -191,7 +198,7 @@ class Story:
                 outs = step()
         for out in outs:
             self.earlier = [*self.earlier, (out, _copy(out))][-EARLIER:]
-            self.judge.seeds(rows, out.seeds)
+            self.judge.seeds(rows, out.seeds[: len(rows)])
         self.taken += len(rows)
         return outs
 

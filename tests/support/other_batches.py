@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from typing import Any
 
@@ -17,7 +19,7 @@ from tests.support.random_requests import (
     request,
     tokens_so_far,
 )
-from tpsample import RankMismatch, SamplingBatch, SamplingParams
+from tpsample import Needs, RankMismatch, SamplingBatch, SamplingParams
 
 ORDERS = ("sequential", "joint", "min_p_last")
 
@@ -59,8 +61,20 @@ def one_request_for_all(pick: random.Random, head: ModelHead, ranks: Any, name: 
     return judge.tally
 
 
-def engine_tensors(pick: random.Random, head: ModelHead, ranks: Any, rank: int, name: str) -> Tally:
-    """Steps over an engine's own tensors, by every order; ranks with other orders are told so."""
+def _write(pick: random.Random, its: dict[str, Any], choices: dict[str, Any]) -> None:
+    """Write other values in place, as an engine does."""
+    for name, values in choices.items():
+        its[name].copy_(torch.tensor([pick.choice(values) for _ in its[name]]))
+
+
+def engine_tensors(
+    pick: random.Random, head: ModelHead, ranks: Any, name: str, *, rank: int | None = None
+) -> Tally:
+    """Steps over an engine's own tensors and over copies, by every order.
+
+    Args:
+        rank: of this process. Ranks with other orders are told so; None gives all the same.
+    """
     size, judge, count = head.size, Judge(f"{name}, over", head.size), pick.randint(1, 8)
     with torch.inference_mode(False):
         its = {
@@ -79,14 +93,27 @@ def engine_tensors(pick: random.Random, head: ModelHead, ranks: Any, rank: int, 
     }
     for judge.number in range(4):
         orders = [pick.choice(ORDERS) for _ in range(8)]
-        if judge.number % 2:
+        if judge.number % 2 or rank is None:
             orders = orders[:1] * 8
-        for key, values in choices.items():  # in place, as an engine does
-            its[key].copy_(torch.tensor([pick.choice(values) for _ in range(count)]))
-        batch = SamplingBatch.over(vocab_size=size, **its, filter_order=orders[rank])
+        _write(pick, its, choices)
+        batch = SamplingBatch.over(vocab_size=size, **its, filter_order=orders[rank or 0])
         chosen = pick.sample(range(count), pick.randint(1, count))
         rows = batch.select(torch.tensor(chosen)) if pick.random() < 0.5 else batch
         chosen = chosen if rows is not batch else list(range(count))
+        change, read = pick.choice(["nothing", "values", "copy", "copied batch"]), its
+        judge.log.append(f"{change} after select")
+        if change == "values":
+            _write(pick, its, choices)
+        elif change == "copy" and rows is not batch:
+            rows, used = copy.copy(rows), rows
+            batch.select(torch.zeros(len(chosen), dtype=torch.int64), out=used)
+        elif change == "copied batch":  # and what it was copied of means something else
+            read = {key: each.clone() for key, each in its.items()}
+            ways = [copy.deepcopy, copy.copy, lambda each: pickle.loads(pickle.dumps(each))]
+            old, batch = batch, pick.choice(ways)(batch)
+            rows = batch if rows is old else batch.select(torch.tensor(chosen))
+            old.forced_token_ids, old.needs = torch.zeros(count, dtype=torch.int64), Needs()
+            _write(pick, its, choices)
         hidden_states, position = head.hidden_states(pick, len(chosen)), pick.getrandbits(20)
         forced = [pick.randrange(size) if pick.random() < 0.2 else -1 for _ in chosen]
         if pick.random() < 0.3:
@@ -105,7 +132,7 @@ def engine_tensors(pick: random.Random, head: ModelHead, ranks: Any, rank: int, 
             continue
         its_rows = []
         for at, forced_id in zip(chosen, forced, strict=True):
-            fields = {key: values[at].item() for key, values in its.items()}
+            fields = {key: values[at].item() for key, values in read.items()}
             fields["filter_order"] = orders[0]
             its_rows.append(
                 Row(fields, int(fields["seed"]), [], [], fields["temperature"], None, forced_id)
