@@ -45,7 +45,7 @@ class Twins:
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
         logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
         noise = RowNoise(batch.temperature, batch.seed, rows.positions, num_samples, 10)
-        # In memory of their own, of which an empty shard has none.
+        # In memory of their own. An empty shard owns none.
         own = logits[:, first:last].clone(memory_format=torch.contiguous_format)
         self.filters, self.logits = batch.plan.filters, own
         self.plain, self.triton, self.native = (
