@@ -14,6 +14,7 @@ from tests.support import vllm_fakes as fakes
 from tests.support.vllm_fakes import D, Request, V
 from tests.support.vllm_steps import HIDDEN, WEIGHT, expected, rows_of, step_v1, v1, v2
 from tpsample import UnsupportedParameter, reference
+from tpsample.agreement import construction
 from tpsample.core.numba_support import missing
 from tpsample.integrations.vllm_head import only_processor
 
@@ -30,9 +31,12 @@ def test_the_log_says_who_samples(make, caplog):
 
 
 @pytest.mark.skipif(missing() is not None, reason="needs the extra cpu")
-def test_a_server_on_a_cpu_samples_by_native_kernels(caplog):
+@pytest.mark.parametrize("make", [v1, v2])
+def test_a_server_on_a_cpu_samples_by_native_kernels(make, caplog, monkeypatch):
+    """Even where the engine has its own kernels interpreted."""
+    monkeypatch.setattr(construction, "interpreted", lambda: True)
     with caplog.at_level(logging.INFO, logger="vllm"):
-        v1()
+        make()
     assert "backend='numba'" in caplog.text
 
 

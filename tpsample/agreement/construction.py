@@ -136,7 +136,12 @@ def default_backend(device: torch.device) -> ChosenBackend:
     """Return what backend="auto" stands for on a device."""
     if device.type == "cuda" or interpreted():
         return "triton"
-    return "numba" if device.type == "cpu" and missing() is None else "torch"
+    return cpu_backend() if device.type == "cpu" else "torch"
+
+
+def cpu_backend() -> ChosenBackend:
+    """Return the faster backend of a CPU that is at hand; it interprets no kernels."""
+    return "numba" if missing() is None else "torch"
 
 
 def _weight_digest(weight: torch.Tensor) -> int | None:

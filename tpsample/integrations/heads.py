@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tpsample.agreement.construction import cpu_backend
 from tpsample.core.sealed import Sealed
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
@@ -50,6 +51,8 @@ class KeptHead(Sealed):
         self._sampler = LMHeadSampler(
             weight,
             shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
+            # TRITON_INTERPRET is there for the engine's own kernels, if it is set.
+            backend=cpu_backend() if weight.device.type == "cpu" else "auto",
             **options,
         )
         logger.info("tpsample %s samples, not %s: %r", __version__, engine, self.sampler)
