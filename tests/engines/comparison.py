@@ -63,20 +63,21 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         answers: by server and part; those of transformers and SGLang by their names.
         seen: what the workers of each server saw.
     """
-    found = []
     main = answers.get(V1_TP2.name)
     if main is None:
         return [Verdict("a server with tpsample on 2 ranks", None, "it did not answer")]
-    kinds = main["kinds"]
-    for kind in (V1_TP1, V2_TP2, V2_TP1, PLAIN):
-        part = "kinds" if watched(kind) else "greedy"
-        own = "" if watched(kind) else ", greedy"
-        what = f"{V1_TP2.name} and {kind.name}{own}: the same tokens"
-        other = answers.get(kind.name)
-        if other is None:
+    found, kinds = [], main["kinds"]
+
+    def same(other: str, tokens: Answers | None, names: Any, own: Answers = kinds) -> None:
+        what = f"{V1_TP2.name} and {other}: the same tokens"
+        if tokens is None:
             found.append(Verdict(what, None, "it was not run"))
-            continue
-        found.append(verdicts.equal_tokens(what, main[part], other[part], KINDS))
+        else:
+            found.append(verdicts.equal_tokens(what, own, tokens, names))
+
+    for kind in (V1_TP1, V2_TP2, V2_TP1):
+        same(kind.name, answers.get(kind.name, {}).get("kinds"), KINDS)
+    same(f"{PLAIN.name}, greedy", answers.get(PLAIN.name, {}).get("greedy"), KINDS, main["greedy"])
     if V1_TP1.name in answers:
         one = answers[V1_TP1.name]
         what = "16 at once: the same tokens on 1 and 2 ranks"
@@ -84,24 +85,25 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         found.append(verdicts.known_fields(one["fields"]))
         what = "logprobs on 1 and 2 ranks"
         found.append(verdicts.equal_logprobs(what, kinds, one["kinds"]))
-    what = f"{V1_TP2.name} and `generate` of transformers: the same tokens"
-    if HF in answers:
-        other = {
-            name: {"tokens": answer["tokens"][: len(kinds[name]["tokens"])]}
-            for name, answer in answers[HF]["kinds"].items()
-        }
-        found.append(verdicts.equal_tokens(what, kinds, other, HUGGING_FACE))
-    else:
-        found.append(Verdict(what, None, "it was not run"))
+    asked = answers.get(HF, {}).get("kinds")
+    cut = asked and {
+        name: {"tokens": answer["tokens"][: len(kinds[name]["tokens"])]}
+        for name, answer in asked.items()
+    }
+    same("`generate` of transformers", cut, HUGGING_FACE)
     for kind in (DRAFTS_TP2, DRAFTS_TP1):
-        what = f"{V1_TP2.name} and {kind.name}: the same tokens"
-        if kind.name in answers:
-            drafted = answers[kind.name]["drafted"]
-            found.append(verdicts.equal_tokens(what, kinds, drafted, DRAFTED))
-            found.append(verdicts.accepted(kind.name, answers[kind.name]["counts"]))
-        else:
-            found.append(Verdict(what, None, "it was not run"))
-    found += _of_sglang(answers, kinds)
+        part = answers.get(kind.name, {})
+        same(kind.name, part.get("drafted"), DRAFTED)
+        if part:
+            found.append(verdicts.accepted(kind.name, part["counts"]))
+    for name in SGLANG.values():
+        part = answers.get(name, {"tokens": {}})
+        tokens = {kind: {"tokens": ids} for kind, ids in part["tokens"].items()}
+        same(name, tokens or None, tokens)
+        if tokens:
+            what = f"{name}: a field that is not honoured is refused at its door"
+            held = "presence_penalty" in part["refused"]
+            found.append(Verdict(what, held, part["refused"]))
     found += verdicts.kinds_as_asked(kinds, main["sixteen"])
     found += verdicts.ways_of_asking(main["more"], kinds)
     found += verdicts.one_row_fails(main["failing"], kinds)
@@ -119,22 +121,6 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
             shard = VOCAB_SIZE // kind.world_size
             its = seen[kind.name]
             found.append(verdicts.gathered(kind.name, its, shard, expected=not watched(kind)))
-    return found
-
-
-def _of_sglang(answers: Answers, kinds: Answers) -> list[Verdict]:
-    """Compare what SGLang answered."""
-    found = []
-    for name in SGLANG.values():
-        what = f"{V1_TP2.name} and {name}: the same tokens"
-        if name not in answers:
-            found.append(Verdict(what, None, "it was not run"))
-            continue
-        answer = answers[name]
-        tokens = {kind: {"tokens": ids} for kind, ids in answer["tokens"].items()}
-        found.append(verdicts.equal_tokens(what, kinds, tokens, tokens))
-        what = f"{name}: a field that is not honoured is refused at its door"
-        found.append(Verdict(what, "presence_penalty" in answer["refused"], answer["refused"]))
     return found
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab.text import cell, table
 from tests.engines.verdicts import Verdict
 
 WORDS = {True: "yes", False: "**no**", None: "not run"}
@@ -22,57 +23,36 @@ def write(folder: Path, verdicts: list[Verdict], about: dict[str, Any]) -> None:
 def text(verdicts: list[Verdict], about: dict[str, Any]) -> str:
     """Return the page."""
     machine = about["machine"]
-    lines = [
+    compared = [(each.what, WORDS[each.held], cell(each.found)) for each in verdicts]
+    started = [
+        (each["name"], f"V{each['runner']}", each["ranks"], each["tokens_of"],
+         f"{each['ready_s']:.0f} s")
+        for each in about["servers"]
+    ]  # fmt: skip
+    same = [
+        (name, where, cell(found))
+        for name, by_engine in about["texts"].items()
+        for found, where in _grouped(by_engine).items()
+    ]
+    parts = [
         "# engines",
-        "",
-        "Is a vLLM server with tpsample a vLLM server? It was started on loopback with",
-        "`--worker-cls`, and asked by the `openai` client: ten kinds of requests at once, sixteen",
-        "at once, streams, `n`, stop strings, a row of NaN, a killed worker, drafts by n-grams.",
+        "Is a vLLM server with tpsample a vLLM server? It was started on loopback with "
+        "`--worker-cls`, and asked by the `openai` client: ten kinds of requests at once, sixteen "
+        "at once, streams, `n`, stop strings, a row of NaN, a killed worker, drafts by n-grams. "
         "All in fp32, no GPU.",
-        "",
-        "| compared | held | found |",
-        "| --- | --- | --- |",
+        table(("compared", "held", "found"), compared, right=3),
+        table(("server", "vLLM's runner", "ranks", "tokens of", "started in"), started, right=4),
         *(
-            f"| {verdict.what} | {WORDS[verdict.held]} | {_cell(verdict.found)} |"
-            for verdict in verdicts
+            ("The same seed, the same text:", table(("request", "where", "text"), same, 3))
+            * bool(same)
         ),
-        "",
-        "| server | vLLM's runner | ranks | tokens of | started in |",
-        "| --- | --- | ---: | --- | ---: |",
-        *(
-            f"| {server['name']} | V{server['runner']} | {server['ranks']} | "
-            f"{server['tokens_of']} | {server['ready_s']:.0f} s |"
-            for server in about["servers"]
-        ),
-        "",
-        *_texts(about["texts"]),
-        f"{machine['cpu']}, {machine['cpu_cores']} cores, one thread a rank; the last run took",
-        f"{about['minutes']:.1f} minutes, within {about['limit_minutes']:g} but for the starts of",
-        f"servers, at a load average of {machine['load_average']} when it began.",
-        f"{about['versions']},",
-        f"`{machine['command']}`, commit {machine['commit']}, {machine['date']}.",
-        "The runner V2 ran its kernels in Triton's interpreter.",
-        "",
+        f"{machine['cpu']}, {machine['cpu_cores']} cores, one thread a rank; the last run took "
+        f"{about['minutes']:.1f} minutes, within {about['limit_minutes']:g} but for the starts of "
+        f"servers, at a load average of {machine['load_average']} when it began. "
+        f"{about['versions']}, `{machine['command']}`, commit {machine['commit']}, "
+        f"{machine['date']}. The runner V2 ran its kernels in Triton's interpreter.",
     ]
-    return "\n".join(lines)
-
-
-def _texts(texts: dict[str, dict[str, str]]) -> list[str]:
-    """Return the table of one seed in all engines, which is the same text."""
-    if not texts:
-        return []
-    return [
-        "The same seed, the same text:",
-        "",
-        "| request | where | text |",
-        "| --- | --- | --- |",
-        *(
-            f"| {name} | {where} | {_cell(found)} |"
-            for name, by_engine in texts.items()
-            for found, where in _grouped(by_engine).items()
-        ),
-        "",
-    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _grouped(by_engine: dict[str, str]) -> dict[str, str]:
@@ -80,7 +60,3 @@ def _grouped(by_engine: dict[str, str]) -> dict[str, str]:
     for engine, found in by_engine.items():
         grouped.setdefault(found, []).append(engine)
     return {found: ", ".join(engines) for found, engines in grouped.items()}
-
-
-def _cell(found: str) -> str:
-    return found.replace("\n", " ").replace("|", "\\|")

@@ -18,9 +18,7 @@ from tests.support.other_batches import engine_tensors, one_request_for_all
 from tests.support.random_heads import (
     ModelHead,
     OneRank,
-    OneRankFromLogits,
     VirtualRanks,
-    VirtualRanksFromLogits,
 )
 from tests.support.random_requests import THEMES
 from tests.support.ranks import run_ranks
@@ -50,7 +48,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
             "philox_rounds": pick.choice([10, 10, 7]),
             "max_rows": 4 * max_rows,
         }
-        ranks = (OneRankFromLogits if seed % 3 == 2 else OneRank)(rank, head, pick, **options)
+        ranks = OneRank(rank, head, pick, from_logits=seed % 3 == 2, **options)
         story = Story(
             pick,
             head,
@@ -80,7 +78,7 @@ def _through_the_kernels(first_seed: int, num_rows: int) -> Tally:
         theme = THEMES[pick.choice(list(THEMES))]
         head = ModelHead.make(pick, world_size, exact=True, most=min(100, theme.most_ids))
         how = {"chunks": pick.choice([1, 2]), "philox_rounds": rounds, "max_rows": 24}
-        ranks = (VirtualRanksFromLogits if seed % 3 == 2 else VirtualRanks)(head, pick, **how)
+        ranks = VirtualRanks(head, pick, from_logits=seed % 3 == 2, **how)
         story = Story(pick, head, ranks, theme, max_rows=4, rounds=rounds, name=name)
         tally += story.run(4)
         if rounds == 10:

@@ -147,8 +147,7 @@ def take_head(ranks: Any, pick: random.Random, head: ModelHead) -> None:
     seed = pick.getrandbits(32)
     for sampler, shard in zip(ranks.samplers, ranks.shards, strict=True):
         change_weight(random.Random(seed), sampler, head.weight[shard.start : shard.stop])
-    if hasattr(ranks, "head"):
-        ranks.head = head
+    ranks.head = head
 
 
 def change_weight(pick: random.Random, sampler: LMHeadSampler, rows: Tensor) -> None:
@@ -175,17 +174,41 @@ def change_weight(pick: random.Random, sampler: LMHeadSampler, rows: Tensor) -> 
 
 
 class OneRank:
-    """This process is one rank, of one or several."""
+    """This process is one rank, of one or several.
 
-    def __init__(self, rank: int, head: ModelHead, pick: random.Random, **options: Any) -> None:
+    Args:
+        from_logits: whether steps begin with this rank's logits.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        head: ModelHead,
+        pick: random.Random,
+        *,
+        from_logits: bool = False,
+        **options: Any,
+    ) -> None:
         self.samplers = [head.sampler(rank, pick, **options)]
-        self.shards = [head.shards[rank]]
+        self.shards, self.head, self.from_logits = [head.shards[rank]], head, from_logits
 
-    def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
-        return [sampler(*arguments, **options) for sampler in self.samplers]
+    def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
+        """Run a call of every rank."""
+        return [body() for body in bodies]
+
+    def sample(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> list[SampleOutput]:
+        if not self.from_logits:
+            steps = [partial(sampler, hidden_states) for sampler in self.samplers]
+        else:
+            steps = [
+                partial(sampler.sample_logits, self.head.logits(hidden_states, shard))
+                for sampler, shard in zip(self.samplers, self.shards, strict=True)
+            ]
+        return self.run([partial(step, *arguments, **options) for step in steps])
 
     def verify(self, *arguments: Any, method: str) -> list[VerifyOutput]:
-        return [verify(sampler, *arguments, method=method) for sampler in self.samplers]
+        bodies = [partial(verify, each, *arguments, method=method) for each in self.samplers]
+        return self.run(bodies)
 
     def close(self) -> None:
         for sampler in self.samplers:
@@ -193,38 +216,19 @@ class OneRank:
             sampler.close()
 
 
-class OneRankFromLogits(OneRank):
-    """The same, but its steps begin with this rank's logits."""
-
-    def __init__(self, rank: int, head: ModelHead, pick: random.Random, **options: Any) -> None:
-        super().__init__(rank, head, pick, **options)
-        self.head = head
-
-    def sample(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> list[SampleOutput]:
-        return [
-            sampler.sample_logits(self.head.logits(hidden_states, shard), *arguments, **options)
-            for sampler, shard in zip(self.samplers, self.shards, strict=True)
-        ]
-
-
-class VirtualRanks:
+class VirtualRanks(OneRank):
     """All ranks in this process: the kernels and `peer`, in the interpreter."""
 
-    def __init__(self, head: ModelHead, pick: random.Random, **options: Any) -> None:
+    def __init__(
+        self, head: ModelHead, pick: random.Random, *, from_logits: bool = False, **options: Any
+    ) -> None:
         self.world, state = VirtualWorld(head.shards), pick.getstate()
         self.samplers, self.shards = [], head.shards
+        self.head, self.from_logits = head, from_logits
         for rank, group in enumerate(self.world.ranks):
             pick.setstate(state)
             sampler = head.sampler(rank, pick, group=group, exchange="peer", **options)
             self.samplers.append(in_turn(small_tiles(sampler), group))
-
-    def sample(self, *arguments: Any, **options: Any) -> list[SampleOutput]:
-        return self.run([partial(each, *arguments, **options) for each in self.samplers])
-
-    def verify(self, *arguments: Any, method: str) -> list[VerifyOutput]:
-        return self.run(
-            [partial(verify, each, *arguments, method=method) for each in self.samplers]
-        )
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
         """Run a call of every rank; after one that is refused, all ranks come back."""
@@ -238,24 +242,3 @@ class VirtualRanks:
         for sampler in self.samplers:
             sampler.check()
             sampler.close()
-
-
-class VirtualRanksFromLogits(VirtualRanks):
-    """The same, but its steps begin with each rank's logits."""
-
-    def __init__(self, head: ModelHead, pick: random.Random, **options: Any) -> None:
-        super().__init__(head, pick, **options)
-        self.head = head
-
-    def sample(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> list[SampleOutput]:
-        return self.run(
-            [
-                partial(
-                    sampler.sample_logits,
-                    self.head.logits(hidden_states, shard),
-                    *arguments,
-                    **options,
-                )
-                for sampler, shard in zip(self.samplers, self.shards, strict=True)
-            ]
-        )
