@@ -111,7 +111,7 @@ class Watcher:
 
     def spoiled(self, kept: Tensor, batch: SamplingBatch) -> Tensor:
         """Return hidden states that are NaN in a late step of the request that asks for it."""
-        seeds = [request.seed for request in batch.plan.requests]
+        seeds = batch.seed.tolist()
         if FAILING_SEED not in seeds:
             return kept
         self._seen += 1
