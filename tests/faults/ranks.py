@@ -136,12 +136,12 @@ tpsample/distributed.py tests/test_distributed.py
     - (len(os.sched_getaffinity(0)) - 1) // local_world_size)
     + len(os.sched_getaffinity(0)) // local_world_size)
     > test_a_process_started_by_hand_leaves_a_core_to_others
-tpsample/agreement/differences.py tests/test_messages.py
+tpsample/agreement/differences.py tests/messages/test_ranks.py
     a difference names no row
     - if any(each != values[0] for each in values):
     + if False:
     > test_ranks_are_told_the_same_and_go_on
-tpsample/agreement/step.py tests/test_messages.py
+tpsample/agreement/step.py tests/messages/test_ranks.py
     ranks do not compare positions
     - "positions": self.positions,
     + "positions": None,

@@ -3,7 +3,7 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
-tpsample/request/unknown_fields.py tests/test_messages.py
+tpsample/request/unknown_fields.py tests/messages/test_alone.py
     an unknown field has no way out
     - if name in _ENGINES:
     + if False:
@@ -96,6 +96,11 @@ tpsample/request/rows.py tests/request/test_slots.py
     - index.masked_fill_(undrawn, none)
     + index
     > test_a_slot_that_is_named_twice_counts_its_first_row
+tpsample/request/selection.py tests/messages/test_advice.py
+    a message advises what nobody tried
+    - of {out.rows}"
+    + of {out.rows}; leave it out"
+    > test_every_advice_is_followed_or_a_list_says_why_not
 tpsample/request/selection.py tests/request/test_slots.py
     a selection is taken after rows have changed
     - if self.version != self._batch.version:

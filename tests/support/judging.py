@@ -96,7 +96,8 @@ class Judge:
 
     def sampled(self, rows: Sequence[Row], out: SampleOutput, answers: list[list[Answer]]) -> None:
         """Compare tokens, statuses and logprobs."""
-        tokens = out.token_ids.view(len(answers), -1).tolist()
+        by_row = out.token_ids if out.token_ids.ndim == 2 else out.token_ids.unsqueeze(1)
+        tokens = by_row.tolist()
         if out.token_ids.requires_grad or out.token_ids.dtype != int64:
             self.wrong(None, f"tokens of {out.token_ids.dtype}")
         for r, (row, drawn, expected) in enumerate(zip(rows, tokens, answers, strict=True)):

@@ -1,0 +1,46 @@
+"""What the command line says of a mistake, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pytest.importorskip("tpsample.cli.model", reason="needs the extra hf")
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    monkeypatch.setattr(model, "hub_fault", lambda: "no network")
+
+
+COMMANDS = {
+    "objects without prompts": (
+        ("--prompt", "p", "--params", "two.json"),
+        "error: params: expected 1 object, one per prompt, got 2 in two.json; an object without a "
+        "list around it is for all",
+    ),
+    "a model that is not there": (
+        ("--model", "nobody/nothing"),
+        "error: model: cannot load 'nobody/nothing': there is no such folder and no model of that "
+        "name in the cache, and Hugging Face does not answer (no network)",
+    ),
+    "a bias without a number": (
+        ("--set", 'logit_bias={"17": "x"}'),
+        "error: set: logit_bias[17]: expected a number, got 'x'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_line_says_it_in_one_line(
+    name: str, offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    testing = pytest.importorskip("typer.testing", reason="needs the extra cli")
+    from tpsample.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.json").write_text("[{}, {}]")
+    words, message = COMMANDS[name]
+    done = testing.CliRunner().invoke(app, ["generate", *words])
+    assert (done.exit_code, done.stderr) == (1, f"{message}\n")

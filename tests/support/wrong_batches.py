@@ -1,0 +1,291 @@
+"""Mistakes with requests and batches: each call, and the whole message that must come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tests.support.mistakes import (
+    HIDDEN,
+    B,
+    D,
+    V,
+    appended,
+    batch_of,
+    request,
+    sampler_over,
+    tokens,
+    under_meta,
+)
+from tpsample import SamplingBatch, SamplingParams, VocabShard, verify
+from tpsample.request.as_json import from_json
+from tpsample.request.engine_tensors import TensorBatch
+
+
+def with_stale_mask() -> object:
+    batch = batch_of()
+    batch.forced_token_ids = torch.tensor([3, 9])
+    batch.drop(0)
+    return sampler_over()(HIDDEN[:1], batch, 0)
+
+
+def slots_of() -> SamplingBatch:
+    """Return slots, and the last is empty."""
+    batch = SamplingBatch.of_slots(B, vocab_size=V)
+    batch.put(0, SamplingParams(seed=0))
+    return batch
+
+
+def updated(batch: SamplingBatch, **so_far: list[int]) -> SamplingBatch:
+    """Return a batch whose first row is another request with penalties."""
+    batch.update(0, SamplingParams(temperature=0, frequency_penalty=2, seed=0), **so_far)
+    return batch
+
+
+def late(*, prepared: bool) -> list[int]:
+    """Return the tokens of a sampler that first sees a batch after tokens were appended."""
+    batch = batch_of(temperature=0, frequency_penalty=2)
+    if prepared:
+        batch.prepare(VocabShard(0, V))
+    batch.append(torch.tensor([3, 4]))
+    return tokens(sampler_over(), batch)
+
+
+def two_steps(*, appended: bool) -> list[int]:
+    """Return the tokens of a second step with penalties."""
+    sampler, batch = sampler_over(), batch_of(temperature=0, frequency_penalty=2)
+    out = sampler(HIDDEN, batch, 0)
+    if appended:
+        batch.append(out.token_ids)
+    return tokens(sampler, batch, position=1)
+
+
+def over() -> TensorBatch:
+    """Return a batch of two plain rows, over an engine's tensors."""
+    return SamplingBatch.over(vocab_size=V, temperature=torch.ones(B), seed=torch.arange(B))
+
+
+def moved(*, again: bool) -> list[int]:
+    """Return the tokens of the rows 0 and 1, which were selected before they moved."""
+    batch = batch_of()
+    rows = batch.select(torch.tensor([0, 1]))
+    batch.permute([1, 0])
+    return tokens(sampler_over(), batch.select(torch.tensor([1, 0])) if again else rows)
+
+
+def verified(*, by_slot: bool) -> list[int]:
+    """Return the tokens of a verification whose rows are forced."""
+    batch = batch_of()
+    rows, mask = batch.select(torch.tensor([0, 1])), torch.tensor([3, 9])
+    if by_slot:
+        batch.forced_token_ids = mask
+    else:
+        rows.forced_token_ids = mask.repeat_interleave(2)
+    drafts = torch.tensor([[3], [9]])
+    found = verify(sampler_over(), HIDDEN.unsqueeze(1).repeat(1, 2, 1), drafts, rows, 0).token_ids
+    return found[:, 0].tolist()
+
+
+def forced(ids: list[int]) -> list[int]:
+    """Return the tokens of two rows with so many forced ids."""
+    batch = batch_of()
+    batch.forced_token_ids = torch.tensor(ids)
+    return tokens(sampler_over(), batch)
+
+
+BATCHES: dict[str, tuple[Callable[[], object], str]] = {
+    "bad_words of ids": (
+        lambda: SamplingParams(bad_words=[5, 6]),
+        "bad_words: expected sequences of token ids, such as [[5, 6]], got 5 among them; words of "
+        "text are the tokenizer's to encode",
+    ),
+    "bad_words of text": (
+        lambda: SamplingParams(bad_words=["the"]),
+        "bad_words: expected sequences of token ids, such as [[5, 6]], got 'the' among them; words "
+        "of text are the tokenizer's to encode",
+    ),
+    "max_tokens": (
+        lambda: request(temperature=1, max_tokens=16),
+        "max_tokens: not a field of SamplingParams; when an answer ends is the engine's to decide, "
+        "as in launch/examples/continuous_batching.py",
+    ),
+    "stop": (
+        lambda: request(stop=["."]),
+        "stop: not a field of SamplingParams; texts that end an answer are the engine's to look "
+        "for; for ids see stop_token_ids",
+    ),
+    "n": (
+        lambda: request(n=2),
+        "n: not a field of SamplingParams; give each answer a request with a seed of its own, or "
+        "call the sampler with num_samples=",
+    ),
+    "a typing error": (
+        lambda: request(temprature=1),
+        "temprature: not a field of SamplingParams; did you mean temperature?",
+    ),
+    "a field of a file": (
+        lambda: from_json("params[0]", {"structured_outputs": {}}),
+        "params[0]: structured_outputs: not a field of SamplingParams; set "
+        "SamplingBatch.grammar_bitmask before each step",
+    ),
+    "a temperature beyond fp32": (
+        lambda: SamplingParams(temperature=1e39),
+        "temperature: expected a finite fp32 number >= 0, got 1e+39, which is inf in fp32",
+    ),
+    "a seed of 65 bits": (
+        lambda: SamplingParams(seed=2**64),
+        "seed: expected None or an int of 64 bits, got 18446744073709551616",
+    ),
+    "an id outside the vocabulary": (
+        lambda: batch_of(stop_token_ids=[V]),
+        "stop_token_ids: expected ids in [0, 20), got 20",
+    ),
+    "nothing left to draw": (
+        lambda: SamplingParams(allowed_token_ids=[5], bad_words=[[5]]),
+        "allowed_token_ids: bad_words and min_tokens forbid every id in it, so no token is left; "
+        "allow another id",
+    ),
+    # --- batches
+    "one prompt in place of one per row": (
+        lambda: SamplingBatch.from_params([SamplingParams()], vocab_size=V, prompt_token_ids=[5]),
+        "prompt_token_ids[0]: expected a sequence of token ids, got 5; a batch takes one per row, "
+        "such as [[5, 6], []]",
+    ),
+    "a field for update": (
+        lambda: batch_of().update(0, temperature=0.3),
+        "update: expected a whole SamplingParams, got temperature=0.3; pass "
+        "dataclasses.replace(batch.requests[0], temperature=0.3)",
+    ),
+    "a device that is not here": (
+        lambda: SamplingBatch.from_params([], vocab_size=V, device="cuda:99"),
+        "device: torch has no 'cuda:99' here (",
+    ),
+    "tokens of other rows": (
+        lambda: appended(3),
+        "token_ids: expected the tokens of 2 rows, as the batch has, got 3 rows",
+    ),
+    "a list for a batch": (
+        lambda: sampler_over()(HIDDEN, [SamplingParams()] * B, 0),
+        "batch: expected a SamplingBatch, got list; see SamplingBatch.from_params",
+    ),
+    "a batch of another vocabulary": (
+        lambda: sampler_over()(HIDDEN, SamplingBatch.from_params([], vocab_size=V + 1), 0),
+        "batch: expected vocab_size 20 as the sampler has, got 21",
+    ),
+    "a batch built under another default device": (
+        lambda: sampler_over()(HIDDEN, under_meta(), 0),
+        "batch: expected tensors on cpu, got meta; build it with device='cpu'",
+    ),
+    "another number of rows": (
+        lambda: sampler_over()(torch.ones(3, D), batch_of(), 0),
+        "batch: expected 3 rows, as hidden_states or logits have, got 2; pass one SamplingParams "
+        "per row, or a single one for all",
+    ),
+    "more rows than there is room for": (
+        lambda: sampler_over()(torch.ones(5, D), SamplingBatch.from_params([], vocab_size=V), 0),
+        "hidden_states: 5 rows × 1 samples exceed max_rows=4; build the sampler with a larger "
+        "max_rows",
+    ),
+    "a mask of rows that left": (
+        lambda: with_stale_mask(),
+        "batch.forced_token_ids: rows of the batch joined, left, moved or changed since it was "
+        "assigned; assign it anew, or None",
+    ),
+    "best_of": (
+        lambda: request(best_of=2),
+        "best_of: not a field of SamplingParams; answers are not ranked; give each a request with "
+        "a seed of its own",
+    ),
+    "prompt_logprobs": (
+        lambda: request(prompt_logprobs=1),
+        "prompt_logprobs: not a field of SamplingParams; see LMHeadSampler.prompt_logprobs",
+    ),
+    "logits_processors": (
+        lambda: request(logits_processors=[]),
+        "logits_processors: not a field of SamplingParams; functions of the logits are not "
+        "supported; see logit_bias",
+    ),
+    "top_logprobs": (
+        lambda: request(top_logprobs=2),
+        "top_logprobs: not a field of SamplingParams; give logprobs= the number of tokens to "
+        "report",
+    ),
+    "min_tokens without the ids it holds back": (
+        lambda: request(min_tokens=2),
+        "min_tokens=2 has no effect without the ids it holds back; give them in stop_token_ids, "
+        "the end-of-sequence id among them",
+    ),
+    "a device that is elsewhere": (
+        lambda: SamplingBatch.from_params([], vocab_size=V, device="nowhere"),
+        "device: torch has no 'nowhere' here (",
+    ),
+    "a kept set of a selection": (
+        lambda: batch_of(cap=4).select(torch.tensor([0])),
+        "kept_cap: not with select; build the batch without it",
+    ),
+    "a kept set in fixed rounds": (
+        lambda: batch_of(cap=4, fixed_rounds=True),
+        "kept_cap: not with fixed_rounds; leave one of them off",
+    ),
+    "slots without a request": (
+        lambda: sampler_over()(HIDDEN, slots_of(), 0),
+        "batch: slots [1] have no request; name the slots of the step by batch.select, or drop "
+        "these",
+    ),
+    "an update without the tokens so far": (
+        lambda: updated(batch_of(frequency_penalty=1)),
+        "output_token_ids: expected the tokens so far of row 0, which penalties, bad_words and "
+        "min_tokens refer to; pass [] if there are none",
+    ),
+    "more requests than rows": (
+        lambda: batch_of().add(SamplingParams()),
+        "params: 3 rows exceed max_rows=2; drop rows, or build the batch with a larger max_rows",
+    ),
+    "one request that is to change": (
+        lambda: SamplingBatch.from_params(SamplingParams(), vocab_size=V).drop(0),
+        "drop: this batch was built from one request for all rows; build it from a list of "
+        "requests to change its rows",
+    ),
+    "a sampler that comes late": (
+        lambda: late(prepared=False),
+        "batch: tokens were appended before a sampler of VocabShard(start=0, stop=20) first saw "
+        "it, so their counts are not known there; call batch.prepare(shard) before the first "
+        "append, or build a new batch with output_token_ids=",
+    ),
+    "tokens that nobody appended": (
+        lambda: two_steps(appended=False),
+        "batch: a step at later positions, and no token was appended since the last one, so "
+        "penalties, bad_words and min_tokens do not see it; call batch.append(out.token_ids) "
+        "after each step",
+    ),
+    "tensors of other rows": (
+        lambda: sampler_over()(HIDDEN[:1], over(), 0),
+        "batch: expected 1 rows, as hidden_states or logits have, got tensors of 2; name the rows "
+        "of the step by select",
+    ),
+    "a selection of other rows": (
+        lambda: sampler_over()(HIDDEN, batch_of().select(torch.tensor([1])), 0),
+        "batch: expected 2 rows, as hidden_states or logits have, got a selection of 1 slots; pad "
+        "slots with -1",
+    ),
+    "a selection of rows that moved": (
+        lambda: moved(again=False),
+        "batch: requests joined, left, moved or changed since this selection was made; call "
+        "batch.select again",
+    ),
+    "a mask by slot for a verification": (
+        lambda: verified(by_slot=True),
+        "batch.forced_token_ids: has a row per slot, but a verification needs one per position; "
+        "assign one to the selection",
+    ),
+    "a mask of other rows": (
+        lambda: forced([3, 9, 4, 5]),
+        "batch.forced_token_ids: expected a row for each of the 2 rows of the step, got 4; assign "
+        "another",
+    ),
+    "drafts of rows without a seed": (
+        lambda: batch_of(seed=None).with_drafts(torch.zeros(B, 1, dtype=torch.int64)),
+        "batch: rows without a seed; draw them first, see draw_seeds",
+    ),
+}

@@ -1,0 +1,224 @@
+"""Mistakes with samplers and steps: each call, and the whole message that must come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest import mock
+
+import numpy as np
+import torch
+
+from tests.support.mistakes import (
+    HIDDEN,
+    SHARDED,
+    WEIGHT,
+    B,
+    D,
+    Mesh,
+    Model,
+    V,
+    batch_of,
+    closed,
+    sampler_over,
+    tokens,
+)
+from tpsample import LMHeadSampler, VocabShard, compiled, sample_draft, verify
+from tpsample.agreement import construction
+
+STRIDED = torch.ones(D, B).T
+"""Hidden states whose last axis is not contiguous."""
+
+
+def changed(*, refreshed: bool) -> list[int]:
+    """Return the tokens of a screened sampler whose weight was made greater."""
+    weight = WEIGHT.clone()
+    sampler = LMHeadSampler(weight, screening="int8", max_rows=4)
+    weight.mul_(3)
+    if refreshed:
+        sampler.refresh()
+    return tokens(sampler)
+
+
+def on_a_cpu_alone(backend: str) -> list[int]:
+    """Return the tokens of a process without the interpreter of Triton."""
+    with mock.patch.object(construction, "interpreted", return_value=False):
+        return tokens(sampler_over(backend=backend))
+
+
+SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
+    "a module for a weight": (
+        lambda: LMHeadSampler(torch.nn.Linear(D, V)),
+        "lm_head_weight: expected a tensor [V_local, D], got Linear(in_features=4, "
+        "out_features=20, bias=True); pass its .weight, and bias=its .bias",
+    ),
+    "a model for a weight": (
+        lambda: LMHeadSampler(Model()),
+        "lm_head_weight: expected a tensor [V_local, D], got Model; pass its "
+        ".lm_head.weight, and bias=its .lm_head.bias",
+    ),
+    "a transposed weight": (
+        lambda: LMHeadSampler(WEIGHT.T),
+        "lm_head_weight: expected [V_local, D] with a contiguous last axis, got (4, 20) with "
+        "strides (1, 4); call .contiguous(), or pass .T of it if it is [D, V_local]",
+    ),
+    "a weight [D, V]": (
+        lambda: LMHeadSampler(WEIGHT.T.contiguous())(HIDDEN, batch_of(), 0),
+        "hidden_states: expected D = 20 columns as lm_head_weight has, got torch.float32 (2, 4) on "
+        "cpu; lm_head_weight seems to be [D, V_local]: build the sampler of "
+        "lm_head_weight.T.contiguous()",
+    ),
+    "one process with too few rows": (
+        lambda: LMHeadSampler(WEIGHT, vocab_size=V + 1),
+        "lm_head_weight: rank 0 needs 21 rows for its shard VocabShard(start=0, stop=21), got 20",
+    ),
+    "an exchange of another name": (
+        lambda: LMHeadSampler(WEIGHT, exchange="nccl"),
+        "exchange: expected one of auto, collective, p2p, peer, two_level, got 'nccl'",
+    ),
+    "a mesh for a group": (
+        lambda: LMHeadSampler(WEIGHT, group=Mesh()),
+        'group: expected a torch process group, None or "alone", got Mesh; pass its group, '
+        ".get_group()",
+    ),
+    "a weight of another dtype": (
+        lambda: LMHeadSampler(WEIGHT.double()),
+        "lm_head_weight: expected one of torch.bfloat16, torch.float16, torch.float32, got "
+        "torch.float64; convert it once with .to(torch.float32)",
+    ),
+    "a quantised weight": (
+        lambda: LMHeadSampler(WEIGHT.to(torch.float8_e4m3fn)),
+        "lm_head_weight: expected one of torch.bfloat16, torch.float16, torch.float32, got "
+        "torch.float8_e4m3fn; a quantised head makes its logits itself: pass them to sample_logits "
+        "of a sampler over torch.empty(V_local, 0)",
+    ),
+    "a vocabulary that is no number": (
+        lambda: VocabShard.even("20", 0, 1),
+        "vocab_size: expected an int, got '20'",
+    ),
+    "half an id": (lambda: VocabShard(0, 2.5), "VocabShard.stop: expected an int, got 2.5"),
+    "a sampler that was closed": (
+        lambda: closed(),
+        "sampler: closed; build a new LMHeadSampler",
+    ),
+    # --- steps
+    "hidden states as a DTensor": (
+        lambda: sampler_over()(SHARDED, batch_of(), 0),
+        "hidden_states: got a DTensor; pass its part on this rank, hidden_states.to_local()",
+    ),
+    "a weight as a DTensor": (
+        lambda: LMHeadSampler(SHARDED),
+        "lm_head_weight: got a DTensor; pass its part on this rank, lm_head_weight.to_local()",
+    ),
+    "drafted logits as a DTensor": (
+        lambda: sample_draft(sampler_over(), SHARDED, batch_of(), 0, 0),
+        "draft_logits: got a DTensor; pass its part on this rank, draft_logits.to_local()",
+    ),
+    "hidden states of NumPy": (
+        lambda: sampler_over()(np.ones((B, 100)), batch_of(), 0),
+        "hidden_states: expected a tensor [B, 4], got ndarray array([[1., 1., 1., 1., 1., 1., 1., "
+        "1., 1., 1., 1., 1., 1., 1., 1., 1., 1., 1., …",
+    ),
+    "hidden states of another dtype": (
+        lambda: sampler_over()(HIDDEN.bfloat16(), batch_of(), 0),
+        "hidden_states: expected torch.float32 on cpu like lm_head_weight, got torch.bfloat16 "
+        "(2, 4) on cpu; convert with .to(lm_head_weight)",
+    ),
+    "hidden states of whole sequences": (
+        lambda: sampler_over()(torch.ones(B, 3, D), batch_of(), 0),
+        "hidden_states: expected a tensor [B, 4], got torch.float32 (2, 3, 4) on cpu; pass those "
+        "of the last position, hidden_states[:, -1]",
+    ),
+    "hidden states of one row": (
+        lambda: sampler_over()(HIDDEN[0], batch_of(), 0),
+        "hidden_states: expected a tensor [B, 4], got torch.float32 (4,) on cpu; one row is "
+        "hidden_states.unsqueeze(0)",
+    ),
+    "no positions": (
+        lambda: sampler_over()(HIDDEN, batch_of()),
+        "positions: expected an int or an int64 tensor [2] on cpu, got None; a position is "
+        "the index, in its sequence, of the token being generated",
+    ),
+    "an output under another name": (
+        lambda: getattr(sampler_over()(HIDDEN, batch_of(), 0), "tokens"),  # noqa: B009
+        "SampleOutput has no 'tokens'; it has token_ids, status, seeds, logprobs, kept",
+    ),
+    "a list of positions": (
+        lambda: sampler_over()(HIDDEN, batch_of(), [3, 4]),
+        "positions: expected an int or an int64 tensor [2] on cpu, got [3, 4]; a "
+        "position is the index, in its sequence, of the token being generated",
+    ),
+    "a draft of coupled verification": (
+        lambda: verify(
+            sampler_over(),
+            torch.ones(B, 2, D),
+            torch.zeros(B, 1, dtype=torch.int64),
+            batch_of(),
+            0,
+            draft=torch.zeros(B, 1, V),
+        ),
+        'draft: method="coupled" looks at no draft probabilities; leave it out, or choose '
+        '"rejection" or "block"',
+    ),
+    "filters inside torch.compile": (
+        lambda: compiled.call(0, HIDDEN, batch_of(top_p=0.9), 0, None, None),
+        "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties and "
+        "constraints must be off; call the sampler outside the compiled function",
+    ),
+    "a typing error of an attribute": (
+        lambda: setattr(batch_of(), "forced_tokens_ids", torch.tensor([3, 9])),
+        "forced_tokens_ids: not an attribute of SamplingBatch; did you mean forced_token_ids?",
+    ),
+    "an 8-bit copy of no weight": (
+        lambda: LMHeadSampler(torch.empty(V, 0), screening="int8"),
+        'screening: "int8" copies a weight, and lm_head_weight has no column; leave it out',
+    ),
+    "an 8-bit copy without a kernel": (
+        lambda: LMHeadSampler(WEIGHT, screening="int8", backend="torch"),
+        'screening: "int8" needs backend "triton" or "numba", got "torch": use backend="auto"',
+    ),
+    "an 8-bit copy of another weight": (
+        lambda: changed(refreshed=False),
+        "lm_head_weight: changed after the sampler had made its 8-bit copy of it, so screened "
+        "tokens could be wrong; call sampler.refresh() on every rank",
+    ),
+    "kernels without a GPU": (
+        lambda: on_a_cpu_alone("triton"),
+        'backend: "triton" needs a GPU, lm_head_weight is on cpu; use backend="auto", or set '
+        "TRITON_INTERPRET=1 before Python starts",
+    ),
+    "a bias that came later": (
+        lambda: LMHeadSampler(WEIGHT).refresh(bias=torch.zeros(V)),
+        "bias: the sampler was built without; build a new one",
+    ),
+    "another kind of weight": (
+        lambda: LMHeadSampler(WEIGHT).refresh(WEIGHT.bfloat16()),
+        "lm_head_weight: expected torch.float32 (20, 4) on cpu with strides (4, 1), as the sampler "
+        "was built over, got torch.bfloat16 (20, 4) on cpu with strides (4, 1); build a new "
+        "LMHeadSampler over it",
+    ),
+    "hidden states for no weight": (
+        lambda: sampler_over(torch.empty(V, 0))(HIDDEN, batch_of(), 0),
+        "hidden_states: this sampler has no weight, lm_head_weight is [20, 0]; call sample_logits, "
+        "or build it over the LM head",
+    ),
+    "strided hidden states": (
+        lambda: sampler_over()(STRIDED, batch_of(), 0),
+        "hidden_states: expected a contiguous last axis, got strides (1, 2); call .contiguous()",
+    ),
+    "strided logits": (
+        lambda: sampler_over().sample_logits((WEIGHT @ HIDDEN.T).T, batch_of(), 0),
+        "local_logits: expected a contiguous last axis, got strides (1, 2); call .contiguous()",
+    ),
+    "a prompt without its next token": (
+        lambda: sampler_over().prompt_logprobs(HIDDEN, torch.tensor([1, -1])),
+        "token_ids: expected ids in [0, 20), got -1; leave out the positions whose next token is "
+        "not known",
+    ),
+    "more drafts than there is room for": (
+        lambda: verify(
+            sampler_over(), torch.ones(B, 3, D), torch.zeros(B, 2).long(), batch_of(), 0
+        ),
+        "hidden_states: 2 rows × 3 positions exceed max_rows=4; build the sampler with a larger "
+        "max_rows",
+    ),
+}
