@@ -54,7 +54,12 @@ NEVER = {
     "python -m benchmarks.serving": "writes a page of results",
     "python -m benchmarks.engines.bench": _ENGINE,
     "python -m benchmarks.run ceilings": _GPU,
-    "python -m benchmarks.run wire screen_candidates speculative_convergence --tiny": _MODEL,
+    "FIRST=node-1 NNODES=2 NPROC=8 launch/nodes.sh bench scaling "
+    "--exchanges collective,p2p,two_level": _MACHINES,
+    "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-1:29400 "
+    "-m benchmarks.scaling": _MACHINES,
+    "python -m benchmarks.run wire --shapes 49152x576 --batches 1,8,64 --repeats 15": "needs root",
+    "python -m benchmarks.run screen_candidates speculative_convergence --tiny": _MODEL,
     "python -m benchmarks.run tune": _GPU,
 }
 """Commands that are parsed and never run here, each with the reason."""

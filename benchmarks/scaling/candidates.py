@@ -7,7 +7,7 @@ must be tokens that the request allows, of logits that are the product's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -64,7 +64,9 @@ class Entry:
     close: Callable[[], None] = lambda: None
 
 
-def build(plain: Problem, mode: str, rank: int, world_size: int) -> list[Entry]:
+def build(
+    plain: Problem, mode: str, rank: int, world_size: int, exchanges: Sequence[str] = ("auto",)
+) -> list[Entry]:
     """Return every candidate of a point. Collective."""
     problem = plain.filtered(**MODES[mode]) if MODES[mode] else plain
     # As in benchmarks.questions.filters: a captured graph draws filtered rows in fixed rounds.
@@ -75,11 +77,13 @@ def build(plain: Problem, mode: str, rank: int, world_size: int) -> list[Entry]:
     if world_size == 1:
         return [_of_sampler(TPSAMPLE, "tpsample", ours, single), *_stored(problem, mode)]
     shard = VocabShard.even(len(weight), rank, world_size)
-    sampler = make_sampler(weight[shard.start : shard.stop], rows, shard=shard)
-    entries = [
-        _of_sampler(TPSAMPLE, "tpsample", ours, sampler),
-        _of_sampler(ONE_RANK, "one rank", ours, single),
-    ]
+    entries = []
+    for exchange in exchanges:
+        own = weight[shard.start : shard.stop]
+        sampler = make_sampler(own, rows, shard=shard, exchange=exchange)
+        entry = _of_sampler(TPSAMPLE, "tpsample", ours, sampler)
+        entries.append(entry if exchange == "auto" else replace(entry, name=exchange))
+    entries.append(_of_sampler(ONE_RANK, "one rank", ours, single))
     for kind in KINDS:
         entries += _of_way(kind(weight, rank, world_size), problem, mode)
     return entries

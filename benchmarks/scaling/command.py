@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,18 +19,21 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.lab import harness, machine, quiet
+from benchmarks.lab import harness, machine, quiet, ranks
 from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT, Result
 from benchmarks.lab.shapes import TINY, shape_named
 from benchmarks.scaling import plan
 from benchmarks.scaling.candidates import MODES
 from benchmarks.scaling.plan import Settings
+from benchmarks.scaling.ranks import TIMEOUT_S, measure_missing
+from tpsample.distributed import from_environment, join
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 GPU_SHAPES, GPU_BATCHES = "128256x8192,151936x4096", "1,16,64,256"
 CPU_SHAPES, CPU_BATCHES = "49152x576", "1,8,64"
+EXCHANGES = ("auto", *ranks.EXCHANGES)
 LOG = "ranks.log"
 """The standard error of the ranks, beside the result; also the lock of the folder."""
 
@@ -46,6 +49,7 @@ def scaling(
     shapes: Annotated[str, typer.Option(help="Such as 128256x8192,151936x4096.")] = "",
     batches: Annotated[str, typer.Option(help="Such as 1,64,256.")] = "",
     modes: Annotated[str, typer.Option(help="Kinds of requests.")] = ",".join(MODES),
+    exchanges: Annotated[str, typer.Option(help=f"Any of {', '.join(EXCHANGES)}.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Timed steps per candidate.")] = 30,
     minutes: Annotated[
         float, typer.Option(help="No point is begun after this long; call again to go on.")
@@ -57,12 +61,16 @@ def scaling(
     fresh: Annotated[bool, typer.Option("--fresh", help="Go on with no earlier run.")] = False,
     output: Annotated[Path, typer.Option(help="Where the folder goes.")] = machine.RESULTS,
 ) -> None:
-    """Measure tokens per second over the number of ranks; a killed run goes on where it was."""
+    """Measure tokens per second over the number of ranks; a killed run goes on where it was.
+
+    On ranks that torchrun or another launcher has started, it measures these, and rank 0 writes.
+    """
+    given = from_environment(os.environ).world_size
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cores = len(os.sched_getaffinity(0))
     try:
-        asked = _numbers(world_sizes)
-        most = gpus or (max(asked) if oversubscribe else cores)
+        asked = _numbers(world_sizes) if given == 1 else (given,)
+        most = given if given > 1 else gpus or (max(asked) if oversubscribe else cores)
         possible = tuple(each for each in asked if each <= most)
         settings = Settings(
             possible,
@@ -73,13 +81,16 @@ def scaling(
             if shapes or not tiny
             else (TINY.name,),
             _numbers(batches or ("1,3" if tiny else GPU_BATCHES if gpus else CPU_BATCHES)),
-            tuple(_known(name) for name in modes.split(",")),
+            _known("modes", modes, MODES),
             repeats,
             int(os.environ.get("OMP_NUM_THREADS", max(1, cores // max(possible, default=1)))),
             tiny and not shapes,
+            _known("exchanges", exchanges, EXCHANGES),
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if given > 1:
+        return _on_given_ranks(output, settings, fresh, minutes * 60)
     console = Console(stderr=True)
     if not possible:
         raise typer.BadParameter(f"world sizes {world_sizes}: at most {most} ranks fit here")
@@ -109,10 +120,26 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _known(mode: str) -> str:
-    if mode not in MODES:
-        raise ValueError(f"modes: expected any of {', '.join(MODES)}, got {mode!r}")
-    return mode
+def _known(option: str, text: str, known: Collection[str]) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(f"{option}: expected any of {', '.join(known)}, got {wrong[0]!r}")
+    return names
+
+
+def _on_given_ranks(output: Path, settings: Settings, fresh: bool, seconds: float) -> None:
+    """Measure on the ranks that this process is one of, on this host or on several."""
+    with join(timeout_s=TIMEOUT_S) as job:
+        if job.rank > 0:
+            return measure_missing(job, None)
+        described = machine.describe(job.device, job.world_size)
+        folder, record = _start_or_go_on(output, described, settings, fresh)
+        with _alone(folder):
+            record.sessions.append(harness.session())
+            record.save(folder / RESULT)
+            measure_missing(job, folder / RESULT, seconds, lambda point, _: print(point))
+            _end(folder, [])
+        print(write_page(folder))
 
 
 def _start_or_go_on(
@@ -194,11 +221,15 @@ def _run(folder: Path, record: Result, seconds: float, console: Console, lock: i
                 if process.wait() != 0:
                     why = f"the ranks ended with code {process.returncode}; see {folder / LOG}"
                     failed.append(f"W = {world_size}: {why}")
-    measured = Result.load(path)
+    _end(folder, failed)
+    return failed
+
+
+def _end(folder: Path, failed: list[str]) -> None:
+    measured = Result.load(folder / RESULT)
     measured.sessions[-1] |= {"ended": harness.now(), "after": quiet.load()}
     measured.warnings = plan.warnings(measured, failed)
-    measured.save(path)
-    return failed
+    measured.save(folder / RESULT)
 
 
 @contextlib.contextmanager

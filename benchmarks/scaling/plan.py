@@ -32,6 +32,7 @@ class Settings:
 
     Attributes:
         modes: names in `candidates.MODES`.
+        exchanges: of tpsample, each a candidate of every point.
         repeats: timed steps per candidate.
         threads: of every rank on a CPU, the same for each world size.
         tiny: sizes that say nothing about speed.
@@ -44,6 +45,7 @@ class Settings:
     repeats: int
     threads: int
     tiny: bool = False
+    exchanges: tuple[str, ...] = ("auto",)
 
     @staticmethod
     def of(result: Result) -> Settings:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,25 +38,31 @@ Told = Callable[[Point, list[Row]], None]
 
 
 def measure_missing(
-    job: Job, path: Path, seconds: float = float("inf"), on_point: Told = lambda *_: None
+    job: Job, path: Path | None, seconds: float = float("inf"), on_point: Told = lambda *_: None
 ) -> None:
     """Measure the points that the result in `path` lacks for this number of ranks. Collective.
 
     Args:
+        path: read and written by rank 0; the others may be on other hosts.
         seconds: no point is begun after this long, by the clock of rank 0.
         on_point: called on rank 0 after a point was written.
     """
-    result = Result.load(path)
+    result = Result.load(path) if path is not None and job.rank == 0 else None
+    points = [] if result is None else [asdict(p) for p in missing(result, job.world_size)]
+    told, todo = job.gather([result and result.settings, points])[0]
+    settings = Settings(**told)
+    if job.device.type == "cpu":
+        torch.set_num_threads(settings.threads)
     deadline = time.monotonic() + seconds
     shape, weight = "", torch.empty(0)
-    for point in missing(result, job.world_size):
+    for point in (Point(**each) for each in todo):
         if job.gather(time.monotonic() > deadline)[0]:
             return
         if point.shape != shape:
             shape, weight = point.shape, Run(job).weight(shape_named(point.shape))
-        run = Run(job, repeats=Settings.of(result).repeats)
-        rows, left_out = measure(run, weight, point)
-        if job.rank == 0:
+        run = Run(job, repeats=settings.repeats)
+        rows, left_out = measure(run, weight, point, settings.exchanges)
+        if result is not None and path is not None:
             result.rows += rows
             result.left_out += left_out
             result.add_checks(run.near_ties.checks(run.checked_rows))
@@ -65,11 +71,13 @@ def measure_missing(
             on_point(point, left_out)
 
 
-def measure(run: Run, weight: Tensor, point: Point) -> tuple[list[Row], list[Row]]:
+def measure(
+    run: Run, weight: Tensor, point: Point, exchanges: Sequence[str]
+) -> tuple[list[Row], list[Row]]:
     """Return the rows of right candidates, and the candidates that are left out. Collective."""
     job = run.job
     problem = Problem.make(weight, point.batch)
-    built = candidates.build(problem, point.mode, job.rank, job.world_size)
+    built = candidates.build(problem, point.mode, job.rank, job.world_size, exchanges)
     wrong: dict[str, str] = {}
     right = []
     for entry in built:
@@ -131,8 +139,6 @@ def _who(rows: list[Row]) -> list[str]:
 def main(path: str, seconds: str) -> None:
     """Join the job that this process was started in, and measure."""
     with join(timeout_s=TIMEOUT_S) as job:
-        if job.device.type == "cpu":
-            torch.set_num_threads(Settings.of(Result.load(Path(path))).threads)
 
         def told(point: Point, left_out: list[Row]) -> None:
             line: dict[str, Any] = {**asdict(point), "left_out": left_out}

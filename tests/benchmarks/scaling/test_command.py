@@ -18,7 +18,7 @@ from benchmarks.lab.results import RESULT, Result
 from benchmarks.scaling import command, plan
 from benchmarks.scaling.candidates import ONE_RANK, STORED, TPSAMPLE
 from tests.support import scaling
-from tests.support.commands import ROOT, run_command
+from tests.support.commands import ROOT, TORCHRUN, run_command
 from tests.support.limits import slowness
 from tests.support.tiers import long
 from tpsample.cli.app import app
@@ -177,3 +177,18 @@ def test_an_installed_package_says_where_it_is(monkeypatch):
     monkeypatch.setitem(sys.modules, "benchmarks.scaling.command", None)
     shown = CliRunner().invoke(app, ["bench", "scaling"])
     assert shown.exit_code == 1 and "are in the source checkout" in shown.output
+
+
+def test_ranks_that_torchrun_started_measure_and_one_writes(tmp_path):
+    options = (*TINY, "--exchanges", "auto,p2p", "--output", tmp_path)
+    done = run_command(*TORCHRUN, 2, "-m", "benchmarks.scaling", *options)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob(f"*/{RESULT}")
+    result = Result.load(path)
+    assert plan.complete(result) and not result.left_out
+    assert {row["world_size"] for row in result.rows} == {2}
+    assert {row["candidate"] for row in result.rows if row["kind"] == "tpsample"} == {
+        TPSAMPLE,
+        "p2p",
+    }
+    assert path.with_name(PAGE).exists()

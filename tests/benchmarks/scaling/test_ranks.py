@@ -40,7 +40,8 @@ def _two_ranks(path: Path, fault: str = "") -> int:
         logits = AllToAll.logits
         AllToAll.logits = lambda self, hidden_states: logits(self, hidden_states).roll(1, 1)
     told: list[object] = []
-    measure_missing(Job(rank, 2, rank, 2, "test"), path, on_point=lambda *it: told.append(it))
+    own = None if rank else path  # the other rank may be on a host without the file
+    measure_missing(Job(rank, 2, rank, 2, "test"), own, on_point=lambda *it: told.append(it))
     return len(told)
 
 
@@ -51,7 +52,8 @@ def _record(folder: Path, **changes) -> Path:
 
 @pytest.mark.parametrize("modes", [("plain",), *long((tuple(MODES),))], ids=len)
 def test_two_ranks_measure_every_candidate(modes, tmp_path):
-    path = _record(tmp_path, world_sizes=(2,), modes=modes, batches=(3,))
+    exchanges = ("auto", "two_level")
+    path = _record(tmp_path, world_sizes=(2,), modes=modes, batches=(3,), exchanges=exchanges)
     assert run_ranks(2, _two_ranks, path) == [len(modes), 0]
     result = Result.load(path)
     assert complete(result) and not result.left_out
@@ -63,7 +65,8 @@ def test_two_ranks_measure_every_candidate(modes, tmp_path):
         assert sent[ONE_RANK] == 0
         best = {row["family"]: row["median_us"] for row in rows if row["fastest"]}
         assert all(best[row["family"]] <= row["median_us"] for row in rows)
-    assert result.checks["rows_compared"] == 2 * 3 * len(modes)
+        assert {TPSAMPLE, "two_level"} <= {row["candidate"] for row in rows}
+    assert result.checks["rows_compared"] == 3 * 3 * len(modes)
 
 
 @pytest.mark.parametrize(
