@@ -211,6 +211,24 @@ tpsample/speculative/acceptance.py tests/speculative/test_shards.py
     - return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)
     + return stop, torch.ones_like(coefficient[:, 0])
     > test_rows_that_stop_within_a_block_recover_at_its_coefficient
+tpsample/speculative/laws.py tests/speculative/test_law.py
+    a residual has its sign lost
+    - return (scaled - q).maximum(scaled * 2.0**-200)
+    + return (scaled - q).abs()
+    > test_the_emitted_law_is_the_targets
+    recovery draws from the target itself
+    - return (scaled - q).maximum(scaled * 2.0**-200)
+    + return scaled
+    > test_the_emitted_law_is_the_targets
+tpsample/speculative/streams.py tests/speculative/test_law.py
+    recovery shares the noise of the drafts
+    - DOMAIN_RECOVERY = 0x72637672
+    + DOMAIN_RECOVERY = 0x64726674
+    > test_the_emitted_law_is_the_targets
+    the next call meets the numbers of the last one
+    - return row_stream(seed, position, index, domain=domain)
+    + return row_stream(seed, position, 0, domain=domain)
+    > test_calls_in_a_row_write_the_targets_law
 tpsample/speculative/output.py tests/speculative/test_coupled.py
     the bonus token is cut off
     - return index <= num_accepted.unsqueeze(1)

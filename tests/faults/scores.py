@@ -13,6 +13,20 @@ tpsample/core/score.py tests/kernels/test_kernels.py
     - return torch.where(random, product - noise.double(), product).float()
     + return (product - noise.double()).float()
     > test_greedy_ties_go_to_the_lowest_id
+tpsample/noise.py tests/kernels/test_kernels.py
+    noise ends where that of fp32 uniforms does, at 16.6
+    - u = _round32(word.float().double() * U_SCALE + low)
+    + u = _round32(word.float().double() * U_SCALE + low).clamp(min=2.0**-24)
+    > test_planted_tails_win_by_the_definition
+tpsample/local/torch_backend.py tests/kernels/test_kernels.py
+    noise is that of the index in the shard
+    - scores = score_tile(logits, first_id, noise, sample)
+    + scores = score_tile(logits, start, noise, sample)
+    > test_shards_agree[torch]
+    a row of the weight is taken for the next one
+    - raw = logits_tile(step.hidden_double, self._weight[start:stop], bias, self._head)
+    + raw = logits_tile(step.hidden_double, self._weight[start:stop], bias, self._head).roll(1, 1)
+    > test_shards_agree[torch]
 tpsample/noise.py tests/test_noise.py
     noise of 32 bits
     - low = ((quad_xor ^ word) & 0xFFFF).double() * LOW_SCALE + LOW_HALF

@@ -195,6 +195,11 @@ def test_planted_tails_win(golden):
     planted_tail_wins(golden, backend="triton", tile=tile(4096, 4, 16))
 
 
+@pytest.mark.parametrize("golden", PLANTED_TAILS, ids=lambda each: f"{each[0]}-{each[2]}")
+def test_planted_tails_win_by_the_definition(golden):
+    planted_tail_wins(golden)
+
+
 @pytest.mark.parametrize(("rows", "parts"), [(5, 1), (32, 1), (33, 2), (65, 3), (128, 4)])
 def test_padded_batch_columns_draw_no_noise(monkeypatch, rows, parts):
     """A batch tile of 128 is worked on 32 rows at a time, as far as there are rows."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from tests.support.cases import Case, uneven_shards
-from tests.support.distribution import chi_squared_p
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
@@ -145,14 +144,3 @@ def planted_tail_wins(golden: tuple[int, int, int, int, float, int], **how: Any)
     params = [SamplingParams(seed=seed)]
     case = Case(torch.ones(1, 1), logits, params, torch.zeros(1, dtype=torch.int64))
     assert step(case, rounds=rounds, **how).token_ids.tolist() == [planted]
-
-
-def draws_follow_softmax(logits: torch.Tensor, draws: int, world_size: int, **how: Any) -> None:
-    """Chi-squared of draws by `world_size` ranks, fixed seeds; fails once in a million by luck."""
-    vocab_size = len(logits)
-    params = [SamplingParams(seed=row) for row in range(draws)]
-    positions = torch.arange(draws)
-    case = Case(torch.ones(draws, 1), logits.float().unsqueeze(1), params, positions)
-    shards = [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
-    p_value = chi_squared_p(step(case, shards, **how).token_ids, logits, temperature=1.0)
-    assert p_value > 1e-6, f"p = {p_value}"
