@@ -1,4 +1,4 @@
-"""What the command line says of a mistake, in one line."""
+"""The command line tells of a mistake in one line."""
 
 from __future__ import annotations
 

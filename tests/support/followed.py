@@ -1,4 +1,4 @@
-"""What messages advise, done as they say: the tokens that it gives, and those that must come."""
+"""The advice of messages, done as they say: the tokens that it gives, and those that must come."""
 
 from __future__ import annotations
 
