@@ -131,6 +131,9 @@ class Run:
         client = subprocess.Popen(self._client(server, out, ("lost",)), env=client_variables())
         steps = server.seen()[0]["steps"]
         while server.seen()[0]["steps"] < steps + 5 and self.left_s() > 0:
+            if server.ended() is not None:
+                client.kill()
+                return [Verdict("a killed worker ends the server", False, "it had ended before")]
             time.sleep(0.2)
         os.kill(server.seen()[1]["pid"], signal.SIGKILL)
         start = time.monotonic()
