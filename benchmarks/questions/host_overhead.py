@@ -33,7 +33,6 @@ from triton.runtime import driver
 from benchmarks.lab import machine
 from benchmarks.lab.problem import Problem, make_weight
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, VocabShard
-from tpsample.core.score import Head
 from tpsample.exchange import decode_triton
 from tpsample.exchange.base import Exchange
 from tpsample.local import triton_backend
@@ -95,10 +94,8 @@ def overheads(rows: int, steps: int) -> dict[str, float]:
         raise SystemExit("host_overhead: unset TRITON_INTERPRET; it replaces what is measured")
     problem = Problem.make(make_weight(1024, 4096, torch.device("cpu")), rows)
     sampler = LMHeadSampler(problem.weight, group=Ranks(), backend="torch", max_rows=max(256, rows))
-    sampler.local = triton_backend.TritonBackend(
-        problem.weight, sampler.shard, None, Head(), rounds=10, max_rows=sampler.max_rows
-    )
-    sampler.exchange = Exchange(replace(sampler.settings, backend="triton"))
+    settings = replace(sampler.settings, backend="triton")
+    sampler.local, sampler.exchange = triton_backend.TritonBackend(settings), Exchange(settings)
     out = SampleOutput.empty(problem.batch.seed, None)
 
     def step() -> object:

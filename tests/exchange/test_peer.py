@@ -13,11 +13,11 @@ import torch
 import tpsample.exchange.peer
 import tpsample.local.triton_backend
 from tests.support.cases import Case, even_shards, uneven_shards
+from tests.support.settings import settings_of
 from tests.support.tiers import long
 from tests.support.virtual import Spy, assert_all_equal, step, virtual
 from tpsample import LMHeadSampler, PeerLost, Status, VocabShard
 from tpsample.core import word
-from tpsample.core.score import Head
 from tpsample.kernels.inbox import chunk_of_tile, tiles_of_chunk
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.ranks.virtual import VirtualWorld
@@ -124,7 +124,7 @@ def test_a_chunk_is_pushed_by_its_last_tile_and_not_before(monkeypatch):
 
 def _local_words(case: Case, sampler: LMHeadSampler, num_samples: int | None) -> torch.Tensor:
     """The words of a rank's whole shard by the torch backend."""
-    twin = TorchBackend(sampler.weight, sampler.shard, None, Head(), rounds=10)
+    twin = TorchBackend(settings_of(sampler.weight, sampler.shard))
     words = torch.zeros(case.hidden_states.shape[0] * (num_samples or 1), dtype=torch.int64)
     view = case.batch.view(case.hidden_states.shape[0])
     step = twin.prepare(case.hidden_states, view, case.positions, num_samples or 1)

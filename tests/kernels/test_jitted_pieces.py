@@ -9,10 +9,10 @@ import triton.language as tl
 
 from tests.support.agreement import tile
 from tests.support.cases import Case
+from tests.support.settings import settings_of
 from tpsample import Status, VocabShard, noise
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
-from tpsample.core.score import Head
 from tpsample.kernels.decode import decode, decode_kernel
 from tpsample.kernels.epilogue import best_word, pack
 from tpsample.kernels.noise import noise_tile
@@ -86,14 +86,7 @@ def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():
 def test_the_lm_head_writes_its_words_alone():
     """Behind the words of the batch the buffer keeps what it held."""
     case, canary = Case.make(37, 5), 0x5A5A5A5A
-    local = TritonBackend(
-        case.weight,
-        VocabShard(0, 37),
-        None,
-        Head(),
-        rounds=10,
-        max_rows=16,
-    )
+    local = TritonBackend(settings_of(case.weight, VocabShard(0, 37), max_rows=16))
     local.tile = tile(128, 8, 64)
     words = torch.zeros(16, dtype=torch.int64)
     step = local.prepare(case.hidden_states, case.batch.view(5), case.positions, 1)

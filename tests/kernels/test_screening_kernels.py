@@ -12,6 +12,7 @@ import torch
 
 from tests.support.cases import Case, uneven_shards
 from tests.support.screening import HEADS, assert_same_words, problem, requests
+from tests.support.settings import settings_of
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, step, virtual
 from tpsample import (
@@ -53,11 +54,12 @@ def compare(case, batch=None, *, start=0, num_samples=1, parts=1) -> Screen:
     if batch is None:
         batch = SamplingBatch.from_params(requests(b), vocab_size=start + v + 3)
     shard = VocabShard(start, start + v)
-    arguments = (case.weight, shard, case.bias, case.head)
-    screen = Screen(*arguments, rounds=10)
     batch.prepare(shard)
-    plain = TritonBackend(*arguments, rounds=10, max_rows=64)
-    screened = TritonBackend(*arguments, rounds=10, max_rows=64, screen=screen)
+    settings = settings_of(case.weight, shard, bias=case.bias, head=case.head, max_rows=64)
+    plain = TritonBackend(settings)
+    screened = TritonBackend(replace(settings, screening="int8"))
+    screen = screened.screen
+    assert screen is not None
     expected = words(plain, case, batch, num_samples, parts)
     found = words(screened, case, batch, num_samples, parts)
     assert_same_words([torch.stack(found).amax(0)], [torch.stack(expected).amax(0)], "screened")
@@ -177,7 +179,7 @@ def test_the_bound_is_used_up():
     bias = torch.zeros(v)
     bias[3::GROUP] = 64.0
     case = replace(problem("normal", v, 8, d), bias=bias)
-    screen = Screen(case.weight, VocabShard(0, v), None, case.head, rounds=10)
+    screen = Screen(settings_of(case.weight, VocabShard(0, v), head=case.head))
     copy = screen.copy.quantised[:, :d].double() * screen.copy.scale.double().unsqueeze(1)
     residual = case.weight.double() - copy
     hidden = (residual[3::GROUP] / residual[3::GROUP].norm(dim=1, keepdim=True)).float()

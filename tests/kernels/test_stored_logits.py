@@ -10,6 +10,7 @@ import torch.distributed as dist
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.ranks import run_ranks
+from tests.support.settings import settings_of
 from tests.support.tiers import long
 from tpsample import (
     LMHeadSampler,
@@ -19,7 +20,6 @@ from tpsample import (
     VocabShard,
     reference,
 )
-from tpsample.core.score import Head
 from tpsample.local.tiles import Tile
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.logits.finish import shard_logits
@@ -122,7 +122,7 @@ def test_only_stored_rows_are_written_and_all_of_them(block_v):
     tile = Tile(block_v=block_v, block_b=16, block_d=16, num_warps=1, num_stages=1)
     weight = rows.weight[first:last]
     shard = VocabShard(first, last)
-    backend = TritonBackend(weight, shard, None, Head(), rounds=10, max_rows=len(rows.params))
+    backend = TritonBackend(settings_of(weight, shard, max_rows=len(rows.params)))
     backend.tile = tile
     stored, width = len(batch.plan.stored_list), last - first
     assert 0 < stored < len(rows.params)

@@ -19,11 +19,11 @@ from tests.support.screened_filters import (
     stored,
 )
 from tests.support.screening import HEADS, PASSES, CountedBackend, Problem, controlled, problem
+from tests.support.settings import settings_of
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
 from tpsample.core.score import Head
 from tpsample.local.torch_backend import TorchBackend
-from tpsample.screening.int8_copy import Int8Copy
 
 
 def compare(case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, ways=WAYS):
@@ -34,10 +34,11 @@ def compare(case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, w
     shards = shards or [VocabShard(0, len(case.weight))]
     exact, screened = [], []
     for shard in shards:
-        arguments = (*part_of(case, shard), case.head)
-        exact.append(TorchBackend(*arguments, rounds=10))
-        copy = Int8Copy(arguments[0]) if which == "int8" else None
-        screened.append(CountedBackend(*arguments, rounds=10, copy=copy))
+        weight, _, bias = part_of(case, shard)
+        options = {"bias": bias, "head": case.head, "screening": which if which == "int8" else None}
+        settings = settings_of(weight, shard, **options)
+        exact.append(TorchBackend(settings))
+        screened.append(CountedBackend(settings))
     step = (case.hidden_states, batch, num_samples, parts)
     found = stored(screened, *step)
     assert_same_draws(found, stored(exact, *step), batch, num_samples, ways)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tests.support.cases import Case, uneven_shards
+from tests.support.settings import settings_of
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
@@ -20,9 +21,7 @@ from tpsample.local.native_backend import NativeBackend
 from tpsample.local.tiles import Tile
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.local.triton_backend import TritonBackend
-from tpsample.ranks.ranks import Ranks
 from tpsample.reference import NEAR_TIE
-from tpsample.settings import Settings
 
 # (rounds, seed, planted id, its word, its Gumbel noise, id with noise near 0): position and sample
 # 0. Found by searching seeds for words that fp32 -log(-log(rand)), which ends at 16.64, cannot use.
@@ -72,15 +71,22 @@ def step(
             weight = torch.cat([weight, padding.to(weight)])
             if shard_bias is not None:
                 shard_bias = torch.cat([shard_bias, torch.full((len(padding),), 1e6)])
-        exchange = Exchange(Settings(Ranks(), weight, case.vocab_size, shard, max_rows=slots))
-        arguments = (weight, shard, shard_bias, head or Head())
+        settings = settings_of(
+            weight,
+            shard,
+            max_rows=slots,
+            bias=shard_bias,
+            head=head or Head(),
+            philox_rounds=rounds,
+        )
+        exchange = Exchange(settings)
         local: TorchBackend | NativeBackend | TritonBackend
         if backend == "triton":
-            local = TritonBackend(*arguments, rounds=rounds, max_rows=slots)
+            local = TritonBackend(settings)
         elif backend == "numba":
-            local = NativeBackend(*arguments, rounds=rounds)
+            local = NativeBackend(settings)
         else:
-            local = TorchBackend(*arguments, rounds=rounds)
+            local = TorchBackend(settings)
         for name, value in override.items():
             setattr(local, name, value)
         step = local.prepare(case.hidden_states, batch.view(batch.rows), case.positions, samples)

@@ -23,11 +23,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.jit import JITFunction
 
+from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.peer import PeerExchange
-from tpsample.local.screen_launches import Screen
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.logits.finish import finish_logits, shard_logits
@@ -151,8 +151,9 @@ def step(
         weight = weight.contiguous()
     bias = None if head is None else weight[:, 0].clone()
     head = head or Head(1.0, None)
-    screen = Screen(weight.zero_(), shard, bias, head, rounds=10) if screened else None
-    backend = TritonBackend(weight, shard, bias, head, rounds=10, max_rows=MAX_ROWS, screen=screen)
+    options = {"max_rows": MAX_ROWS, "screening": "int8" if screened else None}
+    weight = weight.zero_() if screened else weight
+    backend = TritonBackend(settings_of(weight, shard, bias=bias, head=head, **options))
     backend.tile = tile
     positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
     hidden_states = torch.empty(view.rows, D, dtype=dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.cases import TEMPERATURES
+from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
 from tpsample.local.backend import Backend
@@ -19,7 +20,6 @@ from tpsample.local.torch_backend import TorchBackend
 from tpsample.native.draw import draw
 from tpsample.native.store import list_kept, store
 from tpsample.request.step import Step
-from tpsample.screening.int8_copy import Int8Copy
 
 PASSES = ("fp32", "int8")
 
@@ -191,10 +191,10 @@ def backends(
     case: Problem, shard: VocabShard, which: str = "fp32", rounds: int = 10
 ) -> tuple[TorchBackend, CountedBackend]:
     """The definition, and native kernels with one of PASSES."""
-    arguments = (case.weight, shard, case.bias, case.head)
-    copy = Int8Copy(case.weight) if which == "int8" else None
-    native = CountedBackend(*arguments, rounds=rounds, copy=copy)
-    return TorchBackend(*arguments, rounds=rounds), native
+    options = {"bias": case.bias, "head": case.head, "philox_rounds": rounds}
+    screening = "int8" if which == "int8" else None
+    settings = settings_of(case.weight, shard, screening=screening, **options)
+    return TorchBackend(settings), CountedBackend(settings)
 
 
 def words(

@@ -8,26 +8,21 @@ import torch
 from torch import Tensor
 
 from tpsample.core.row_noise import RowNoise
-from tpsample.core.score import Head
 from tpsample.core.step_buffer import StepBuffer
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Push, Step
 from tpsample.screening.int8_copy import Int8Copy
+from tpsample.settings import Settings
 
 
 class Backend(ABC):
     """Computes the words of a rank's shard. Only stored rows have their [V_local] logits written.
 
     Args:
-        weight: [V_local, D]; rows behind the shard are never read.
-        shard: the global ids of the first rows of `weight`.
-        bias: [V_local] or None.
-        head: what happens to a product before it is a logit.
-        rounds: Philox rounds of the noise.
+        settings: of the sampler. Rows of the weight after the shard are never read.
 
     Attributes:
         copy: the 8-bit copy of the weight that screened steps read; None if there is none.
@@ -35,14 +30,12 @@ class Backend(ABC):
 
     copy: Int8Copy | None = None
 
-    def __init__(
-        self, weight: Tensor, shard: VocabShard, bias: Tensor | None, head: Head, *, rounds: int
-    ) -> None:
-        self._weight, self._shard, self._bias, self._head = weight, shard, bias, head
-        self._rounds = rounds
-        self._logits = StepBuffer(len(shard), torch.float32, weight.device)
+    def __init__(self, settings: Settings) -> None:
+        self._weight, self._shard, self._bias = settings.weight, settings.shard, settings.bias
+        self._head, self._rounds = settings.head, settings.philox_rounds
+        self._logits = StepBuffer(len(self._shard), torch.float32, settings.device)
         # Of steps that only store: they may come between the halves of another step.
-        self._stored_only = StepBuffer(len(shard), torch.float32, weight.device)
+        self._stored_only = StepBuffer(len(self._shard), torch.float32, settings.device)
 
     def follow(self) -> None:
         """Follow the weight and the bias, the same tensors, which now lie elsewhere in memory.

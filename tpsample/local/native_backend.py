@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 
 from tpsample.core.row_noise import safe_temperature
-from tpsample.core.score import Head
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.local.backend import Backend
 from tpsample.native import head as native
@@ -36,6 +34,7 @@ from tpsample.request.controls.apply import StepControls
 from tpsample.request.filters import row_bounds
 from tpsample.request.step import Push, Step
 from tpsample.screening.int8_copy import Int8Copy
+from tpsample.settings import Settings
 
 COPY_ROWS = 2
 """Most rows of a step for which reading the 8-bit copy first is faster than reading the weights."""
@@ -43,24 +42,12 @@ NO_CUT = np.empty(0, np.int64)
 
 
 class NativeBackend(Backend):
-    """The words in native kernels.
+    """The words in native kernels."""
 
-    Args:
-        copy: the 8-bit copy of the weight, with screening.
-    """
-
-    def __init__(
-        self,
-        weight: Tensor,
-        shard: VocabShard,
-        bias: Tensor | None,
-        head: Head,
-        *,
-        rounds: int,
-        copy: Int8Copy | None = None,
-    ) -> None:
-        super().__init__(weight, shard, bias, head, rounds=rounds)
-        self.copy = copy
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        if settings.screening is not None:
+            self.copy = Int8Copy(self._weight[: len(self._shard)])
 
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from tpsample.core.interpreted import interpreted
 from tpsample.core.overlap import OVERLAP_ARCH
-from tpsample.core.score import Head
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels import tile_ids
 from tpsample.kernels.limbs import screening_rows_kernel
 from tpsample.kernels.screening import list_groups_kernel, screen_kernel
@@ -19,6 +17,7 @@ from tpsample.local.control_arguments import has_edits, head_arguments
 from tpsample.local.tiles import Gpu, Tile
 from tpsample.request.step import Step
 from tpsample.screening.int8_copy import Int8Copy
+from tpsample.settings import Settings
 
 MAX_SLOTS = 64
 """Most rows × samples of a screened step. More read the limbs so often, and find so many
@@ -75,9 +74,7 @@ class Screen:
     All buffers are made here, so that a step allocates nothing.
 
     Args:
-        weight: [V_local, D]; its 8-bit copy is made now.
-        shard: the global ids of the first rows of `weight`.
-        bias, head: as of the backend.
+        settings: of the sampler. The 8-bit copy of the weight is made now.
 
     Attributes:
         copy: the 8-bit copy.
@@ -87,10 +84,8 @@ class Screen:
         bars: fp32 [MAX_SLOTS], what the best score reaches, by sample and row.
     """
 
-    def __init__(
-        self, weight: Tensor, shard: VocabShard, bias: Tensor | None, head: Head, *, rounds: int
-    ) -> None:
-        device = weight.device
+    def __init__(self, settings: Settings) -> None:
+        weight, shard, device = settings.weight, settings.shard, settings.device
         self._gpu = Gpu.of(device)
         self._overlap = self._gpu.arch >= OVERLAP_ARCH
         block_d = screen_tile(1, self._gpu).block_d
@@ -116,8 +111,8 @@ class Screen:
         self._common = {
             "vocab_start": shard.start,
             "vocab_stop": shard.stop,
-            **head_arguments(head, bias),
-            "ROUNDS": rounds,
+            **head_arguments(settings.head, settings.bias),
+            "ROUNDS": settings.philox_rounds,
         }
 
     def takes(self, step: Step) -> bool:

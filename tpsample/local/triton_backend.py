@@ -12,7 +12,6 @@ from torch import Tensor
 from tpsample.core.interpreted import interpreted
 from tpsample.core.overlap import OVERLAP_ARCH
 from tpsample.core.score import Head
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.local.backend import Backend
 from tpsample.local.control_arguments import (
@@ -27,6 +26,7 @@ from tpsample.local.tiles import Gpu, Tile
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.controls.rows import ControlRows
 from tpsample.request.step import Push, Step
+from tpsample.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -42,36 +42,24 @@ class TritonBackend(Backend):
 
     All buffers are made here, so that a step allocates nothing.
 
-    Args:
-        max_rows: most rows × samples of a step.
-        screen: of the same weight, shard, bias and head; it goes before the steps that it takes.
-
     Attributes:
         tile: overrides the tile table where it is not None. It never changes a token.
+        screen: goes before the steps that it takes; None without screening.
     """
 
     tile: Tile | None = None
 
-    def __init__(
-        self,
-        weight: Tensor,
-        shard: VocabShard,
-        bias: Tensor | None,
-        head: Head,
-        *,
-        rounds: int,
-        max_rows: int,
-        screen: Screen | None = None,
-    ) -> None:
-        super().__init__(weight, shard, bias, head, rounds=rounds)
-        self._gpu = Gpu.of(weight.device)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        device = settings.device
+        self._gpu = Gpu.of(device)
         self._overlap = self._gpu.arch >= OVERLAP_ARCH
-        self.screen = screen
-        self.copy = None if screen is None else screen.copy
+        self.screen = None if settings.screening is None else Screen(settings)
+        self.copy = None if self.screen is None else self.screen.copy
         # A batch tile may reach past the last row, by less than its own size.
-        padded = max_rows + MAX_BLOCK_B
-        self._streams = torch.zeros(4, padded, dtype=torch.int32, device=weight.device)
-        self._scale = torch.ones(padded, dtype=torch.float32, device=weight.device)
+        padded = settings.max_rows + MAX_BLOCK_B
+        self._streams = torch.zeros(4, padded, dtype=torch.int32, device=device)
+        self._scale = torch.ones(padded, dtype=torch.float32, device=device)
         self._launches: dict[tuple[Any, ...], _Launch | None] = {}
 
     def follow(self) -> None:
