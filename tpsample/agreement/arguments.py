@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int, describe, require_plain
+from tpsample.core.checks import check_int, describe, fits, require_plain
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
@@ -193,13 +193,8 @@ def _check_shard(shard: VocabShard, weight: Tensor, vocab_size: int | None) -> N
 
 
 def _check_bias(bias: Tensor, weight: Tensor) -> None:
-    if (
-        not isinstance(bias, Tensor)
-        or bias.shape != weight.shape[:1]
-        or bias.dtype not in WEIGHT_DTYPES
-        or bias.device != weight.device
-        or (bias.shape[0] > 1 and bias.stride(0) != 1)
-    ):
+    right = fits(bias, WEIGHT_DTYPES, weight.shape[:1], weight.device)
+    if not right or (bias.shape[0] > 1 and bias.stride(0) != 1):
         raise ValueError(
             f"bias: expected a contiguous floating-point tensor [{weight.shape[0]}] on "
             f"{weight.device}, one value per row of lm_head_weight, got {describe(bias)}"

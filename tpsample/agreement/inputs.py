@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tpsample.agreement.arguments import WEIGHT_DTYPES
-from tpsample.core.checks import describe, require_plain
+from tpsample.core.checks import describe, fits, require_plain
 from tpsample.core.vocab_shard import VocabShard
 
 
@@ -65,13 +65,8 @@ def check_local_logits(
         _check_of_drafts("local_logits", local_logits, leading, own)
         local_logits = local_logits.flatten(0, 1)
     require_plain("local_logits", local_logits)
-    if (
-        not isinstance(local_logits, Tensor)
-        or local_logits.ndim != 2
-        or local_logits.dtype not in WEIGHT_DTYPES
-        or local_logits.device != weight.device
-        or local_logits.shape[1] not in (own, weight.shape[0])
-    ):
+    widths = own, weight.shape[0]
+    if not any(fits(local_logits, WEIGHT_DTYPES, ("B", n), weight.device) for n in widths):
         padded = "" if own == weight.shape[0] else f" or [B, {weight.shape[0]}]"
         raise ValueError(
             f"local_logits: expected fp32, bf16 or fp16 [B, {own}]{padded} on {weight.device}, the "

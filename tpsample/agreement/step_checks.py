@@ -194,11 +194,7 @@ def check_prompt(
     """Check the arguments of `prompt_logprobs`. It reads the ids, so it waits for the GPU."""
     check_hidden_states(hidden_states, weight)
     shape = (hidden_states.shape[0],)
-    if not isinstance(token_ids, Tensor) or (
-        token_ids.dtype,
-        token_ids.shape,
-        token_ids.device,
-    ) != (torch.int64, shape, weight.device):
+    if not fits(token_ids, (torch.int64,), shape, weight.device):
         raise ValueError(
             f"token_ids: expected int64 {shape} on {weight.device}, the token that came at each "
             f"position, got {describe(token_ids)}"
@@ -222,11 +218,7 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
         ("status", out.status, (rows,), torch.int32),
         ("seeds", out.seeds, (rows,), torch.int64),
     ):
-        if (
-            not isinstance(tensor, Tensor)
-            or (tensor.shape, tensor.dtype, tensor.device) != (wanted, dtype, device)
-            or not tensor.is_contiguous()
-        ):
+        if not fits(tensor, (dtype,), wanted, device) or not tensor.is_contiguous():
             raise ValueError(
                 f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "
                 f"got {describe(tensor)}"

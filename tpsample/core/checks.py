@@ -57,19 +57,16 @@ def fits(
     dtypes: Sequence[torch.dtype],
     shape: Sequence[int | str],
     device: torch.device,
-) -> bool:
+) -> TypeGuard[Tensor]:
     """Return whether a value is a tensor of one of these dtypes, of any float if there are none.
 
     A letter of the shape is any size.
     """
-    return (
-        isinstance(value, Tensor)
-        and value.device == device
-        and (value.dtype in dtypes if dtypes else value.is_floating_point())
-        and value.ndim == len(shape)
-        and [m if isinstance(n, str) else n for n, m in zip(shape, value.shape, strict=True)]
-        == list(value.shape)
-    )
+    if not isinstance(value, Tensor) or value.device != device or value.ndim != len(shape):
+        return False
+    right = value.dtype in dtypes if dtypes else value.is_floating_point()
+    sizes = zip(shape, value.shape, strict=True)
+    return right and (value.shape == shape or all(n == m or isinstance(n, str) for n, m in sizes))
 
 
 def describe(value: object) -> str:

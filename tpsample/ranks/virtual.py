@@ -67,33 +67,13 @@ class VirtualWorld:
         All local steps come first, since one process cannot wait for its own other ranks. The last
         ranks may be left out, as if they had died.
         """
-        inputs = [Inputs(hidden_states)] * len(samplers)
-        return self._steps(samplers, inputs, *arguments, **options)
 
-    def step_logits(
-        self,
-        samplers: Sequence[_HalvedSampler[S]],
-        local_logits: Sequence[Tensor],
-        *arguments: Any,
-        **options: Any,
-    ) -> list[SampleOutput]:
-        """Return what `sample_logits` of every rank returns, called with logits of its own."""
-        inputs = [Inputs(own, are_logits=True) for own in local_logits]
-        return self._steps(samplers, inputs, *arguments, **options)
-
-    def _steps(
-        self,
-        samplers: Sequence[_HalvedSampler[S]],
-        inputs: Sequence[Inputs],
-        *arguments: Any,
-        **options: Any,
-    ) -> list[SampleOutput]:
-        def step(sampler: _HalvedSampler[S], own: Inputs, ranks: VirtualRanks) -> SampleOutput:
-            started = sampler.start(own, *arguments, **options)
+        def step(sampler: _HalvedSampler[S], ranks: VirtualRanks) -> SampleOutput:
+            started = sampler.start(Inputs(hidden_states), *arguments, **options)
             ranks.meet()
             return sampler.finish(started)
 
-        each = zip(samplers, inputs, self.ranks, strict=False)
+        each = zip(samplers, self.ranks, strict=False)
         return self.run([partial(step, *of_rank) for of_rank in each])
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
