@@ -11,7 +11,7 @@ tpsample/local/triton_backend.py tests/sampler/test_from_logits.py
 tpsample/local/torch_backend.py tests/sampler/test_from_logits.py
     columns behind the shard are taken for its own
     - step.local_logits[:, start:stop].float()
-    + rows.local_logits[:, -len(self._shard) :][:, start:stop].float()
+    + step.local_logits[:, -len(self._shard) :][:, start:stop].float()
     > test_columns_behind_the_shard_are_never_read
 tpsample/agreement/dtensor.py tests/agreement/test_dtensor.py
     a DTensor's rows begin at 0 on every rank

@@ -64,9 +64,10 @@ def fits(
     """
     if not isinstance(value, Tensor) or value.device != device or value.ndim != len(shape):
         return False
-    right = value.dtype in dtypes if dtypes else value.is_floating_point()
-    sizes = zip(shape, value.shape, strict=True)
-    return right and (value.shape == shape or all(n == m or isinstance(n, str) for n, m in sizes))
+    for expected, size in zip(shape, value.shape, strict=True):
+        if size != expected and not isinstance(expected, str):
+            return False
+    return value.dtype in dtypes if dtypes else value.is_floating_point()
 
 
 def describe(value: object) -> str:

@@ -43,13 +43,18 @@ class Scratch:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffers: dict[str, StepBuffer] = {}
+        self._taken: dict[str, Tensor] = {}
 
     def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """Return an uninitialised tensor. A name always has the same dtype."""
-        buffer = self._buffers.get(name)
-        if buffer is None:
-            buffer = self._buffers[name] = StepBuffer(1, dtype, self._device)
-        return buffer.take(math.prod(shape)).view(shape)
+        taken = self._taken.get(name)
+        if taken is None or taken.shape != shape:
+            if name not in self._buffers:
+                self._buffers[name] = StepBuffer(1, dtype, self._device)
+            with torch.inference_mode(False):  # the next use may be outside of it
+                taken = self._buffers[name].take(math.prod(shape)).view(shape)
+            self._taken[name] = taken
+        return taken
 
     def pick(self, name: str, table: Tensor, index: Tensor, dim: int = 0) -> Tensor:
         """Return what a table holds at these places, int64 [B], of one of its axes."""

@@ -33,9 +33,10 @@ class Backend(ABC):
     def __init__(self, settings: Settings) -> None:
         self._weight, self._shard, self._bias = settings.weight, settings.shard, settings.bias
         self._head, self._rounds = settings.head, settings.philox_rounds
-        self._logits = StepBuffer(len(self._shard), torch.float32, settings.device)
+        self._num_ids = len(self._shard)
+        self._logits = StepBuffer(self._num_ids, torch.float32, settings.device)
         # Of steps that only store: they may come between the halves of another step.
-        self._stored_only = StepBuffer(len(self._shard), torch.float32, settings.device)
+        self._stored_only = StepBuffer(self._num_ids, torch.float32, settings.device)
 
     def follow(self) -> None:
         """Follow the weight and the bias, the same tensors, which now lie elsewhere in memory.
@@ -45,7 +46,7 @@ class Backend(ABC):
         `refresh`.
         """
         if self.copy is not None:
-            self.copy.follow(self._weight[: len(self._shard)])
+            self.copy.follow(self._weight[: self._num_ids])
 
     def refresh(self) -> None:
         """Make the copy anew, of the weight as it is now."""
@@ -67,7 +68,7 @@ class Backend(ABC):
         between its start and its finish.
         """
         controls = logits = None
-        if batch.rows and batch.controls is not None:
+        if len(batch.seed) and batch.controls is not None:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored_index is not None:
             raw_and_processed = 1 if controls is None else 2

@@ -47,15 +47,15 @@ class NativeBackend(Backend):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         if settings.screening is not None:
-            self.copy = Int8Copy(self._weight[: len(self._shard)])
+            self.copy = Int8Copy(self._weight[: self._num_ids])
 
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
         assert push is None, "native kernels write to no peer"
-        num_ids, plan, first_id = len(self._shard), step.batch.plan, self._shard.start
+        num_ids, plan, first_id = self._num_ids, step.batch.plan, self._shard.start
         start, stop = num_ids * part // parts, num_ids * (part + 1) // parts
-        given, num_rows = step.local_logits is not None, step.batch.rows
+        given, num_rows = step.local_logits is not None, len(step.batch.seed)
         if start == stop or not num_rows:
             return
         best = words.view(step.noise.num_samples, num_rows).numpy()

@@ -123,7 +123,7 @@ class TritonBackend(Backend):
             return interpreter_tile(num_rows, hidden_size)
         if listed and not edits:
             return list_tile(num_rows, dtype, self._gpu)
-        return tile_for(num_rows, len(self._shard), hidden_size, dtype, self._gpu, edits)
+        return tile_for(num_rows, self._num_ids, hidden_size, dtype, self._gpu, edits)
 
     def _launch(
         self,

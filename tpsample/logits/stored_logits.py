@@ -70,14 +70,14 @@ class StoredLogits:
         """
         count = len(batch.plan.stored_list)
         raw, processed = stored[:count], stored[count:]
-        all_rows = lists_all(batch.plan.stored_list, batch.rows)
+        all_rows = lists_all(batch.plan.stored_list, len(batch.seed))
         index = slice(None) if all_rows else batch.plan.stored_index
         assert index is not None
         return cls(
             logits=processed if len(processed) else raw,
             raw=raw,
             first_id=first_id,
-            vocab_size=batch.vocab_size,
+            vocab_size=batch.plan.vocab_size,
             temperature=safe_temperature(batch.temperature[index])[0],
             noise=noise.select(index),
         )

@@ -117,22 +117,22 @@ class RowFilters:
     @property
     def top_k(self) -> Tensor:
         """int64 [F]; V where top_k is off."""
-        return self.columns[0, : len(self)]
+        return self.columns[0, : len(self.row_list)]
 
     @property
     def top_p(self) -> Tensor:
         """float64 [F]; 1 where top_p is off. Not fp32, because 0.1 of ten equal tokens is one."""
-        return self.columns[1, : len(self)].view(torch.float64)
+        return self.columns[1, : len(self.row_list)].view(torch.float64)
 
     @property
     def log_min_p(self) -> Tensor:
         """float64 [F], ln(min_p), -inf where it is off; a host's logarithm, as on any device."""
-        return self.columns[2, : len(self)].view(torch.float64)
+        return self.columns[2, : len(self.row_list)].view(torch.float64)
 
     @property
     def total_log_min_p(self) -> Tensor:
         """float64 [F], ln(min_p) if top_p is a share of the tokens that min_p leaves, else -inf."""
-        return self.columns[3, : len(self)].view(torch.float64)
+        return self.columns[3, : len(self.row_list)].view(torch.float64)
 
     @cached_property
     def _bits(self) -> Tensor:
@@ -141,22 +141,22 @@ class RowFilters:
     @property
     def keep_ties(self) -> Tensor:
         """bool [F]."""
-        return self._bits[0, : len(self)]
+        return self._bits[0, : len(self.row_list)]
 
     @property
     def joint(self) -> Tensor:
         """bool [F]."""
-        return self._bits[1, : len(self)]
+        return self._bits[1, : len(self.row_list)]
 
     @property
     def by_top_words(self) -> Tensor:
         """bool [F], whether a row goes by top words."""
-        return self._bits[2, : len(self)]
+        return self._bits[2, : len(self.row_list)]
 
     @property
     def by_threshold(self) -> Tensor:
         """bool [F], whether the threshold alone can decide a row."""
-        return self._bits[3, : len(self)]
+        return self._bits[3, : len(self.row_list)]
 
     @cached_property
     def top_k_list(self) -> list[int]:
@@ -175,7 +175,7 @@ class RowFilters:
 
     def select(self, index: list[int]) -> RowFilters:
         """Return some of the filtered rows, without a copy if all are listed in order."""
-        if lists_all(index, len(self)):
+        if lists_all(index, len(self.row_list)):
             return self
         return RowFilters(
             self.row_index[index],
@@ -188,7 +188,7 @@ class RowFilters:
     def repeated(self, times: int) -> RowFilters:
         """Return the filters of a batch in which each row stands `times` times in a row."""
         rows, index = repeated_rows(self.row_list, self.row_index, times)
-        columns = self.columns[:, : len(self)].repeat_interleave(times, dim=1)
+        columns = self.columns[:, : len(self.row_list)].repeat_interleave(times, dim=1)
         padded = torch.nn.functional.pad(columns, (0, -len(rows) % ALIGNED))
         kinds = [kind for kind in self.kinds for _ in range(times)]
         return RowFilters(index, rows, padded, kinds, self.known)

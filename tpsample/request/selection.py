@@ -136,7 +136,8 @@ class Selection(StepBatch):
         self._batch.draw_seeds(source)
 
     def read(self) -> BatchView:
-        rows, (filters, logprobs) = self._rows, self._table.read(self._rows)
+        rows, table = self._rows, self._table
+        filters, logprobs = table.read(rows)
         plan = BatchPlan(
             self.rows,
             self.vocab_size,
@@ -144,10 +145,11 @@ class Selection(StepBatch):
             filters,
             logprobs,
             fixed_rounds=not readable(self.device),
-            stores_all=self.stores_logits,
+            stores_all=table.stores_logits,
             numbers=(rows.numbers, rows.stored_numbers),
         )
-        return BatchView(self.temperature, self.seed, plan, self._controls(), self.undrawn)
+        temperature, seed = table.temperature_of(rows), table.seed_of(rows)
+        return BatchView(temperature, seed, plan, self._controls(), self.undrawn)
 
     def _state_slots(self) -> Tensor:
         return self._table.state_slots(self._rows)
@@ -160,11 +162,13 @@ class Selection(StepBatch):
         """Return the masks of the batch, a row per slot, that no mask of these rows replaces. One
         without rows binds none."""
         its, own = self._batch._assigned, self._assigned
+        if not its or its is own:
+            return {}
         return {name: mask for name, (mask, _) in its.items() if name not in own and len(mask)}
 
     def _masks(self) -> dict[str, Tensor]:
-        picked = {name: self._rows.pick_any(name, mask) for name, mask in self._by_slot().items()}
-        return super()._masks() | picked
+        by_slot, own = self._by_slot(), super()._masks()
+        return own | {name: self._rows.pick_any(name, mask) for name, mask in by_slot.items()}
 
     def check_masks(self, num_rows: int) -> None:
         left = list(self._by_slot())

@@ -84,7 +84,7 @@ class Step:
     @cached_property
     def num_words(self) -> int:
         """How many words the step exchanges, one per row and sample."""
-        return self.batch.rows * self.noise.num_samples
+        return len(self.batch.seed) * self.noise.num_samples
 
     @cached_property
     def hidden_double(self) -> Tensor:
