@@ -33,20 +33,19 @@ class Logprobs:
     ranks: Tensor
     entropies: Tensor
 
-    def of_rows(self, row_index: Tensor, num_rows: int) -> Logprobs:
-        """Return logprobs of all `num_rows` rows of a batch, where these are rows `row_index`."""
-        shape = (num_rows, self.token_ids.shape[1])
-        whole = Logprobs(
-            self.token_ids.new_full(shape, -1),
-            self.values.new_full(shape, torch.nan),
-            self.ranks.new_zeros(shape),
-            self.entropies.new_full((num_rows,), torch.nan),
-        )
-        whole.token_ids[row_index] = self.token_ids
-        whole.values[row_index] = self.values
-        whole.ranks[row_index] = self.ranks
-        whole.entropies[row_index] = self.entropies
-        return whole
+    @staticmethod
+    def none(num_rows: int, width: int, device: torch.device) -> Logprobs:
+        """Return the logprobs of rows without a token."""
+        ids = torch.full((num_rows, width), NO_TOKEN, dtype=torch.int64, device=device)
+        values = torch.full_like(ids, torch.nan, dtype=torch.float64)
+        entropies = torch.full((num_rows,), torch.nan, dtype=torch.float64, device=device)
+        return Logprobs(ids, values, torch.zeros_like(ids), entropies)
+
+    def put(self, index: Tensor | slice, rows: Logprobs) -> Logprobs:
+        """Replace some rows, int64 or a slice, by others of the same width; return the whole."""
+        for field in fields(self):
+            getattr(self, field.name)[index] = getattr(rows, field.name)
+        return self
 
 
 @dataclass(slots=True)

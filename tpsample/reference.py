@@ -228,12 +228,13 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     ranks = torch.stack(
         [(shown >= shown.gather(1, one)).sum(dim=1) for one in safe.split(1, dim=1)], dim=1
     )
-    return Logprobs(
+    found = Logprobs(
         token_ids=ids,
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
         entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
-    ).of_rows(asked.row_index, batch.rows)
+    )
+    return Logprobs.none(batch.rows, ids.shape[1], ids.device).put(asked.row_index, found)
 
 
 def _row_noise(

@@ -84,18 +84,18 @@ class VllmHead(KeptHead):
             logprobs=top,
             logprobs_mode="raw_logits" if as_logits else "raw_logprobs",
         )
-        found = []
+        found = Logprobs.none(len(kept), 1 + top, kept.device)
         for start in range(0, len(kept), self.sampler.max_rows):
-            rows = kept[start : start + self.sampler.max_rows]
+            part = slice(start, start + self.sampler.max_rows)
+            rows = kept[part]
             batch = SamplingBatch.from_params(
                 [params] * len(rows), vocab_size=self.sampler.vocab_size, device=kept.device
             )
-            batch.forced_token_ids = token_ids[start : start + len(rows)].to(torch.int64)
+            batch.forced_token_ids = token_ids[part].to(torch.int64)
             logprobs = self.sample(rows, batch, torch.zeros_like(batch.seed)).logprobs
             assert logprobs is not None
-            found.append(logprobs)
-        parts = [(each.token_ids, each.values, each.ranks, each.entropies) for each in found]
-        return Logprobs(*(torch.cat(part) for part in zip(*parts, strict=True)))
+            found.put(part, logprobs)
+        return found
 
     def _stand_in(
         self,

@@ -72,4 +72,5 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
     shown = rows.select(asking.places).shown(asked.processed)
     found = find_logprobs(shown, asked, asking.filters, asking.filtered, sampled, ranks)
-    return found.of_rows(asked.row_index, batch.rows)
+    whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
+    return whole.put(asked.row_index, found)

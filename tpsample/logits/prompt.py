@@ -8,7 +8,6 @@ rest, as for a row of a step. A rank holds [chunk, V_local] logits at a time.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tpsample.local.backend import Backend
@@ -37,13 +36,7 @@ def prompt_logprobs(
     # With a draw of no samples nothing is drawn, so neither seeds nor positions matter.
     asking, chunk = SamplingParams(temperature=0.0, seed=0, logprobs=top), settings.max_rows
     no_words = token_ids.new_empty(0)
-    shape = (len(token_ids), 1 + top)
-    found = Logprobs(
-        token_ids=token_ids.new_empty(shape),
-        values=token_ids.new_empty(shape, dtype=torch.float64),
-        ranks=token_ids.new_empty(shape),
-        entropies=token_ids.new_empty(shape[:1], dtype=torch.float64),
-    )
+    found = Logprobs.none(len(token_ids), 1 + top, token_ids.device)
     for start in range(0, len(token_ids), chunk):
         part = slice(start, start + chunk)
         came = token_ids[part]
@@ -56,9 +49,6 @@ def prompt_logprobs(
         local.best_words(step, no_words)
         rows = shard_logits(step, settings.shard, settings.backend)
         sampled = came.unsqueeze(1)
-        of_part = find_logprobs(rows, batch.plan.logprobs, None, None, sampled, settings.ranks)
-        found.token_ids[part] = of_part.token_ids
-        found.values[part] = of_part.values
-        found.ranks[part] = of_part.ranks
-        found.entropies[part] = of_part.entropies
+        its = find_logprobs(rows, batch.plan.logprobs, None, None, sampled, settings.ranks)
+        found.put(part, its)
     return found
