@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -37,22 +38,15 @@ class LogprobRows:
 
     def repeated(self, times: int) -> LogprobRows:
         """Return the rows of a batch in which each row stands `times` times in a row."""
-
-        def each(value: Tensor) -> Tensor:
-            return value.repeat_interleave(times, dim=0)
-
         rows, index = repeated_rows(self.row_list, self.row_index, times)
-        return LogprobRows(
-            rows,
-            index,
-            self.top,
-            each(self.top_of),
-            each(self.chosen),
-            [processed for processed in self.processed_list for _ in range(times)],
-            each(self.processed),
-            each(self.as_logits),
-            None if self.asks is None else each(self.asks),
-        )
+        its: dict[str, Any] = {
+            name: value.repeat_interleave(times, dim=0)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        modes = [processed for processed in self.processed_list for _ in range(times)]
+        its |= {"row_list": rows, "row_index": index, "processed_list": modes}
+        return replace(self, **its)
 
 
 @dataclass(frozen=True)
