@@ -29,13 +29,19 @@ from tpsample import (
     TopKTrace,
     VerifyOutput,
     VocabShard,
+    distributed,
+    record,
     sample_draft,
     verify,
 )
+from tpsample.core.sealed import Sealed
+from tpsample.distributed import Job
 from tpsample.integrations.engine_rows import EngineRows
+from tpsample.record import RowVerdict
 
 V, D = 20, 4
 NAMED = re.compile(r"`(\w+)`")
+PUBLIC = (tpsample, record, distributed)
 WEIGHT = torch.arange(V * D, dtype=torch.float32).reshape(V, D).sin()
 INTEGERS = [np.int32, np.uint8, lambda n: torch.tensor(n), lambda n: torch.tensor(n).int()]
 IDS = ["int32", "uint8", "torch int64", "torch int32"]
@@ -184,14 +190,24 @@ def _objects() -> list[object]:
     ]
 
 
+def _below(kind: type) -> set[type]:
+    """Return the classes that derive from a class."""
+    found: set[type] = set(kind.__subclasses__())
+    return found.union(*map(_below, found))
+
+
 def test_an_attribute_that_an_object_does_not_have_is_refused() -> None:
-    """Nothing would read it. Errors are left out, because Python itself adds notes to them."""
+    """Nothing would read it. Every class of the public modules is tried, and every kind of batch.
+    Errors are left out, because Python itself adds notes to them."""
     objects = _objects()
-    public = {each for each in vars(tpsample).values() if inspect.isclass(each)}
+    made = {type(each) for each in objects}
+    public = {each for module in PUBLIC for each in vars(module).values() if inspect.isclass(each)}
+    public = {each for each in public if each.__module__.startswith("tpsample.")}
     public = {each for each in public if not issubclass(each, (Exception, enum.Enum))}
-    assert public <= {type(each) for each in objects}
-    assert {KeptSets, Logprobs, SampleOutput, VerifyOutput} <= public
-    for each in objects:
+    assert {KeptSets, Logprobs, SampleOutput, VerifyOutput, RowVerdict, Job} <= public
+    sealed = {each for each in _below(Sealed) if not each.__subclasses__()}
+    assert (public & _below(Sealed)) | sealed <= made, "an object of each is needed"
+    for each in (*objects, *(object.__new__(kind) for kind in public - made)):
         for name in ("temprature", "mask"):
             with pytest.raises((AttributeError, TypeError)):
                 setattr(each, name, None)

@@ -174,6 +174,11 @@ tpsample/request/engine_tensors.py tests/request/test_engine_tensors.py
     - self.temperature, self.seed, self.filters = temperature, seed, filters
     + self.temperature, self.seed, self.filters = temperature.clone(), seed, filters
     > test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]
+tpsample/record/verify.py tests/test_interface.py
+    a public class is not sealed
+    - @dataclass(frozen=True)
+    + @dataclass
+    > test_an_attribute_that_an_object_does_not_have_is_refused
 tpsample/core/sealed.py tests/test_interface.py
     objects take any attribute
     - if "_sealed" in own and
