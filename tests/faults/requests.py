@@ -96,11 +96,6 @@ tpsample/request/rows.py tests/request/test_slots.py
     - index.masked_fill_(undrawn, none)
     + index
     > test_a_slot_that_is_named_twice_counts_its_first_row
-tpsample/request/selection.py tests/messages/test_advice.py
-    a message advises what nobody tried
-    - of {out.rows}"
-    + of {out.rows}; leave it out"
-    > test_every_advice_is_followed_or_a_list_says_why_not
 tpsample/request/selection.py tests/request/test_slots.py
     a selection is taken after rows have changed
     - if self.version != self._batch.version:
@@ -174,11 +169,17 @@ tpsample/request/engine_tensors.py tests/request/test_engine_tensors.py
     - self.temperature, self.seed, self.filters = temperature, seed, filters
     + self.temperature, self.seed, self.filters = temperature.clone(), seed, filters
     > test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]
-tpsample/record/verify.py tests/test_interface.py
-    a public class is not sealed
-    - @dataclass(frozen=True)
-    + @dataclass
-    > test_an_attribute_that_an_object_does_not_have_is_refused
+tpsample/request/changing_rows.py tests/request/test_slots.py
+    a slot that was freed or filled makes no other version of the rows
+    - self._table.load(rows, checked, **options)
+    + self._table.load(rows, checked, **options)
+    +             self.version -= 1
+    > test_a_selection_of_rows_that_changed_is_refused[free]
+tpsample/request/step_batch.py tests/request/test_engine_tensors.py
+    masks of rows without penalties bind nothing
+    - if not (tables.in_use or masks):
+    + if not tables.in_use:
+    > test_masks_of_all_rows_and_of_slots_bind
 tpsample/core/sealed.py tests/test_interface.py
     objects take any attribute
     - if "_sealed" in own and

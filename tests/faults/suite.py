@@ -19,4 +19,14 @@ tests/support/interpreter.py tests/test_interpreter.py
     - found = known.get(element.name)
     + found = next(iter(known.values()), None)
     > test_a_kernel_computes_the_same_without_it
+tpsample/record/verify.py tests/test_interface.py
+    a public class is not sealed
+    - @dataclass(frozen=True)
+    + @dataclass
+    > test_an_attribute_that_an_object_does_not_have_is_refused
+tpsample/request/selection.py tests/messages/test_advice.py
+    a message advises what nobody tried
+    - of {out.rows}"
+    + of {out.rows}; leave it out"
+    > test_every_advice_is_followed_or_a_list_says_why_not
 """)
