@@ -84,13 +84,6 @@ def disturbances(
     return found
 
 
-def warning(found: list[str]) -> list[str]:
-    """Return the line that a page begins with if the machine was not quiet."""
-    if not found:
-        return []
-    return [f"**The machine was not quiet, so take no time from here: {'; '.join(found)}.**"]
-
-
 def shown(load: Load | None) -> str:
     """Return a load for a table."""
     if load is None:

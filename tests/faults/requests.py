@@ -236,6 +236,10 @@ tpsample/speculative/streams.py tests/speculative/test_law.py
     + return row_stream(seed, position, 0, domain=domain)
     > test_calls_in_a_row_write_the_targets_law
 tpsample/speculative/output.py tests/speculative/test_coupled.py
+    every position of a verification has the noise of the first
+    - return (positions.unsqueeze(1) + index).flatten()
+    + return (positions.unsqueeze(1) + 0 * index).flatten()
+    > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
     the bonus token is cut off
     - return index <= num_accepted.unsqueeze(1)
     + return index < num_accepted.unsqueeze(1)
