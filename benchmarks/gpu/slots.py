@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lab.allocations import Allocations, allocated_on_gpu, noise_on_gpu
+from benchmarks.lab.allocations import Operators, allocated_on_gpu, noise_on_gpu
 from benchmarks.lab.problem import Problem, gate, make_sampler, near_tie
 from benchmarks.lab.timing import captured
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status, reference
@@ -126,7 +126,7 @@ def steps_over_slots(problem: Problem, kind: str, dry_run: bool) -> str:
             if allocations := allocated_on_gpu(lambda: steps.come(0)):
                 raise AssertionError(f"a request that comes: {allocations} allocations")
         else:
-            with Allocations() as found:
+            with Operators() as found:
                 steps.step()
             # Where ranks compare them, on a CPU, digests of the tokens so far are kept.
             noise = "" if kind == "controls" else ", ".join(found.made)

@@ -1,8 +1,8 @@
 """Counts what a step calls, allocates and waits for beside its kernels.
 
-    with Allocations() as allocations:
+    with Operators() as operators:
         out = sampler(hidden_states, rows, positions, out=out)
-    assert not allocations.made
+    assert not operators.made
 
 Kernels are left out, because the interpreter computes with tensors too.
 """
@@ -21,20 +21,28 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.lab.launches import listed
 
+VIEWS = ("slice", "select", "view", "detach")
+"""Operators that only make another view of a tensor: they neither allocate nor launch."""
 
-class Allocations(TorchDispatchMode):
-    """Notes the operators that allocate: those with a result that none of their arguments holds.
+
+class Operators(TorchDispatchMode):
+    """Notes the operators of torch that are called outside of kernels, views aside.
 
     Args:
-        device_type: of the results that count; None counts all.
+        device_type: of the results that count as allocated; None counts all.
+
+    Attributes:
+        called: names, such as "aten.fill_.Scalar".
+        made: those that allocate, because none of their arguments holds a result.
     """
 
     def __init__(self, device_type: str | None = None) -> None:
         super().__init__()
         self._device_type = device_type
+        self.called: list[str] = []
         self.made: list[str] = []
 
-    def __enter__(self) -> Allocations:
+    def __enter__(self) -> Operators:
         self._kept = [(kind, kind.run) for kind in (JITFunction, InterpretedFunction)]
         for kind, run in self._kept:
             kind.run = _outside(run)
@@ -50,6 +58,8 @@ class Allocations(TorchDispatchMode):
         kwargs = kwargs or {}
         held = {_storage(each) for each in _tensors((args, kwargs))}
         result = func(*args, **kwargs)
+        if func.overloadpacket.__name__ not in VIEWS:
+            self.called.append(str(func))
         for each in _tensors(result):
             counts = self._device_type in (None, each.device.type)
             if counts and each.numel() and _storage(each) not in held:
@@ -97,22 +107,9 @@ def allocated_on_gpu(step: Callable[[], object]) -> int:
 def noise_on_cpu(step: Callable[[], object]) -> str:
     """Return the operators of torch that a step calls beside its kernels, which are not run.
 
-    Operators that only look at a tensor, or count failed rows on the host, are left out.
+    Those that count failed rows on the host are left out.
     """
-    with _Operators() as operators, listed():
+    with Operators() as operators, listed():
         step()
-    return ", ".join(name for name in operators.called if name not in _VIEWS)
-
-
-_VIEWS = ("slice", "select", "view", "detach", "count_nonzero", "_local_scalar_dense")
-
-
-class _Operators(TorchDispatchMode):
-    def __enter__(self) -> _Operators:
-        self.called: list[str] = []
-        super().__enter__()
-        return self
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.called.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+    counted = ("aten.count_nonzero.default", "aten._local_scalar_dense.default")
+    return ", ".join(name for name in operators.called if name not in counted)

@@ -2,16 +2,15 @@
 
 import json
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import tpsample.exchange.decode_triton
-import tpsample.exchange.peer
-import tpsample.local.triton_backend
+from benchmarks.lab.allocations import Operators
+from benchmarks.lab.launches import listed
 from tests.support import host_reads
 from tests.support.agreement import tile
 from tests.support.cases import Case, even_shards
@@ -22,58 +21,30 @@ from tests.support.virtual import virtual
 from tpsample import LMHeadSampler, compiled
 from tpsample.request.step import Inputs, Step
 
-KERNELS = (
-    (tpsample.local.triton_backend, "lm_head_kernel"),
-    (tpsample.exchange.decode_triton, "decode_kernel"),
-    (tpsample.exchange.peer, "peer_finish_kernel"),
-)
-# Operators that only make another view of a tensor: they neither allocate nor launch.
-VIEWS = {"aten.slice.Tensor", "aten.select.int", "aten.view.default", "aten.detach.default"}
+
+class Launched(NamedTuple):
+    """Kernels that a call launched, and torch operators that it called outside of them."""
+
+    kernels: list[str]
+    operators: list[str]
 
 
-class Launches(TorchDispatchMode):
-    """Kernels launched, and torch operators called outside of them, views aside."""
-
-    def __enter__(self):
-        self.kernels, self.operators, self._in_kernel = [], [], False
-        self._patch = pytest.MonkeyPatch()
-        for module, name in KERNELS:
-            self._patch.setattr(module, name, self._noted(name, getattr(module, name)))
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self._patch.undo()
-        return super().__exit__(*error)
-
-    def _noted(self, name, kernel):
-        def on_grid(grid):
-            def launch(**arguments):
-                self.kernels.append(name)
-                self._in_kernel = True  # the interpreter works with tensors too
-                kernel[grid](**arguments)
-                self._in_kernel = False
-
-            return launch
-
-        class Noted:
-            def __getitem__(self, grid):
-                return on_grid(grid)
-
-        return Noted()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if not self._in_kernel and str(function) not in VIEWS:
-            self.operators.append(str(function))
-        return function(*args, **(kwargs or {}))
+def _launched(call: Callable[[], object]) -> Launched:
+    with listed(run_them=True) as launches, Operators() as operators:
+        call()
+    kernels = [
+        launch.kernel.split(":")[1] for launch, count in launches.items() for _ in range(count)
+    ]
+    return Launched(kernels, operators.called)
 
 
-def _second_step(sampler: LMHeadSampler, case: Case, num_samples: int | None = None) -> Launches:
+def _second_step(sampler: LMHeadSampler, case: Case, num_samples: int | None = None) -> Launched:
     """Return what a step into an output of an earlier one launches; its tokens are checked."""
     batch, expected = case.batch, case.oracle(num_samples)
     out = sampler(case.hidden_states, batch, case.positions, num_samples=num_samples)
     out.token_ids.fill_(-2)
-    with Launches() as launches:
-        sampler(case.hidden_states, batch, case.positions, num_samples=num_samples, out=out)
+    given = (case.hidden_states, batch, case.positions)
+    launches = _launched(lambda: sampler(*given, num_samples=num_samples, out=out))
     assert torch.equal(out.token_ids, expected.token_ids)
     return launches
 
@@ -94,14 +65,19 @@ def test_the_compiled_operator_adds_its_outputs_alone():
     given = (case.hidden_states, batch.temperature, batch.seed, case.positions, 0, sampler.handle)
     inside = compiled._sample._init_fn  # a dispatch mode does not look into the operator
     inside(*given)
-    with Launches() as launches:
+    token_ids = torch.empty(0)
+
+    def call() -> None:
+        nonlocal token_ids
         token_ids, _ = inside(*given)
+
+    launches = _launched(call)
     assert torch.equal(token_ids, case.oracle().token_ids)
     assert launches.kernels == ["lm_head_kernel", "decode_kernel"]
     assert launches.operators == ["aten.empty.memory_format"] * 3  # tokens, status, seeds
 
 
-def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[str]]:
+def _on_a_rank(case: Case, exchange: str, chunks: int) -> Launched:
     shard = even_shards(case.vocab_size, dist.get_world_size())[dist.get_rank()]
     host_reads.meet_on_devices()
     sampler = LMHeadSampler(
@@ -112,7 +88,7 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> tuple[list[str], list[
     launches = _second_step(sampler, case)
     dist.barrier()
     sampler.close()
-    return launches.kernels, launches.operators
+    return launches
 
 
 @pytest.mark.parametrize(
@@ -134,8 +110,7 @@ def test_the_count_sees_what_it_forbids():
     """An int for the positions fills a tensor, a missing output allocates one."""
     case = Case.make(37, 2)
     sampler = LMHeadSampler(case.weight)
-    with Launches() as launches:
-        sampler(case.hidden_states, case.batch, 7)
+    launches = _launched(lambda: sampler(case.hidden_states, case.batch, 7))
     assert "aten.fill_.Scalar" in launches.operators
     assert "aten.empty.memory_format" in launches.operators
 

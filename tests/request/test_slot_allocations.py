@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.lab.allocations import Allocations, noise_on_cpu
+from benchmarks.lab.allocations import Operators, noise_on_cpu
 from tests.support.slots import D, V, sampler_of
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard
 from tpsample.request.selection import Selection
@@ -65,24 +65,24 @@ def test_a_step_over_slots_allocates_nothing(name):
         return rows, out
 
     kept = step(torch.full_like(SLOTS, -1))
-    with Allocations() as allocations:
+    with Operators() as operators:
         _, out = step(SLOTS, *kept)
-    assert allocations.made == []
+    assert operators.made == []
     assert (out.token_ids >= 0).tolist() == [True, False, True, False, False, True]
     if name == "plain":  # the number that tpsample/README.md says
         assert len(noise_on_cpu(lambda: step(SLOTS, *kept)).split(", ")) == 15
-    with Allocations() as allocations:  # the count sees what it forbids
+    with Operators() as operators:  # the count sees what it forbids
         step(SLOTS)
-    assert len(allocations.made) > 9
+    assert len(operators.made) > 9
 
 
 def test_what_a_step_reads_of_slots_with_filters_allocates_nothing():
     batch = slots_of(FILTERS)
     rows, others = batch.select(SLOTS), SLOTS.flip(0)
     rows.view(6)
-    with Allocations() as allocations:
+    with Operators() as operators:
         view = batch.select(others, out=rows).view(6)
-    assert allocations.made == []
+    assert operators.made == []
     assert view.plan.filters.top_k.tolist() == [V] * 6
     assert view.plan.logprobs.top_of.tolist() == [0, 0, 0, 2, 0, 0]
 
@@ -92,10 +92,10 @@ def test_requests_come_and_go_without_allocations_on_the_device(name):
     """Torch's device "meta" is, as a GPU is, another one than the host's."""
     kinds = KINDS[name]
     batch = slots_of(kinds, "meta")
-    with Allocations("meta") as allocations:
+    with Operators("meta") as operators:
         for slot in (0, 1, 2, 3, 1):
             change(batch, slot, kinds[slot])
-    assert allocations.made == []
-    with Allocations("meta") as allocations:  # the count sees what it forbids
+    assert operators.made == []
+    with Operators("meta") as operators:  # the count sees what it forbids
         batch.permute([1, 0, 2, 3])
-    assert allocations.made
+    assert operators.made

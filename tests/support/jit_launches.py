@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.jit import JITFunction
 
+from benchmarks.lab.allocations import Operators
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
@@ -79,16 +79,8 @@ def only_compile() -> list[tuple[Any, str]]:
     return launches
 
 
-class Operators(TorchDispatchMode):
-    """Counts the operators that launch something on a GPU: not views, not empty tensors."""
-
-    count = 0
-    _FREE = ("view", "slice", "select", "unsqueeze", "squeeze", "expand", "transpose", "detach")
-    _FREE += ("empty", "new_empty", "empty_like")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.overloadpacket.__name__ not in self._FREE
-        return func(*args, **(kwargs or {}))
+FREE = ("unsqueeze", "squeeze", "expand", "transpose", "empty", "new_empty", "empty_like")
+"""More operators that launch nothing on a GPU, beside the views that `Operators` leaves out."""
 
 
 class Echoes(Ranks):
@@ -170,7 +162,8 @@ def step(
     with Operators() as operators:
         ranks = exchanged_by or words.ranks
         finish_logits(shard_logits(begun, shard, "triton"), begun, ranks)
-    return operators.count
+    names = (name.split(".")[1] for name in operators.called)
+    return sum(name not in FREE for name in names)
 
 
 def batch_of(*, fixed_rounds: bool = False, **params: Any) -> SamplingBatch:
