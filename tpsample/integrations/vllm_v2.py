@@ -24,6 +24,7 @@ from tpsample.integrations.engine_rows import EngineRequest, ends_and_wanted
 from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_steps import EngineSteps, Kinds, RunnerRows, Tables
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.selection import Selection
 
 Count = Callable[..., tuple[Tensor, Tensor]]
 """vLLM's `get_num_sampled_and_rejected`."""
@@ -48,6 +49,7 @@ class V2Sampler:
         self.batch = SamplingBatch.of_slots(
             max_rows, vocab_size=self.steps.vocab_size, device=self.steps.device
         )
+        self._selected: dict[int, Selection] = {}  # by the number of their rows
         self._joining: dict[int, Any] = {}
         self._requests: dict[int, EngineRequest] = {}
         self._ends, self._wanted = ends_and_wanted([], self.steps.device)
@@ -68,24 +70,25 @@ class V2Sampler:
 
     def __call__(self, logits: Tensor, input_batch: Any) -> Any:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
-        kept = self.steps.head.take(logits)
+        kept, states = self.steps.head.take(logits), self.req_states
         num_sampled, num_rejected = self._count_sampled(
             input_batch.seq_lens.new_ones(input_batch.num_reqs),
             input_batch.seq_lens,
             input_batch.cu_num_logits,
             input_batch.idx_mapping,
-            self.req_states.prefill_len.gpu,
+            states.prefill_len.gpu,
         )
-        known = self.req_states.req_id_to_index
-        if any(name not in known for name in input_batch.req_ids):  # a step that warms up
+        known = states.req_id_to_index
+        if not known.keys() >= set(input_batch.req_ids):  # a step that warms up
             ids = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
             return self._kinds.output(ids, None, None, num_sampled, num_rejected)
         if self._joining:
             self._join({known[name]: name for name in known})
         slots = input_batch.idx_mapping
-        rows = RunnerRows(
-            self.batch.select(slots), input_batch.req_ids, self._ends[slots], self._wanted[slots]
-        )
+        selected = self.batch.select(slots, out=self._selected.get(len(slots)))
+        self._selected[len(slots)] = selected
+        ends, wanted = self._ends[slots], self._wanted[slots]
+        rows = RunnerRows(selected, input_batch.req_ids, ends, wanted)
         positions = input_batch.positions[input_batch.logits_indices] + 1
         token_ids, tables = self.steps.sample(kept, rows, positions, num_sampled == 0)
         return self._kinds.output(

@@ -44,7 +44,7 @@ def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
     assert out is not None
     filters = batch.plan.filters
     if filters is not None:
-        filtered = rows.select(slice(0, len(filters)))
+        filtered = rows.select(slice(0, len(filters.row_list)))
         fixed_rounds = batch.plan.fixed_rounds or capturing(batch.device)
         if fixed_rounds and batch.plan.kept_cap is not None:
             raise UnsupportedParameter(
