@@ -45,6 +45,7 @@ class Server:
     Attributes:
         url: of its OpenAI interface.
         command: that starts it.
+        inside: before a command, lets it reach the server.
         ready_s: how long it took to start.
     """
 
@@ -66,7 +67,8 @@ class Server:
             *kind.arguments,
         ]
         self._environment = {**os.environ, **variables(kind, folder)}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[Any] | None = None
+        self.inside: list[str] = []
 
     def __enter__(self) -> Server:
         """Start it. All its processes are in its session, which is killed at the end.

@@ -14,19 +14,20 @@ import multiprocessing
 import os
 import select
 import shutil
-import signal
 import struct
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab.orphans import end_with_parent
+
 _libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
 _TUNSETIFF, _IFF_TAP_NO_PI = 0x400454CA, 0x1002
 _IFF_VNET_HDR, _TUNSETOFFLOAD, _CHECKSUMS_AND_SEGMENTS = 0x4000, 0x400454D0, 7
 _MTU_FRAME, _HEADERS = 1514, 66
@@ -94,8 +95,8 @@ class Hosts:
 
     def sent(self) -> tuple[int, int]:
         """Return the bytes and packets that all hosts have sent."""
-        lines = [self.run(host, "grep", "eth0:", "/proc/net/dev") for host in range(self.count)]
-        each = [line.split(":")[1].split() for line in lines]
+        texts = [Path(f"/proc/{holder}/net/dev").read_text() for holder in self.holders]
+        each = [text.split("eth0:")[1].split() for text in texts]
         return sum(int(n[8]) for n in each), sum(int(n[9]) for n in each)
 
     def _spawn(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -106,7 +107,7 @@ class Hosts:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         self.at_end += child.kill, child.wait
         return child
@@ -207,13 +208,13 @@ class RanksOnHosts:
             assert process.pid is not None
             self.pids.append(process.pid)
             self._lines.append(line)
-        self.answers(self.everybody, 120)
+        self.answers(self.everybody)
 
     def tell(self, ranks: Iterable[int], command: str, *arguments: Any, **named: Any) -> None:
         for rank in ranks:
             self._lines[rank].send((command, arguments, named))
 
-    def answers(self, ranks: Iterable[int], limit_s: float = 60) -> list[Any]:
+    def answers(self, ranks: Iterable[int], limit_s: float = 300) -> list[Any]:
         """Return the next answer of each rank.
 
         Raises:
@@ -234,17 +235,13 @@ class RanksOnHosts:
 
 
 def _on_host(holder: int, env: dict[str, Any], body: Callable[..., None], *arguments: Any) -> None:
-    _die_with_parent()
+    end_with_parent(os.getppid())
     here = os.getcwd()
     for kind in ("net", "uts", "ipc", "mnt"):
         _enter(holder, kind)
     os.chdir(here)
     os.environ.update({name: str(value) for name, value in env.items()})
     body(*arguments)
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _enter(pid: int, kind: str) -> None:

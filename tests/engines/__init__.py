@@ -9,6 +9,7 @@
 | `asked.py` | lists the requests |
 | `client.py` | asks a server; it runs in vLLM's environment, because `openai` is there |
 | `workers.py` | watches a worker: the oracle's tokens, and what crosses between ranks |
+| `on_hosts.py` | starts a server over two network namespaces, where there are root and memory |
 | `traffic.py` | counts the tensors that ranks send, and the largest axis of each |
 | `huggingface.py`, `sglang.py` | ask `generate` of transformers, and SGLang, the same |
 | `verdicts.py` | says what was compared, and whether it held |

@@ -27,6 +27,7 @@ from tests.engines.comparison import (
     PARTS,
     PLAIN,
     SGLANG,
+    V1_HOSTS,
     V1_TP2,
     V2_TP2,
     compare,
@@ -34,6 +35,7 @@ from tests.engines.comparison import (
     watched,
 )
 from tests.engines.environment import make_sglang
+from tests.engines.on_hosts import ServerOnHosts
 from tests.engines.verdicts import Verdict
 
 NAMES = tuple(
@@ -85,7 +87,8 @@ class Run:
     def serve(self, kind: Kind) -> Part:
         """Start a server, ask it its parts, and end it, some of them by killing a worker."""
         folder = self.cache / "runs" / slug(kind.name)
-        with Server(kind, self.python, self.model, folder) as server:
+        its = ServerOnHosts if kind is V1_HOSTS else Server
+        with its(kind, self.python, self.model, folder) as server:
             server.wait_ready(time.monotonic() + START_S)
             self.deadline += server.ready_s
             say(f"{kind.name}: ready after {server.ready_s:.0f} s")
@@ -123,7 +126,7 @@ class Run:
 
     def _client(self, server: Server, out: Path, parts: tuple[str, ...]) -> list[str]:
         module = "tests.engines.client"
-        return [str(self.python), "-m", module, server.url, str(out), *parts]
+        return [*server.inside, str(self.python), "-m", module, server.url, str(out), *parts]
 
     def _kill_worker(self, server: Server) -> list[Verdict]:
         """Kill rank 1 in the middle of a stream, and see what becomes of the server."""

@@ -9,6 +9,7 @@ from benchmarks.engines.server import Kind
 from benchmarks.lab.machine import ROOT
 from tests.engines import verdicts
 from tests.engines.asked import DRAFTED, HUGGING_FACE, KINDS, SIXTEEN
+from tests.engines.on_hosts import obstacle
 from tests.engines.verdicts import Answers, Verdict
 
 WATCHED, WATCHED_PLAIN = "tests.engines.workers.Watched", "tests.engines.workers.Plain"
@@ -29,6 +30,7 @@ V2_ON_CPU = (
 
 V1_TP2 = Kind("V1, 2 ranks", 2, WATCHED)
 V1_TP1 = Kind("V1, 1 rank", 1, WATCHED)
+V1_HOSTS = Kind("V1, 2 hosts", 2, WATCHED)
 PLAIN = Kind("vLLM itself, 2 ranks", 2, WATCHED_PLAIN)
 DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, WATCHED, DRAFTS)
 DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, WATCHED, DRAFTS)
@@ -41,6 +43,7 @@ SGLANG = {1: "SGLang, 1 rank", 2: "SGLang, 2 ranks"}
 PARTS = {
     V1_TP2: ("kinds", "greedy", "sixteen", "more", "failing"),
     V1_TP1: ("kinds", "sixteen", "fields"),
+    V1_HOSTS: ("kinds",),
     PLAIN: ("greedy",),
     V2_TP2: ("kinds", "more", "failing"),
     V2_TP1: ("kinds",),
@@ -71,11 +74,12 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
     def same(other: str, tokens: Answers | None, names: Any, own: Answers = kinds) -> None:
         what = f"{V1_TP2.name} and {other}: the same tokens"
         if tokens is None:
-            found.append(Verdict(what, None, "it was not run"))
+            why = obstacle() if other == V1_HOSTS.name else ""
+            found.append(Verdict(what, None, why or "it was not run"))
         else:
             found.append(verdicts.equal_tokens(what, own, tokens, names))
 
-    for kind in (V1_TP1, V2_TP2, V2_TP1):
+    for kind in (V1_TP1, V1_HOSTS, V2_TP2, V2_TP1):
         same(kind.name, answers.get(kind.name, {}).get("kinds"), KINDS)
     same(f"{PLAIN.name}, greedy", answers.get(PLAIN.name, {}).get("greedy"), KINDS, main["greedy"])
     if V1_TP1.name in answers:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.engines.server import free_port, summed, variables
-from tests.engines import command, comparison, page, verdicts
+from tests.engines import command, comparison, on_hosts, page, verdicts
 from tests.engines.asked import DRAFTED, KINDS, OPENAI, SIXTEEN
 from tests.engines.traffic import GROUP_METHODS, Traffic
 from tests.engines.verdicts import Verdict
@@ -268,6 +268,19 @@ def test_the_start_of_a_server_is_not_in_the_limit(monkeypatch, tmp_path):
     run = command.Run(tmp_path, tmp_path, tmp_path, 1000.0)
     part = run.take(comparison.V1_TP1.name)
     assert run.deadline == 1100.0 and part["server"]["ready_s"] == 100.0
+
+
+def test_a_server_over_hosts_says_why_it_was_not_run(monkeypatch, tmp_path):
+    for part in ("kinds_as_asked", "ways_of_asking", "one_row_fails"):
+        monkeypatch.setattr(verdicts, part, lambda *_: [])
+    monkeypatch.setattr(on_hosts.hosts, "obstacle", lambda: "it needs root")
+    name, run = comparison.V1_HOSTS.name, command.Run(tmp_path, tmp_path, tmp_path, 1000.0)
+    with pytest.raises(RuntimeError, match=f"{name}: not run: it needs root"):
+        run.take(name)
+    answers = {comparison.V1_TP2.name: _answered()[0]}
+    held = {each.what: each for each in comparison.compare(answers, {})}
+    (verdict,) = (each for what, each in held.items() if name in what)
+    assert verdict.held is None and verdict.found == "it needs root"
 
 
 def test_arguments_go_where_the_client_takes_them():
