@@ -22,7 +22,6 @@ import tpsample.exchange.inboxes as peer_memory
 from tests.support.cases import Case
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
-from tests.support.relay import Relay
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, peer_of
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
@@ -211,33 +210,36 @@ def test_a_reset_that_one_rank_does_not_join_ends():
 
 
 def _cut_off(case: Case) -> tuple[str, float]:
-    """Rank 1 reaches the store through a relay that stops while rank 0 misses a step."""
+    """Rank 2 holds the store of the others, and is stopped while rank 0 misses a step."""
     rank, timeout = dist.get_rank(), timedelta(seconds=slowness())
-    server = None if rank else dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    found = [server and server.port]
-    dist.broadcast_object_list(found)
-    relay = Relay(found[0])
-    dist.barrier()
+    server = None if rank < 2 else dist.TCPStore("127.0.0.1", 0, is_master=True)
+    found = [server and server.port, os.getpid()]
+    dist.broadcast_object_list(found, src=2)
+    if server is not None:
+        server.wait(["done 0", "done 1"], timedelta(seconds=240 * slowness()))
+        return "", 0.0
+    port, holder = found
     dist.destroy_process_group()
-    store = server or dist.TCPStore("127.0.0.1", relay.port, 2, False)
+    store = dist.TCPStore("127.0.0.1", port, None, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
     sampler = _make(case, "collective")
     assert_all_equal([sampler(case.hidden_states, case.batch, case.positions)], case.oracle())
     text, took = "", 0.0
     if rank == 1:
-        relay.carries.clear()
+        os.kill(holder, signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(PeerLost) as lost:
             sampler(case.hidden_states, case.batch, case.positions)
         text, took = str(lost.value), time.monotonic() - began
-        threading.Timer(3, relay.carries.set).start()  # the network is back during the reset
+        threading.Timer(3, os.kill, (holder, signal.SIGCONT)).start()  # it is back in the reset
     sampler.reset()
     assert_all_equal([sampler(case.hidden_states, case.batch, case.positions)], case.oracle())
+    store.set(f"done {rank}", "")
     return text, took
 
 
 def test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it():
-    _, (text, took) = run_ranks(2, _cut_off, Case.make(60, 3))
+    _, (text, took), _ = run_ranks(3, _cut_off, Case.make(60, 3))
     assert "the store of the process group on 127.0.0.1 does not answer either" in text
     assert took < GRACE_S + slowness() * 2
 
