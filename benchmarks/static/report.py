@@ -35,6 +35,7 @@ from pathlib import Path
 import torch
 import triton
 
+from benchmarks.lab import text
 from benchmarks.lab.problem import tile_text
 from benchmarks.static.aot import GPUS, Binary, compile_all, jitted, programs_per_sm
 from benchmarks.static.builds import (
@@ -203,14 +204,11 @@ def cells(row: Row) -> list[str]:
 
 def print_table(rows: list[Row]) -> None:
     """Print one line per row, in columns."""
-    lines = [HEADERS, *(cells(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(
         "Compiled kernels; loop: SASS of the inner loop per matrix instruction; "
-        "+instr: SASS per logit over a greedy epilogue, then by pipe"
+        "+instr: SASS per logit over a greedy epilogue, then by pipe\n"
     )
-    for line in lines:
-        print("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+    print(text.table(HEADERS, map(cells, rows), right=5))
 
 
 def print_verdict(rows: list[Row]) -> None:
@@ -253,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("static_report: unset TRITON_INTERPRET; an interpreting process cannot compile")
         return 2
     if options.tile:
-        tiles = [Tile(*map(int, text.split(","))) for text in options.tile]
+        tiles = [Tile(*map(int, each.split(","))) for each in options.tile]
         chosen = [lm_head(arch, tile, torch.bfloat16) for arch in options.arch for tile in tiles]
     elif options.few:
         chosen = few(options.arch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,37 +28,23 @@ def test_every_field_of_vllms_requests_is_honoured_left_to_it_or_refused():
 
 
 def test_the_fields_become_ours():
-    request = Request(
-        temperature=0.7,
-        top_k=V + 5,
-        top_p=0.9,
-        min_p=0.1,
-        seed=-3,
-        presence_penalty=0.1,
-        frequency_penalty=0.2,
-        repetition_penalty=1.3,
-        logit_bias={3: 1.5},
-        allowed_token_ids=[2, 3, EOS],
-        bad_words_token_ids=[[2, 3], [5]],
-        min_tokens=4,
-        all_stop_token_ids={EOS, 9},
-        logprobs=2,
-    )
+    same: dict[str, Any] = {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": -3,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.3,
+        "logit_bias": {3: 1.5},
+        "allowed_token_ids": [2, 3, EOS],
+        "min_tokens": 4,
+        "logprobs": 2,
+    }
+    words, stop = [[2, 3], [5]], {EOS, 9}
+    request = Request(**same, top_k=V + 5, bad_words_token_ids=words, all_stop_token_ids=stop)
     assert to_params(request, V, "processed_logits") == SamplingParams(
-        temperature=0.7,
-        top_p=0.9,
-        min_p=0.1,
-        seed=-3,
-        presence_penalty=0.1,
-        frequency_penalty=0.2,
-        repetition_penalty=1.3,
-        logit_bias={3: 1.5},
-        allowed_token_ids=[2, 3, EOS],
-        bad_words=[[2, 3], [5]],
-        min_tokens=4,
-        stop_token_ids=[EOS, 9],
-        logprobs=2,
-        logprobs_mode="processed_logits",
+        **same, bad_words=words, stop_token_ids=[EOS, 9], logprobs_mode="processed_logits"
     )
 
 
