@@ -190,6 +190,11 @@ tpsample/request/plan.py tests/request/test_slots.py
     - return self.numbers
     + return torch.tensor(stored, device=device), self.numbers[1]
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
+tpsample/request/selection.py tests/request/test_slots.py
+    a step over slots searches decided rows on a CPU, too
+    - fixed_rounds=not readable(self.device),
+    + fixed_rounds=True,
+    > test_a_cpu_searches_no_row_that_is_decided
 tpsample/core/step_buffer.py tests/request/test_slot_allocations.py
     a step over slots allocates what it reads of them
     - return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
