@@ -54,9 +54,10 @@ def steps(job: RanksOnHosts, exchange: str, rows: int, count: int, **changes: An
 def start_by(names: str, first: str) -> None:
     """`launch/nodes.sh` on two hosts with one kind of names."""
     with Hosts(2, names) as hosts:
-        env = {"FIRST": first, "NNODES": "2", "NPROC": "1", "WAIT": "60"}
+        wait_s = f"{60 * slowness():.0f}"
+        env = {"FIRST": first, "NNODES": "2", "NPROC": "1", "WAIT": wait_s}
         nodes = [hosts.start(host, "launch/nodes.sh", "doctor", **env) for host in range(2)]
-        texts = [node.communicate(timeout=150)[0] for node in nodes]
+        texts = [node.communicate(timeout=150 * slowness())[0] for node in nodes]
         assert [node.returncode for node in nodes] == [0, 0], texts
         done = [kind for kind in ("collective", "p2p") if f"{kind}: ok" in texts[0]]
         assert done == ["collective", "p2p"], texts[0]
