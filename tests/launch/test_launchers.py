@@ -45,6 +45,14 @@ def test_nodes() -> None:
     assert "--rdzv-endpoint n1:5 " in _dry("nodes.sh", FIRST="n1:5", NNODES="1", NPROC="1")
 
 
+def test_mpi_takes_a_host_file_and_brings_its_path_there() -> None:
+    if not (BIN / "mpirun").exists():
+        pytest.skip("needs mpirun, of the extra mpi")
+    line = _dry("mpi.sh", "doctor", HOSTFILE="my hosts", NPROC="4")
+    assert line.startswith("mpirun -np 4 ") and line.endswith(" -m tpsample.cli doctor")
+    assert r"my\ hosts" in line and ("--hostfile" not in line or " -x PATH " in line)
+
+
 @pytest.mark.parametrize(
     ("first", "said"),
     [
