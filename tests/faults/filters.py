@@ -3,6 +3,11 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
+tpsample/logits/shard_logits_triton.py tests/logits/test_shard_logits.py
+    an empty shard has a group that nobody writes
+    - // size) if width else 0
+    + // size)
+    > test_an_empty_shard_has_no_group_that_nobody_writes
 tpsample/logits/shard_logits.py tests/logits/test_filters.py
     top_k counts one token more
     - member &= number < filters.top_k.unsqueeze(1)

@@ -29,7 +29,7 @@ MORE = [
     SamplingParams(top_p=0.2, min_p=0.9, filter_order="min_p_last", ties="keep", seed=3),
 ]
 # Whole; within one block, starting inside a group of four ids; one id; none.
-SHARDS = [(0, V), (5, 777), (801, 802), (640, 640)]
+SHARDS = [(0, V), (5, 777), (801, 802), (640, 640), (641, 641)]
 
 
 class Twins:
@@ -248,3 +248,12 @@ def test_settle(num_samples):
     assert plain.status.tolist() == [Status.NAN, 1, Status.EMPTY, 3, Status.OK, Status.PEER_LOST]
     tokens = plain.token_ids.view(6, -1)[:, -1].tolist()
     assert tokens == [-1, 77, -1, 77, int(word.token_of(words[0, 0])), -1]
+
+
+@pytest.mark.parametrize("first", [640, 641])
+def test_an_empty_shard_has_no_group_that_nobody_writes(first):
+    """A group was counted for the ids before 641, and its words were those of the memory."""
+    twins = Twins(first, first)
+    assert twins.triton.count_of(1024) == twins.triton.count_of(4) == 0
+    assert torch.equal(twins.triton.best_scores(COUNT), twins.plain.best_scores(COUNT))
+    assert torch.equal(twins.triton.first_words(COUNT), twins.plain.first_words(COUNT))

@@ -45,8 +45,9 @@ class TritonShardLogits(ShardLogits):
 
     def count_of(self, size: int) -> int:
         """Return how many blocks or groups of a size the shard has; the first one begins where the
-        group of four ids of its first id does."""
-        return -(-(self.first_id % 4 + self.logits.shape[1]) // size)
+        group of four ids of its first id does. An empty shard has none: nothing writes there."""
+        width = self.logits.shape[1]
+        return -(-(self.first_id % 4 + width) // size) if width else 0
 
     def launch(self, kernel: Any, **arguments: Any) -> None:
         """Launch one program per block and row; none of an empty shard."""
