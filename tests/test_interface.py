@@ -206,6 +206,8 @@ def test_an_attribute_that_an_object_does_not_have_is_refused() -> None:
     public = {each for each in public if not issubclass(each, (Exception, enum.Enum))}
     assert {KeptSets, Logprobs, SampleOutput, VerifyOutput, RowVerdict, Job} <= public
     sealed = {each for each in _below(Sealed) if not each.__subclasses__()}
+    # Adapters are for packages that may be absent, and are imported by other tests.
+    sealed = {each for each in sealed if "integrations" not in each.__module__}
     assert (public & _below(Sealed)) | sealed <= made, "an object of each is needed"
     for each in (*objects, *(object.__new__(kind) for kind in public - made)):
         for name in ("temprature", "mask"):
