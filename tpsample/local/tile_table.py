@@ -7,6 +7,7 @@ has been measured yet.
 """
 
 import hashlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -41,6 +42,8 @@ _SHORT_TILES = {
     128: Tile(block_v=64, block_b=128, block_d=64, num_warps=8, num_stages=4),
     256: Tile(block_v=64, block_b=256, block_d=64, num_warps=8, num_stages=3),
 }
+# Of sm_80, where the short tile of 64 rows spills with penalties for a list of ids.
+_EIGHT_WARPS = replace(_SHORT_TILES[64], num_warps=8)
 # For the few ids that a screen has listed: about as many tiles as SMs, so each has an SM to itself
 # and needs all of its shared memory to keep enough bytes under way.
 _LIST_TILES = {
@@ -95,6 +98,8 @@ def fitted(tile: Tile, gpu: Gpu) -> Tile:
     small = 0 < gpu.arch < 90 or 0 < gpu.shared_bytes < 100 * 1024
     if small and tile == _TILES[MAX_BLOCK_B]:
         tile = _TILES[MAX_BLOCK_B // 2]
+    if gpu.arch == 80 and tile == _SHORT_TILES[64]:
+        tile = _EIGHT_WARPS
     return tile.fitting(gpu, 2 * (tile.block_v + tile.block_b) * tile.block_d)
 
 
@@ -133,7 +138,7 @@ def all_tiles() -> list[tuple[Tile, torch.dtype]]:
 
 def is_short(tile: Tile) -> bool:
     """Return whether batches with penalties or biases use the tile."""
-    return tile in (*_SHORT_TILES.values(), _FP32)
+    return tile in (*_SHORT_TILES.values(), _EIGHT_WARPS, _FP32)
 
 
 def fingerprint() -> str:
