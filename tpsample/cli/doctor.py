@@ -51,7 +51,7 @@ def doctor(
     every token is compared with the oracle's. Exit status 1 if a rank is missing or a token is
     wrong.
     """
-    with report.errors(RuntimeError), join(timeout_s=10) as job:
+    with report.errors(RuntimeError), join() as job:
         ok = _examine(job, seconds)
     if not ok:
         raise typer.Exit(1)
