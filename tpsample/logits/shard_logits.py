@@ -175,12 +175,14 @@ class ShardLogits(StoredLogits):
         kept = in_top_k & candidates(first, below, filters.log_min_p.unsqueeze(1))
         kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
 
-        ids = word.token_of(first)
-        best = [
-            (word.pack(score_tokens(logits, ids, self.noise, sample), ids) * kept).amax(dim=1)
-            for sample in range(self.noise.num_samples)
-        ]
-        return or_nan(torch.stack(best, dim=1), first[:, 0])
+        best = (self.score_words(logits, word.token_of(first)) * kept).amax(dim=2)
+        return or_nan(best.T, first[:, 0])
+
+    def score_words(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """Return the score words [num_samples, F, n] of ids and their logits, [F, n] both."""
+        samples = range(self.noise.num_samples)
+        scores = [word.pack(score_tokens(logits, ids, self.noise, s), ids) for s in samples]
+        return torch.stack(scores)
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of score words [F, num_samples]. A lost row stays lost.

@@ -54,6 +54,12 @@ class NativeShardLogits(ShardLogits):
         mass, number, _, total = self._weigh(top, marks, filters.total_log_min_p)
         return torch.cat([mass, number, total], dim=1)
 
+    def score_words(self, logits: Tensor, ids: Tensor) -> Tensor:
+        out = ids.new_empty(self.noise.num_samples, *ids.shape)
+        tensors = logits.contiguous(), ids.contiguous()
+        passes.scores(*map(Tensor.numpy, tensors), draws_of(self.noise), out.numpy())
+        return out
+
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         assert self.top is not None
         bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")

@@ -11,6 +11,7 @@ from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.native.compiling import F32, F64, I32, I64, jit
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK
+from tpsample.native.noise import exact_score, noise_of
 from tpsample.native.numbers import INTEGER, ordered, pack, power_of_2, word_of
 
 
@@ -105,6 +106,22 @@ def count_from(stored, marks, counts):
             if word >= least:
                 for c in range(num_marks):
                     counts[row, c] += word >= marks[row, c]
+
+
+@jit(entry=True)
+def scores(logits, ids, draws, out):
+    """Find the score words of some ids of each row; twin: `tpsample.core.score.score_tokens`.
+
+    Args:
+        logits, ids: fp32 and int64 [F, n].
+        out: int64 [samples, F, n].
+    """
+    noise = noise_of(draws, np.arange(len(ids)))
+    for s in range(draws.samples):
+        for i in range(len(ids)):
+            for j in range(ids.shape[1]):
+                score = exact_score(logits[i, j], ids[i, j], noise, i, s)
+                out[s, i, j] = pack(score, ids[i, j])
 
 
 @jit(entry=True)
