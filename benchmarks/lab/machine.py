@@ -76,10 +76,14 @@ def slug(machine: dict[str, Any]) -> str:
 
 
 def command() -> str:
-    """Return the command of this process, with its module as `python -m` takes it."""
+    """Return the command of this process, with its module as `python -m` takes it.
+
+    Of an absolute path its last part is kept: where a folder lies is the machine's own affair.
+    """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+    words = (Path(word).name if word.startswith("/") else word for word in sys.argv[1:])
+    return shlex.join(["python", "-m", module, *words])
 
 
 def default_output(tiny: bool) -> Path:

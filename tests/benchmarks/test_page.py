@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks.lab import drawing, plots, quiet, text
+from benchmarks.lab import drawing, machine, plots, quiet, text
 from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT, Result, row, with_ratios
 from benchmarks.lab.timing import Timing
@@ -174,3 +175,13 @@ def test_other_files_are_refused(tmp_path):
         (tmp_path / RESULT).write_text(json.dumps(data))
         with pytest.raises(ValueError, match=said):
             Result.load(tmp_path / RESULT)
+
+
+def test_a_page_names_no_folder_of_the_machine(monkeypatch):
+    """Neither does the command of a run, nor any page that is kept."""
+    monkeypatch.setattr("sys.argv", ["run", "--output", "/home/me/pages", "--cache", "here/too"])
+    assert machine.command().endswith(" --output pages --cache here/too")
+    files = [path for path in machine.RESULTS.rglob("*") if path.suffix in (".md", ".json")]
+    assert files
+    for path in files:
+        assert not re.search(r"[\s\"'=]/(tmp|home|root|work|mnt)/", path.read_text()), path
