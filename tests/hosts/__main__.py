@@ -181,7 +181,10 @@ def main() -> None:
     every: dict[str, list[Callable[[], None]]] = {
         "starts": [*(partial(start_by, *each) for each in starts), start_by_wrong_address],
         "exchanges": [exchanges],
-        "faults": [partial(faults, "collective", 3, 1), partial(faults, "two_level", 2, 2)],
+        "faults": [
+            *(partial(faults, exchange, 3, 1) for exchange in ("collective", "p2p")),
+            partial(faults, "two_level", 2, 2),
+        ],
     }
     named = sys.argv[1:] or every
     for beside in (("starts",), ("exchanges", "faults")):
