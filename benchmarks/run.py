@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _NAMES = ", ".join(BENCHMARKS)
 _ASKED = ", ".join(name for name, each in BENCHMARKS.items() if not each.by_default)
 _HELP = f"Any of {_NAMES}; default all but {_ASKED}."
-_OTHERS = "`scaling` and `serving` are commands of their own; see their --help."
+_OTHERS = "`scaling` is a command of its own; see its --help."
 
 
 @app.command()

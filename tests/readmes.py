@@ -51,7 +51,6 @@ NEVER = {
     "mpirun -np 16 --hostfile hosts -x PATH --bind-to none python -m mpi4py "
     "-m tpsample.cli generate": _MACHINES,
     "make scaling": _GPU,
-    "python -m benchmarks.serving": "writes a page of results",
     "python -m benchmarks.engines.bench": _ENGINE,
     "python -m benchmarks.run ceilings": _GPU,
     "FIRST=node-1 NNODES=2 NPROC=8 launch/nodes.sh bench scaling "
@@ -59,7 +58,7 @@ NEVER = {
     "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-1:29400 "
     "-m benchmarks.scaling": _MACHINES,
     "python -m benchmarks.run wire --shapes 49152x576 --batches 1,8,64 --repeats 15": "needs root",
-    "python -m benchmarks.run screen_candidates speculative_convergence --tiny": _MODEL,
+    "python -m benchmarks.run screen_candidates --tiny": _MODEL,
     "python -m benchmarks.run tune": _GPU,
 }
 """Commands that are parsed and never run here, each with the reason."""
@@ -73,7 +72,6 @@ LONG = {
     _TWO_RANKS[:-3] + "launch/examples/transformers_generate.py": "tests/launch runs the examples",
     "python -m benchmarks.static.report": "compiles for minutes; tests/kernels does a part",
     "python -m benchmarks.questions.host_overhead": _MINUTES,
-    "TRITON_INTERPRET=1 python -m benchmarks.questions.walks": _MINUTES,
     "make bench BENCH=--tiny": "makes an environment if there is none; tests/benchmarks runs it",
 }
 """Commands that run with --long only."""

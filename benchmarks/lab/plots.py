@@ -15,8 +15,8 @@ from benchmarks.lab import baselines, drawing, text
 from benchmarks.lab.results import Result, Row
 
 MOST_LINES = 6
-BESIDE = ("plain", "gathered")
-"""Kinds of rows that the others are held against, so that every picture of a view has them."""
+BESIDE = "plain"
+"""The kind of rows that the others are held against, so that every picture of a view has them."""
 STYLES: dict[str, Any] = {
     "tpsample, ": "-",
     f"{baselines.SORT}, ": "--",
@@ -53,7 +53,7 @@ def plot(view: Row, rows: list[Row], result: Result, folder: Path) -> list[str]:
     if all(isinstance(each, int) for each in series):
         parts = [drawing.few(series, MOST_LINES)]
     else:
-        parts = _parts(series, {row[view["series"]] for row in rows if row.get("kind") in BESIDE})
+        parts = _parts(series, {row[view["series"]] for row in rows if row.get("kind") == BESIDE})
     footer = drawing.footer(result.machine)
     footer += " · the machine was not quiet" * bool(result.disturbances())
     files = []

@@ -114,7 +114,7 @@ def _python(words: list[str]) -> list[Options]:
         if module.startswith("sglang."):
             return _engine(rest)
         if module == "tpsample.cli" and rest[:1] == ["bench"]:  # which reads no options itself
-            own = rest[1:2] in (["scaling"], ["serving"])
+            own = rest[1:2] == ["scaling"]
             module, rest = (f"benchmarks.{rest[1]}", rest[2:]) if own else (_BENCH, rest[1:])
         if module == "pytest":
             _require_paths(word for word in rest if not word.startswith("-"))

@@ -26,9 +26,8 @@ for command in (generate, doctor, verify):
 def bench(context: typer.Context) -> None:
     """Measure tpsample against its baselines and limits (source checkout only)."""
     arguments, name, module = context.args, "tpsample bench", "benchmarks.run"
-    if arguments[:1] in (["scaling"], ["serving"]):
-        module, name = f"benchmarks.{arguments[0]}.command", f"{name} {arguments[0]}"
-        arguments = arguments[1:]
+    if arguments[:1] == ["scaling"]:
+        module, name, arguments = "benchmarks.scaling.command", f"{name} scaling", arguments[1:]
     try:
         run = importlib.import_module(module).app
     except ModuleNotFoundError as error:
