@@ -13,7 +13,7 @@ import pytest
 from tests.support import noise_checker, noise_vectors
 from tests.support.modules import imported_modules
 from tpsample import noise
-from tpsample.speculative import streams
+from tpsample.speculative import acceptance
 
 VECTORS = json.loads(noise_vectors.FILE.read_text())
 CHECKER = Path(noise_checker.__file__)
@@ -65,6 +65,6 @@ def test_the_page_names_the_constants_of_the_code() -> None:
     assert noise.LAYOUT in page
     for number in noise.POLYNOMIAL:
         assert repr(number) in page
-    domains = (streams.DOMAIN_ACCEPT, streams.DOMAIN_RECOVERY, streams.DOMAIN_DRAFT)
+    domains = (acceptance.DOMAIN_ACCEPT, acceptance.DOMAIN_RECOVERY, acceptance.DOMAIN_DRAFT)
     for word in (noise.DOMAIN_TOKEN, *noise.ELEMENT_KEY, *domains):
         assert f"0x{word:08X}" in page

@@ -13,12 +13,12 @@ from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
 from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
-from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.score import Head
+from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.local.tile_table import BATCH_TILES
-from tpsample.logits.prompt import prompt_logprobs
+from tpsample.logits.finish import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch

@@ -31,7 +31,7 @@ class Settings:
         exchange: the exchange that was chosen, by a name that `make_exchange` knows.
         may_fall_back: whether "collective" takes the place of a "peer" that cannot be set up.
         hosts: name of the host of each rank, in rank order.
-        overlap: whether kernels may overlap (`tpsample.core.overlap`).
+        overlap: whether kernels may overlap (`tpsample.core.machine`).
         seeds: gives rows without a seed theirs.
         bias: [V_local], an alias as the weight is; None if there is none.
 

@@ -16,7 +16,7 @@ from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
 from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
-from tpsample.core.step_buffer import capturing, readable
+from tpsample.core.tensors import capturing, readable
 from tpsample.core.word import NO_TOKEN
 from tpsample.errors import PeerLost
 from tpsample.exchange import make_exchange
@@ -131,7 +131,7 @@ class Steps(Sealed):
     def counters(self) -> dict[str, int]:
         """Return what this rank has counted since the sampler was built, for an engine's metrics.
 
-        The names and what each counts are those of `tpsample.core.counters.Counters`. Nothing is
+        The names and what each counts are those of `tpsample.ranks.ranks.Counters`. Nothing is
         sent, and the device is not waited for.
         """
         return self.ranks.counters.numbers()

@@ -183,7 +183,7 @@ def _compile(chosen: list[str], device: Any, dry_run: bool, until: float) -> dic
     A dry run rehearses in its own process and compiles nothing, because the interpreter does not.
     """
     from benchmarks.gpu import precompile
-    from tpsample.core.interpreted import interpreted
+    from tpsample.core.machine import interpreted
 
     parts = {n: each for n, each in rehearsals(dry_run).items() if n.split()[0] in chosen}
     if interpreted():

@@ -22,7 +22,7 @@ from benchmarks.lab import third_party
 from benchmarks.lab.problem import Problem, make_sampler
 from benchmarks.lab.third_party import FLASHINFER, FLASHSAMPLING
 from tpsample import SampleOutput
-from tpsample.core.interpreted import interpreted
+from tpsample.core.machine import interpreted
 from tpsample.ranks.ranks import Ranks
 
 RACE, GUMBEL = "softmax + exponential race", "Gumbel argmax"

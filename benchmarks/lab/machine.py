@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import tpsample
-from tpsample.core.interpreted import interpreted
+from tpsample.core.machine import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

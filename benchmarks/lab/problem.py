@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, reference
-from tpsample.local.tiles import Tile
+from tpsample.local.tile_table import Tile
 from tpsample.reference import NEAR_TIE
 
 _LOGIT_ERROR = 6e-9

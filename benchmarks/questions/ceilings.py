@@ -13,7 +13,7 @@ from benchmarks.lab.reads import TILE_READ, fastest, l2_read, tile_reads
 from benchmarks.lab.results import Row, View, row
 from benchmarks.lab.timing import Timing
 from tpsample import VocabShard
-from tpsample.core.overlap import kernels_overlap
+from tpsample.core.machine import kernels_overlap
 
 WORLD_SIZES = (1, 8)
 _BYTES, _TINY_BYTES = 2 * 2**30, 2**16

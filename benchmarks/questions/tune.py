@@ -23,9 +23,8 @@ from benchmarks.lab.problem import Candidate, Problem, make_sampler, override_ti
 from benchmarks.lab.results import Result, Row, View, row, with_ratios
 from benchmarks.lab.timing import one_line
 from tpsample import VocabShard
-from tpsample.local import measured_tiles, tile_table
-from tpsample.local.measured_tiles import MeasuredTile
-from tpsample.local.tiles import Gpu, Tile
+from tpsample.local import tile_table
+from tpsample.local.tile_table import Gpu, MeasuredTile, Tile
 
 WORLD_SIZES = (8, 1)
 MIN_GAIN = 1.02
@@ -122,8 +121,8 @@ def main(result: str) -> None:
     if found.settings["tiny"]:
         raise SystemExit("tune: a tiny run measures nothing worth keeping")
     measured = [MeasuredTile.of(each["entry"]) for each in found.rows]
-    old = measured_tiles.load(measured_tiles.FILE)
-    measured_tiles.save(measured_tiles.FILE, merged(old, measured))
+    old = tile_table.load(tile_table.FILE)
+    tile_table.save(tile_table.FILE, merged(old, measured))
 
 
 BENCHMARK = Benchmark(

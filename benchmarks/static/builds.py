@@ -15,15 +15,18 @@ import tpsample.kernels
 from benchmarks.lab.launches import Pointer
 from benchmarks.static.aot import GPUS, Build, jitted
 from benchmarks.static.recorded import recorded
-from tpsample.core.overlap import OVERLAP_ARCH
-from tpsample.local.screen_launches import (
-    SCREEN_TILES,
-    accumulation_error,
-    screen_block_e,
-    screen_tile,
+from tpsample.core.machine import OVERLAP_ARCH
+from tpsample.local import screen_launches
+from tpsample.local.tile_table import (
+    MAX_BLOCK_B,
+    Gpu,
+    Tile,
+    fitted,
+    is_short,
+    list_tile,
+    rule,
+    short_tile,
 )
-from tpsample.local.tile_table import MAX_BLOCK_B, fitted, is_short, list_tile, rule, short_tile
-from tpsample.local.tiles import Gpu, Tile
 from tpsample.local.triton_backend import push_arguments
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
@@ -49,7 +52,7 @@ _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
 _CONSTANTS = {
     "HIDDEN_SIZE": HIDDEN_SIZE,
     "PADDED_SIZE": HIDDEN_SIZE,
-    "ACCUMULATION": accumulation_error(HIDDEN_SIZE, torch.bfloat16),
+    "ACCUMULATION": screen_launches.accumulation_error(HIDDEN_SIZE, torch.bfloat16),
 }
 # The greedy kernels are ours: they have arguments of the LM head, and these.
 _OWN = {"value_ptr": Pointer(torch.float32), "index_ptr": Pointer(torch.int32), "BLOCK_B": 64}
@@ -169,7 +172,7 @@ class Subject:
 
     def _block_e(self, tile: Tile) -> int:
         if self.kernel == SCREEN:
-            return screen_block_e(tile, self.edits)
+            return screen_launches.screen_block_e(tile, self.edits)
         return tile.block_e("num_samples" in self.uses, "mask_ptr" in self.uses, self.edits)
 
     def _type_of(self, argument: str, value: Any) -> str:
@@ -278,7 +281,7 @@ def _screens(arch: int) -> list[Subject]:
     """Return the screen with every tile, plain and with every feature, and the LM head after it."""
     found = []
     gpu = _gpu(arch)
-    for tile in (screen_tile(size, gpu) for size in SCREEN_TILES):
+    for tile in (screen_launches.screen_tile(size, gpu) for size in screen_launches.SCREEN_TILES):
         for variant, uses in (("screen", ()), ("screen, everything", _NO_STORE)):
             found.append(Subject(SCREEN, variant, arch, torch.int8, tile, uses=uses))
         few, short = (of(tile.block_b, torch.bfloat16, gpu) for of in (list_tile, short_tile))

@@ -58,8 +58,7 @@ from benchmarks.static.sass import (
     push_order_faults,
     spills,
 )
-from tpsample.local.tile_table import all_tiles
-from tpsample.local.tiles import Tile
+from tpsample.local.tile_table import Tile, all_tiles
 
 MAX_EPILOGUE = 30.0
 FLASHSAMPLING_EPILOGUE = 104.8

@@ -38,12 +38,12 @@ tpsample/request/controls/apply.py tests/request/test_controls.py
     - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     + scaled = logits / repetition
     > test_the_definition_is_what_lists_say
-tpsample/request/controls/token_mask.py tests/request/test_controls.py
+tpsample/request/controls/apply.py tests/request/test_controls.py
     drafts are not of the length of the output
     - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
     + length = tables.length[slots]
     > test_drafts_count_cumulatively_and_leave_no_trace
-tpsample/request/controls/token_mask.py tests/request/test_batch_state.py
+tpsample/request/controls/apply.py tests/request/test_batch_state.py
     min_tokens empties a row
     - held_back &= (others != 0).any(dim=1)
     + pass
@@ -195,7 +195,7 @@ tpsample/request/selection.py tests/request/test_slots.py
     - fixed_rounds=not readable(self.device),
     + fixed_rounds=True,
     > test_a_cpu_searches_no_row_that_is_decided
-tpsample/core/step_buffer.py tests/request/test_slot_allocations.py
+tpsample/core/tensors.py tests/request/test_slot_allocations.py
     a step over slots allocates what it reads of them
     - return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
     + return torch.index_select(table, dim, index)
@@ -231,14 +231,14 @@ tpsample/speculative/laws.py tests/speculative/test_law.py
     - return (scaled - q).maximum(scaled * 2.0**-200)
     + return scaled
     > test_the_emitted_law_is_the_targets
-tpsample/speculative/streams.py tests/speculative/test_law.py
+tpsample/speculative/acceptance.py tests/speculative/test_law.py
     recovery shares the noise of the drafts
-    - DOMAIN_RECOVERY = 0x72637672
-    + DOMAIN_RECOVERY = 0x64726674
+    - DOMAIN_DRAFT = 0x61636370, 0x72637672, 0x64726674
+    + DOMAIN_DRAFT = 0x61636370, 0x64726674, 0x64726674
     > test_the_emitted_law_is_the_targets
     the next call meets the numbers of the last one
-    - return row_stream(seed, position, index, domain=domain)
-    + return row_stream(seed, position, 0, domain=domain)
+    - at = seed.unsqueeze(1), positions.unsqueeze(1) + index, index
+    + at = seed.unsqueeze(1), positions.unsqueeze(1) + index, 0
     > test_calls_in_a_row_write_the_targets_law
 tpsample/speculative/output.py tests/speculative/test_coupled.py
     every position of a verification has the noise of the first
@@ -294,7 +294,7 @@ tpsample/agreement/construction.py tests/request/test_batch_state.py
     - arguments.weight.detach()
     + arguments.weight
     > test_steps_with_gradients_leave_nothing_behind
-tpsample/core/step_buffer.py tests/request/test_batch_state.py
+tpsample/core/tensors.py tests/request/test_batch_state.py
     a step buffer grows under inference mode
     - with torch.inference_mode(False):  # the next step may be outside of it
     + with torch.no_grad():

@@ -90,7 +90,7 @@ tpsample/request/filters.py tests/screening/test_filters.py
     - return by_min_p or (by_top_k and (whole or not self.joint))
     + return by_min_p or by_top_k
     > test_which_rows_need_few_logits
-tpsample/logits/cut.py tests/logits/test_kept_tokens.py
+tpsample/logits/kept_sets.py tests/logits/test_kept_tokens.py
     the threshold keeps no ties
     - return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)
     + return cut

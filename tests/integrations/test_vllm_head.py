@@ -15,7 +15,7 @@ from tests.support.vllm_fakes import D, Request, V
 from tests.support.vllm_steps import HIDDEN, WEIGHT, expected, rows_of, step_v1, v1, v2
 from tpsample import UnsupportedParameter, reference
 from tpsample.agreement import construction
-from tpsample.core.numba_support import missing
+from tpsample.core.machine import numba_missing
 from tpsample.integrations.vllm_head import only_processor
 
 
@@ -30,7 +30,7 @@ def test_the_log_says_who_samples(make, caplog):
     )
 
 
-@pytest.mark.skipif(missing() is not None, reason="needs the extra cpu")
+@pytest.mark.skipif(numba_missing() is not None, reason="needs the extra cpu")
 @pytest.mark.parametrize("make", [v1, v2])
 def test_a_server_on_a_cpu_samples_by_native_kernels(make, caplog, monkeypatch):
     """Even where the engine has its own kernels interpreted."""

@@ -11,11 +11,10 @@ from tests.support.controls import Conversation, bitmask_of
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.local.control_arguments import make_mask
-from tpsample.local.tiles import Tile
+from tpsample.local.tile_table import Tile
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualWorld
-from tpsample.request.controls.rows import ControlRows
-from tpsample.request.controls.token_mask import build_mask
+from tpsample.request.controls.apply import ControlRows, build_mask
 
 V, D, ROWS = 331, 16, 24
 SHARDS = [VocabShard(0, V), VocabShard(0, 90), VocabShard(91, 200), VocabShard(33, 34),

@@ -20,7 +20,7 @@ from tests.support.cases import Case, uneven_shards
 from tpsample import SamplingParams, Status, VocabShard, reference
 from tpsample.core.score import Head
 from tpsample.kernels import epilogue
-from tpsample.local.tiles import Tile
+from tpsample.local.tile_table import Tile
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 TILES = [tile(16, 4, 16), tile(128, 8, 64), tile(512, 16, 32)]

@@ -25,8 +25,7 @@ from benchmarks.static.sass import (
 )
 from tests.support.commands import run_command
 from tpsample.local.screen_launches import SCREEN_TILES
-from tpsample.local.tile_table import all_tiles, rule
-from tpsample.local.tiles import Gpu
+from tpsample.local.tile_table import Gpu, all_tiles, rule
 
 TILE_64, DTYPE = next((tile, dtype) for tile, dtype in all_tiles() if tile.block_b == 64)
 

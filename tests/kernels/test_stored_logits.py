@@ -20,7 +20,7 @@ from tpsample import (
     VocabShard,
     reference,
 )
-from tpsample.local.tiles import Tile
+from tpsample.local.tile_table import Tile
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.logits.finish import shard_logits
 from tpsample.request.step import Inputs

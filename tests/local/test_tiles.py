@@ -15,9 +15,8 @@ from benchmarks.questions import tune
 from benchmarks.static.aot import GPUS
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch
-from tpsample.local import measured_tiles, tile_table
-from tpsample.local.measured_tiles import MeasuredTile
-from tpsample.local.tiles import Gpu, Tile
+from tpsample.local import tile_table
+from tpsample.local.tile_table import Gpu, MeasuredTile, Tile
 
 H200 = Gpu("NVIDIA H200", 90, 132)
 TILE = Tile(128, 64, 64, 4, 4)
@@ -66,17 +65,17 @@ def test_a_list_has_as_many_stages_as_shared_memory_has_room_for(arch, kilobytes
 
 
 def test_nothing_that_ships_was_measured():
-    assert measured_tiles.load(measured_tiles.FILE) == []
+    assert tile_table.load(tile_table.FILE) == []
 
 
 def test_a_table_is_read_back_as_it_was_written(tmp_path):
     other = dataclasses.replace(ENTRY, batch=16)
     path = tmp_path / "tiles.json"
-    measured_tiles.save(path, [ENTRY, other])
-    assert measured_tiles.load(path) == [other, ENTRY]
+    tile_table.save(path, [ENTRY, other])
+    assert tile_table.load(path) == [other, ENTRY]
     assert len(path.read_text().splitlines()) == 4  # one entry a line
-    measured_tiles.save(path, [])
-    assert measured_tiles.load(path) == []
+    tile_table.save(path, [])
+    assert tile_table.load(path) == []
 
 
 @pytest.mark.parametrize("broken", [{"gpu": {}}, 7, {**dataclasses.asdict(ENTRY), "why": "?"}])
@@ -84,14 +83,14 @@ def test_a_broken_table_names_the_entry(tmp_path, broken):
     path = tmp_path / "tiles.json"
     path.write_text(json.dumps([dataclasses.asdict(ENTRY), broken]))
     with pytest.raises(ValueError, match="entry 1 is no measured tile"):
-        measured_tiles.load(path)
+        tile_table.load(path)
 
 
 def test_every_entry_of_the_table_changes_its_fingerprint(tmp_path, monkeypatch):
     found = {tile_table.fingerprint()}
     for tiles in ([ENTRY], [dataclasses.replace(ENTRY, batch=16)]):
         monkeypatch.setattr(tile_table, "FILE", tmp_path / "tiles.json")
-        measured_tiles.save(tmp_path / "tiles.json", tiles)
+        tile_table.save(tmp_path / "tiles.json", tiles)
         found.add(tile_table.fingerprint())
     assert len(found) == 3
 
@@ -117,15 +116,15 @@ def test_ranks_with_other_tables_refuse_to_be_built():
 class TestTuner:
     def test_fills_a_table_that_the_sampler_can_read(self, tmp_path, monkeypatch):
         path = tmp_path / "tiles.json"
-        measured_tiles.save(path, [ENTRY])
-        monkeypatch.setattr(measured_tiles, "FILE", path)
+        tile_table.save(path, [ENTRY])
+        monkeypatch.setattr(tile_table, "FILE", path)
         monkeypatch.setattr(tune, "MIN_GAIN", 0.0)  # on a CPU nothing is faster for a reason
         run = Run(shapes=(TINY,), batches=(3, 2), repeats=1)
         monkeypatch.setattr(tune, "WORLD_SIZES", (1,))
         result = execute(tune.BENCHMARK, run, tmp_path / RESULT)
         assert [each["kind"] for each in result.rows] == ["baseline", "tpsample"]
         tune.main(str(tmp_path / RESULT))
-        new, old = measured_tiles.load(path)
+        new, old = tile_table.load(path)
         assert old == ENTRY and new.gpu == Gpu() and new.us <= new.rule_us
         assert new.shape[1:] == (TINY.vocab_size, TINY.hidden_size, 16)
 

@@ -15,8 +15,8 @@ from tpsample import LMHeadSampler, SamplingParams, Status
 from tpsample.core import word
 from tpsample.core.order import masses
 from tpsample.core.row_noise import RowNoise
-from tpsample.logits import cut as threshold
 from tpsample.logits import filters, stored_logits
+from tpsample.logits import kept_sets as threshold
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.process import ranks_of
 from tpsample.request.filters import Way

@@ -14,8 +14,8 @@ from tpsample import SamplingBatch, SamplingParams, Status, reference
 from tpsample.core import word
 from tpsample.core.order import TOP_MASS, below_top, candidates, masses, min_p_cut
 from tpsample.core.row_noise import RowNoise
-from tpsample.logits.cut import find_cut
 from tpsample.logits.filters import sample_filtered
+from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.ranks import Ranks
 

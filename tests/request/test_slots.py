@@ -482,7 +482,7 @@ def test_a_cpu_searches_no_row_that_is_decided(monkeypatch):
     slots = torch.tensor([3, 0, 2, 1])
     read = sampler(hidden, batch.select(slots), 0).token_ids
     assert searched == [1]  # the row that the threshold alone decides
-    monkeypatch.setattr("tpsample.core.step_buffer.READ_ON", ())
+    monkeypatch.setattr("tpsample.core.tensors.READ_ON", ())
     assert torch.equal(sampler(hidden, batch.select(slots), 0).token_ids, read)
     assert searched == [1, 4]
 

@@ -27,7 +27,7 @@ from tests.support.tiers import long
 from tpsample import SamplingBatch, SamplingParams
 from tpsample import reference as plain_reference
 from tpsample.noise import DOMAIN_TOKEN, philox4x32
-from tpsample.speculative import reference, streams
+from tpsample.speculative import acceptance, reference
 
 SIZES = [(16, 12_000, 3), (999, 1500, 2), (4097, 500, 1)]
 CASES = [
@@ -143,16 +143,21 @@ def test_calls_in_a_row_write_the_targets_law(method):
 def test_the_streams_are_uniform_independent_and_pinned():
     """In (0, 1) with 53 bits; another position, index or use has numbers of its own."""
     seeds = torch.arange(20_000)
-    u = streams.uniforms(seeds, torch.full_like(seeds, POSITION), 3)
+    u = acceptance.uniforms(seeds, torch.full_like(seeds, POSITION), 3)
     assert u.min() > 0 and u.max() < 1
     assert ((u * 2**53) % 2 == 1).all()
     for column in u.unbind(1):
         assert stats.kstest(column.numpy(), "uniform").pvalue > LEVEL
-    later = streams.uniforms(seeds, torch.full_like(seeds, POSITION + 1), 2)
+    later = acceptance.uniforms(seeds, torch.full_like(seeds, POSITION + 1), 2)
     same_place = later[:, 0], u[:, 1]  # one position, first and second of its verification
     for a, b in (*itertools.combinations(u.unbind(1), 2), same_place):
         assert stats.pearsonr(a.numpy(), b.numpy()).pvalue > LEVEL
-    domains = {streams.DOMAIN_ACCEPT, streams.DOMAIN_RECOVERY, streams.DOMAIN_DRAFT, DOMAIN_TOKEN}
+    domains = {
+        acceptance.DOMAIN_ACCEPT,
+        acceptance.DOMAIN_RECOVERY,
+        acceptance.DOMAIN_DRAFT,
+        DOMAIN_TOKEN,
+    }
     assert len(domains) == 4
     counter = tuple(torch.tensor(word) for word in (POSITION + 2, 0, 2, 0x61636370))
     high, low, *_ = philox4x32(counter, (19, 0), 10)

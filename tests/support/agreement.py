@@ -18,7 +18,7 @@ from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.decode import decoder
 from tpsample.local.native_backend import NativeBackend
-from tpsample.local.tiles import Tile
+from tpsample.local.tile_table import Tile
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.reference import NEAR_TIE

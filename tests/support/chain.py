@@ -16,8 +16,8 @@ from scipy import stats
 
 from tests.support.distribution import cells_of
 from tpsample import SamplingBatch
-from tpsample.noise import tile_noise
-from tpsample.speculative import reference, streams
+from tpsample.noise import row_stream, tile_noise
+from tpsample.speculative import acceptance, reference
 
 LEVEL = 1e-4
 METHODS = ("rejection", "block")
@@ -110,7 +110,7 @@ def gumbel_draft(
     """Return what `tpsample.sample_draft` draws, from full logits."""
     positions = torch.tensor([index]) if positions is None else positions
     places = (POSITION + positions).unsqueeze(1)
-    stream = streams.stream(batch.seed.unsqueeze(1), places, index, streams.DOMAIN_DRAFT)
+    stream = row_stream(batch.seed.unsqueeze(1), places, index, domain=acceptance.DOMAIN_DRAFT)
     noise = tile_noise(stream, 0, logits.shape[1], 10)
     return (logits.double() * math.log2(math.e) - noise.double()).argmax(dim=1)
 

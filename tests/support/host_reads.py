@@ -61,7 +61,7 @@ def refused() -> Iterator[None]:
         if _inside == 0:
             product = "tpsample.core.score.exact_products"
             _replaced.enter_context(patch(product, lambda h, weight: (h @ weight.T).float()))
-            _replaced.enter_context(patch("tpsample.core.step_buffer.READ_ON", ()))
+            _replaced.enter_context(patch("tpsample.core.tensors.READ_ON", ()))
         _inside += 1
     try:
         with _Sends(), _Reads():

@@ -28,7 +28,7 @@ from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.peer import PeerExchange
-from tpsample.local.tiles import Gpu, Tile
+from tpsample.local.tile_table import Gpu, Tile
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.logits.finish import finish_logits, shard_logits
 from tpsample.output import SampleOutput

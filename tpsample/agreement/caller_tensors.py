@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tpsample.agreement.dtensor import is_dtensor
 from tpsample.core.checks import describe
-from tpsample.core.ordinary_tensors import ordinary_tensors
+from tpsample.core.tensors import ordinary_tensors
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 

@@ -20,9 +20,7 @@ from tpsample.agreement.arguments import (
 from tpsample.agreement.dtensor import local_arguments
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
-from tpsample.core.interpreted import interpreted
-from tpsample.core.numba_support import missing
-from tpsample.core.overlap import kernels_overlap
+from tpsample.core.machine import interpreted, kernels_overlap, numba_missing
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
@@ -121,10 +119,12 @@ def _backend(arguments: SamplerArguments) -> ChosenBackend:
         raise ValueError(
             f'backend: "numba" needs a CPU, lm_head_weight is on {device}; use backend="triton"'
         )
-    if chosen == "numba" and (reason := missing()) is not None:
+    if chosen == "numba" and (reason := numba_missing()) is not None:
         raise ValueError(f'backend: "numba" is not available: {reason}')
     if arguments.screening and chosen == "torch":
-        way_out = missing() if device.type == "cpu" and backend == "auto" else 'use backend="auto"'
+        way_out = (
+            numba_missing() if device.type == "cpu" and backend == "auto" else 'use backend="auto"'
+        )
         raise ValueError(
             f'screening: "{arguments.screening}" needs backend "triton" or "numba", got "torch": '
             f"{way_out}"
@@ -141,7 +141,7 @@ def default_backend(device: torch.device) -> ChosenBackend:
 
 def cpu_backend() -> ChosenBackend:
     """Return the faster backend of a CPU that is at hand; it interprets no kernels."""
-    return "numba" if missing() is None else "torch"
+    return "numba" if numba_missing() is None else "torch"
 
 
 def _weight_digest(weight: torch.Tensor) -> int | None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import column_factors, digest_rows, mix, sum_rows
-from tpsample.core.step_buffer import capturing
+from tpsample.core.tensors import capturing
 from tpsample.errors import Desync
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks

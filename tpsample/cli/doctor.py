@@ -19,7 +19,7 @@ from tpsample.agreement.construction import default_backend
 from tpsample.cli import how_to_install, report
 from tpsample.cli.check import compare
 from tpsample.cli.model import Model
-from tpsample.core.numba_support import missing
+from tpsample.core.machine import numba_missing
 from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
 from tpsample.ranks.process import ranks_of
@@ -65,7 +65,7 @@ def _examine(job: Job, seconds: float) -> bool:
     reaches = [record["reach"] for record in records]
     chosen = choose_exchange("auto", ranks, reaches)
 
-    reason = missing() if backend == "torch" and job.device.type == "cpu" else None
+    reason = numba_missing() if backend == "torch" and job.device.type == "cpu" else None
     slow = "" if reason is None else f", the slow definition: {reason}"
 
     shown.table([("job", report.started(job)), *_machines(records)])

@@ -28,7 +28,7 @@ def make_exchange(settings: Settings) -> Exchange:
     """
     name = settings.exchange
     if name == "two_level_peer":
-        from tpsample.exchange.two_level_peer import TwoLevelPeerExchange  # needs Triton
+        from tpsample.exchange.peer import TwoLevelPeerExchange  # needs Triton
 
         return TwoLevelPeerExchange(settings)
     if name == "peer":

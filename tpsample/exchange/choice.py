@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tpsample.core.interpreted import interpreted
+from tpsample.core.machine import interpreted
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualRanks
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tpsample.core.ordinary_tensors import ordinary_tensors
 from tpsample.core.sealed import Sealed
+from tpsample.core.tensors import ordinary_tensors
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tpsample import noise
-from tpsample.core.interpreted import interpreted
+from tpsample.core.machine import interpreted
 
 INTERPRET = tl.constexpr(interpreted())
 DOMAIN_TOKEN = tl.constexpr(noise.DOMAIN_TOKEN)

@@ -1,6 +1,6 @@
 """The work of a kernel while another one, or its own arithmetic, is still under way.
 
-Both need compute capability 9.0, and are left out where it is less (`tpsample.core.overlap`).
+Both need compute capability 9.0, and are left out where it is less (`tpsample.core.machine`).
 """
 
 import triton

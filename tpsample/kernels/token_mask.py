@@ -1,6 +1,6 @@
 """The ids each row may draw in a step, as packed bits over a shard.
 
-Twin: `tpsample.request.controls.token_mask`.
+Twin: `tpsample.request.controls.apply`.
 """
 
 import triton

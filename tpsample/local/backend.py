@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from tpsample.core.row_noise import RowNoise
-from tpsample.core.step_buffer import StepBuffer
+from tpsample.core.tensors import StepBuffer
 from tpsample.output import SampleOutput
-from tpsample.request.controls.apply import StepControls
-from tpsample.request.controls.rows import ControlRows
+from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Push, Step
 from tpsample.screening.int8_copy import Int8Copy

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from tpsample.core.score import Head
 from tpsample.kernels.token_mask import token_mask_kernel
-from tpsample.request.controls.apply import StepControls
-from tpsample.request.controls.rows import ControlRows
+from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.controls.token_state import TokenState
 
 
 def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
-    """Build the mask as `tpsample.request.controls.token_mask.build_mask` does, by one launch."""
+    """Build the mask as `tpsample.request.controls.apply.build_mask` does, by one launch."""
     tables = rows.tables
     mask = state.mask_buffer(len(rows.slots))
     grammar, drafts = rows.grammar_bitmask, rows.drafts

@@ -8,13 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.core.interpreted import interpreted
-from tpsample.core.overlap import OVERLAP_ARCH
+from tpsample.core.machine import OVERLAP_ARCH, interpreted
 from tpsample.kernels import tile_ids
 from tpsample.kernels.limbs import screening_rows_kernel
 from tpsample.kernels.screening import list_groups_kernel, screen_kernel
 from tpsample.local.control_arguments import has_edits, head_arguments
-from tpsample.local.tiles import Gpu, Tile
+from tpsample.local.tile_table import Gpu, Tile
 from tpsample.request.step import Step
 from tpsample.screening.int8_copy import Int8Copy
 from tpsample.settings import Settings

@@ -1,20 +1,140 @@
 """Block sizes of the LM-head kernel, and why.
 
 The choice can change the speed and nothing else: every entry gives the same tokens. A shape that
-was measured on this GPU takes what was fastest there (`measured_tiles`); any other takes a rule.
+was measured on this GPU takes what was fastest there, from `measured_tiles.json`, which
+`benchmarks.questions.tune` writes. The file that is shipped is empty. Any other shape takes a rule.
 The rules are argued from bytes, waves and static counts (`benchmarks.static.report`): nothing here
 has been measured yet.
 """
 
 import hashlib
-from dataclasses import replace
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from tpsample.local.measured_tiles import FILE, measured_tiles
-from tpsample.local.tiles import Gpu, Tile
+
+@dataclass(frozen=True)
+class Tile:
+    """One launch configuration of `lm_head_kernel`."""
+
+    block_v: int
+    block_b: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+
+    def fitting(self, gpu: "Gpu", stage_bytes: int) -> "Tile":
+        """Return the tile with as many stages as a program's shared memory has room for.
+
+        Before sm_90 Triton keeps one stage less in shared memory, because the operands of the
+        product that runs are in registers.
+
+        Args:
+            stage_bytes: what one stage loads.
+        """
+        if not gpu.shared_bytes:
+            return self
+        room = gpu.shared_bytes // stage_bytes + (gpu.arch < 90)
+        return replace(self, num_stages=max(1, min(self.num_stages, room)))
+
+    def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
+        """Batch columns that the epilogue works on at a time.
+
+        Ahead of time for sm_80, sm_90 and sm_100 no entry of the table spills with 32; with all
+        columns at once 64 accumulators per thread often spill and 128 always. 64 in one go save 3
+        instructions per logit, but not with a loop over samples, which keeps the logits alive.
+        Penalties and biases (`edits`) load per element, by 64-bit addresses: 16 columns; so do
+        masks, which only a loop over samples on top makes too much.
+        """
+        if edits or (masks and many_samples):
+            return min(self.block_b, 16)
+        return min(self.block_b, 32 if many_samples or self.block_b > 64 else 64)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as far as the choice of a tile depends on it; all 0 is no GPU.
+
+    Attributes:
+        name: as torch has it.
+        arch: 90 for compute capability 9.0.
+        shared_bytes: what one program may have of shared memory; 0 if unknown.
+    """
+
+    name: str = ""
+    arch: int = 0
+    num_sms: int = 0
+    shared_bytes: int = field(default=0, compare=False)
+
+    @staticmethod
+    def of(device: torch.device) -> "Gpu":
+        if device.type != "cuda":
+            return Gpu()
+        of = torch.cuda.get_device_properties(device)
+        shared_bytes = getattr(of, "shared_memory_per_block_optin", 0)  # without an annotation
+        return Gpu(of.name, 10 * of.major + of.minor, of.multi_processor_count, shared_bytes)
+
+
+FILE = Path(__file__).with_name("measured_tiles.json")
+Shape = tuple[Gpu, int, int, int]
+"""GPU, rows of the vocabulary, hidden size, rows of the batch tile; 16-bit weights."""
+
+
+@dataclass(frozen=True)
+class MeasuredTile:
+    """The fastest tile of one shape, and the reason: its time and that of the rule's tile."""
+
+    gpu: Gpu
+    vocab_rows: int
+    hidden_size: int
+    batch: int
+    tile: Tile
+    us: float
+    rule_us: float
+
+    @staticmethod
+    def of(entry: dict[str, Any]) -> "MeasuredTile":
+        """Return the entry that `dataclasses.asdict` has made a dictionary."""
+        fields = {**entry, "gpu": Gpu(**entry["gpu"]), "tile": Tile(**entry["tile"])}
+        return MeasuredTile(**fields)
+
+    @property
+    def shape(self) -> Shape:
+        return self.gpu, self.vocab_rows, self.hidden_size, self.batch
+
+
+def load(path: Path) -> list[MeasuredTile]:
+    """The entries of a file.
+
+    Raises:
+        ValueError: naming the file and the first entry that is not one.
+    """
+    found = []
+    for number, entry in enumerate(json.loads(path.read_text())):
+        try:
+            found.append(MeasuredTile.of(entry))
+        except (KeyError, TypeError) as wrong:
+            raise ValueError(f"{path}: entry {number} is no measured tile: {wrong}") from wrong
+    return found
+
+
+def save(path: Path, entries: Sequence[MeasuredTile]) -> None:
+    """Write entries, one a line, in an order that does not depend on when they were measured."""
+    ordered = sorted(entries, key=lambda entry: (entry.gpu.name, *entry.shape[1:]))
+    lines = [json.dumps(asdict(entry)) for entry in ordered]
+    path.write_text("[" + ",".join(f"\n{line}" for line in lines) + "\n" * bool(lines) + "]\n")
+
+
+@cache
+def measured_tiles() -> dict[Shape, Tile]:
+    """The shipped file as a table; read once in a process."""
+    return {entry.shape: entry.tile for entry in load(FILE)}
+
 
 MAX_BLOCK_B = 256
 

@@ -9,8 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.core.interpreted import interpreted
-from tpsample.core.overlap import OVERLAP_ARCH
+from tpsample.core.machine import OVERLAP_ARCH, interpreted
 from tpsample.core.score import Head
 from tpsample.kernels.lm_head import lm_head_kernel
 from tpsample.local.backend import Backend
@@ -21,10 +20,8 @@ from tpsample.local.control_arguments import (
     make_mask,
 )
 from tpsample.local.screen_launches import Screen
-from tpsample.local.tile_table import MAX_BLOCK_B, interpreter_tile, list_tile, tile_for
-from tpsample.local.tiles import Gpu, Tile
-from tpsample.request.controls.apply import StepControls
-from tpsample.request.controls.rows import ControlRows
+from tpsample.local.tile_table import MAX_BLOCK_B, Gpu, Tile, interpreter_tile, list_tile, tile_for
+from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.step import Push, Step
 from tpsample.settings import Settings
 

@@ -11,9 +11,10 @@ rejection    takes the first token in descending score that is in the kept set. 
              Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
              shards, for the 8 best of all. If none of the 8 is kept, the row is undecided.
 threshold    decides the undecided rows. It searches for the last kept token
-             (`tpsample.logits.cut`), then takes the best score down to it, in as many exchanges
-             whatever the logits. A top_p of what a top_k over 256 leaves, or one with ties, is a
-             share of a mass that only this search finds, so the rejection decides no such row.
+             (`tpsample.logits.kept_sets`), then takes the best score down to it, in as many
+             exchanges whatever the logits. A top_p of what a top_k over 256 leaves, or one with
+             ties, is a share of a mass that only this search finds, so the rejection decides no
+             such row.
 
 The host reads from the device which rows are undecided, and only these are searched. All ranks
 read the same, because it follows from summed integers. In fixed rounds, as while a CUDA graph is
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.logits.cut import find_cut
+from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Way, lists_all

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.order import TOP_MASS, below_top
-from tpsample.logits.cut import find_cut
+from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import Logprobs
 from tpsample.ranks.ranks import Ranks

@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.core.interpreted import interpreted
+from tpsample.core.machine import interpreted
 from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.kernels.best_scores import (
     before_kernel,
@@ -22,13 +22,14 @@ from tpsample.kernels.best_scores import (
     group_best_kernel,
 )
 from tpsample.kernels.decode import write_tokens_kernel
-from tpsample.kernels.digits import digit_kernel, next_digit_kernel
 from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
 from tpsample.kernels.sums import (
     best_kept_kernel,
     count_kernel,
+    digit_kernel,
     mass_kernel,
     min_p_cut_kernel,
+    next_digit_kernel,
     top_words_kernel,
 )
 from tpsample.logits.shard_logits import GROUP, Search, ShardLogits

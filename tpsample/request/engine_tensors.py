@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.core.host_tensors import ALIGNED
+from tpsample.core.tensors import ALIGNED
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_parameter, check_sizes
 from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tpsample.core.host_tensors import ALIGNED
+from tpsample.core.tensors import ALIGNED
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS = 256

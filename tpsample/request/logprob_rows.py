@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tpsample.core.host_tensors import integers
+from tpsample.core.tensors import integers
 from tpsample.request.filters import RowFilters, lists_all, repeated_rows
 
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text
-from tpsample.core.host_tensors import integers
-from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.request.controls.rows import ControlRows
+from tpsample.core.tensors import integers, ordinary_tensors
+from tpsample.request.controls.apply import ControlRows
 from tpsample.request.filters import RowFilters, lists_all
 from tpsample.request.logprob_rows import AskingRows, LogprobRows
 from tpsample.request.params import SamplingParams

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tpsample.core.host_tensors import ALIGNED
-from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.core.step_buffer import Scratch
+from tpsample.core.tensors import ALIGNED, Scratch, ordinary_tensors
 from tpsample.core.word import Status
 from tpsample.request.controls.tables import ControlTables
 from tpsample.request.filters import RowFilters

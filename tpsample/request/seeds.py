@@ -8,7 +8,7 @@ import secrets
 import torch
 from torch import Tensor
 
-from tpsample.core.ordinary_tensors import ordinary_tensors
+from tpsample.core.tensors import ordinary_tensors
 from tpsample.noise import philox4x32
 
 _DOMAIN_SEED = 0x73656564

@@ -23,7 +23,7 @@ import copy
 
 from torch import Tensor
 
-from tpsample.core.step_buffer import readable
+from tpsample.core.tensors import readable
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_slots
 from tpsample.request.plan import BatchPlan, BatchView

@@ -11,8 +11,8 @@ from torch import Tensor
 from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_appended, check_per_row
+from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.bits import num_words
-from tpsample.request.controls.rows import ControlRows
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.rows import Slots, Undrawn
 from tpsample.request.seeds import SeedSource

@@ -22,9 +22,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.host_tensors import ALIGNED, columns_of, integers, reals
-from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.core.step_buffer import Scratch
+from tpsample.core.tensors import ALIGNED, Scratch, columns_of, integers, ordinary_tensors, reals
 from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.controls.tables import needs_controls
 from tpsample.request.entries import (

@@ -10,6 +10,12 @@ test of the last draft is u < c. After the accepted drafts comes a draw from the
 or at c_a. With both rules the tokens follow the target's law at every position, whatever the draft
 (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318). A block accepts no fewer drafts
 in expectation (Sun et al., arXiv 2403.10444).
+
+Accepting, recovering and drafting must be independent of each other and of token noise, so each has
+its own domain word in the counter of the row stream. The `sample` word of the counter is the index
+of the position within its verification. A position that a verification looked at and did not reach
+is verified again by the next one, under a smaller index and so with fresh numbers. It needs them,
+because the stopping place of a block already depended on the old ones.
 """
 
 from __future__ import annotations
@@ -19,9 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core.word import Status
+from tpsample.noise import row_stream
 from tpsample.ranks.ranks import Ranks
 from tpsample.speculative.laws import Laws
 from tpsample.speculative.output import leading
+
+DOMAIN_ACCEPT, DOMAIN_RECOVERY, DOMAIN_DRAFT = 0x61636370, 0x72637672, 0x64726674
 
 SUM_UNIT = 2.0**-60
 """Residuals are summed as multiples of this, so that the order of summation does not matter."""
@@ -76,3 +85,18 @@ def stop_block(laws: Laws, u: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     sums = torch.where(laws.status == Status.OK, sums, coefficient)
     stop = accept_block(coefficient, sums, u)
     return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)
+
+
+def uniforms(seed: Tensor, positions: Tensor, num_positions: int) -> Tensor:
+    """Return u in (0, 1) for each position to verify: odd multiples of 2^-53, float64
+    [B, num_positions].
+
+    Args:
+        seed: int64 [B].
+        positions: int64 [B], absolute position of each row's first token.
+    """
+    index = torch.arange(num_positions, device=seed.device)
+    at = seed.unsqueeze(1), positions.unsqueeze(1) + index, index
+    high, low, *_ = row_stream(*at, domain=DOMAIN_ACCEPT)
+    bits = (high << 20) | (low >> 12)
+    return (2 * bits + 1).double() * 2.0**-53

@@ -11,11 +11,11 @@ from tpsample.core.checks import check_int, positions_tensor
 from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score
-from tpsample.noise import DOMAIN_TOKEN, tile_noise
+from tpsample.noise import DOMAIN_TOKEN, row_stream, tile_noise
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
+from tpsample.speculative.acceptance import DOMAIN_DRAFT
 from tpsample.speculative.checks import Method, check_draft_logits, check_request
-from tpsample.speculative.streams import DOMAIN_DRAFT, stream
 
 
 def sample_draft(
@@ -74,7 +74,7 @@ def sample_draft(
         settled, at = call.batch, call.positions
         assert settled is not None and at is not None
         place, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
-        streams = stream(settled.seed.unsqueeze(1), at.unsqueeze(1), place, domain)
+        streams = row_stream(settled.seed.unsqueeze(1), at.unsqueeze(1), place, domain=domain)
         best = torch.zeros_like(at)
         if draft_logits.shape[1]:
             first_id, rounds = sampler.shard.start, sampler.philox_rounds

@@ -22,7 +22,7 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.order import TOP_MASS, below_top, masses, order_words
 from tpsample.core.word import Status
-from tpsample.logits.cut import find_cut
+from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.logits.stored_logits import tile_elements
 from tpsample.ranks.ranks import Ranks

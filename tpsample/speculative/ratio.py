@@ -19,16 +19,20 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.order import order_words
 from tpsample.logits.finish import logprobs_of, shard_logits
-from tpsample.noise import tile_noise
+from tpsample.noise import row_stream, tile_noise
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.acceptance import accept_tokenwise, stop_block
+from tpsample.speculative.acceptance import (
+    DOMAIN_RECOVERY,
+    accept_tokenwise,
+    stop_block,
+    uniforms,
+)
 from tpsample.speculative.laws import Laws
 from tpsample.speculative.output import VerifyOutput, emit, position_of_rows
-from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
 
 
 def verify_by_ratio(
@@ -70,7 +74,7 @@ def verify_by_ratio(
     else:
         stop, coefficient = accept_tokenwise(laws.p, laws.q, u), torch.ones_like(u[:, 0])
 
-    noise = stream(seed, positions + stop, stop, DOMAIN_RECOVERY)
+    noise = row_stream(seed, positions + stop, stop, domain=DOMAIN_RECOVERY)
     token = recovered(laws.at(stop), coefficient, noise, stored.noise.rounds, ranks)
     verified = VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
     if batch.plan.logprobs is not None:

@@ -14,15 +14,15 @@ from tpsample.core.checks import positions_tensor
 from tpsample.core.order import TOP_MASS, below_top, masses, order_words
 from tpsample.core.row_noise import safe_temperature
 from tpsample.core.word import Status
-from tpsample.noise import tile_noise
+from tpsample.noise import row_stream, tile_noise
 from tpsample.request.plan import BatchView
 from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
 from tpsample.speculative import acceptance, laws
+from tpsample.speculative.acceptance import DOMAIN_RECOVERY, uniforms
 from tpsample.speculative.checks import Method
 from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
 from tpsample.speculative.ratio import recovery_scores
-from tpsample.speculative.streams import DOMAIN_RECOVERY, stream, uniforms
 
 
 def verify(
@@ -90,7 +90,9 @@ def verify(
 
     each = torch.arange(num_rows, device=stop.device)
     left = laws.residual(coefficient[each, stop].unsqueeze(1), p[each, stop], q[each, stop])
-    streams = tuple(r.unsqueeze(1) for r in stream(seed, positions + stop, stop, DOMAIN_RECOVERY))
+    streams = tuple(
+        r.unsqueeze(1) for r in row_stream(seed, positions + stop, stop, domain=DOMAIN_RECOVERY)
+    )
     noise = tile_noise(streams, 0, vocab_size, philox_rounds)
     token, _ = word.decode(order_words(recovery_scores(left, noise)).amax(dim=1))
     token = token.where(good[each, stop], word.NO_TOKEN)

@@ -25,9 +25,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text, mix
-from tpsample.core.host_tensors import ALIGNED, integers, reals
-from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.core.step_buffer import Scratch
+from tpsample.core.tensors import ALIGNED, Scratch, integers, ordinary_tensors, reals
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.request.batch_checks import CheckedRequest

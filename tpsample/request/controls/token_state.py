@@ -12,9 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.core.host_tensors import integers, reals
-from tpsample.core.ordinary_tensors import ordinary_tensors
-from tpsample.core.step_buffer import Scratch, StepBuffer
+from tpsample.core.tensors import Scratch, StepBuffer, integers, ordinary_tensors, reals
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams

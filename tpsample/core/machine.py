@@ -1,9 +1,36 @@
-"""Whether Numba can compile the native kernels of a CPU here, and the reason if it cannot."""
+"""The kernels that this machine can run: interpreted, overlapping, native. Each asks once."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from functools import cache
+
+import torch
+
+
+@cache
+def interpreted() -> bool:
+    """Whether TRITON_INTERPRET is on, read once.
+
+    Later changes of the variable are ignored, because Triton ignores them too: a function is
+    interpreted or compiled as it was when its module was imported.
+    """
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+OVERLAP_ARCH = 90
+"""Compute capability × 10 from which programmatic dependent launch and bulk prefetch exist."""
+
+
+@cache
+def kernels_overlap(device: torch.device) -> bool:
+    """Return whether the kernels on a device may."""
+    if device.type != "cuda" or interpreted():
+        return False
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor >= OVERLAP_ARCH
+
 
 OLDEST = (0, 61)
 """The first Numba that supports numpy 2.1 and Python 3.13."""
@@ -12,7 +39,7 @@ WAY_OUT = 'install it with: pip install "tpsample[cpu]"'
 
 
 @cache
-def missing() -> str | None:
+def numba_missing() -> str | None:
     """Return why native kernels are not available, in one line, or None if they are."""
     try:
         numba = importlib.import_module("numba")

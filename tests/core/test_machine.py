@@ -8,7 +8,7 @@ import torch
 
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.agreement import construction
-from tpsample.core.numba_support import missing
+from tpsample.core.machine import numba_missing
 
 WAY_OUT = '; install it with: pip install "tpsample[cpu]"'
 
@@ -31,16 +31,16 @@ def _raises(error):
 def said(request, monkeypatch):
     load, message = request.param
     monkeypatch.setattr(construction, "interpreted", lambda: False)
-    missing.cache_clear()
+    numba_missing.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(importlib, "import_module", load)
-        missing()  # which is kept
+        numba_missing()  # which is kept
     yield message
-    missing.cache_clear()
+    numba_missing.cache_clear()
 
 
 def test_a_cpu_without_it(said):
-    reason = missing()
+    reason = numba_missing()
     assert reason.startswith(said) and reason.endswith(WAY_OUT)
     assert "\n" not in reason
     weight = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
@@ -59,15 +59,15 @@ def test_a_cpu_without_it(said):
 
 def test_a_cpu_with_it(monkeypatch):
     monkeypatch.setattr(construction, "interpreted", lambda: False)
-    assert missing() is None
+    assert numba_missing() is None
     with LMHeadSampler(torch.zeros(5, 8)) as sampler:
         assert "backend='numba'" in repr(sampler)
 
 
 @pytest.mark.parametrize(("version", "old"), [("0.61.0rc1", False), ("1.0", False), ("0.9", True)])
 def test_versions(version, old, monkeypatch):
-    missing.cache_clear()
+    numba_missing.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(importlib, "import_module", lambda _: SimpleNamespace(__version__=version))
-        assert (missing() is not None) is old
-    missing.cache_clear()
+        assert (numba_missing() is not None) is old
+    numba_missing.cache_clear()

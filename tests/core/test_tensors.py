@@ -6,7 +6,7 @@ import torch
 
 import tpsample.agreement.desync
 from tpsample.agreement.desync import DesyncDetector
-from tpsample.core.step_buffer import StepBuffer
+from tpsample.core.tensors import StepBuffer
 from tpsample.output import SampleOutput
 from tpsample.ranks.process import ranks_of
 
