@@ -197,7 +197,7 @@ tpsample/ranks/bounded_store.py tests/ranks/test_lost_ranks.py
     > test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it
 tpsample/request/batch.py tests/request/test_arrange.py
     a plan outlives its rows
-    - self._plan = None
+    - self._plans = {}
     -         if
     + if
     > test_any_arrangement_is_the_batch_built_of_its_rows[0]

@@ -71,8 +71,8 @@ tpsample/request/batch.py tests/request/test_batch_state.py
     + pass
     > test_one_request_for_all_rows_carries_all_it_was_given
     repeated rows are of the plan before
-    - self.seed, self.plan, self._controls()
-    + self.seed, vars(self).setdefault('_first_plan', self.plan), self._controls()
+    - seed, self._plans[times], self._controls()
+    + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
     > test_rows_updated_between_verifications_of_one_width_are_what_is_verified
 tpsample/request/batch.py tests/request/test_slots.py
     a step of the whole batch draws its empty slots

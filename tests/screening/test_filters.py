@@ -176,7 +176,7 @@ def test_drafts_are_screened_too():
     samplers = [LMHeadSampler(case.weight, backend=name) for name in ("numba", "torch")]
     found, expected = (verify(each, hidden, drafts, batch, 5) for each in samplers)
     assert torch.equal(found.token_ids, expected.token_ids)
-    assert batch.plan.repeated(3).bounded and not batch.plan.storing_every_row.bounded
+    assert batch.read(3).plan.bounded and not batch.plan.storing_every_row.bounded
 
 
 def _on_ranks(rank_rows: int) -> list[list[int]]:

@@ -69,13 +69,13 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
         rows: the logits of the rows that `batch.plan` stores.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
     """
-    asked, asking = batch.plan.logprobs, batch.plan.asking
-    assert asked is not None and asking is not None
+    asked = batch.plan.logprobs
+    assert asked is not None
     sampled = token_ids[asked.row_index].view(len(asked.row_list), -1)
     if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
-    shown = rows.select(asking.places).shown(asked.processed)
-    found = find_logprobs(shown, asked, asking.filters, asking.filtered, sampled, ranks)
+    shown = rows.select(asked.places).shown(asked.processed)
+    found = find_logprobs(shown, asked, sampled, ranks)
     whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
     return whole.put(asked.row_index, found)
 
@@ -114,6 +114,6 @@ def prompt_logprobs(
         local.best_words(step, no_words)
         rows = shard_logits(step, settings.shard, settings.backend)
         sampled = came.unsqueeze(1)
-        its = find_logprobs(rows, batch.plan.logprobs, None, None, sampled, settings.ranks)
+        its = find_logprobs(rows, batch.plan.logprobs, sampled, settings.ranks)
         found.put(part, its)
     return found

@@ -27,25 +27,15 @@ from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import Logprobs
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.filters import RowFilters
-from tpsample.request.logprob_rows import LogprobRows
+from tpsample.request.filters import LogprobRows
 
 
-def find_logprobs(
-    rows: ShardLogits,
-    asked: LogprobRows,
-    filters: RowFilters | None,
-    filtered: Tensor | slice | None,
-    sampled: Tensor,
-    ranks: Ranks,
-) -> Logprobs:
+def find_logprobs(rows: ShardLogits, asked: LogprobRows, sampled: Tensor, ranks: Ranks) -> Logprobs:
     """Return logprobs of the asking rows, equal on every rank. Collective.
 
     Args:
         rows: the R asking rows.
         asked: what they ask for.
-        filters: of the asking rows with filters and a processed mode, or None.
-        filtered: int64 or a slice, the places of these rows among the asking rows, or None.
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
     """
@@ -57,8 +47,8 @@ def find_logprobs(
     own = ranks.sum_integers(rows.words_of(torch.cat([sampled, asked.chosen], dim=1)))
 
     cut = torch.zeros_like(first[:, 0])
-    if filters is not None and filtered is not None:
-        cut[filtered] = find_cut(rows.select(filtered), filters, ranks)
+    if asked.filters is not None and asked.filtered is not None:
+        cut[asked.filtered] = find_cut(rows.select(asked.filtered), asked.filters, ranks)
         cut = torch.where(asked.processed, cut, 0)  # where only some rows may be processed
 
     temperature = torch.where(asked.processed, rows.temperature, 1.0)

@@ -64,7 +64,7 @@ class SamplingBatch(ChangingRows):
         self._options: dict[str, Any] = {"kept_cap": kept_cap, "fixed_rounds": fixed_rounds}
         self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
         self._selects = False
-        self._plan: BatchPlan | None = None
+        self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         super().__init__(table)
 
     @staticmethod
@@ -151,9 +151,9 @@ class SamplingBatch(ChangingRows):
     def plan(self) -> BatchPlan:
         """The plan of a step of all rows. If the batch is used through selections, it is made
         when it is read, because a selection has a plan of its own."""
-        if self._plan is None:
-            self._plan = self._table.plan(**self._options)
-        return self._plan
+        if 1 not in self._plans:
+            self._plans[1] = self._table.plan(**self._options)
+        return self._plans[1]
 
     def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
         """Return the rows of a step, by slot: pass it to the sampler, `verify` and `sample_draft`
@@ -267,8 +267,13 @@ class SamplingBatch(ChangingRows):
         else:
             self.for_rows(num_rows).append(token_ids)
 
-    def read(self) -> BatchView:
-        return BatchView(self.temperature, self.seed, self.plan, self._controls())
+    def read(self, times: int = 1) -> BatchView:
+        if times == 1:
+            return BatchView(self.temperature, self.seed, self.plan, self._controls())
+        if times not in self._plans:  # kept sets are those of a step
+            self._plans[times] = self._table.plan(times, **self._options | {"kept_cap": None})
+        temperature, seed = (x.repeat_interleave(times) for x in (self.temperature, self.seed))
+        return BatchView(temperature, seed, self._plans[times], self._controls())
 
     @ordinary_tensors
     def _ready_to_select(self) -> None:
@@ -279,6 +284,6 @@ class SamplingBatch(ChangingRows):
     @ordinary_tensors
     def _changed(self) -> None:
         super()._changed()
-        self._plan = None
+        self._plans = {}
         if not self._selects:
             _ = self.plan  # now, because a step that is captured can send nothing to the device

@@ -1,10 +1,10 @@
-"""The filters of a batch's rows as tensors, and the method that finds each row's token."""
+"""The filters and logprobs of a batch's rows as tensors, and how filtered rows find a token."""
 
 from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tpsample.core.tensors import ALIGNED
+from tpsample.core.tensors import ALIGNED, integers
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS = 256
@@ -185,20 +185,61 @@ class RowFilters:
             self.known,
         )
 
-    def repeated(self, times: int) -> RowFilters:
-        """Return the filters of a batch in which each row stands `times` times in a row."""
-        rows, index = repeated_rows(self.row_list, self.row_index, times)
-        columns = self.columns[:, : len(self.row_list)].repeat_interleave(times, dim=1)
-        padded = torch.nn.functional.pad(columns, (0, -len(rows) % ALIGNED))
-        kinds = [kind for kind in self.kinds for _ in range(times)]
-        return RowFilters(index, rows, padded, kinds, self.known)
 
+@dataclass(frozen=True)
+class LogprobRows:
+    """The R rows of a batch that may ask for logprobs, with what each asks for.
 
-def repeated_rows(rows: list[int], index: Tensor, times: int) -> tuple[list[int], Tensor]:
-    """Return where these rows are, a list and int64, if each row of the batch is repeated."""
-    each = torch.arange(times, device=index.device)
-    listed = [row * times + i for row in rows for i in range(times)]
-    return listed, (index.unsqueeze(1) * times + each).flatten()
+    Attributes:
+        row_list, row_index: a list and int64 [R], the rows' indices in the batch.
+        top: the largest N that a row asks for.
+        top_of: int64 [R], N of each row.
+        chosen: int64 [R, C], the ids asked for, -1 where a row has fewer.
+        processed_list, processed: a list and bool [R], whether a row's mode is a processed one.
+        as_logits: bool [R], whether its mode is of logits.
+        asks: bool [R], whether a row asks at all; None if every one does. If the host does not
+            know the rows, every row is listed.
+        places: int64 [R], the rows' places among the stored ones, or a slice if they are all of
+            them, in order.
+        filters: of the rows that have filters and a processed mode; None if there are none.
+        filtered: int64, the places of the rows in `filters` among the R, or a slice for all.
+    """
+
+    row_list: list[int]
+    row_index: Tensor
+    top: int
+    top_of: Tensor
+    chosen: Tensor
+    processed_list: list[bool]
+    processed: Tensor
+    as_logits: Tensor
+    asks: Tensor | None = None
+    places: Tensor | slice = field(default_factory=lambda: slice(None))
+    filters: RowFilters | None = None
+    filtered: Tensor | slice | None = None
+
+    def among(self, stored: list[int], filters: RowFilters | None) -> LogprobRows:
+        """Find the rows among the stored ones of a batch, and their filters among the batch's.
+
+        It is done with the batch, so that a step takes no index from the host.
+        """
+        place = {row: i for i, row in enumerate(stored)}
+        of_row = {row: i for i, row in enumerate(filters.row_list)} if filters else {}
+        asking = enumerate(zip(self.row_list, self.processed_list, strict=True))
+        filtered = [i for i, (row, processed) in asking if processed and row in of_row]
+        own = [of_row[self.row_list[i]] for i in filtered]
+
+        def index(listed: list[int], count: int) -> Tensor | slice:
+            if lists_all(listed, count):
+                return slice(0, count)
+            return integers(listed, device=self.row_index.device)[0]
+
+        return replace(
+            self,
+            places=index([place[row] for row in self.row_list], len(stored)),
+            filters=filters.select(own) if filters and own else None,
+            filtered=index(filtered, len(self.row_list)) if own else None,
+        )
 
 
 def lists_all(index: list[int], count: int) -> bool:

@@ -16,8 +16,7 @@ from torch import Tensor
 from tpsample.core.digest import digest_text
 from tpsample.core.tensors import integers, ordinary_tensors
 from tpsample.request.controls.apply import ControlRows
-from tpsample.request.filters import RowFilters, lists_all
-from tpsample.request.logprob_rows import AskingRows, LogprobRows
+from tpsample.request.filters import LogprobRows, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
 from tpsample.request.rows import Undrawn
 
@@ -50,8 +49,8 @@ class BatchPlan:
         vocab_size: V.
         device: of the batch.
         filters: the rows with top_k, top_p or min_p; None if there are none.
-        logprobs: the rows that ask for logprobs; None if there are none.
-        requests: of every row; none if the host does not know the rows.
+        logprobs: the rows that ask for logprobs, found among the others; None if there are none.
+        requests: of every row that is no draft; none if the host does not know the rows.
         kept_cap: most tokens of a kept set that a step reports; None reports none.
         fixed_rounds: a step with filters never waits for the device.
         stores_all: a step keeps every row's logits, whether the request needs them or not.
@@ -59,7 +58,6 @@ class BatchPlan:
         stored_list, stored_index: the rows whose logits a step keeps on their ranks, filtered rows
             first, as a list and int64; [] and None if there are none.
         stored_place: int32 [B], the index of each row in that list, or -1; None if it is empty.
-        asking: where the rows that ask for logprobs are among the stored ones.
     """
 
     num_rows: int
@@ -75,20 +73,18 @@ class BatchPlan:
     stored_list: list[int] = field(init=False)
     stored_index: Tensor | None = field(init=False)
     stored_place: Tensor | None = field(init=False)
-    asking: AskingRows | None = field(init=False)
-    _repeated: dict[int, BatchPlan] = field(default_factory=dict, init=False, repr=False)
 
     @ordinary_tensors
     def __post_init__(self) -> None:
         """Find the stored rows now, because a step that is captured sends nothing to the device."""
-        filters, logprobs, asking = self.filters, self.logprobs, None
+        filters, logprobs = self.filters, self.logprobs
         rows = list(range(self.num_rows)) if self.stores_all else []
         rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
         stored = list(dict.fromkeys(rows))
         if logprobs is not None:
-            asking = AskingRows.of(logprobs, filters, stored)
+            vars(self).update(logprobs=logprobs.among(stored, filters))
         index, place = self._place(stored) if stored else (None, None)
-        vars(self).update(stored_list=stored, stored_index=index, stored_place=place, asking=asking)
+        vars(self).update(stored_list=stored, stored_index=index, stored_place=place)
 
     def _place(self, stored: list[int]) -> tuple[Tensor, Tensor]:
         """Return the stored rows as a tensor, and the place of each row among them."""
@@ -105,20 +101,6 @@ class BatchPlan:
         places = torch.arange(len(stored), dtype=torch.int32, device=device)
         none = torch.full((self.num_rows,), -1, dtype=torch.int32, device=device)
         return index, none.index_copy_(0, index, places)
-
-    def repeated(self, times: int) -> BatchPlan:
-        """Return the plan of every row `times` times in a row; it reports no kept sets."""
-        if times not in self._repeated:
-            self._repeated[times] = replace(
-                self,
-                num_rows=self.num_rows * times,
-                filters=None if self.filters is None else self.filters.repeated(times),
-                logprobs=None if self.logprobs is None else self.logprobs.repeated(times),
-                requests=tuple([each for each in self.requests for _ in range(times)]),
-                kept_cap=None,
-                numbers=None,
-            )
-        return self._repeated[times]
 
     @cached_property
     def storing_every_row(self) -> BatchPlan:
@@ -229,24 +211,3 @@ class BatchView:
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got {self.rows}"
             )
         return self
-
-    def after_drafts(self, draft_token_ids: Tensor) -> BatchView:
-        """Return B · (K + 1) rows: row b · (K + 1) + i is row b after i of its K drafts.
-
-        Args:
-            draft_token_ids: int64 [B, K], which penalties, bad_words and min_tokens see as output.
-                Masks have a row for each row of the result already.
-        """
-        times = draft_token_ids.shape[1] + 1
-        controls, undrawn = self.controls, self.undrawn
-        if controls is not None:
-            controls = controls.after_drafts(draft_token_ids.to(torch.int32))
-        if undrawn is not None:
-            undrawn = Undrawn(*(each.repeat_interleave(times) for each in undrawn))
-        return BatchView(
-            self.temperature.repeat_interleave(times),
-            self.seed.repeat_interleave(times),
-            self.plan.repeated(times),
-            controls,
-            undrawn,
-        )

@@ -16,8 +16,7 @@ from torch import Tensor
 from tpsample.core.tensors import ALIGNED, Scratch, ordinary_tensors
 from tpsample.core.word import Status
 from tpsample.request.controls.tables import ControlTables
-from tpsample.request.filters import RowFilters
-from tpsample.request.logprob_rows import LogprobRows
+from tpsample.request.filters import LogprobRows, RowFilters
 
 OPEN, SHUT = 2**62, -1
 """The gate of a slot that may be drawn, above the number of any row; and of one that may not."""
@@ -73,6 +72,17 @@ class SlotRows:
 
     def __len__(self) -> int:
         return self.index.shape[0]
+
+    @ordinary_tensors
+    def repeated(self, times: int) -> SlotRows:
+        """Return the rows with each standing `times` times in a row, in memory of their own."""
+        if times == 1:
+            return self
+        found = SlotRows(len(self) * times, self.index.device)
+        its, others = ((rows.index, rows.inside, *rows.undrawn) for rows in (found, self))
+        for each, other in zip(its, others, strict=True):
+            each.copy_(other.repeat_interleave(times))
+        return found
 
     def resolve(self, slots: Tensor, gate: Tensor) -> None:
         """Find the slot of each row.

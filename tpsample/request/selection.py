@@ -135,11 +135,11 @@ class Selection(StepBatch):
     def draw_seeds(self, source: SeedSource) -> None:
         self._batch.draw_seeds(source)
 
-    def read(self) -> BatchView:
-        rows, table = self._rows, self._table
+    def read(self, times: int = 1) -> BatchView:
+        rows, table = self._rows.repeated(times), self._table
         filters, logprobs = table.read(rows)
         plan = BatchPlan(
-            self.rows,
+            len(rows),
             self.vocab_size,
             self.device,
             filters,
@@ -149,7 +149,8 @@ class Selection(StepBatch):
             numbers=(rows.numbers, rows.stored_numbers),
         )
         temperature, seed = table.temperature_of(rows), table.seed_of(rows)
-        return BatchView(temperature, seed, plan, self._controls(), self.undrawn)
+        undrawn = None if self._batch is self else rows.undrawn
+        return BatchView(temperature, seed, plan, self._controls(), undrawn)
 
     def _state_slots(self) -> Tensor:
         return self._table.state_slots(self._rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -81,9 +82,13 @@ class StepBatch(Sealed, ABC):
         """Give every row without a seed the next one of `source`."""
 
     @abstractmethod
-    def read(self) -> BatchView:
+    def read(self, times: int = 1) -> BatchView:
         """Return what a step reads of the rows, masks of any number of rows among it. Nothing is
-        checked here."""
+        checked here.
+
+        Args:
+            times: how often each row stands in a row, once per drafted position.
+        """
 
     @abstractmethod
     def _state_slots(self) -> Tensor:
@@ -114,8 +119,13 @@ class StepBatch(Sealed, ABC):
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
         batch = self.for_rows(self.rows)
-        batch.check_masks((draft_token_ids.shape[1] + 1) * self.rows)
-        return batch.read().after_drafts(draft_token_ids)
+        times = draft_token_ids.shape[1] + 1
+        batch.check_masks(times * self.rows)
+        view = batch.read(times)
+        if view.controls is None:
+            return view
+        controls = view.controls.after_drafts(draft_token_ids.to(torch.int32))
+        return replace(view, controls=controls)
 
     def append(self, token_ids: Tensor) -> None:
         """Count the tokens of a step as output of its rows, on the device.

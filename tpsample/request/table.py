@@ -38,8 +38,7 @@ from tpsample.request.entries import (
     WAITING,
     Entry,
 )
-from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all
-from tpsample.request.logprob_rows import LogprobRows
+from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan
 from tpsample.request.rows import SHUT, SlotRows, Slots
 from tpsample.request.seeds import SeedSource
@@ -203,42 +202,47 @@ class RequestTable(Slots):
             self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
         self._note()
 
-    def plan(self, **options: Any) -> BatchPlan:
+    def plan(self, times: int = 1, **options: Any) -> BatchPlan:
         """Return the plan of a step of all slots in use, in order.
 
         Args:
+            times: how often each slot stands in a row.
             options: kept_cap and fixed_rounds of `BatchPlan`.
         """
-        filtered, asking, filters = self.flagged(FILTERED), self.flagged(ASKS_LOGPROBS), None
-        if filtered:
-            index, columns = self._columns(filtered)
-            kinds = [_FILTERS(self.entries[row]) for row in filtered]
-            filters = RowFilters(index, filtered, columns, kinds)
-        logprobs = None
-        if asking:
-            index, columns = self._columns(asking)
-            its = [self.entries[row] for row in asking]
-            bits = columns[ASKS:TOP, : len(asking)] != 0
+        filters = logprobs = None
+        if slots := self.flagged(FILTERED):
+            slots, rows, index, _, columns = self._columns(slots, times)
+            filters = RowFilters(index, rows, columns, [_FILTERS(self.entries[i]) for i in slots])
+        if slots := self.flagged(ASKS_LOGPROBS):
+            slots, rows, index, of_slot, columns = self._columns(slots, times)
+            its = [self.entries[slot] for slot in slots]
             width = max(len(each.params.logprob_token_ids or ()) for each in its)
-            chosen = self.chosen.index_select(0, index)[:, :width]
+            chosen = self.chosen.index_select(0, of_slot)[:, :width]
             top, modes = max(each.top for each in its), [each.processed for each in its]
+            bits = columns[ASKS:TOP, : len(rows)] != 0
             logprobs = LogprobRows(
-                asking, index, top, columns[TOP, : len(asking)], chosen, modes, *bits[1:]
+                rows, index, top, columns[TOP, : len(rows)], chosen, modes, *bits[1:]
             )
         requests = tuple(map(_PARAMS, self.entries))
-        count, of_batch = len(requests), (self.vocab_size, self.device)
+        count, of_batch = times * len(requests), (self.vocab_size, self.device)
         return BatchPlan(count, *of_batch, filters, logprobs, requests, **options)
 
-    def _columns(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Return rows as a tensor, and their numbers up to the gate, as `columns_of` pads them."""
+    def _columns(
+        self, slots: list[int], times: int
+    ) -> tuple[list[int], list[int], Tensor, Tensor, Tensor]:
+        """Return the slots and rows of a plan, as lists, rows and slots as tensors, and the numbers
+        up to the gate, as `columns_of` pads them."""
+        rows = slots
+        if times > 1:
+            rows = [slot * times + i for slot in slots for i in range(times)]
+            slots = [slot for slot in slots for _ in range(times)]
         count, padded = len(rows), len(rows) + -len(rows) % ALIGNED
-        if count == len(self.entries):  # as in many servers; nothing has to be found
+        if count == len(self.entries) and times == 1:  # nothing has to be found
             index = torch.arange(padded, device=self.device)
-            return index[:count], self.numbers[:GATE, :padded].clone(
-                memory_format=torch.contiguous_format
-            )
-        (index,) = integers(rows + rows[:1] * (padded - count), device=self.device)
-        return index[:count], self.numbers[:GATE].index_select(1, index)
+            columns = self.numbers[:GATE, :padded].clone(memory_format=torch.contiguous_format)
+            return slots, rows, index[:count], index[:count], columns
+        index, of_slot = integers(rows, slots + slots[:1] * (padded - count), device=self.device)
+        return slots, rows, index, of_slot[:count], self.numbers[:GATE].index_select(1, of_slot)
 
     @property
     def gate(self) -> Tensor:
