@@ -15,6 +15,8 @@ from benchmarks.lab.results import RESULT, Result, Row
 from benchmarks.lab.shapes import TINY
 
 PAGE = "README.md"
+ONE_SIDED = 6
+"""Ratios that are all above 1 or all below it by chance in one of 32 pages."""
 
 
 def write_page(folder: Path) -> Path:
@@ -67,7 +69,9 @@ def _table(view: Row, panel: Any, every: list[Row], starred: bool) -> str:
     cells = {(row[view["x"]], row[view["series"]]): cell(row) for row in rows}
     prefix = "" if view["series"] in ("candidate", "family") else f"{view['series']} "
     header = [view["x"], *(f"{prefix}{name}" for name in series)]
-    lines = [(x, *(cells.get((x, name), "") for name in series)) for x in unique(rows, view["x"])]
+    lines = [
+        (x, *(cells.get((x, name), "") for name in series)) for x in sorted(unique(rows, view["x"]))
+    ]
     name = panel if isinstance(panel, str) else f"{view['panel']} {panel}"
     return f"{name}{f', {unit}' if unit else ''}:\n\n{text.table(header, lines)}"
 
@@ -121,8 +125,13 @@ def _notes(result: Result) -> list[str]:
         and result.machine["hardware"] != "CPU"
     ):
         notes.append("\\* not captured in a CUDA graph: the host's time is included.")
-    if any(row.get("may_be_chance") for row in result.rows):
+    if doubtful := [row for row in result.rows if row.get("may_be_chance")]:
         notes.append("\\*\\* may be chance: the ranges overlap, or there are too few times.")
+        slower = sum(row["over_best_baseline"] >= 1 for row in doubtful)
+        if len(doubtful) >= ONE_SIDED and slower in (0, len(doubtful)):
+            notes[-1] += (
+                f" All {len(doubtful)} of them lie on one side; together that is no chance."
+            )
     if result.aborted:
         notes.insert(0, "The comparison with the oracle failed.")
     elif checks.get("rows_compared"):

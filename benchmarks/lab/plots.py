@@ -82,6 +82,7 @@ def _draw(view: Row, rows: list[Row], colours: Row, path: Path, footer: str) -> 
         chosen = drawing.few(chosen)
     figure, axes = drawing.panels(len(chosen))
     values = [row[y] / scale for row in rows]
+    joined = len(unique(rows, x)) > 2  # a line would tell of what lies between two points
     for axis, panel in zip(axes, chosen, strict=True):
         own = sorted((r for r in rows if r[view["panel"]] == panel), key=lambda row: row[x])
         for number, name in enumerate(unique(rows, view["series"])):
@@ -92,14 +93,18 @@ def _draw(view: Row, rows: list[Row], colours: Row, path: Path, footer: str) -> 
             axis.plot(
                 at,
                 [row[y] / scale for row in points],
-                linestyle=_style(name),
+                linestyle=_style(name) if joined else "none",
                 marker="o",
                 color=colour,
                 label=name if isinstance(name, str) else f"{view['series']} {name}",
                 markersize=9 - number,  # lines that lie under another stay visible around it
                 linewidth=3 - 0.35 * number,
             )
-            if y == "median_us" and all(end in row for row in points for end in QUARTILES):
+            if (
+                y == "median_us"
+                and joined
+                and all(end in row for row in points for end in QUARTILES)
+            ):
                 low, high = ([row[end] / scale for row in points] for end in QUARTILES)
                 axis.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
         first = [row for row in own if row["kind"] == "tpsample"][:1]
@@ -109,8 +114,10 @@ def _draw(view: Row, rows: list[Row], colours: Row, path: Path, footer: str) -> 
         if view["reference"] is not None:
             axis.axhline(view["reference"], color="black", linewidth=0.8, linestyle=":")
         drawing.ticks(axis, [row[x] for row in own])
-        if min(values) > 0 and (y.endswith("_us") or max(values) > 20 * min(values)):
+        if min(values) > 0 and max(values) > 20 * min(values):
             drawing.plain_numbers(axis)
+        else:
+            axis.set_ylim(bottom=min(0, *values))
         if "bytes" in y:
             axis.yaxis.set_major_formatter(lambda value, _: text.size(value))
         title = panel if isinstance(panel, str) else f"{view['panel']} {panel}"

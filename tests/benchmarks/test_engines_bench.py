@@ -77,6 +77,7 @@ def test_the_page_names_where_tpsample_loses_and_where_that_may_be_chance(tmp_pa
     assert f"| vLLM \\*\\* | {point}" in _page(_rounds(41, 40), tmp_path)
     once = _page(_rounds(50, 40)[:2], tmp_path)
     assert "| 1.25 | vLLM \\*\\* |" in once and "may be chance" in once
+    assert "All 7 of them lie on one side" in once and "on one side" not in slower
     assert "## Where tpsample is not faster: 0 of 14" in _page(_rounds(30, 40), tmp_path)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.lab import drawing, machine, plots, quiet, text
 from benchmarks.lab.page import write_page
-from benchmarks.lab.results import RESULT, Result, row, with_ratios
+from benchmarks.lab.results import RESULT, Result, View, row, with_ratios
 from benchmarks.lab.timing import Timing
 from benchmarks.scaling import plan
 from tests.support import scaling
@@ -153,6 +153,22 @@ def test_at_most_six_lines_share_a_picture_and_a_setting_keeps_its_colour():
 def test_few_values_keep_the_ends():
     assert drawing.few([4, 1, 2, 1]) == [1, 2, 4]
     assert drawing.few(range(1, 11)) == [1, 4, 7, 10]
+
+
+def test_pictures_of_two_points_begin_at_zero_and_join_nothing(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn, result = [], scaling.made_up()
+    monkeypatch.setattr(drawing, "save", lambda figure, path, *_: drawn.append(figure) or path.name)
+    view, point = View("x", "Tokens", x="world_size", y="per_s"), {"shape": "s", "batch": 1}
+    result.views = [vars(view)]
+    result.rows = [
+        {**point, "world_size": ranks, "candidate": name, "kind": name, "per_s": value}
+        for name, values in (("tpsample", (30.0, 36.0)), ("race", (24.0, 30.0)))
+        for ranks, value in zip((8, 4), values, strict=True)
+    ]
+    assert "| 4 | 36 | 30 |\n| 8 | 30 | 24 |" in _page(result, tmp_path)
+    (axis,) = drawn[0].axes
+    assert axis.get_ylim()[0] == 0 and {line.get_linestyle() for line in axis.lines} == {"None"}
 
 
 @pytest.mark.parametrize(
