@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,7 +36,8 @@ def _load(name: str) -> Any:
 
 def _main(module: Any, job: Job) -> Any:
     """Return what its `main` returns with the backend that a machine without a GPU chooses."""
-    with mock.patch.object(construction, "interpreted", lambda: False):
+    with mock.patch.object(construction, "interpreted", lambda: False), warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)  # as of transformers' old arguments
         return module.main(job)
 
 
