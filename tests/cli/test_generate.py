@@ -167,11 +167,12 @@ def test_wrong_options_are_named(options: list[str], message: str) -> None:
 
 def test_the_bar_of_texts_that_end_early_is_full(capsys: pytest.CaptureFixture[str]) -> None:
     with report.Report(0).phases() as phase:
-        advance = phase("generating tokens", 12)
-        for _ in range(10):
-            advance()
-        phase("checking tokens", 5)
-    assert "10/10" in capsys.readouterr().out
+        for name, total in (("generating tokens", 12), ("checking tokens", 5)):
+            advance = phase(name, total)
+            for _ in range(total - 2):
+                advance()
+    shown = capsys.readouterr().out
+    assert "10/10" in shown and "3/3" in shown
 
 
 class TestCompare:

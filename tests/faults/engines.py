@@ -1,4 +1,4 @@
-"""Faults of the adapters for engines that bring their own servers."""
+"""Faults of `tpsample generate`, and of the adapters for engines that bring their own servers."""
 
 from tests.faults.fault import faults
 
@@ -37,6 +37,19 @@ tpsample/integrations/transformers_params.py tests/integrations/test_transformer
     - fields["filter_order"] = "min_p_last"
     + fields["filter_order"] = "sequential"
     > test_the_law_is_that_of_the_processors
+    ties with the k-th logit are cut, which transformers keeps
+    - if name == "top_k":
+    + if False:
+    > test_top_k_keeps_the_ties_that_transformers_keeps
+tpsample/cli/requests.py tests/cli/test_generate_requests.py
+    an empty bad word forbids the space
+    - if "" in fields.get("bad_words", ()):
+    + if False:
+    > test_wrong_files_are_refused_before_a_model_is_loaded
+    id 0 is held back for the end of a model that is not loaded
+    - self.params(lambda text: [], ())
+    + self.params(lambda text: [], (0,))
+    > test_ends_of_a_model_that_is_not_loaded_yet_are_none_of_the_allowed_ids
 tpsample/integrations/transformers_head.py tests/integrations/test_transformers.py
     the LM head keeps no forward of its own
     - if was is not None:

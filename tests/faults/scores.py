@@ -214,6 +214,21 @@ tpsample/kernels/tile_ids.py tests/kernels/test_screening_kernels.py
     + return first + place % GROUP
     +
     > test_heads
+tpsample/request/controls/bits.py tests/request/test_default_device.py
+    bits of masks are made on the default device
+    - dtype=torch.bool, device="cpu")
+    + dtype=torch.bool)
+    > test_a_batch_with_a_device_of_its_own_draws_the_same_tokens[penalties-torch]
+tpsample/core/exact_sum.py tests/request/test_default_device.py
+    exact sums are made on the default device
+    - dtype=torch.float64, device="cpu")
+    + dtype=torch.float64)
+    > test_a_batch_with_a_device_of_its_own_draws_the_same_tokens[plain-torch]
+tpsample/exchange/swap.py tests/request/test_default_device.py
+    messages of ranks are made on the default device
+    - dtype=torch.int64, device="cpu")
+    + dtype=torch.int64)
+    > test_ranks_exchange_the_same_words[collective]
 tpsample/agreement/step_checks.py tests/kernels/test_screening_kernels.py
     a changed weight is not noticed
     - if copy is not None and not copy.is_current():

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
+from tests.support.mistakes import HIDDEN, WEIGHT, batch_of, half, tokens
+from tests.support.ranks import run_ranks
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
 
 V, D = 67, 8
 KINDS: dict[str, dict[str, Any]] = {
@@ -26,9 +29,11 @@ def test_a_batch_with_a_device_of_its_own_draws_the_same_tokens(kind, backend):
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(V, D, generator=generator)
     hidden_states = torch.randn(2, 2, D, generator=generator)
+    weight[:, -1] = weight[:, 0].mul_(1e18).neg()  # products that cancel are added exactly
+    hidden_states[..., -1] = hidden_states[..., 0]
     drafts = torch.ones(2, 1, dtype=torch.int64)
 
-    def tokens() -> list[Any]:
+    def drawn() -> list[Any]:
         params = [SamplingParams(**{"seed": row, **KINDS[kind]}) for row in range(2)]
         sampler = LMHeadSampler(weight, backend=backend, logit_softcap=30.0)
         batch = SamplingBatch.from_params(params, vocab_size=V, device="cpu")
@@ -40,6 +45,18 @@ def test_a_batch_with_a_device_of_its_own_draws_the_same_tokens(kind, backend):
             return [out.status.tolist(), len(set(out.seeds.tolist()))]
         return [out.token_ids.tolist(), verified.token_ids.tolist()]
 
-    expected = tokens()
+    expected = drawn()
     with torch.device("meta"):
-        assert tokens() == expected
+        assert drawn() == expected
+
+
+def _exchanged(exchange: str) -> list[int]:
+    batch = batch_of()
+    with torch.device("meta"):
+        return tokens(LMHeadSampler(half(dist.get_rank()), exchange=exchange), batch)
+
+
+@pytest.mark.parametrize("exchange", ["collective", "peer"])
+def test_ranks_exchange_the_same_words(exchange):
+    right = reference.sample(HIDDEN @ WEIGHT.T, batch_of(), 0).token_ids.tolist()
+    assert run_ranks(2, _exchanged, exchange) == [right, right]

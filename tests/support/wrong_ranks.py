@@ -20,6 +20,12 @@ def _written_temperature(sampler: LMHeadSampler, rank: int) -> object:
     return sampler(HIDDEN, batch, 0)
 
 
+def _other_masks(sampler: LMHeadSampler, rank: int) -> object:
+    batch = batch_of()
+    batch.forced_token_ids = torch.tensor([3, 8 + rank])
+    return sampler(HIDDEN, batch, 0)
+
+
 def _appended_on_one(sampler: LMHeadSampler, rank: int) -> object:
     batch = batch_of(presence_penalty=1)
     sampler(HIDDEN, batch, 0)
@@ -55,6 +61,10 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
     "other drafts": (
         _other_drafts,
         f"token_ids: row 1: {SAME}, got rank 0: [8], rank 1: [9]",
+    ),
+    "other masks": (
+        _other_masks,
+        f"forced_token_ids: row 1: {SAME}, got rank 0: 8, rank 1: 9",
     ),
     "tokens appended on one rank alone": (
         _appended_on_one,
