@@ -39,7 +39,7 @@ tpsample/request/filters.py tests/logits/test_kept_set.py
     min_p is taken off the total though it comes last
     - -math.inf if last else log_min_p
     + log_min_p
-    > test_the_kept_set_by_hand
+    > test_the_kept_set_is_the_oracles
 tpsample/request/filters.py tests/logits/test_filters.py
     rows with ties go by top words
     - if top_k <= MAX_TOP_WORDS and request.ties == "exact":
@@ -59,7 +59,7 @@ tpsample/core/order.py tests/logits/test_kept_set.py
     min_p is exclusive
     - return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below >= log_min_p)
     + return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below > log_min_p)
-    > test_the_kept_set_by_hand
+    > test_the_kept_set_is_the_oracles
 tpsample/logits/kept_sets.py tests/logits/test_filters.py
     the threshold renormalises joint rows
     - total_cut = torch.where(filters.joint, 0, top_k_cut)

@@ -17,7 +17,7 @@ tpsample/request/controls/token_state.py tests/request/test_controls.py
     the ids of other shards are counted
     - mine = torch.eq(columns, token_ids,
     + mine = torch.eq(token_ids, token_ids,
-    > test_rows_join_leave_move_and_change_over_64_steps[3]
+    > test_random_requests_give_the_oracles_tokens[3]
 tpsample/request/controls/token_state.py tests/request/test_arrange.py
     biases of joining rows go to the first of them
     - of_slot.repeat_interleave(lengths)[mine]

@@ -37,7 +37,7 @@ tpsample/request/controls/apply.py tests/request/test_controls.py
     repetition divides negative logits
     - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     + scaled = logits / repetition
-    > test_the_definition_is_what_lists_say
+    > test_the_definition_is_what_the_oracle_says
 tpsample/request/controls/apply.py tests/request/test_controls.py
     drafts are not of the length of the output
     - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
@@ -83,7 +83,7 @@ tpsample/request/rows.py tests/request/test_slots.py
     a slot that two rows name is appended to twice
     - torch.ne(self.scratch.pick("winner", first, index), self.numbers, out=undrawn)
     + torch.lt(self.scratch.pick("winner", first, index), 0, out=undrawn)
-    > test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]
+    > test_a_slot_that_is_named_twice_counts_its_first_row
     a row that is not drawn reads a row that masks do not have
     - torch.remainder(index, max(none, 1), out=self.inside)
     + torch.clamp(index, max=none - 1, out=self.inside)
@@ -91,7 +91,7 @@ tpsample/request/rows.py tests/request/test_slots.py
     a slot without a request is drawn
     - none + 1).copy_(gate)
     + none + 1).fill_(OPEN)
-    > test_any_trace_of_slots_is_a_dictionary_of_requests[torch-0]
+    > test_a_captured_step_serves_other_slots_and_other_requests[sample]
     a row that is not drawn writes to the slot that it names
     - index.masked_fill_(undrawn, none)
     + index

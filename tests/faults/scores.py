@@ -75,16 +75,16 @@ tpsample/reference.py tests/logits/test_kept_set.py
     top_k keeps no ties
     - (keep_ties & (logits == kth))
     + (keep_ties & (logits > kth))
-    > test_the_kept_set_by_hand
+    > test_the_kept_set_is_the_oracles
     top_p keeps no ties
     - before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)
     + pass
-    > test_the_kept_set_by_hand
+    > test_the_kept_set_is_the_oracles
 tpsample/request/filters.py tests/logits/test_kept_set.py
     exact ties are kept
     - request.ties == "keep",
     + True,
-    > test_the_kept_set_by_hand
+    > test_the_kept_set_is_the_oracles
 tpsample/request/filters.py tests/screening/test_filters.py
     top_p beside top_k counts as bounded
     - return by_min_p or (by_top_k and (whole or not self.joint))

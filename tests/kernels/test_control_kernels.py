@@ -1,5 +1,6 @@
 """Controls on chip: the mask kernel and the LM head's epilogue against their PyTorch twins."""
 
+import functools
 import random
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.controls import Conversation, bitmask_of
+from tests.support.controls import Conversation, batch_of, bitmask_of
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.local.control_arguments import make_mask
@@ -19,20 +20,12 @@ from tpsample.request.controls.apply import ControlRows, build_mask
 V, D, ROWS = 331, 16, 24
 SHARDS = [VocabShard(0, V), VocabShard(0, 90), VocabShard(91, 200), VocabShard(33, 34),
           VocabShard(318, V)]  # fmt: skip
+_batch = functools.partial(batch_of, vocab_size=V)
 
 
 def _talks(rows: int, seed: int = 0) -> list[Conversation]:
     rng = random.Random(seed)
     return [Conversation.random(rng, V) for _ in range(rows)]
-
-
-def _batch(talks: list[Conversation]) -> SamplingBatch:
-    return SamplingBatch.from_params(
-        [talk.params for talk in talks],
-        vocab_size=V,
-        prompt_token_ids=[talk.prompt for talk in talks],
-        output_token_ids=[talk.output for talk in talks],
-    )
 
 
 def _drafts(rows: int, count: int) -> torch.Tensor:

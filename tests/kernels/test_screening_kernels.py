@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from tests.support.cases import Case, uneven_shards
-from tests.support.screening import HEADS, assert_same_words, problem, requests
+from tests.support.screening import (
+    DTYPES,
+    HEADS,
+    assert_same_words,
+    controlled,
+    problem,
+    random_steps,
+    requests,
+)
 from tests.support.settings import settings_of
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, step, virtual
@@ -23,12 +31,12 @@ from tpsample import (
     reference,
     verify,
 )
+from tpsample.core import word
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.kernels.tile_ids import GROUP
 from tpsample.local.screen_launches import MAX_SLOTS, Screen
 from tpsample.local.triton_backend import TritonBackend
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ODD_HEADS = (Head(0.25), Head(-3.0), Head(1.0, 2.5), Head(7.0, 30.0), Head(1e-30))
 
 
@@ -62,7 +70,11 @@ def compare(case, batch=None, *, start=0, num_samples=1, parts=1) -> Screen:
     assert screen is not None
     expected = words(plain, case, batch, num_samples, parts)
     found = words(screened, case, batch, num_samples, parts)
-    assert_same_words([torch.stack(found).amax(0)], [torch.stack(expected).amax(0)], "screened")
+    # Of a row whose ids are all masked, any word stands for none.
+    found, expected = (torch.stack(each).amax(0) for each in (found, expected))
+    none = word.KEY_MINUS_INF
+    found, expected = (each * (word.key_of(each) > none) for each in (found, expected))
+    assert_same_words([found], [expected], "screened")
 
     positions = 40 + torch.arange(b)
     begun = plain.prepare(case.hidden_states, batch.view(b), positions, num_samples)
@@ -134,22 +146,12 @@ def test_head_and_bias(head):
 def test_controls(seed):
     pick = random.Random(seed)
     rows, v = pick.choice([1, 9]), pick.choice([300, 1100])
-    some = lambda n: [pick.randrange(v) for _ in range(n)]  # noqa: E731
-    params = [
-        SamplingParams(
-            temperature=pick.choice([0.0, 0.3, 1.0, 2.0]),
-            seed=row,
-            repetition_penalty=pick.choice([0.2, 1.0, 1.3, 5.0]),
-            frequency_penalty=pick.choice([-2.0, 0.0, 0.5]),
-            presence_penalty=pick.choice([-1.0, 0.0, 2.0]),
-            logit_bias={i: pick.choice([-100.0, 3.5, 100.0]) for i in set(some(5))},
-            allowed_token_ids=pick.choice([None, sorted(set(some(4)))]),
-        )
-        for row in range(rows)
-    ]
-    tokens = [some(pick.randrange(30)) for _ in range(rows)]
+    tokens = [[pick.randrange(v) for _ in range(pick.randrange(30))] for _ in range(rows)]
     batch = SamplingBatch.from_params(
-        params, vocab_size=v + 20, prompt_token_ids=tokens, output_token_ids=tokens
+        controlled(rows, v + 20, pick),
+        vocab_size=v + 20,
+        prompt_token_ids=tokens,
+        output_token_ids=tokens,
     )
     case = replace(problem(pick.choice(list(HEADS)), v, rows, 32, seed), head=Head(2.0, 20.0))
     compare(case, batch, start=9, num_samples=2, parts=2)
@@ -279,56 +281,10 @@ def test_a_weight_that_changed_is_noticed(backend):
     assert torch.equal(out.token_ids, changed.oracle().token_ids)
 
 
-def test_screening_is_checked():
-    with pytest.raises(ValueError, match="screening: expected one of None, int8, got 'fp8'"):
-        LMHeadSampler(torch.zeros(8, 4), screening="fp8")
-    with pytest.raises(ValueError, match=r'"int8" copies a weight, and .* has no column'):
-        LMHeadSampler(torch.zeros(8, 0), screening="int8")
-
-
-def fuzz(seeds: range) -> int:
-    """Random mixtures with the screen and without; returns how many rows were compared."""
-    compared = 0
-    for seed in seeds:
-        pick = random.Random(seed)
-        v, rows, d = pick.choice([97, 513, 1531]), pick.randint(1, 20), pick.choice([16, 33, 128])
-        case = problem(pick.choice(list(HEADS)), v, rows, d, seed).to(pick.choice(DTYPES))
-        params = [
-            SamplingParams(
-                temperature=pick.choice([0.0, 0.05, 0.7, 1.0, 3.0]),
-                seed=pick.randrange(2**62),
-                repetition_penalty=pick.choice([1.0, 1.0, 1.3]),
-                logit_bias=pick.choice([None, {pick.randrange(v): 9.0}]),
-            )
-            for _ in range(rows)
-        ]
-        batch = SamplingBatch.from_params(
-            params, vocab_size=v + 8, output_token_ids=[[pick.randrange(v)] for _ in range(rows)]
-        )
-        samples = pick.choice([1, 1, 3])
-        compare(
-            case, batch, start=pick.randrange(6), num_samples=samples, parts=pick.choice([1, 2])
-        )
-        compared += rows * samples
-    return compared
-
-
-def test_few_mixtures():
-    assert fuzz(range(6)) > 20
-
-
-@pytest.mark.long
-def test_many_mixtures():
-    assert fuzz(range(1000, 1400)) > 5000
-
-
-def test_reference_agrees():
-    """A last look at tokens alone, by way of the definition."""
-    case = Case.make(2000, 8, 64)
-    sampler = LMHeadSampler(case.weight, backend="triton", screening="int8")
-    logits = reference.logits(case.hidden_states, case.weight)
-    for first in range(0, 40, 8):
-        positions = first + torch.arange(8)
-        out = sampler(case.hidden_states, case.batch, positions)
-        expected = reference.sample(logits, case.batch, positions)
-        assert torch.equal(out.token_ids, expected.token_ids)
+@pytest.mark.parametrize(
+    ("num_rows", "first_seed"), [(60, 0), *long((5000, 1000))], ids=["few", "many"]
+)
+def test_mixtures(num_rows, first_seed):
+    sizes, batches = (97, 513, 1531), (1, 5, 12, 20)
+    for case, batch, others in random_steps(num_rows, first_seed, sizes, batches):
+        compare(case, batch, **others)

@@ -1,13 +1,12 @@
 """Rows that a rejection decides beside rows that it leaves to the threshold, in fixed rounds."""
 
 import math
-import random
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.filtered import Rows, V, filter_requests, kinds_of_logits, masked
+from tests.support.filtered import Rows, V, kinds_of_logits, masked
 from tests.support.stored import on_virtual_ranks
 from tests.support.tiers import long
 from tpsample import SamplingBatch, SamplingParams, Status
@@ -77,46 +76,6 @@ def _noted_decisions(monkeypatch) -> list[torch.Tensor]:
     for kind in first_kept:
         monkeypatch.setattr(kind, "first_kept", noted)
     return decided
-
-
-@pytest.mark.parametrize(
-    ("backend", "steps"), [("torch", 30), *long(("torch", 4000), ("triton", 40))]
-)
-def test_random_mixtures_are_the_eager_ones(monkeypatch, backend, steps):
-    """Rows of any filters, flat and masked ones, decided beside undecided ones in many steps."""
-    pick, requests, mixed = random.Random(len(backend) + steps), filter_requests(), 0
-    kinds = [*KINDS.values(), KINDS["normal"].masked_fill(KINDS["normal"] > 0.5, -math.inf)]
-    decided = _noted_decisions(monkeypatch)
-    for step in range(steps):
-        count = pick.randint(1, 10 if backend == "torch" else 4)
-        logits = torch.stack([pick.choice(kinds) for _ in range(count)])
-        params = [
-            SamplingParams(
-                **pick.choice(requests),
-                temperature=pick.choice([0.0, 0.7, 1.0, 3.0, 50.0]),
-                ties=pick.choice(["exact", "keep"]),
-                seed=pick.randrange(2**40),
-            )
-            for _ in range(count)
-        ]
-        batches = [
-            SamplingBatch.from_params(params, vocab_size=V, fixed_rounds=fixed)
-            for fixed in (False, True)
-        ]
-        if batches[0].plan.filters is None:
-            continue
-        greedy = pick.randrange(count)
-        for batch in batches:
-            batch.temperature[greedy] *= step % 3 > 0
-        logits = logits[batches[0].plan.stored_index]
-        how = backend, pick.choice([1, 1, 2, 3]), pick.choice([None, 2])
-        eager = on_virtual_ranks(logits, batches[0], *how)[0]
-        decided.clear()
-        for fixed in on_virtual_ranks(logits, batches[1], *how):
-            assert torch.equal(fixed.token_ids, eager.token_ids), (step, params)
-            assert torch.equal(fixed.status, eager.status), (step, params)
-        mixed += bool(decided) and bool(decided[0].any()) and not bool(decided[0].all())
-    assert mixed * 5 > steps
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -1,7 +1,6 @@
 """The kept set by its definition: other views of the same rules, and other engines' answers."""
 
 import decimal
-import itertools
 import math
 from dataclasses import replace
 
@@ -9,6 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
+from tests.support import oracle
+from tests.support.controls import oracle_request
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tpsample import SamplingBatch, SamplingParams, Status, reference
 from tpsample.core import word
@@ -39,50 +40,15 @@ def test_masses_do_not_depend_on_the_place_in_a_tensor():
         assert torch.equal(masses(below[start:stop:step]), whole[start:stop:step])
 
 
-def _kept_by_hand(logits: list[float], params: SamplingParams) -> set[int]:
-    """The rules again, one after the other as the request orders them, in Python numbers."""
-    order = sorted((i for i, x in enumerate(logits) if x > -INF), key=lambda i: (-logits[i], i))
-    if params.greedy or not order:
-        return set(order)
-    temperature = torch.tensor(params.temperature).item()
-    below = {i: (logits[i] - logits[order[0]]) / temperature for i in order}
-    mass = {i: round(TOP_MASS * math.exp(below[i])) for i in order}
-
-    def first(ids: list[int], count: int) -> list[int]:
-        last = logits[ids[count - 1]]
-        ties = [i for i in ids[count:] if params.ties == "keep" and logits[i] == last]
-        return ids[:count] + ties
-
-    def min_p(ids: list[int]) -> list[int]:
-        return [i for i in ids if params.min_p == 0 or below[i] >= math.log(params.min_p)]
-
-    def top_k(ids: list[int]) -> list[int]:
-        return first(ids, params.top_k) if 0 < params.top_k < len(ids) else ids
-
-    def top_p(ids: list[int]) -> list[int]:
-        if params.top_p == 1:
-            return ids
-        befores = itertools.accumulate((mass[i] for i in ids), initial=0)
-        limit = params.top_p * sum(mass[i] for i in ids)
-        return first(ids, sum(before < limit for before in list(befores)[:-1]))
-
-    if params.filter_order == "joint":
-        left = min_p(order)
-        return set(top_k(left)) & set(top_p(left))
-    rules = (min_p, top_k, top_p) if params.filter_order == "sequential" else (top_k, top_p, min_p)
-    for rule in rules:
-        order = rule(order)
-    return set(order)
-
-
 @pytest.mark.parametrize("name", KINDS)
-def test_the_kept_set_by_hand(name):
+def test_the_kept_set_is_the_oracles(name):
+    """The rules one after the other, as the request orders them, over a sorted row."""
     params = [replace(p, ties=ties) for p in grid()[::5] for ties in ("exact", "keep")]
     rows = Rows([KINDS[name]], params)
     mask = reference.kept_mask(rows.logits, rows.batch)
-    logits = KINDS[name].tolist()
     for row, params in enumerate(rows.params):
-        assert set(mask[row].nonzero().flatten().tolist()) == _kept_by_hand(logits, params), params
+        expected = oracle.kept_set(KINDS[name].numpy(), oracle_request(params))
+        assert mask[row].tolist() == expected.tolist(), params
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 77.0])
@@ -210,7 +176,9 @@ def test_golden(name):
     logits = torch.tensor([probabilities]).log()
     params = SamplingParams(seed=0, **changes)
     batch = SamplingBatch.from_params([params], vocab_size=logits.shape[1])
-    assert set(reference.kept_mask(logits, batch)[0].nonzero().flatten().tolist()) == expected
+    by_oracle = torch.from_numpy(oracle.kept_set(logits[0].numpy(), oracle_request(params)))
+    for kept in (reference.kept_mask(logits, batch)[0], by_oracle):
+        assert set(kept.nonzero().flatten().tolist()) == expected
 
 
 def test_the_largest_vocabulary_has_room_for_its_masses():

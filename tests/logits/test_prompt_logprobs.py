@@ -158,25 +158,6 @@ def test_an_empty_prompt_has_no_entries():
     assert got.values.shape == (0, 4)
 
 
-@pytest.mark.parametrize(
-    ("hidden_states", "token_ids", "top", "message"),
-    [
-        (torch.zeros(2, 3), torch.tensor([1, 2]), 0, "hidden_states: expected D = 2"),
-        (torch.zeros(2, 2), torch.tensor([1]), 0, r"token_ids: expected int64 \(2,\)"),
-        (torch.zeros(2, 2), torch.tensor([1.0, 2.0]), 0, "token_ids: expected int64"),
-        (torch.zeros(2, 2), [1, 2], 0, "token_ids: expected int64"),
-        (torch.zeros(2, 2), torch.tensor([1, V]), 0, f"got {V}; leave out"),
-        (torch.zeros(2, 2), torch.tensor([-1, 0]), 0, "got -1; leave out"),
-        (torch.zeros(2, 2), torch.tensor([1, 2]), V + 1, "top: expected"),
-        (torch.zeros(2, 2), torch.tensor([1, 2]), -1, "top: expected"),
-    ],
-)
-def test_wrong_arguments(hidden_states, token_ids, top, message):
-    sampler = LMHeadSampler(torch.zeros(V, 2), backend="torch")
-    with pytest.raises(ValueError, match=message):
-        sampler.prompt_logprobs(hidden_states, token_ids, top=top)
-
-
 def test_a_batch_of_no_samples_is_not_for_users():
     batch = SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=V)
     with pytest.raises(ValueError, match="num_samples"):

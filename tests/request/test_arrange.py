@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
 import torch
 
-from tests.support.controls import Conversation
+from tests.support.controls import Conversation, batch_of
 from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
 from tpsample.noise import philox4x32
 from tpsample.request.seeds import SeedSource
 
 V, ROOM = 67, 9
-
-
-def _fresh(rows: list[Conversation]) -> SamplingBatch:
-    return SamplingBatch.from_params(
-        [row.params for row in rows],
-        vocab_size=V,
-        prompt_token_ids=[row.prompt for row in rows],
-        output_token_ids=[row.output for row in rows],
-        max_rows=ROOM,
-    )
+_fresh = functools.partial(batch_of, vocab_size=V, max_rows=ROOM)
 
 
 def _same(batch: SamplingBatch, rows: list[Conversation], generator: torch.Generator) -> None:

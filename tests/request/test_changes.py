@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.controls import Conversation
+from tests.support.controls import Conversation, batch_of
 from tests.support.ranks import run_ranks
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import Changes, LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
@@ -72,12 +72,7 @@ def test_what_one_rank_knows_reaches_the_batches_of_all(src):
     for step, tokens in enumerate(found[0]):
         if step:
             there[step % SLOTS] = rows[SLOTS + step]
-        batch = SamplingBatch.from_params(
-            [row.params for row in there],
-            vocab_size=V,
-            prompt_token_ids=[row.prompt for row in there],
-            output_token_ids=[row.output for row in there],
-        )
+        batch = batch_of(there, V)
         out = sampler(torch.randn(SLOTS, D, generator=generator), batch, 30 + step)
         assert out.token_ids.tolist() == tokens
         for row, token_id in zip(there, tokens, strict=True):

@@ -1,5 +1,6 @@
-"""Penalties and constraints: the definition against plain lists, ranks against the definition."""
+"""Penalties and constraints: the definition against the oracle, ranks against the definition."""
 
+import functools
 import random
 from dataclasses import replace
 
@@ -7,29 +8,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import oracle
 from tests.support.cases import uneven_shards
-from tests.support.controls import Conversation, bitmask_of, random_params
+from tests.support.controls import Conversation, batch_of, bitmask_of
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, reference
 
 V, D = 331, 8
+_batch = functools.partial(batch_of, vocab_size=V)
 
 
 def _conversations(seed: int, rows: int, vocab_size: int = V) -> list[Conversation]:
     rng = random.Random(seed)
     return [Conversation.random(rng, vocab_size) for _ in range(rows)]
-
-
-def _batch(talks: list[Conversation], vocab_size: int = V, **kwargs) -> SamplingBatch:
-    return SamplingBatch.from_params(
-        [talk.params for talk in talks],
-        vocab_size=vocab_size,
-        prompt_token_ids=[talk.prompt for talk in talks],
-        output_token_ids=[talk.output for talk in talks],
-        **kwargs,
-    )
 
 
 def _head(seed: int, rows: int, vocab_size: int = V) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +31,7 @@ def _head(seed: int, rows: int, vocab_size: int = V) -> tuple[torch.Tensor, torc
     return hidden_states, torch.randn(vocab_size, D, generator=generator)
 
 
-def test_the_definition_is_what_lists_say():
+def test_the_definition_is_what_the_oracle_says():
     talks = _conversations(1, 120)
     logits = 4 * torch.randn(len(talks), V, generator=torch.Generator().manual_seed(2))
     logits[5, 7], logits[6, 8], logits[7, 9] = torch.nan, torch.inf, -torch.inf
@@ -47,7 +40,7 @@ def test_the_definition_is_what_lists_say():
     assert torch.allclose(processed, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_grammar_and_forced_tokens_are_what_lists_say():
+def test_grammar_and_forced_tokens_are_what_the_oracle_says():
     talks = _conversations(3, 40)
     rng = random.Random(4)
     grammars = [set(rng.sample(range(V), 40)) if row % 2 else None for row in range(40)]
@@ -58,7 +51,7 @@ def test_grammar_and_forced_tokens_are_what_lists_say():
     batch.forced_token_ids = torch.tensor(forced)
     expected = torch.stack(
         [
-            talk.processed(row, grammar=grammar, forced=None if f < 0 else f)
+            talk.processed(row, grammar=grammar and oracle.bits(grammar, V), forced=f)
             for talk, row, grammar, f in zip(talks, logits, grammars, forced, strict=True)
         ]
     )
@@ -89,15 +82,17 @@ def _sampler(weight: torch.Tensor, number: int, **kwargs) -> LMHeadSampler:
 
 def _sample_random_rows(cases: list) -> list[str]:
     wrong = []
-    for number, (talks, hidden_states, weight, positions, expected, status) in enumerate(cases):
+    for number, (talks, hidden_states, weight, positions, expected, later) in enumerate(cases):
         exchange = ("collective", "p2p")[number // 2 % 2]
         sampler = _sampler(
             weight, number, exchange=exchange, chunks=1 + number % 3, max_rows=len(talks)
         )
-        batch = _batch(talks, len(weight))
-        out = sampler(hidden_states, batch, positions)
-        bad = (out.token_ids != expected) | (out.status != status)
-        wrong += [f"case {number} row {row}: {talks[row]}" for row in bad.nonzero().flatten()]
+        batch = batch_of(talks, len(weight))
+        for step, oracle_out in enumerate((expected, later)):
+            out = sampler(hidden_states, batch, positions + step)
+            bad = (out.token_ids != oracle_out.token_ids) | (out.status != oracle_out.status)
+            wrong += [f"case {number} row {row}: {talks[row]}" for row in bad.nonzero().flatten()]
+            batch.append(out.token_ids)
         # History and bias are 4 bytes per row and id of the shard; bits and padding are the rest.
         state = batch.view(batch.rows).controls.tables.state(sampler.shard)
         kept = (state.history, state.bias, state.touched, state.mask_buffer(len(talks)))
@@ -108,15 +103,20 @@ def _sample_random_rows(cases: list) -> list[str]:
 
 @pytest.fixture(scope="session")
 def random_cases() -> list:
-    """2,400 rows of random combinations of every parameter, with the tokens lists lead to."""
+    """2,400 rows of random combinations of every parameter, and the oracle of two steps."""
     cases = []
     for number, vocab_size in enumerate([331, 331, 97, 1024]):
         talks = _conversations(100 + number, 600, vocab_size)
         hidden_states, weight = _head(number, 600, vocab_size)
         positions = torch.arange(600) * 7
         logits = reference.logits(hidden_states, weight)
-        out = reference.sample(logits, _batch(talks, vocab_size), positions)
-        cases.append((talks, hidden_states, weight, positions, out.token_ids, out.status))
+        out = reference.sample(logits, batch_of(talks, vocab_size), positions)
+        longer = [
+            Conversation(talk.params, talk.prompt, [*talk.output, *[drawn] * (drawn >= 0)])
+            for talk, drawn in zip(talks, out.token_ids.tolist(), strict=True)
+        ]
+        later = reference.sample(logits, batch_of(longer, vocab_size), positions + 1)
+        cases.append((talks, hidden_states, weight, positions, out, later))
     return cases
 
 
@@ -124,91 +124,6 @@ def random_cases() -> list:
 def test_random_requests_give_the_oracles_tokens(world_size, random_cases):
     for wrong in run_ranks(world_size, _sample_random_rows, random_cases):
         assert not wrong, f"{len(wrong)} rows, first: {wrong[0]}"
-
-
-class Engine:
-    """A toy continuous-batching engine: rows join, leave, move and change in mid-generation."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.hidden_of, self.weight = _head(seed, V)
-        self.talks = [Conversation.random(self.rng, V) for _ in range(5)]
-        self.batch = _batch(self.talks, max_rows=8)
-
-    def hidden_states(self) -> torch.Tensor:
-        """Depends on the latest token, as a model's would."""
-        last = [(talk.prompt + talk.output)[-1] if talk.prompt + talk.output else 0
-                for talk in self.talks]  # fmt: skip
-        return self.hidden_of[last]
-
-    def positions(self) -> torch.Tensor:
-        return torch.tensor([len(talk.prompt) + len(talk.output) for talk in self.talks])
-
-    def accept(self, token_ids: torch.Tensor) -> None:
-        self.batch.append(token_ids)
-        for talk, token_id in zip(self.talks, token_ids.tolist(), strict=True):
-            if token_id >= 0:
-                talk.output.append(token_id)
-
-    def change_rows(self) -> None:
-        """One change by chance, to the batch and to the lists."""
-        rng, rows = self.rng, len(self.talks)
-        change = rng.choice(["none", "add", "drop", "permute", "update"])
-        if change == "add" and rows < 8:
-            talk = Conversation.random(rng, V)
-            row = self.batch.add(
-                talk.params, prompt_token_ids=talk.prompt, output_token_ids=talk.output
-            )
-            assert row == rows
-            self.talks.append(talk)
-        elif change == "drop" and rows > 2:
-            gone = rng.sample(range(rows), 2)
-            self.batch.drop(gone)
-            self.talks = [talk for row, talk in enumerate(self.talks) if row not in gone]
-        elif change == "permute":
-            order = rng.sample(range(rows), rows)
-            self.batch.permute(order)
-            self.talks = [self.talks[row] for row in order]
-        elif change == "update":
-            row = rng.randrange(rows)
-            talk = self.talks[row]
-            talk.params = random_params(rng, V)
-            self.batch.update(
-                row, talk.params, prompt_token_ids=talk.prompt, output_token_ids=talk.output
-            )
-
-
-def _generate(steps: int) -> tuple[list, list[str]]:
-    """Tokens of a generation in which rows come and go, and where they leave the definition."""
-    engine = Engine(seed=11)
-    sampler = _sampler(engine.weight, 1, max_rows=8)
-    storage = engine.batch.temperature.data_ptr(), engine.batch.seed.data_ptr()
-    tokens, wrong = [], []
-    for step in range(steps):
-        hidden_states, positions = engine.hidden_states(), engine.positions()
-        out = sampler(hidden_states, engine.batch, positions)
-        # The definition, from a batch built anew from lists.
-        logits = reference.logits(hidden_states, engine.weight)
-        fresh = SamplingBatch.from_params(
-            [talk.params for talk in engine.talks], vocab_size=V,
-            prompt_token_ids=[talk.prompt for talk in engine.talks],
-            output_token_ids=[talk.output for talk in engine.talks],
-        )  # fmt: skip
-        expected = reference.sample(logits, fresh, positions)
-        if not torch.equal(out.token_ids, expected.token_ids):
-            wrong.append(f"step {step}: {out.token_ids}, not {expected.token_ids}")
-        tokens.append(out.token_ids.tolist())
-        engine.accept(out.token_ids)
-        engine.change_rows()
-    assert storage == (engine.batch.temperature.data_ptr(), engine.batch.seed.data_ptr())
-    sampler.close()
-    return tokens, wrong
-
-
-@pytest.mark.parametrize("world_size", [1, 3, *long(2, 4, 8)])
-def test_rows_join_leave_move_and_change_over_64_steps(world_size):
-    for _, wrong in run_ranks(world_size, _generate, 64):
-        assert not wrong, wrong[0]
 
 
 def _largest_tensor(vocab_size: int, rows: int) -> int:
@@ -221,7 +136,7 @@ def _largest_tensor(vocab_size: int, rows: int) -> int:
     weight = torch.zeros(len(shard), 2)
     sampler = LMHeadSampler(weight, vocab_size=vocab_size, shard=shard, backend="torch")
     with Largest() as largest:
-        batch = _batch(talks, vocab_size)
+        batch = batch_of(talks, vocab_size)
         for _ in range(2):
             out = sampler(torch.zeros(rows, 2), batch, 0)
             batch.append(out.token_ids)

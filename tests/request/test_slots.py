@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.controls import Conversation, bitmask_of
+from tests.support.controls import Conversation, batch_of, bitmask_of
 from tests.support.ranks import run_ranks
 from tests.support.replays import Replays
 from tests.support.slots import WEIGHT, D, V, sampler_of
@@ -28,66 +28,8 @@ from tpsample import (
     verify,
 )
 from tpsample.logits import filters
-from tpsample.request.selection import Selection
 
 SLOTS = 9
-
-
-def batch_of(rows: list[Conversation]) -> SamplingBatch:
-    return SamplingBatch.from_params(
-        [row.params for row in rows],
-        vocab_size=V,
-        prompt_token_ids=[row.prompt for row in rows],
-        output_token_ids=[row.output for row in rows],
-    )
-
-
-class Slots:
-    """A batch of slots, and beside it a dictionary of what is in them."""
-
-    def __init__(self, seed: int) -> None:
-        self.pick, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
-        self.batch = SamplingBatch.of_slots(SLOTS, vocab_size=V)
-        self.there: dict[int, Conversation] = {}
-
-    def change(self) -> None:
-        """Some requests leave, and others come, to slots that are free and to some that are not."""
-        gone = self.pick.sample(sorted(self.there), self.pick.randint(0, min(3, len(self.there))))
-        for slot in gone:
-            del self.there[slot]
-        self.batch.free(gone)
-        new = self.pick.sample(range(SLOTS), self.pick.randint(0, 3))
-        rows = [self.row() for _ in new]
-        self.there |= dict(zip(new, rows, strict=True))
-        self.batch.put(
-            new,
-            [row.params for row in rows],
-            prompt_token_ids=[row.prompt for row in rows],
-            output_token_ids=[row.output for row in rows],
-        )
-
-    def row(self) -> Conversation:
-        row, logprobs = Conversation.random(self.pick, V), {}
-        if self.pick.random() < 0.3:
-            mode = self.pick.choice(["raw_logprobs", "processed_logprobs", "processed_logits"])
-            ids = self.pick.choice([None, [3], [1, 4]])
-            logprobs = {"logprobs": self.pick.choice([0, 2, -1]), "logprobs_mode": mode}
-            logprobs["logprob_token_ids"] = ids
-        fields = {**vars(row.params), **logprobs}
-        names = SamplingParams.__dataclass_fields__
-        row.params = SamplingParams(**{name: fields[name] for name in names})
-        return row
-
-    def slots(self) -> list[int]:
-        """Those of a step: any of the requests, in any order, with padding and errors between."""
-        chosen = self.pick.sample(sorted(self.there), self.pick.randint(0, len(self.there)))
-        other = [-1, -1, SLOTS, 2**31 - 1, -(2**31), *set(range(SLOTS)).difference(self.there)]
-        chosen += self.pick.choices(other + chosen[:1], k=self.pick.randint(1, 4))
-        return self.pick.sample(chosen, len(chosen))
-
-    def drawn(self, slots: list[int]) -> list[int]:
-        """The places of the rows that are drawn."""
-        return [i for i, s in enumerate(slots) if s in self.there and s not in slots[:i]]
 
 
 def assert_rows(out, expected, slots: list[int], drawn: list[int], failed: int = -1) -> None:
@@ -107,33 +49,6 @@ def assert_rows(out, expected, slots: list[int], drawn: list[int], failed: int =
             assert values[row][found].tolist() == expected.logprobs.values[row][asked].tolist()
     if out.logprobs is not None:
         assert (out.logprobs.token_ids[others] == -1).all()
-
-
-@pytest.mark.parametrize(("backend", "seed"), [("torch", 0), ("torch", 1), ("triton", 2)])
-def test_any_trace_of_slots_is_a_dictionary_of_requests(backend, seed):
-    sampler, failed = sampler_of(backend, on_failed=1), 1
-    fresh_sampler, story = sampler_of(backend, on_failed=1), Slots(seed)
-    used: dict[int, Selection] = {}  # by number of rows
-    for step in range(14 if backend == "torch" else 5):
-        story.change()
-        slots = story.slots()
-        drawn = story.drawn(slots)
-        rows = [story.there[slots[place]] for place in drawn]
-        hidden_states = torch.randn(len(slots), D, generator=story.generator)
-        dtype = torch.int32 if step % 2 else torch.int64
-        picked = story.batch.select(torch.tensor(slots, dtype=dtype), out=used.get(len(slots)))
-        used[len(slots)] = picked
-        fresh = batch_of(rows)
-        if step % 3 == 1 and drawn:
-            allowed = [{v for v in range(V) if v % 3 != i % 3} for i in range(len(slots))]
-            picked.grammar_bitmask = bitmask_of(allowed, V)
-            fresh.grammar_bitmask = bitmask_of([allowed[place] for place in drawn], V)
-        out = sampler(hidden_states, picked, 40 + step)
-        expected = fresh_sampler(hidden_states[drawn], fresh, 40 + step)
-        assert_rows(out, expected, slots, drawn, failed)
-        picked.append(out.token_ids)
-        for row, token_id in zip(rows, out.token_ids[drawn].tolist(), strict=True):
-            row.output.append(token_id)
 
 
 GRAPH_KINDS: list[dict[str, Any]] = [
@@ -195,7 +110,7 @@ def test_a_captured_step_serves_other_slots_and_other_requests(methods):
         hidden_states.copy_(torch.randn(5, 3, D, generator=generator))
         drawn = [i for i, s in enumerate(chosen) if s in there and s not in chosen[:i]]
         rows, fresh_sampler = [there[chosen[place]] for place in drawn], sampler_of()
-        fresh = batch_of(rows)
+        fresh = batch_of(rows, V)
         plain = fresh_sampler(hidden_states[drawn, 0], fresh, positions[drawn])
         drafts.zero_()[drawn, 0] = plain.token_ids
         graph.replay()

@@ -1,4 +1,7 @@
-"""The oracle against what others published and what can be worked out by hand."""
+"""The oracle against what others published and what can be worked out by hand.
+
+Its kept sets are worked out in `tests/logits/test_kept_set.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,6 @@ from tests.support.oracle import Context, Request
 def row(*probabilities: float) -> np.ndarray:
     with np.errstate(divide="ignore"):
         return np.log(np.array(probabilities)).astype(np.float32)
-
-
-def kept(logits: np.ndarray, **request) -> list[int]:
-    return np.flatnonzero(oracle.kept_set(logits, Request(**request))).tolist()
 
 
 def token(logits, request=None, context=None, **how) -> int:
@@ -62,64 +61,6 @@ def test_draws_follow_the_softmax():
     counts = np.bincount([token(logits, position=i) for i in range(2000)], minlength=5)
     expected = 2000 * np.array(probabilities)
     assert ((counts - expected) ** 2 / expected).sum() < 33.4  # chi-squared, 4 dof, p = 1e-6
-
-
-# -- the kept set ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "request_", "expected"),
-    [
-        ((0.4, 0.3, 0.2, 0.1), {"top_k": 3, "top_p": 0.75}, [0, 1]),  # vLLM
-        ((0.4, 0.3, 0.2, 0.1), {"top_k": 3, "top_p": 0.75, "filter_order": "joint"}, [0, 1, 2]),
-        ((0.1, 0.2, 0.3, 0.4), {"top_p": 0.5}, [2, 3]),
-        ((0.1, 0.2, 0.3, 0.4), {"top_p": 1e-9}, [3]),
-        ((0.3, 0.1, 0.1, 0.1, 0.4), {"top_p": 0.69}, [0, 4]),
-        ((0.3, 0.1, 0.1, 0.1, 0.4), {"top_p": 0.75, "ties": "keep"}, [0, 1, 2, 3, 4]),
-        ((0.25,) * 4, {"top_p": 0.5}, [0, 1]),
-        ((0.25,) * 4, {"top_p": 0.5, "ties": "keep"}, [0, 1, 2, 3]),
-        ((0.25,) * 4, {"top_k": 2}, [0, 1]),
-        ((0.25,) * 4, {"top_k": 2, "ties": "keep"}, [0, 1, 2, 3]),
-        ((0.4, 0.2, 0.2, 0.2), {"top_k": 2, "top_p": 0.9, "ties": "keep"}, [0, 1, 2, 3]),
-        ((0.6, 0.3, 0.1), {"min_p": 0.4}, [0, 1]),
-        ((0.5, 0.5, 0.0), {"min_p": 1.0}, [0, 1]),
-        ((0.5, 0.3, 0.2, 0.0), {"min_p": 0.5, "top_p": 0.6}, [0]),  # min_p leaves 0.625, 0.375
-        ((0.5, 0.3, 0.2, 0.0), {"min_p": 0.5, "top_p": 0.6, "filter_order": "min_p_last"}, [0, 1]),
-        ((0.5, 0.3, 0.2), {"min_p": 0.5, "top_k": 3, "filter_order": "min_p_last"}, [0, 1]),
-        ((0.5, 0.3, 0.2), {"top_k": 0}, [0, 1, 2]),
-        ((0.5, 0.3, 0.2), {"top_k": -1}, [0, 1, 2]),
-        ((0.5, 0.3, 0.2), {"top_k": 4}, [0, 1, 2]),
-        ((0.5, 0.5, 0.0), {}, [0, 1]),
-        ((0.0, 0.0), {"top_k": 1}, []),
-    ],
-    ids=str,
-)
-def test_kept_sets_that_can_be_worked_out(probabilities, request_, expected):
-    assert kept(row(*probabilities), **request_) == expected
-
-
-def test_a_mass_at_the_boundary_is_compared_exactly():
-    equal = np.zeros(10, dtype=np.float32)
-    assert kept(equal, top_p=0.5) == [0, 1, 2, 3, 4]
-    above_half = float(np.nextafter(np.float32(0.5), np.float32(1)))
-    assert kept(equal, top_p=above_half) == [0, 1, 2, 3, 4, 5]
-
-
-def test_kept_sets_are_huggingfaces():
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        x = generator.normal(0, 3, 50).astype(np.float32)
-        scores = torch.from_numpy(x).unsqueeze(0)
-        for warper in (
-            transformers.TopKLogitsWarper(20),
-            transformers.TopPLogitsWarper(0.8),
-            transformers.MinPLogitsWarper(0.05),
-        ):
-            scores = warper(None, scores)
-        expected = np.flatnonzero(scores.numpy()[0] > -np.inf).tolist()
-        assert kept(x, top_k=20, top_p=0.8, min_p=0.05, filter_order="min_p_last") == expected
 
 
 # -- the processed logits ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.screening import (
+    DTYPES,
     HEADS,
     PASSES,
     Problem,
@@ -17,6 +18,7 @@ from tests.support.screening import (
     backends,
     controlled,
     problem,
+    random_steps,
     requests,
     words,
 )
@@ -25,7 +27,6 @@ from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.score import Head
 
 ODD_HEADS = (Head(0.25), Head(-3.0), Head(1.0, 2.5), Head(7.0, 30.0), Head(1e-30), Head())
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def compare(case, batch=None, *, start=0, which="fp32", num_samples=1, parts=1):
@@ -219,31 +220,7 @@ def test_denormals_flushed_to_zero():
 # -- many rows ---------------------------------------------------------------------------------
 
 
-def many_rows(num_rows: int, first_seed: int) -> int:
-    done, seed = 0, first_seed
-    while done < num_rows:
-        pick = random.Random(seed)
-        v, b = pick.choice([65, 257, 1531, 4000]), pick.choice([2, 16, 64])
-        case = problem(pick.choice(list(HEADS)), v, b, pick.choice([16, 65, 128]), seed)
-        case = replace(
-            case.to(pick.choice(DTYPES)),
-            head=pick.choice([Head(), Head(0.3), Head(-2.0), Head(1.0, 5.0)]),
-            bias=pick.choice([None, torch.randn(v) * 5]),
-        )
-        start = pick.choice([0, 1, 2, 1000])
-        if pick.random() < 0.5:
-            batch = None
-        else:
-            params = controlled(b, start + v, pick)
-            tokens = [[pick.randrange(start + v) for _ in range(20)] for _ in range(b)]
-            batch = SamplingBatch.from_params(params, vocab_size=start + v, output_token_ids=tokens)
-        samples = pick.choice([1, 1, 3])
-        which, parts = pick.choice(PASSES), pick.choice([1, 1, 4])
-        compare(case, batch, start=start, which=which, num_samples=samples, parts=parts)
-        done, seed = done + b * samples, seed + 1
-    return done
-
-
 @pytest.mark.parametrize(("num_rows", "first_seed"), [(2000, 0), *long((100_000, 10_000))])
 def test_many_rows(num_rows, first_seed):
-    print(many_rows(num_rows, first_seed), "rows, all equal")
+    for number, (case, batch, others) in enumerate(random_steps(num_rows, first_seed)):
+        compare(case, batch, which=PASSES[number % 2], **others)

@@ -1,55 +1,18 @@
-"""Request controls by plain lists, one row at a time: what the sharded state must agree with."""
+"""Random requests with controls, as an engine's host knows them."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpsample import SamplingParams
-
-
-def processed_row(
-    logits: Tensor,
-    params: SamplingParams,
-    prompt: list[int],
-    output: list[int],
-    *,
-    grammar: set[int] | None = None,
-    forced: int | None = None,
-) -> Tensor:
-    """fp32 [V] of one row, rule by rule in the order of the contract, over Python lists."""
-    x = [torch.tensor(v) for v in logits.float().tolist()]
-    minus_inf = torch.tensor(float("-inf"))
-    banned: set[int] = set()
-    everything = set(range(len(x)))
-    if params.allowed_token_ids is not None:
-        banned |= everything - set(params.allowed_token_ids)
-    if grammar is not None:
-        banned |= everything - grammar
-    if len(output) < params.min_tokens:
-        banned |= set(params.stop_token_ids or ())
-    for sequence in params.bad_words or ():
-        begun = list(sequence[:-1])
-        if len(begun) <= len(output) and output[len(output) - len(begun) :] == begun:
-            banned.add(sequence[-1])
-    if forced is not None:
-        banned = everything - {forced}
-    for v, bias in (params.logit_bias or {}).items():
-        x[v] = x[v] + torch.tensor(max(-100.0, min(100.0, bias)))
-    seen = set(output) | (set(prompt) if params.repetition_scope == "all" else set())
-    repetition = torch.tensor(params.repetition_penalty)
-    for v in seen:
-        x[v] = x[v] / repetition if x[v] > 0 else x[v] * repetition
-    for v in set(output):
-        x[v] = x[v] - torch.tensor(params.frequency_penalty) * float(output.count(v))
-    for v in set(output):
-        x[v] = x[v] - torch.tensor(params.presence_penalty)
-    for v in banned:
-        x[v] = minus_inf
-    return torch.stack(x)
+from tests.support import oracle
+from tests.support.oracle import Context, Request
+from tpsample import SamplingBatch, SamplingParams
 
 
 def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
@@ -85,6 +48,11 @@ def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
     )
 
 
+def oracle_request(params: SamplingParams) -> Request:
+    """Return the same request for the oracle."""
+    return Request(**{name: getattr(params, name) for name in Request.__dataclass_fields__})
+
+
 @dataclass
 class Conversation:
     """One request and its tokens so far, as an engine's host knows them."""
@@ -101,8 +69,22 @@ class Conversation:
         output = [rng.randrange(width) for _ in range(rng.randint(0, 12))]
         return Conversation(random_params(rng, vocab_size), prompt, output)
 
-    def processed(self, logits: Tensor, **masks: object) -> Tensor:
-        return processed_row(logits, self.params, self.prompt, self.output, **masks)  # type: ignore[arg-type]
+    def processed(self, logits: Tensor, **masks: Any) -> Tensor:
+        """Return fp32 [V] of one row, by the oracle."""
+        context = Context(tuple(self.prompt), tuple(self.output), **masks)
+        found = oracle.process(logits.float().numpy(), oracle_request(self.params), context)
+        return torch.from_numpy(found)
+
+
+def batch_of(talks: Sequence[Conversation], vocab_size: int, **options: Any) -> SamplingBatch:
+    """Return a batch whose rows these are."""
+    return SamplingBatch.from_params(
+        [talk.params for talk in talks],
+        vocab_size=vocab_size,
+        prompt_token_ids=[talk.prompt for talk in talks],
+        output_token_ids=[talk.output for talk in talks],
+        **options,
+    )
 
 
 def bitmask_of(allowed: list[set[int] | None], vocab_size: int) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from tpsample.native.store import list_kept, store
 from tpsample.request.step import Step
 
 PASSES = ("fp32", "int8")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,36 @@ def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
             wanted["allowed_token_ids"] = sorted(set(some(pick.choice([1, 4, v]))))
         made.append(SamplingParams(**wanted))
     return made
+
+
+def random_steps(
+    num_rows: int,
+    first_seed: int,
+    sizes: Sequence[int] = (65, 257, 1531, 4000),
+    batches: Sequence[int] = (2, 16, 64),
+) -> Iterator[tuple[Problem, SamplingBatch | None, dict[str, int]]]:
+    """Yield steps of any head, of so many rows together: the problem, its batch, and the rest.
+
+    The rest is where the shard starts, the number of samples, and that of parts.
+    """
+    done, seed = 0, first_seed
+    while done < num_rows:
+        pick = random.Random(seed)
+        v, b = pick.choice(sizes), pick.choice(batches)
+        case = problem(pick.choice(list(HEADS)), v, b, pick.choice([16, 65, 128]), seed)
+        case = replace(
+            case.to(pick.choice(DTYPES)),
+            head=pick.choice([Head(), Head(0.3), Head(-2.0), Head(1.0, 5.0)]),
+            bias=pick.choice([None, torch.randn(v) * 5]),
+        )
+        start, batch = pick.choice([0, 1, 2, 1000]), None
+        if pick.random() < 0.5:
+            params = controlled(b, start + v, pick)
+            tokens = [[pick.randrange(start + v) for _ in range(20)] for _ in range(b)]
+            batch = SamplingBatch.from_params(params, vocab_size=start + v, output_token_ids=tokens)
+        samples = pick.choice([1, 1, 3])
+        yield case, batch, {"start": start, "num_samples": samples, "parts": pick.choice([1, 4])}
+        done, seed = done + b * samples, seed + 1
 
 
 class CountedBackend(NativeBackend):
