@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,24 +12,17 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from benchmarks import run
-from benchmarks.gpu import check, numerics, sections
-from benchmarks.gpu.record import ARCHIVE, Record
-from benchmarks.gpu.sections import Section
-from benchmarks.lab import baselines, drawing, harness, machine, quiet, ranks, reads
-from benchmarks.lab.harness import Benchmark, NotCaptured, Run, execute
+from benchmarks.lab import baselines, harness, ranks
+from benchmarks.lab.harness import NotCaptured, Run, execute
 from benchmarks.lab.page import PAGE, write_page
 from benchmarks.lab.problem import (
-    NEAR_TIE,
-    NearTies,
     Problem,
     WrongToken,
     make_sampler,
     make_weight,
-    near_tie,
 )
-from benchmarks.lab.results import RESULT, Result, View, row
-from benchmarks.lab.shapes import TINY, Shape
-from benchmarks.lab.timing import Prepared, Timing, measure, prepare
+from benchmarks.lab.results import RESULT, Result
+from benchmarks.lab.timing import Prepared
 from benchmarks.questions import BENCHMARKS, filters, step
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
@@ -44,26 +34,6 @@ from tpsample.distributed import Job
 CPU = torch.device("cpu")
 NAMES = tuple(name for name, each in BENCHMARKS.items() if each.by_default)
 SAMPLING = [name for name in NAMES if name != "ceilings"]
-
-
-# Run in processes of their own, benchmarks that go the way of single_gpu, and what test_gpu_compile
-# runs.
-NOT_DRY = (
-    "goldens",
-    "oracle",
-    "single_gpu",
-    "virtual_ranks",
-    "invariance",
-    "environment",
-    "processes",
-    "tiles",
-    "ceilings",
-    "shard",
-    "screened",
-    "epilogue",
-    "exchange",
-    "filters",
-)
 
 
 def _small(job: Job | None = None) -> Run:
@@ -177,50 +147,6 @@ class TestEachBenchmark:
         assert "tpsample: timed without a CUDA graph" in write_page(tmp_path).read_text()
 
 
-class TestGate:
-    def test_refuses_any_difference_on_a_cpu(self):
-        problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 3)
-        right = problem.sampled_by(make_sampler(problem.weight, 3))
-        assert right.check() == NearTies()
-        for wrong in (-1, TINY.vocab_size, int(right.token_ids[2]) ^ 1):
-            token_ids = right.token_ids.clone()
-            token_ids[2] = wrong
-            with pytest.raises(WrongToken, match="row 2, sample 0"):
-                problem.check(token_ids)
-
-    def test_a_near_tie_allows_for_the_sum_of_a_logit(self):
-        temperature = torch.tensor([0.0, 0.5, 1.0, 0.01])
-        assert torch.all(near_tie(temperature, 0) == NEAR_TIE)
-        logit = 6e-9 * 8192
-        scores = torch.tensor([1.0, 2.8854, 1.4427, 14.427]) * logit
-        torch.testing.assert_close(near_tie(temperature, 8192), NEAR_TIE + scores)
-
-    def test_sees_ids_that_change_while_they_are_timed(self):
-        problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 2)
-        candidate = problem.sampled_by(make_sampler(problem.weight, 2))
-        calls = []
-
-        def step():
-            calls.append(candidate.step())
-            if len(calls) > 1:
-                candidate.token_ids.add_(1)
-
-        drifting = type(candidate)(problem, step, candidate.token_ids)
-        with pytest.raises(WrongToken, match="timed steps"):
-            _small().time_checked({"drifting": drifting}, {})
-
-    def test_a_limit_that_skips_bytes_is_refused(self, monkeypatch):
-        monkeypatch.setattr(reads, "read_words", lambda words, n: lambda: words[: len(words) // 2])
-        with pytest.raises(AssertionError, match="every byte"):
-            reads.weight_reads(make_weight(100, 64, CPU))
-
-    def test_works_without_triton(self, monkeypatch):
-        for module in (baselines, reads):
-            monkeypatch.setattr(module, "has_triton", lambda device: False)
-        rows = list(BENCHMARKS["single_gpu"].rows(_small()))
-        assert {each["kind"] for each in rows} == {"tpsample", "baseline", "limit"}
-
-
 def test_the_greedy_kernel_beside_the_sampled_one_finds_the_largest_logit():
     problem = Problem.make(make_weight(2500, 64, CPU), 5)  # three tiles of the interpreter
     values, ids = step.greedy(problem)()
@@ -228,70 +154,6 @@ def test_the_greedy_kernel_beside_the_sampled_one_finds_the_largest_logit():
     logits = reference.logits(problem.hidden_states, problem.weight)
     assert len(ids) == 3
     assert ids.gather(0, tile).squeeze(0).tolist() == logits.argmax(dim=1).tolist()
-
-
-class TestFilteredSteps:
-    def test_a_problem_says_whether_its_batch_draws_in_fixed_rounds(self):
-        plain = Problem.make(make_weight(1000, 64, CPU), 3).filtered(top_p=0.9)
-        for fixed_rounds in (False, True):
-            problem = replace(plain, fixed_rounds=fixed_rounds)
-            assert problem.batch.plan.fixed_rounds == fixed_rounds
-            problem.sampled_by(make_sampler(problem.weight, 3)).check()
-
-    def test_a_candidate_that_is_to_run_without_a_graph_is_not_captured(self, monkeypatch):
-        asked = {}
-
-        def noted(step, device, graph=True):
-            asked[step] = graph
-            return prepare(step, device, graph)
-
-        monkeypatch.setattr(harness, "prepare", noted)
-        problem = Problem.make(make_weight(1000, 64, CPU), 3)
-        sampler, run = make_sampler(problem.weight, 3), Run.small()
-        graph, eager = (replace(problem.sampled_by(sampler), graph=g) for g in (True, False))
-        times = run.time_checked({"graph": graph, "eager": eager}, {"other": lambda: None})
-        assert set(times) == {"graph", "eager", "other"}
-        assert asked.pop(graph.step) and not asked.pop(eager.step)
-        assert list(asked.values()) == [True]
-
-
-class TestTiming:
-    def test_takes_the_candidates_in_turn(self):
-        order = []
-        steps = {name: lambda name=name: order.append(name) for name in "ABC"}
-        prepared = {name: prepare(step, CPU) for name, step in steps.items()}
-        times = measure(prepared, CPU, repeats=2)
-        assert "".join(order) == "ABC" + "ABC" * 2
-        assert [len(timing.times_us) for timing in times.values()] == [2, 2, 2]
-
-    def test_the_slowest_rank_counts(self):
-        slowest = Timing.slowest([Timing((1.0, 9.0, 3.0), True), Timing((5.0, 2.0, 4.0), True)])
-        assert slowest.times_us == (5.0, 9.0, 4.0)
-        fields = slowest.fields()
-        assert [fields[name] for name in ("q1_us", "median_us", "q3_us")] == [4.5, 5.0, 7.0]
-
-
-def test_a_page_says_how_busy_the_machine_was(tmp_path, monkeypatch):
-    loads = [{"load": [n, 0.5, 0.2], "busy_cores": 2.0, "gpu_percent": []} for n in (0.1, 9.0)]
-    point = row("tpsample", "tpsample", Timing((5.0,) * 3, True), shape="9x9", batch=1)
-    monkeypatch.setattr(drawing, "available", lambda: False)
-    monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(quiet, "load", lambda: loads.pop(0))
-    made_up = Benchmark("made up", "?", [View("", "Time", x="batch")], lambda run: iter([point]))
-    execute(made_up, Run.small(), tmp_path / RESULT)
-    page = write_page(tmp_path).read_text()
-    assert "no time from here: the load average was 9.0 when the run ended" in page
-    assert "| 0.1, 0.5, 0.2 | 9, 0.5, 0.2 |" in page
-
-
-def test_a_real_size_on_a_busy_cpu_is_not_called_tiny(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "available", lambda: False)
-    monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
-    small = replace(_small(), shapes=(Shape(2000, 64, "none"),))
-    execute(BENCHMARKS["epilogue"], small, tmp_path / RESULT)
-    page = write_page(tmp_path).read_text()
-    assert "Tiny sizes" not in page and "not quiet, so take no time from here" in page
-    assert "\\*" not in page
 
 
 class TestCommand:
@@ -334,67 +196,3 @@ class TestCommand:
     )
     def test_refuses_what_it_does_not_know(self, arguments):
         assert CliRunner().invoke(run.app, arguments).exit_code == 2
-
-
-class TestGpuCheck:
-    @pytest.mark.parametrize("section", [s for s in sections.SECTIONS if s not in NOT_DRY])
-    def test_sections_run_dry(self, section, tmp_path):
-        facts = list(sections.run_section(section, True, tmp_path, time.time() + 600))
-        json.dumps(facts)
-        assert facts
-
-    @pytest.mark.long
-    def test_processes_start_and_report(self, tmp_path):
-        (facts,) = sections.run_section("processes", True, tmp_path, time.time() + 600)
-        assert facts["gloo, collective"].startswith("worked")
-
-    def test_a_failing_section_leaves_the_others_alone(self, tmp_path, monkeypatch):
-        monkeypatch.setitem(sections.SECTIONS, "broken", Section(60, 0))
-        record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
-        assert check.run_all(["broken", "environment"], record, check.Ending(480)) == 1
-        folder = tmp_path / "gpu_check-dry-run"
-        found = json.loads((folder / "check.json").read_text())["sections"]
-        assert found["broken"]["status"] == "failed" and "broken" in found["broken"]["error"]
-        assert found["environment"]["status"] == "passed"
-        assert "| broken | failed |" in (folder / PAGE).read_text()
-
-    def test_another_run_adds_to_the_record(self, tmp_path, monkeypatch):
-        """With children that only print what their section would."""
-        facts = {"commit": "0123abc", "tiles": [{"tile": "128x16"}], "date": "2026-11-22"}
-        printed = f"gpu_check: {json.dumps(facts)}\n"
-        monkeypatch.setattr(check, "wait_for", lambda *_: (0, printed, ""))
-        folder = tmp_path / "gpu_check-dry-run"
-        for name in ("environment", "tiles"):
-            record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
-            assert check.run_all([name], record, check.Ending(480)) == 0
-        found = json.loads((folder / "check.json").read_text())["sections"]
-        assert list(found) == ["environment", "tiles"]
-        assert len(found["tiles"]["facts"]["tiles"]) == 2
-        assert "| environment | passed |" in (folder / PAGE).read_text()
-
-    def test_every_wrong_tile_is_named(self, monkeypatch):
-        words = iter(torch.tensor([[1], [2], [3]]))
-        monkeypatch.setattr(numerics, "best_words", lambda problem, tile=None: next(words))
-        with pytest.raises(AssertionError, match=r"block_v=256.*block_v=128"):
-            list(numerics.tiles(CPU, True, 0, 1))
-
-    def test_a_process_at_its_limit_leaves_its_output_and_no_child(self):
-        code = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-print(child.pid, flush=True)
-child.wait()
-"""
-        ended, out, _ = check.wait_for([sys.executable, "-c", code], 3.0, check.Ending(60))
-        assert ended is None
-        for _ in range(100):  # whoever adopts it has to reap it
-            state = Path(f"/proc/{int(out)}/stat")
-            if not state.exists() or state.read_text().split()[2] == "Z":
-                return
-            time.sleep(0.05)
-        raise AssertionError("the child lives on")
-
-    def test_the_commit_of_files_without_their_repository(self, monkeypatch):
-        monkeypatch.setattr(machine, "printed", lambda *command: None)
-        monkeypatch.setenv("TPSAMPLE_COMMIT", "0123abc")
-        assert machine.describe(CPU)["commit"] == "0123abc"

@@ -1,8 +1,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.tiny_model import save_tiny_model
+from tpsample.cli.model import Model, load
+from tpsample.distributed import Job
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +15,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_model(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny: Path) -> Model:
+    return load(str(tiny), Job(), torch.float32)

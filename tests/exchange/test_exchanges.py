@@ -141,29 +141,6 @@ def test_unseeded_rows_get_the_same_seed_on_every_rank():
         assert torch.equal(second.token_ids, outputs[0][1].token_ids)
 
 
-def _changing_batches(case: Case) -> bool:
-    shard = own_shard(case.vocab_size, even=True)
-    weight = case.weight[shard.start : shard.stop]
-    samplers = [
-        LMHeadSampler(weight, exchange=_take(exchange), chunks=2, max_rows=8, backend="torch")
-        for exchange in EXCHANGES
-    ]
-    oracle = case.oracle().token_ids
-    generator = torch.Generator().manual_seed(0)
-    for step in range(50):
-        count = int(torch.randint(0, 9, (1,), generator=generator))
-        index = torch.randperm(8, generator=generator)[:count].tolist()
-        rows = case.rows(index)
-        for sampler in samplers:
-            out = sampler(rows.hidden_states, rows.batch, rows.positions)
-            assert out.token_ids.tolist() == oracle[index].tolist(), f"step {step}"
-    return True
-
-
-def test_many_steps_with_a_changing_batch():
-    assert run_ranks(2, _changing_batches, Case.make(300, 8)) == [True, True]
-
-
 def _bytes_sent(exchange: str, chunks: int) -> int:
     sampler = LMHeadSampler(
         torch.zeros(4, 2), exchange=_take(exchange), chunks=chunks, max_rows=256, backend="torch"

@@ -220,16 +220,6 @@ def test_a_step_replayed_from_its_launches(monkeypatch):
         assert_all_equal(outputs, case.oracle())
 
 
-def test_ties_go_to_the_lowest_id_of_all_ranks():
-    case = Case.make(100, 6)
-    case.hidden_states.zero_()
-    greedy = case.rows([0, 5])
-    world, samplers = virtual(case, even_shards(100, 4), chunks=4)
-    outputs = step(world, samplers, greedy)
-    assert_all_equal(outputs, greedy.oracle())
-    assert outputs[0].token_ids.tolist() == [0, 0]
-
-
 def test_nan_and_masked_rows_are_seen_by_all_ranks():
     case = Case.make(100, 4)
     case.weight[77] = float("nan")

@@ -23,7 +23,7 @@ benchmarks/lab/quiet.py tests/benchmarks/test_page.py
     - if busy > BUSY_LOAD * cores:
     + if busy > BUSY_AFTER * cores:
     > test_a_machine_that_was_not_quiet_is_named
-benchmarks/lab/harness.py tests/benchmarks/test_benchmarks.py
+benchmarks/lab/harness.py tests/benchmarks/test_harness.py
     a busy end of a benchmark is not said
     - "after": quiet.load()}
     + }

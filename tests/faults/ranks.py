@@ -220,7 +220,6 @@ tpsample/request/seeds.py tests/request/test_params.py
     - return (high << 32 | low) & (2**63 - 1)
     + return (high << 32 | low) & (2**31 - 1)
     > test_seeds_of_one_root_repeat_and_of_two_roots_differ
-tpsample/request/seeds.py tests/request/test_batch_state.py
     a forked child repeats its parent's seeds
     - if os.getpid() != self._process:
     + if False:

@@ -1,4 +1,4 @@
-"""Faults of requests, of verification, of what lives long, of adapters and of files."""
+"""Faults of requests, of the rows of a batch, of slots, and of what lives long."""
 
 from tests.faults.fault import faults
 
@@ -13,17 +13,18 @@ tpsample/request/controls/token_state.py tests/request/test_controls.py
     - index_add_(0, place, mine, alpha=2)
     + index_add_(0, place, mine)
     > test_several_tokens_at_once_are_counted_in_order
-tpsample/request/controls/token_state.py tests/request/test_batch_state.py
+tpsample/request/controls/token_state.py tests/request/test_modes.py
     the state of a shard is made under inference mode
     -     @ordinary_tensors
     -     def __init__(
     +     def __init__(
     > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-grad-inference]
-tpsample/request/controls/tables.py tests/request/test_batch_state.py
+tpsample/request/controls/tables.py tests/request/test_tokens_so_far.py
     appended ids outside the vocabulary count
     - there = torch.eq(ids, token_ids,
     + there = torch.le(ids, token_ids,
     > test_an_appended_id_outside_the_vocabulary_is_none
+tpsample/request/controls/tables.py tests/request/test_modes.py
     tables are made under inference mode
     -     @ordinary_tensors
     -     def __init__(
@@ -38,17 +39,16 @@ tpsample/request/controls/apply.py tests/request/test_controls.py
     - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     + scaled = logits / repetition
     > test_the_definition_is_what_the_oracle_says
-tpsample/request/controls/apply.py tests/request/test_controls.py
     drafts are not of the length of the output
     - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
     + length = tables.length[slots]
     > test_drafts_count_cumulatively_and_leave_no_trace
-tpsample/request/controls/apply.py tests/request/test_batch_state.py
+tpsample/request/controls/apply.py tests/request/test_masks.py
     min_tokens empties a row
     - held_back &= (others != 0).any(dim=1)
     + pass
     > test_min_tokens_empties_no_row[torch-1]
-tpsample/request/step_batch.py tests/request/test_batch_state.py
+tpsample/request/step_batch.py tests/request/test_masks.py
     masks of rows that moved are taken
     - if version != self.version:
     + if False:
@@ -84,10 +84,12 @@ tpsample/request/rows.py tests/request/test_slots.py
     - torch.ne(self.scratch.pick("winner", first, index), self.numbers, out=undrawn)
     + torch.lt(self.scratch.pick("winner", first, index), 0, out=undrawn)
     > test_a_slot_that_is_named_twice_counts_its_first_row
+tpsample/request/rows.py tests/request/test_selection.py
     a row that is not drawn reads a row that masks do not have
     - torch.remainder(index, max(none, 1), out=self.inside)
     + torch.clamp(index, max=none - 1, out=self.inside)
     > test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn
+tpsample/request/rows.py tests/request/test_slots.py
     a slot without a request is drawn
     - none + 1).copy_(gate)
     + none + 1).fill_(OPEN)
@@ -96,7 +98,7 @@ tpsample/request/rows.py tests/request/test_slots.py
     - index.masked_fill_(undrawn, none)
     + index
     > test_a_slot_that_is_named_twice_counts_its_first_row
-tpsample/request/selection.py tests/request/test_slots.py
+tpsample/request/selection.py tests/request/test_selection.py
     a selection is taken after rows have changed
     - if self.version != self._batch.version:
     + if False:
@@ -120,11 +122,12 @@ tpsample/request/selection.py tests/request/test_engine_tensors.py
     - shared = () if self._batch is self else (self._batch, self._table)
     + shared = (self._batch, self._table)
     > test_a_copy_of_an_engines_batch_lives_by_itself[copy]
-tpsample/request/table.py tests/request/test_slots.py
+tpsample/request/table.py tests/request/test_selection.py
     an empty slot is known as such until rows move
     - self.entries = list(map(entries.__getitem__, order))
     + self.entries = [entries[old]._replace(flags=entries[old].flags & ~8) for old in order]
     > test_a_copy_of_a_batch_lives_by_itself[deepcopy]
+tpsample/request/table.py tests/request/test_slots.py
     a seed that was written before the first step is lost
     - written.where(written != WAITING, seeds)
     + written.where(written != written, seeds)
@@ -146,7 +149,7 @@ tpsample/request/table.py tests/request/test_arrange.py
     - self.numbers[0 if self.stores_logits else GATE :]
     + self.numbers[GATE:]
     > test_any_arrangement_is_the_batch_built_of_its_rows[1]
-tpsample/request/changing_rows.py tests/request/test_slots.py
+tpsample/request/changing_rows.py tests/request/test_selection.py
     a pickled batch reads numbers that it no longer writes
     - vars(self).update(state)
     -         self._view_rows()
@@ -169,7 +172,7 @@ tpsample/request/engine_tensors.py tests/request/test_engine_tensors.py
     - self.temperature, self.seed, self.filters = temperature, seed, filters
     + self.temperature, self.seed, self.filters = temperature.clone(), seed, filters
     > test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]
-tpsample/request/changing_rows.py tests/request/test_slots.py
+tpsample/request/changing_rows.py tests/request/test_selection.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, checked, **options)
     + self._table.load(rows, checked, **options)
@@ -204,56 +207,6 @@ tpsample/core/tensors.py tests/request/test_slot_allocations.py
     - return self.take(name, values.dtype, *values.shape).copy_(values)
     + return values.to(self._device)
     > test_requests_come_and_go_without_allocations_on_the_device[plain]
-tpsample/speculative/acceptance.py tests/speculative/test_law.py
-    a draft is accepted without its own law
-    - return leading((u * q < p) & (q > 0))
-    + return leading((u < p) & (q > 0))
-    > test_acceptance_is_exactly_as_published
-    the coefficient of a block is not capped
-    - chain.append((chain[-1] * ratio).clamp(max=1))
-    + chain.append(chain[-1] * ratio)
-    > test_acceptance_is_exactly_as_published
-tpsample/speculative/acceptance.py tests/speculative/test_shards.py
-    a position without a draft is accepted
-    - return leading((u * q < p) & (q > 0))
-    + return leading(u * q <= p)
-    > test_special_rows[1]
-    a block recovers as token by token
-    - return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)
-    + return stop, torch.ones_like(coefficient[:, 0])
-    > test_rows_that_stop_within_a_block_recover_at_its_coefficient
-tpsample/speculative/laws.py tests/speculative/test_law.py
-    a residual has its sign lost
-    - return (scaled - q).maximum(scaled * 2.0**-200)
-    + return (scaled - q).abs()
-    > test_the_emitted_law_is_the_targets
-    recovery draws from the target itself
-    - return (scaled - q).maximum(scaled * 2.0**-200)
-    + return scaled
-    > test_the_emitted_law_is_the_targets
-tpsample/speculative/acceptance.py tests/speculative/test_law.py
-    recovery shares the noise of the drafts
-    - DOMAIN_DRAFT = 0x61636370, 0x72637672, 0x64726674
-    + DOMAIN_DRAFT = 0x61636370, 0x64726674, 0x64726674
-    > test_the_emitted_law_is_the_targets
-    the next call meets the numbers of the last one
-    - at = seed.unsqueeze(1), positions.unsqueeze(1) + index, index
-    + at = seed.unsqueeze(1), positions.unsqueeze(1) + index, 0
-    > test_calls_in_a_row_write_the_targets_law
-tpsample/speculative/output.py tests/speculative/test_coupled.py
-    every position of a verification has the noise of the first
-    - return (positions.unsqueeze(1) + index).flatten()
-    + return (positions.unsqueeze(1) + 0 * index).flatten()
-    > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
-    the bonus token is cut off
-    - return index <= num_accepted.unsqueeze(1)
-    + return index < num_accepted.unsqueeze(1)
-    > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
-tpsample/speculative/laws.py tests/speculative/test_shards.py
-    the bonus token is of the residual
-    - possible = (logits > -torch.inf) & (self.drafts[:, :positions] >= 0).unsqueeze(2)
-    + possible = logits > -torch.inf
-    > test_every_rank_count_emits_the_oracles_tokens[1]
 tpsample/ranks/process.py tests/request/test_changes.py
     every rank brings its own changes
     - text = json.dumps(record).encode() if self.rank == src else b""
@@ -264,37 +217,22 @@ tpsample/request/changes.py tests/request/test_changes.py
     - where, tokens = f"changes: {name}", (prompts, outputs)
     + where, tokens = f"changes: {name}", (prompts, None)
     > test_what_one_rank_knows_reaches_the_batches_of_all[0]
-tpsample/speculative/checks.py tests/speculative/test_ragged.py
-    a row has one draft more than its length says
-    - place < self.lengths.unsqueeze(1)
-    + place <= self.lengths.unsqueeze(1)
-    > test_lengths_end_the_drafts_of_each_row[coupled]
-tpsample/request/step.py tests/speculative/test_ragged.py
-    positions of given logits are in the order of positions
-    - self.given.detach().flatten(0, -2)
-    + self.given.detach().transpose(0, -2).flatten(0, -2)
-    > test_given_logits_are_verified_alike[1]
-tpsample/request/step.py tests/request/test_batch_state.py
+tpsample/request/step.py tests/request/test_modes.py
     the hidden states keep their gradient
     - self.given.detach().flatten(0, -2)
     + self.given.flatten(0, -2)
     > test_steps_with_gradients_leave_nothing_behind
-tpsample/speculative/verify.py tests/sampler/test_on_failed.py
-    a draft equal to the token of failed rows is accepted
-    - sampler.end(sampler.begin(
-    + sampler.finish(sampler.begin(
-    > test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_token
 tpsample/steps.py tests/sampler/test_on_failed.py
     a row that failed keeps -1
     - out.name_failed(self.on_failed)
     + pass
     > test_rows_that_fail_return_it_and_their_status_still_tells
-tpsample/agreement/construction.py tests/request/test_batch_state.py
+tpsample/agreement/construction.py tests/request/test_modes.py
     the weight keeps its gradient
     - arguments.weight.detach()
     + arguments.weight
     > test_steps_with_gradients_leave_nothing_behind
-tpsample/core/tensors.py tests/request/test_batch_state.py
+tpsample/core/tensors.py tests/request/test_modes.py
     a step buffer grows under inference mode
     - with torch.inference_mode(False):  # the next step may be outside of it
     + with torch.no_grad():

@@ -50,13 +50,17 @@ def _sample_grid(cases: list[tuple[Rows, torch.Tensor]]) -> list[str]:
     return wrong
 
 
-@pytest.fixture(scope="session")
-def grid_cases() -> list[tuple[Rows, torch.Tensor]]:
-    """All kinds × the grid; a block of masked ids; all ids of two of four shards masked."""
+@pytest.fixture(scope="session", params=[0, *long(*range(1, 21))])
+def grid_cases(request) -> list[tuple[Rows, torch.Tensor]]:
+    """All kinds × the grid; a block of masked ids; all ids of two of four shards masked.
+
+    In 21 turns every filter meets every temperature and both ways of ties.
+    """
+    params = grid(request.param)
     cases = [
-        Rows(list(KINDS.values()), grid()),
-        Rows([KINDS["normal"], KINDS["two-valued"]], grid()[::2], bias=masked(37, 800)),
-        Rows([KINDS["zipf"], KINDS["all-equal"]], grid()[1::2], bias=masked(V // 4, 3 * V // 4)),
+        Rows(list(KINDS.values()), params),
+        Rows([KINDS["normal"], KINDS["two-valued"]], params[::2], bias=masked(37, 800)),
+        Rows([KINDS["zipf"], KINDS["all-equal"]], params[1::2], bias=masked(V // 4, 3 * V // 4)),
     ]
     return [(rows, rows.oracle().token_ids) for rows in cases]
 

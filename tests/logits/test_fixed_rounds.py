@@ -187,8 +187,3 @@ def test_one_request_for_all_rows_keeps_the_flag():
     request = SamplingParams(seed=3, top_p=0.6)
     batch = SamplingBatch.from_params(request, vocab_size=V, fixed_rounds=True).for_rows(4)
     assert batch.plan.fixed_rounds
-
-
-def test_kept_sets_are_not_for_fixed_rounds():
-    with pytest.raises(UnsupportedParameter, match="kept_cap: not with fixed_rounds"):
-        SamplingBatch.from_params(SamplingParams(), vocab_size=V, kept_cap=4, fixed_rounds=True)

@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-import types
 from datetime import timedelta
 from typing import Any
 
@@ -18,14 +17,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import tpsample.exchange.inboxes as peer_memory
 from tests.support.cases import Case
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, peer_of
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
-from tpsample.exchange.inboxes import SymmetricMemory
 from tpsample.ranks.process import ranks_of
 from tpsample.ranks.roll_call import GRACE_S
 
@@ -294,46 +291,3 @@ def test_the_wait_for_a_gpu_ends_and_says_why():
     lost, refused = run_ranks(2, _wait_for_a_gpu)[0]
     assert "rank 1 did not answer" in lost and "planted" in lost
     assert refused == "rank 1: wrong"
-
-
-def _symmetric_memory(fails: str) -> str:
-    """torch symmetric memory with files as a stand-in, failing on rank 1."""
-    ranks, cpu = ranks_of(None), torch.device("cpu")
-    files = peer_memory.SharedFiles(ranks, (2, 4))
-
-    def step(name: str, value: Any) -> Any:
-        if name == fails and dist.get_rank() == 1:
-            raise RuntimeError(f"{name} planted")
-        return value
-
-    # A header of one word; the addresses of the handle are those of the headers.
-    mapped = files.mapped[::-1] if fails == "pairs" and ranks.rank == 1 else files.mapped
-    elsewhere = fails == "addresses" and ranks.rank == 1
-    handle = types.SimpleNamespace(
-        buffer_ptrs=[tensor.data_ptr() - 8 for tensor in files.mapped],
-        get_buffer=lambda rank, *_: mapped[rank].clone() if elsewhere else mapped[rank],
-    )
-    peer_memory.allocate = lambda *_: step("allocate", files.own)
-    peer_memory.rendezvous = lambda *_: step("rendezvous", handle)
-    torch.cuda.synchronize = lambda *_: None
-    if not fails:
-        memory = SymmetricMemory(ranks, (2, 4), cpu)
-        assert memory.addresses.tolist() == files.addresses.tolist()
-        return f"{memory.own.tolist()}"
-    with pytest.raises(RankMismatch) as error:
-        SymmetricMemory(ranks, (2, 4), cpu)
-    return str(error.value)
-
-
-SYMMETRIC = {
-    "": "[[0, 0, 0, 0], [0, 0, 0, 0]]",
-    "allocate": "rank 1: allocate planted",
-    "rendezvous": "rank 1: rendezvous planted",
-    "pairs": "rank 1: symmetric memory of ranks [0, 1] is not theirs",
-    "addresses": "rank 1: symmetric memory of ranks [0, 1] is not theirs",
-}
-
-
-@pytest.mark.parametrize("fails", SYMMETRIC)
-def test_symmetric_memory_that_fails_on_one_rank_fails_on_all(fails):
-    assert run_ranks(2, _symmetric_memory, fails) == [SYMMETRIC[fails]] * 2

@@ -1,5 +1,7 @@
 """Requests and batches: ranges, features that are not there, seeds, row counts."""
 
+import multiprocessing
+
 import pytest
 import torch
 
@@ -77,3 +79,43 @@ def test_seeds_of_one_root_repeat_and_of_two_roots_differ():
     assert len(set(drawn) | set(other.draw(100).tolist())) == 200
     assert max(drawn) >= 2**62
     assert all(0 <= seed < 2**63 for seed in drawn)
+
+
+def test_requests_that_mean_the_same_are_equal():
+    import numpy
+
+    one = SamplingParams(
+        temperature=1,
+        seed=7,
+        top_k=3,
+        logit_bias={5: 1, 2: 2.0},
+        bad_words=[[1, 2]],
+        allowed_token_ids=[1],
+    )
+    other = SamplingParams(
+        temperature=numpy.float32(1.0),
+        seed=numpy.int64(7),
+        top_k=numpy.int32(3),
+        logit_bias={2: 2, numpy.int64(5): 1.0},
+        bad_words=((1, 2),),
+        allowed_token_ids=(numpy.int64(1),),
+    )
+    assert one == other and one.text == other.text
+    assert one.text != SamplingParams(temperature=1, seed=7, top_k=4).text
+
+
+def _first_seed(source: SeedSource, queue) -> None:
+    queue.put(source.draw(1).tolist())
+
+
+def test_a_forked_child_draws_other_seeds_than_its_parent():
+    source = SeedSource()
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    children = [context.Process(target=_first_seed, args=(source, queue)) for _ in range(2)]
+    for child in children:
+        child.start()
+    drawn = [*queue.get(), *queue.get(), *source.draw(1).tolist()]
+    for child in children:
+        child.join()
+    assert len(set(drawn)) == 3

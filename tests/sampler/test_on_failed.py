@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.support.cases import Case, even_shards
-from tests.support.ranks import run_ranks
 from tests.support.virtual import small_tiles, step, virtual
 from tpsample import (
     LMHeadSampler,
-    RankMismatch,
     SampleOutput,
     SamplingBatch,
     SamplingParams,
@@ -128,22 +125,3 @@ def test_rows_that_lost_a_rank_return_it():
     out = step(world, samplers, case)[1]
     assert out.status.tolist() == [Status.PEER_LOST] * 5
     assert out.token_ids.tolist() == [END] * 5
-
-
-def _refused() -> list[str]:
-    rank, texts = dist.get_rank(), []
-    for on_failed in (rank, V, -2, 1.0):
-        with pytest.raises(RankMismatch) as error:
-            LMHeadSampler(torch.zeros(21 - rank, D), on_failed=on_failed)
-        texts.append(str(error.value))
-    return texts
-
-
-def test_it_is_a_token_and_the_same_on_every_rank():
-    first, second = run_ranks(2, _refused)
-    assert first == second
-    assert first[0] == "on_failed: must be the same on every rank, got rank 0: 0, rank 1: 1"
-    assert first[1] == "on_failed: expected -1 or an id below vocab_size=41, got 41"
-    assert all("on_failed: expected an int from -1 to" in text for text in first[2:])
-    with pytest.raises(ValueError, match="below vocab_size=3, got 3"):
-        LMHeadSampler(torch.zeros(3, D), on_failed=3)

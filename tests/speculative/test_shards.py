@@ -8,12 +8,10 @@ import torch
 
 from tests.support.cases import own_shard
 from tests.support.filtered import V, kinds_of_logits
-from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, verify
 from tpsample import reference as plain_reference
-from tpsample import sample_draft as sample_draft_on_shards
 from tpsample.speculative import VerifyOutput, reference
 
 K = 3
@@ -253,71 +251,6 @@ def test_special_rows(world_size):
         assert accepted.tolist() == [0, int(only == 7), int(only == 49), 0, 0]
         assert token_ids[:4].amax(dim=1).tolist() == [only] * 4
         assert token_ids[4].tolist() == [-1, -1]
-
-
-def _memory_and_bytes(vocab_size: int, rows: int, request: dict) -> list[tuple[int, int]]:
-    shard = own_shard(vocab_size, even=True)
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(vocab_size, generator=generator)[shard.start : shard.stop]
-    sampler = LMHeadSampler(
-        logits.unsqueeze(1), vocab_size=vocab_size, shard=shard, max_rows=64, backend="torch"
-    )
-    batch = SamplingBatch.from_params(SamplingParams(seed=1, **request), vocab_size=vocab_size)
-    drafts = torch.arange(rows * K).view(rows, K)
-    draft = logits.expand(rows, K, -1)
-    found = []
-    for method in METHODS:
-        sampler.ranks.bytes_sent = 0
-        with Largest() as largest:
-            verify(
-                sampler, torch.ones(rows, K + 1, 1), drafts, batch, 3, method=method, draft=draft
-            )
-        found.append((largest.elements, sampler.ranks.bytes_sent))
-    return found
-
-
-@pytest.mark.parametrize(
-    "request_", [{"top_k": 40, "top_p": 0.9}, *long({})], ids=["filtered", "plain"]
-)
-def test_no_rank_holds_more_than_its_own_columns(request_):
-    """The largest tensor has B · (K + 1) · V_local elements; the bytes do not depend on V."""
-    rows, vocab_size, world_size = 4, 65536, 4
-    own = rows * (K + 1) * vocab_size // world_size
-    for found in run_ranks(world_size, _memory_and_bytes, vocab_size, rows, request_):
-        for elements, num_bytes in found:
-            assert own <= elements <= 1.1 * own
-            assert 0 < num_bytes < rows * (K + 1) * (50_000 if request_ else 200)
-
-
-def _draft_everywhere(logits: torch.Tensor, params: list[SamplingParams]) -> list[torch.Tensor]:
-    shard = own_shard(logits.shape[1], even=False)
-    sampler = LMHeadSampler(
-        torch.zeros(len(shard), 1), vocab_size=logits.shape[1], shard=shard, backend="torch"
-    )
-    batch = SamplingBatch.from_params(params, vocab_size=logits.shape[1])
-    return [
-        sample_draft_on_shards(
-            sampler, logits[:, shard.start : shard.stop], batch, 11, index, method=method
-        )
-        for index in (0, 2)
-        for method in ("coupled", "rejection", "block")
-    ]
-
-
-def test_drafts_are_the_same_on_every_rank_count():
-    logits = torch.randn(40, 301, generator=torch.Generator().manual_seed(0))
-    params = [SamplingParams(seed=i, temperature=(0.0, 1.0, 0.5)[i % 3]) for i in range(40)]
-    one = run_ranks(1, _draft_everywhere, logits, params)[0]
-    for several in run_ranks(3, _draft_everywhere, logits, params):
-        assert all(torch.equal(a, b) for a, b in zip(several, one, strict=True))
-    batch = SamplingBatch.from_params(params, vocab_size=301)
-    coupled, rejection, block, later, other, _ = one
-    assert torch.equal(coupled, plain_reference.sample(logits, batch, 11).token_ids)
-    assert torch.equal(coupled, later) and torch.equal(rejection, block)
-    random = torch.arange(40) % 3 != 0
-    assert (coupled != rejection)[random].sum() > 10
-    assert (other != rejection)[random].sum() > 10, "a later index has noise of its own"
-    assert torch.equal(coupled[~random], rejection[~random])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -89,11 +89,6 @@ def batch_of(talks: Sequence[Conversation], vocab_size: int, **options: Any) -> 
 
 def bitmask_of(allowed: list[set[int] | None], vocab_size: int) -> Tensor:
     """int32 [B, ceil(V / 32)] as grammar engines fill it; None allows everything."""
-    words = -(-vocab_size // 32)
-    rows = []
-    for ids in allowed:
-        bits = [0] * words
-        for v in range(vocab_size) if ids is None else ids:
-            bits[v // 32] |= 1 << (v % 32)
-        rows.append([b - 2**32 if b >= 2**31 else b for b in bits])
-    return torch.tensor(rows, dtype=torch.int64).to(torch.int32)
+    every = range(vocab_size)
+    rows = [oracle.bits(every if ids is None else sorted(ids), vocab_size) for ids in allowed]
+    return torch.tensor(rows, dtype=torch.int32).view(len(rows), -(-vocab_size // 32))

@@ -50,15 +50,15 @@ def filter_requests() -> list[dict[str, Any]]:
     return requests
 
 
-def grid() -> list[SamplingParams]:
-    """The `filter_requests`; temperature and ties take turns."""
+def grid(turn: int = 0) -> list[SamplingParams]:
+    """The `filter_requests`; temperature and ties take turns, which begin with `turn`."""
     params = []
     for i, request in enumerate(filter_requests()):
         params.append(
             SamplingParams(
-                temperature=TEMPERATURES[i % len(TEMPERATURES)],
+                temperature=TEMPERATURES[(i + turn) % len(TEMPERATURES)],
                 **request,
-                ties=("exact", "keep", "exact")[i % 3],
+                ties=("exact", "keep", "exact")[(i + turn) % 3],
                 seed=900 + i,
             )
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor, int64
 
-from tests.support import oracle
+from tests.support import oracle, oracle_steps
 from tests.support.oracle import Answer, Context, Request
 from tests.support.random_requests import Row
 from tpsample import KeptSets, Logprobs, SampleOutput, Status, VerifyOutput
@@ -125,7 +125,7 @@ class Judge:
             return
         if answer.status != oracle.OK or not _ordinary(answer, asked):
             return
-        report = oracle.report(answer, asked, drawn)
+        report = oracle_steps.report(answer, asked, drawn)
         ids = told.token_ids[at].tolist()
         there = [i for i, v in enumerate(ids) if v >= 0]
         entries = report.entries
@@ -177,7 +177,7 @@ class Judge:
     ) -> None:
         """Compare row r of a coupled verification with plain decoding along its drafts."""
         how = {"seed": row.seed or 0, "position": position, "rounds": self.rounds}
-        expected = oracle.verify_coupled(raw, drafts, row.request, contexts, **how)
+        expected = oracle_steps.verify_coupled(raw, drafts, row.request, contexts, **how)
         told = [v for v in out.token_ids[r].tolist() if v >= 0]
         wanted = [v for v in expected.tokens if v >= 0]
         status, accepted = Status(out.status[r].item()).name, out.num_accepted[r].item()

@@ -1,0 +1,140 @@
+"""Ids are gated before they are timed, candidates take turns, and a page says how busy it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.lab import baselines, drawing, harness, machine, quiet, reads
+from benchmarks.lab.harness import Benchmark, Run, execute
+from benchmarks.lab.page import write_page
+from benchmarks.lab.problem import (
+    NEAR_TIE,
+    NearTies,
+    Problem,
+    WrongToken,
+    make_sampler,
+    make_weight,
+    near_tie,
+)
+from benchmarks.lab.results import RESULT, View, row
+from benchmarks.lab.shapes import TINY, Shape
+from benchmarks.lab.timing import Timing, measure, prepare
+from benchmarks.questions import BENCHMARKS
+from tpsample.distributed import Job
+
+CPU = torch.device("cpu")
+
+
+def _small(job: Job | None = None) -> Run:
+    return Run.small(job, batches=(2,), repeats=1)
+
+
+class TestGate:
+    def test_refuses_any_difference_on_a_cpu(self):
+        problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 3)
+        right = problem.sampled_by(make_sampler(problem.weight, 3))
+        assert right.check() == NearTies()
+        for wrong in (-1, TINY.vocab_size, int(right.token_ids[2]) ^ 1):
+            token_ids = right.token_ids.clone()
+            token_ids[2] = wrong
+            with pytest.raises(WrongToken, match="row 2, sample 0"):
+                problem.check(token_ids)
+
+    def test_a_near_tie_allows_for_the_sum_of_a_logit(self):
+        temperature = torch.tensor([0.0, 0.5, 1.0, 0.01])
+        assert torch.all(near_tie(temperature, 0) == NEAR_TIE)
+        logit = 6e-9 * 8192
+        scores = torch.tensor([1.0, 2.8854, 1.4427, 14.427]) * logit
+        torch.testing.assert_close(near_tie(temperature, 8192), NEAR_TIE + scores)
+
+    def test_sees_ids_that_change_while_they_are_timed(self):
+        problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 2)
+        candidate = problem.sampled_by(make_sampler(problem.weight, 2))
+        calls = []
+
+        def step():
+            calls.append(candidate.step())
+            if len(calls) > 1:
+                candidate.token_ids.add_(1)
+
+        drifting = type(candidate)(problem, step, candidate.token_ids)
+        with pytest.raises(WrongToken, match="timed steps"):
+            _small().time_checked({"drifting": drifting}, {})
+
+    def test_a_limit_that_skips_bytes_is_refused(self, monkeypatch):
+        monkeypatch.setattr(reads, "read_words", lambda words, n: lambda: words[: len(words) // 2])
+        with pytest.raises(AssertionError, match="every byte"):
+            reads.weight_reads(make_weight(100, 64, CPU))
+
+    def test_works_without_triton(self, monkeypatch):
+        for module in (baselines, reads):
+            monkeypatch.setattr(module, "has_triton", lambda device: False)
+        rows = list(BENCHMARKS["single_gpu"].rows(_small()))
+        assert {each["kind"] for each in rows} == {"tpsample", "baseline", "limit"}
+
+
+class TestFilteredSteps:
+    def test_a_problem_says_whether_its_batch_draws_in_fixed_rounds(self):
+        plain = Problem.make(make_weight(1000, 64, CPU), 3).filtered(top_p=0.9)
+        for fixed_rounds in (False, True):
+            problem = replace(plain, fixed_rounds=fixed_rounds)
+            assert problem.batch.plan.fixed_rounds == fixed_rounds
+            problem.sampled_by(make_sampler(problem.weight, 3)).check()
+
+    def test_a_candidate_that_is_to_run_without_a_graph_is_not_captured(self, monkeypatch):
+        asked = {}
+
+        def noted(step, device, graph=True):
+            asked[step] = graph
+            return prepare(step, device, graph)
+
+        monkeypatch.setattr(harness, "prepare", noted)
+        problem = Problem.make(make_weight(1000, 64, CPU), 3)
+        sampler, run = make_sampler(problem.weight, 3), Run.small()
+        graph, eager = (replace(problem.sampled_by(sampler), graph=g) for g in (True, False))
+        times = run.time_checked({"graph": graph, "eager": eager}, {"other": lambda: None})
+        assert set(times) == {"graph", "eager", "other"}
+        assert asked.pop(graph.step) and not asked.pop(eager.step)
+        assert list(asked.values()) == [True]
+
+
+class TestTiming:
+    def test_takes_the_candidates_in_turn(self):
+        order = []
+        steps = {name: lambda name=name: order.append(name) for name in "ABC"}
+        prepared = {name: prepare(step, CPU) for name, step in steps.items()}
+        times = measure(prepared, CPU, repeats=2)
+        assert "".join(order) == "ABC" + "ABC" * 2
+        assert [len(timing.times_us) for timing in times.values()] == [2, 2, 2]
+
+    def test_the_slowest_rank_counts(self):
+        slowest = Timing.slowest([Timing((1.0, 9.0, 3.0), True), Timing((5.0, 2.0, 4.0), True)])
+        assert slowest.times_us == (5.0, 9.0, 4.0)
+        fields = slowest.fields()
+        assert [fields[name] for name in ("q1_us", "median_us", "q3_us")] == [4.5, 5.0, 7.0]
+
+
+def test_a_page_says_how_busy_the_machine_was(tmp_path, monkeypatch):
+    loads = [{"load": [n, 0.5, 0.2], "busy_cores": 2.0, "gpu_percent": []} for n in (0.1, 9.0)]
+    point = row("tpsample", "tpsample", Timing((5.0,) * 3, True), shape="9x9", batch=1)
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(quiet, "load", lambda: loads.pop(0))
+    made_up = Benchmark("made up", "?", [View("", "Time", x="batch")], lambda run: iter([point]))
+    execute(made_up, Run.small(), tmp_path / RESULT)
+    page = write_page(tmp_path).read_text()
+    assert "no time from here: the load average was 9.0 when the run ended" in page
+    assert "| 0.1, 0.5, 0.2 | 9, 0.5, 0.2 |" in page
+
+
+def test_a_real_size_on_a_busy_cpu_is_not_called_tiny(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+    small = replace(_small(), shapes=(Shape(2000, 64, "none"),))
+    execute(BENCHMARKS["epilogue"], small, tmp_path / RESULT)
+    page = write_page(tmp_path).read_text()
+    assert "Tiny sizes" not in page and "not quiet, so take no time from here" in page
+    assert "\\*" not in page

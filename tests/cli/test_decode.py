@@ -1,0 +1,85 @@
+"""Decoding: padded rows, rows that ended, positions, and a row without a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny_model import VOCAB_SIZE
+from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, Status
+from tpsample.cli.decode import decode
+from tpsample.cli.model import Model
+
+TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
+
+
+def sampler_of(model: Model, params: list[SamplingParams]) -> tuple[LMHeadSampler, SamplingBatch]:
+    sampler = LMHeadSampler(
+        model.lm_head_weight, max_rows=len(params), backend="torch", **model.head
+    )
+    return sampler, SamplingBatch.from_params(params, vocab_size=VOCAB_SIZE)
+
+
+def test_a_padded_batch_gives_what_each_row_gives_alone(tiny_model: Model) -> None:
+    prompts = [[5], [7, 8, 9, 10, 11], [3, 1, 4], [2, 7, 1, 8, 2, 8, 1, 8]]
+    params = [SamplingParams(temperature=t, seed=40 + i) for i, t in enumerate((0, 0.8, 1, 2))]
+
+    def run(rows: slice) -> list[list[int]]:
+        sampler = sampler_of(tiny_model, params[rows])
+        return decode(tiny_model, prompts[rows], *sampler, max_new_tokens=6).rows
+
+    together = run(slice(None))
+    assert [run(slice(i, i + 1))[0] for i in range(4)] == together
+    assert all(len(row) == 6 for row in together)
+
+
+def test_greedy_rows_are_what_transformers_generates(tiny: Path, tiny_model: Model) -> None:
+    prompts = [[5], [7, 8, 9, 10, 11]]
+    greedy = sampler_of(tiny_model, [SamplingParams(temperature=0)] * 2)
+    ours = decode(tiny_model, prompts, *greedy, max_new_tokens=6).rows
+
+    causal_lm = TRANSFORMERS.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    for prompt, row in zip(prompts, ours, strict=True):
+        theirs = causal_lm.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)
+        assert theirs[0].tolist() == prompt + row
+
+
+class Scripted:
+    """A sampler that draws what it is told, and keeps the positions it was asked for."""
+
+    def __init__(self, script: list[list[int]], status: Status = Status.OK) -> None:
+        self.script, self.status, self.seen = script, int(status), list[list[int]]()
+
+    def __call__(self, hidden_states: Any, batch: Any, positions: torch.Tensor) -> SampleOutput:
+        token_ids = torch.tensor(self.script[len(self.seen)])
+        self.seen.append(positions.tolist())
+        status = torch.full((len(token_ids),), self.status, dtype=torch.int32)
+        return SampleOutput(token_ids, status, torch.zeros(len(token_ids)))
+
+
+def test_ended_rows_collect_nothing_and_positions_ignore_padding(tiny_model: Model) -> None:
+    eos = next(iter(tiny_model.eos_token_ids))
+    script: Any = Scripted([[1, 2], [eos, 3], [4, 5], [6, eos], [7, 8]])
+    batch = SamplingBatch.from_params([SamplingParams()] * 2, vocab_size=VOCAB_SIZE)
+    steps: list[None] = []
+    decoded = decode(
+        *(tiny_model, [[9, 9, 9], [9]], script, batch),
+        max_new_tokens=5,
+        on_step=lambda: steps.append(None),
+    )
+    assert decoded.rows == [[1], [2, 3, 5]]
+    assert script.seen == [[3, 1], [4, 2], [5, 3], [6, 4]]
+    assert len(decoded.steps) == len(steps) == 4
+    assert [each.token_ids.tolist() for each in decoded.steps] == [
+        *([1, 2], [eos, 3], [-1, 5], [-1, eos])
+    ]
+
+
+def test_no_token_stops_decoding(tiny_model: Model) -> None:
+    batch = SamplingBatch.from_params([SamplingParams()], vocab_size=VOCAB_SIZE)
+    broken: Any = Scripted([[-1]], Status.NAN)
+    with pytest.raises(RuntimeError, match="row 0: no token could be sampled: NAN"):
+        decode(tiny_model, [[9]], broken, batch, max_new_tokens=5)

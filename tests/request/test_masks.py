@@ -1,0 +1,111 @@
+"""Masks of a batch: assigned, taken away, stale after rows have changed; and ids held back."""
+
+import pytest
+import torch
+
+from tests.support.controls import bitmask_of
+from tests.support.small_heads import BACKENDS, D, V, head, plain
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
+from tpsample.ranks.virtual import VirtualWorld
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["grammar_bitmask", "forced_token_ids"])
+def test_a_mask_that_is_taken_away_binds_no_later_verification(name, backend):
+    hidden_states, weight = head(6)
+    sampler = LMHeadSampler(weight, max_rows=6, backend=backend)
+    batch = SamplingBatch.from_params(plain(2), vocab_size=V)
+    drafts = torch.full((2, 2), 7)
+
+    def sampled() -> list[list[int]]:
+        return verify(sampler, hidden_states.view(2, 3, D), drafts, batch, 3).token_ids.tolist()
+
+    free = sampled()
+    mask = bitmask_of([{7}] * 6, V) if name == "grammar_bitmask" else torch.full((6,), 7)
+    setattr(batch, name, mask)
+    assert sampled() == [[7, 7, 7]] * 2 != free
+    setattr(batch, name, None)
+    assert sampled() == free
+
+
+@pytest.mark.parametrize("name", ["grammar_bitmask", "forced_token_ids"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda batch: batch.drop(0),
+        lambda batch: batch.drop(2),
+        lambda batch: batch.permute([2, 0, 1]),
+        lambda batch: batch.add(SamplingParams(seed=9)),
+        lambda batch: batch.update(1, SamplingParams(seed=9)),
+    ],
+    ids=["drop first", "drop last", "permute", "add", "update"],
+)
+def test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew(name, change):
+    hidden_states, weight = head(4)
+    sampler = LMHeadSampler(weight, backend="torch")
+    batch = SamplingBatch.from_params(plain(3), vocab_size=V, max_rows=4)
+    masks = {
+        "grammar_bitmask": lambda ids: bitmask_of([{i} for i in ids], V),
+        "forced_token_ids": torch.tensor,
+    }
+    setattr(batch, name, masks[name]([3, 9, 4]))
+    assert sampler(hidden_states[:3], batch, 0).token_ids.tolist() == [3, 9, 4]
+    change(batch)
+    rows = batch.rows
+    with pytest.raises(ValueError, match=f"batch.{name}: .*assign"):
+        sampler(hidden_states[:rows], batch, 0)
+    setattr(batch, name, masks[name]([5, 6, 7, 8][:rows]))
+    assert sampler(hidden_states[:rows], batch, 0).token_ids.tolist() == [5, 6, 7, 8][:rows]
+
+
+def test_a_mask_is_read_when_a_step_is_made_and_has_a_row_for_each_of_the_steps():
+    hidden_states, weight = head(2)
+    sampler, batch = LMHeadSampler(weight), SamplingBatch.from_params(plain(2), vocab_size=V)
+    forced = torch.tensor([1, 2])
+    batch.forced_token_ids = forced
+    assert sampler(hidden_states, batch, 0).token_ids.tolist() == [1, 2]
+    forced[1] = 5
+    assert sampler(hidden_states, batch, 0).token_ids.tolist() == [1, 5]
+    batch.forced_token_ids = torch.tensor([1, 2, 3, 4])  # of a verification
+    with pytest.raises(ValueError, match="a row for each of the 2 rows of the step, got 4"):
+        sampler(hidden_states, batch, 0)
+
+
+@pytest.mark.parametrize(("backend", "shards"), [("torch", 1), ("triton", 1), ("triton", 3)])
+def test_min_tokens_empties_no_row(backend, shards):
+    """Where the grammar and the allowed ids leave stop ids alone, those may be drawn."""
+    stop = {"min_tokens": 5, "stop_token_ids": [28, 2, 2]}
+    params = [
+        SamplingParams(seed=0, **stop),
+        SamplingParams(seed=1, **stop, allowed_token_ids=[2, 28]),
+        SamplingParams(seed=2, **stop, allowed_token_ids=[2, 3]),
+        SamplingParams(seed=3, **stop, allowed_token_ids=[2, 3]),
+        SamplingParams(seed=4, **stop),
+        SamplingParams(seed=5, **stop),
+    ]
+    grammar = [None, None, None, {1, 2}, {28}, {28, 30}]  # 30 is behind the vocabulary
+    allowed = [set(range(V)) - {2, 28}, {2, 28}, {3}, {2}, {28}, {28}]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    batch.grammar_bitmask = bitmask_of(grammar, 32)
+    logits = torch.zeros(6, V)
+    processed = reference.processed_logits(logits, batch)
+    assert [set((row == 0).nonzero().flatten().tolist()) for row in processed] == allowed
+    hidden_states, weight = head(6)
+    tokens = reference.sample(reference.logits(hidden_states, weight), batch, 1).token_ids
+    world = VirtualWorld([VocabShard.even(V, rank, shards) for rank in range(shards)])
+    samplers = [
+        LMHeadSampler(weight[s.start : s.stop], group=ranks, backend=backend)
+        for s, ranks in zip(world.shards, world.ranks, strict=True)
+    ]
+    for out in world.step(samplers, hidden_states, batch, 1):
+        assert torch.equal(out.token_ids, tokens)
+    for _ in range(5):
+        batch.append(torch.zeros(6, dtype=torch.int64))
+    batch.grammar_bitmask = None
+    assert (reference.processed_logits(logits, batch)[0] == 0).all()
+
+
+def test_min_tokens_over_the_whole_vocabulary_hold_back_nothing():
+    params = SamplingParams(seed=1, min_tokens=3, stop_token_ids=list(range(V)))
+    batch = SamplingBatch.from_params([params], vocab_size=V)
+    assert (reference.processed_logits(torch.zeros(1, V), batch) == 0).all()

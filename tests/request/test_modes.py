@@ -1,0 +1,154 @@
+"""The caller's modes of torch enter no token, and no step keeps an autograd graph."""
+
+import contextlib
+import functools
+import gc
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.small_heads import BACKENDS, D, V, head, plain
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, torch.float16])
+def test_the_default_dtype_enters_no_token(default):
+    params = [
+        SamplingParams(seed=1, repetition_penalty=1.1, frequency_penalty=0.3, presence_penalty=0.1),
+        SamplingParams(seed=2, logit_bias={3: 0.1, 4: -77.7}, top_p=0.7, logprobs=2),
+        SamplingParams(seed=3, min_p=0.013, top_k=7, temperature=0.7),
+    ]
+    hidden_states, weight = head(3)
+
+    def run() -> list[torch.Tensor]:
+        batch = SamplingBatch.from_params(params, vocab_size=V, output_token_ids=[[3, 3, 4]] * 3)
+        logits = reference.logits(hidden_states, weight, logit_softcap=7.1, logit_scale=0.3)
+        oracle = reference.sample(logits, batch, 5)
+        found = [reference.processed_logits(logits, batch), oracle.token_ids]
+        for backend in BACKENDS:
+            sampler = LMHeadSampler(weight, backend=backend, logit_softcap=7.1, logit_scale=0.3)
+            out = sampler(hidden_states, batch, 5)
+            assert out.logprobs is not None
+            found += [out.token_ids, out.logprobs.values]
+        return found
+
+    expected = run()
+    torch.set_default_dtype(default)
+    try:
+        got = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for ours, wanted in zip(got, expected, strict=True):
+        assert ours.dtype == wanted.dtype
+        assert torch.allclose(ours, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+MODES: dict[str, Any] = {
+    "inference": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "grad": contextlib.nullcontext,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+def _story(backend: str, inside: str, outside: str) -> list[list[int]]:
+    """Tokens of a batch that is built, stepped and changed under two modes in turn."""
+    first, second = MODES[inside], MODES[outside]
+    params = [
+        SamplingParams(seed=1, repetition_penalty=1.3, logprobs=1),
+        SamplingParams(seed=2, top_p=0.8),
+        SamplingParams(seed=3, bad_words=[[5, 6]], min_tokens=2, stop_token_ids=[3]),
+        SamplingParams(allowed_token_ids=[1, 2], seed=5),
+    ]
+    hidden_states, weight = head(8)
+    weight.requires_grad_(True)
+    with first():
+        sampler = LMHeadSampler(weight, backend=backend, max_rows=16, desync_every=2)
+        batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=5)
+    tokens = []
+    for number, mode in enumerate((second, first, second, first)):
+        with mode():
+            out = sampler(hidden_states[:4] * 1.0, batch, number)
+            tokens.append(out.token_ids.tolist())
+        with (first if number % 2 else second)():
+            batch.append(out.token_ids)
+    with second():
+        batch.add(SamplingParams(presence_penalty=1.0, seed=6))
+    with first():
+        drafts = torch.zeros(5, 1, dtype=torch.int64)
+        states = hidden_states[[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]].view(5, 2, D)
+        tokens += verify(sampler, states, drafts, batch, 9).token_ids.tolist()
+        batch.permute([4, 3, 2, 1, 0])
+    with second():
+        batch.drop([0, 1])
+        tokens.append(sampler(hidden_states[:3], batch, 10).token_ids.tolist())
+    return tokens
+
+
+@functools.cache
+def _story_with_gradients() -> list[list[int]]:
+    return _story("torch", "grad", "grad")
+
+
+@pytest.mark.parametrize(
+    ("backend", "inside", "outside"),
+    [("torch", *pair) for pair in itertools.permutations(MODES, 2)]
+    + [("triton", "inference", "grad"), ("triton", "grad", "inference")],
+)
+def test_sampler_batch_and_steps_may_each_be_under_another_mode(backend, inside, outside):
+    assert _story(backend, inside, outside) == _story_with_gradients()
+
+
+def test_a_mask_may_be_assigned_under_inference_mode():
+    hidden_states, weight = head(3)
+    sampler = LMHeadSampler(weight, backend="torch")
+    batch = SamplingBatch.from_params(plain(2), vocab_size=V, max_rows=3)
+    with torch.inference_mode():
+        batch.forced_token_ids = torch.tensor([3, 4])
+    batch.append(sampler(hidden_states[:2], batch, 0).token_ids)
+    batch.add(SamplingParams(seed=2, presence_penalty=1.0))
+    batch.forced_token_ids = None
+    fresh = SamplingBatch.from_params(
+        [*plain(2), SamplingParams(seed=2, presence_penalty=1.0)], vocab_size=V
+    )
+    tokens = [sampler(hidden_states, each, 1).token_ids for each in (batch, fresh)]
+    assert torch.equal(*tokens)
+
+
+def test_steps_with_gradients_leave_nothing_behind():
+    """A model's own weight requires a gradient; the graph of a step must not outlive it."""
+    hidden_states, weight = head(4)
+    weight.requires_grad_(True)
+    hidden_states.requires_grad_(True)
+    bias = torch.zeros(V, requires_grad=True)
+    sampler = LMHeadSampler(weight, bias=bias, backend="torch")
+    params = [
+        SamplingParams(seed=1, top_p=0.8),
+        SamplingParams(seed=2, logprobs=2, presence_penalty=1.0),
+        SamplingParams(seed=3, top_k=300, top_p=0.9),
+        SamplingParams(seed=4),
+    ]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+
+    def graph_nodes() -> int:
+        with warnings.catch_warnings():  # some objects warn when they are looked at
+            warnings.simplefilter("ignore")
+            return sum("Backward" in type(x).__name__ for x in gc.get_objects())
+
+    before = graph_nodes()
+    drafts = torch.zeros(4, 1, dtype=torch.int64)
+    states = hidden_states.unsqueeze(1).expand(4, 2, D)
+    for step in range(3):
+        out = sampler(hidden_states, batch, step)
+        assert not any(
+            tensor.requires_grad
+            for tensor in (*vars(sampler.local._logits).values(), out.logprobs.values)
+            if isinstance(tensor, torch.Tensor)
+        )
+        for method in ("coupled", "rejection", "block"):
+            verify(sampler, states, drafts, batch, step, method=method)
+        assert not sampler.prompt_logprobs(hidden_states, torch.arange(4)).values.requires_grad
+    assert graph_nodes() == before
