@@ -8,7 +8,7 @@ batch changes its size, and the tokens are those of a call outside. Without `des
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,30 +19,11 @@ from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchPlan, BatchView
 
-
-class _Sampler(Protocol):
-    """The part of an `LMHeadSampler` that the operator calls."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def __call__(
-        self,
-        hidden_states: Tensor,
-        batch: BatchView,
-        positions: Tensor,
-        *,
-        num_samples: int | None = None,
-    ) -> SampleOutput: ...
-
-    def forget_step(self) -> None: ...
+# An operator takes tensors and numbers, so it finds its `LMHeadSampler` by number.
+_samplers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
-# An operator takes tensors and numbers, so it finds its sampler by number.
-_samplers: WeakValueDictionary[int, _Sampler] = WeakValueDictionary()
-
-
-def register(sampler: _Sampler) -> int:
+def register(sampler: object) -> int:
     """Return a number that stands for the sampler as long as it lives."""
     handle = len(_samplers)
     while handle in _samplers:

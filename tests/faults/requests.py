@@ -229,8 +229,8 @@ tpsample/steps.py tests/sampler/test_on_failed.py
     > test_rows_that_fail_return_it_and_their_status_still_tells
 tpsample/agreement/construction.py tests/request/test_modes.py
     the weight keeps its gradient
-    - arguments.weight.detach()
-    + arguments.weight
+    - weight.detach()
+    + weight
     > test_steps_with_gradients_leave_nothing_behind
 tpsample/core/tensors.py tests/request/test_modes.py
     a step buffer grows under inference mode

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int, describe, fits, require_plain
+from tpsample.core.checks import check_int, describe, fits, real_number, require_plain
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
@@ -24,50 +22,52 @@ ScreeningName = Literal["int8"]
 MAX_CHUNKS = 64
 
 
-@dataclass(frozen=True)
-class SamplerArguments:
-    """The arguments of `LMHeadSampler` that can be checked on one rank alone."""
+_INTEGERS = {
+    "vocab_size": (1, MAX_VOCAB_SIZE),
+    "max_rows": (1, 2**20),
+    "chunks": (1, MAX_CHUNKS),
+    "desync_every": (0, 2**31 - 1),
+    "on_failed": (NO_TOKEN, MAX_VOCAB_SIZE - 1),
+}
+"""The least and the largest value."""
+_CHOICES = {
+    "exchange": get_args(ExchangeName),
+    "backend": get_args(BackendName),
+    "screening": (None, *get_args(ScreeningName)),
+}
 
-    weight: Tensor
-    vocab_size: int | None
-    shard: VocabShard | None
-    bias: Tensor | None
-    head: Head
-    max_rows: int
-    exchange: ExchangeName
-    chunks: int
-    philox_rounds: int
-    backend: BackendName
-    screening: ScreeningName | None
-    desync_every: int
-    on_failed: int = NO_TOKEN
 
-    def __post_init__(self) -> None:
-        _check_weight(self.weight)
-        if self.vocab_size is not None:
-            self._int("vocab_size", 1, MAX_VOCAB_SIZE)
-        if self.shard is not None:
-            _check_shard(self.shard, self.weight, self.vocab_size)
-        if self.bias is not None:
-            _check_bias(self.bias, self.weight)
-        object.__setattr__(self, "head", _checked_head(self.head))
-        self._int("max_rows", 1, 2**20)
-        self._int("chunks", 1, MAX_CHUNKS)
-        _check_choice("exchange", self.exchange, get_args(ExchangeName))
-        _check_choice("backend", self.backend, get_args(BackendName))
-        _check_choice("screening", self.screening, (None, *get_args(ScreeningName)))
-        if self.screening is not None and self.weight.shape[1] == 0:
-            raise ValueError(
-                f'screening: "{self.screening}" copies a weight, and lm_head_weight has no column; '
-                "leave it out"
-            )
-        object.__setattr__(self, "philox_rounds", check_rounds(self.philox_rounds))
-        self._int("desync_every", 0, 2**31 - 1)
-        self._int("on_failed", NO_TOKEN, MAX_VOCAB_SIZE - 1)
+def checked_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `LMHeadSampler`, as far as one rank alone can check them.
 
-    def _int(self, name: str, low: int, high: int) -> None:
-        """Check an integer, and keep it as one of Python's: others cannot be sent as JSON."""
-        object.__setattr__(self, name, check_int(name, getattr(self, name), low, high))
+    Numbers become those of Python, because others cannot be sent as JSON. `head` is a `Head` of
+    `logit_scale` and `logit_softcap`, `weight` is lm_head_weight, and `group` is not among them.
+
+    Raises:
+        TypeError, ValueError: one is wrong; the message names it.
+    """
+    weight, vocab_size, shard, bias = (given[n] for n in ("weight", "vocab_size", "shard", "bias"))
+    _check_weight(weight)
+    integers = {
+        name: check_int(name, given[name], *bounds)
+        for name, bounds in _INTEGERS.items()
+        if name != "vocab_size" or vocab_size is not None
+    }
+    if shard is not None:
+        _check_shard(shard, weight, vocab_size)
+    if bias is not None:
+        _check_bias(bias, weight)
+    for name, choices in _CHOICES.items():
+        if given[name] not in choices:
+            expected = ", ".join(map(str, choices))
+            raise ValueError(f"{name}: expected one of {expected}, got {given[name]!r}")
+    if given["screening"] is not None and weight.shape[1] == 0:
+        raise ValueError(
+            f'screening: "{given["screening"]}" copies a weight, and lm_head_weight has no column; '
+            "leave it out"
+        )
+    rounds = check_rounds(given["philox_rounds"])
+    return given | integers | {"head": _checked_head(given["head"]), "philox_rounds": rounds}
 
 
 def resolve_shards(
@@ -115,14 +115,6 @@ def resolve_shards(
                 f"{given[rank]}, got {weight_rows[rank]}"
             )
     return vocab_size, given
-
-
-def check_on_failed(on_failed: int, vocab_size: int) -> None:
-    """Check that the token of failed rows is -1 or a token."""
-    if on_failed >= vocab_size:
-        raise RankMismatch(
-            f"on_failed: expected -1 or an id below vocab_size={vocab_size}, got {on_failed}"
-        )
 
 
 def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[int | None]) -> None:
@@ -203,22 +195,9 @@ def _check_bias(bias: Tensor, weight: Tensor) -> None:
 
 def _checked_head(head: Head) -> Head:
     """Return the head with floats of Python's, because other numbers cannot be sent as JSON."""
-    if not _is_real(head.logit_scale) or head.logit_scale == 0:
+    scale, cap = real_number(head.logit_scale), head.logit_softcap
+    if not math.isfinite(scale) or scale == 0:
         raise ValueError(f"logit_scale: expected a finite number ≠ 0, got {head.logit_scale!r}")
-    cap = head.logit_softcap
-    if cap is not None and (not _is_real(cap) or cap <= 0):
+    if cap is not None and not (math.isfinite(real_number(cap)) and real_number(cap) > 0):
         raise ValueError(f"logit_softcap: expected None or a finite number > 0, got {cap!r}")
-    return Head(float(head.logit_scale), None if cap is None else float(cap))
-
-
-def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(map(str, choices))}, got {value!r}")
-
-
-def _is_real(value: Any) -> bool:
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    try:
-        return is_real and math.isfinite(value)
-    except OverflowError:  # an int beyond any float
-        return False
+    return Head(scale, None if cap is None else real_number(cap))

@@ -11,12 +11,7 @@ from typing import Any
 
 import torch
 
-from tpsample.agreement.arguments import (
-    SamplerArguments,
-    check_on_failed,
-    check_sliced,
-    resolve_shards,
-)
+from tpsample.agreement.arguments import check_sliced, checked_arguments, resolve_shards
 from tpsample.agreement.dtensor import local_arguments
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
@@ -43,7 +38,7 @@ def agree(group: object, **given: Any) -> Settings:
 
     Args:
         group: as `LMHeadSampler` takes it. If it is no group, the default group is told.
-        given: the fields of `SamplerArguments`.
+        given: the arguments that `checked_arguments` takes.
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank.
@@ -56,43 +51,47 @@ def agree(group: object, **given: Any) -> Settings:
         ranks, error = ranks_of(None), error or wrong
     record: dict[str, Any] = {}
     try:
-        arguments = SamplerArguments(**given)
-        backend = _backend(arguments)
-        record = _record(arguments, backend)
+        given = checked_arguments(given)
+        backend = _backend(given)
+        record = _record(given, backend)
     except (TypeError, ValueError) as wrong:
         error = error or wrong
     records = gather_or_raise(ranks, record, error)
     require_equal([r["same"] for r in records])
     rows = [r["weight_rows"] for r in records]
-    if arguments.shard is None:
-        check_sliced(arguments.vocab_size, rows, [r["weight"] for r in records])
+    if given["shard"] is None:
+        check_sliced(given["vocab_size"], rows, [r["weight"] for r in records])
     if any(record["versions"] != records[0]["versions"] for record in records):
         log.warning("versions differ between ranks: %s", [r["versions"] for r in records])
     named = [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records]
     try:
-        vocab_size, shards = resolve_shards(arguments.vocab_size, named, rows)
-        check_on_failed(arguments.on_failed, vocab_size)
+        vocab_size, shards = resolve_shards(given["vocab_size"], named, rows)
+        if given["on_failed"] >= vocab_size:
+            raise RankMismatch(
+                f"on_failed: expected -1 or an id below vocab_size={vocab_size}, got "
+                f"{given['on_failed']}"
+            )
     except RankMismatch as wrong:
         if ranks.world_size == 1:  # there is nobody to disagree with
             raise ValueError(str(wrong)) from None
         raise
-    bias = arguments.bias
+    weight, bias = given["weight"], given["bias"]
     settled = {
         "vocab_size": vocab_size,
         "shard": shards[ranks.rank],
         "backend": backend,
-        "exchange": choose_exchange(arguments.exchange, ranks, [r["reach"] for r in records]),
+        "exchange": choose_exchange(given["exchange"], ranks, [r["reach"] for r in records]),
         # A model's own weight may require a gradient, which no step has.
-        "weight": arguments.weight.detach(),
+        "weight": weight.detach(),
         "bias": None if bias is None else bias.detach(),
     }
     return Settings(
         ranks=ranks,
-        may_fall_back=arguments.exchange == "auto",
+        may_fall_back=given["exchange"] == "auto",
         hosts=[record["reach"]["host"] for record in records],
-        overlap=kernels_overlap(arguments.weight.device),
+        overlap=kernels_overlap(weight.device),
         seeds=SeedSource(records[0]["seed_root"]),
-        **vars(arguments) | settled,
+        **given | settled,
     )
 
 
@@ -105,9 +104,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _backend(arguments: SamplerArguments) -> ChosenBackend:
+def _backend(given: dict[str, Any]) -> ChosenBackend:
     """Return the backend that the arguments name, checked."""
-    device, backend = arguments.weight.device, arguments.backend
+    device, backend, screening = given["weight"].device, given["backend"], given["screening"]
     check_current(device)
     chosen = default_backend(device) if backend == "auto" else backend
     if chosen == "triton" and device.type != "cuda" and not interpreted():
@@ -121,13 +120,12 @@ def _backend(arguments: SamplerArguments) -> ChosenBackend:
         )
     if chosen == "numba" and (reason := numba_missing()) is not None:
         raise ValueError(f'backend: "numba" is not available: {reason}')
-    if arguments.screening and chosen == "torch":
+    if screening and chosen == "torch":
         way_out = (
             numba_missing() if device.type == "cpu" and backend == "auto" else 'use backend="auto"'
         )
         raise ValueError(
-            f'screening: "{arguments.screening}" needs backend "triton" or "numba", got "torch": '
-            f"{way_out}"
+            f'screening: "{screening}" needs backend "triton" or "numba", got "torch": {way_out}'
         )
     return chosen
 
@@ -155,16 +153,16 @@ def _weight_digest(weight: torch.Tensor) -> int | None:
     return digest_bits(few)
 
 
-def _record(arguments: SamplerArguments, backend: str) -> dict[str, Any]:
+def _record(given: dict[str, Any], backend: str) -> dict[str, Any]:
     """Return what the ranks compare, as plain JSON values."""
-    weight, shard = arguments.weight, arguments.shard
-    same = {name: value for name, value in vars(arguments).items() if name not in _OWN} | {
+    weight, shard = given["weight"], given["shard"]
+    same = {name: value for name, value in given.items() if name not in _OWN} | {
         "layout": LAYOUT,
         "hidden_size": weight.shape[1],
         "dtype": str(weight.dtype),
         "device": weight.device.type,
-        "bias": arguments.bias is not None,
-        **asdict(arguments.head),
+        "bias": given["bias"] is not None,
+        **asdict(given["head"]),
         "backend": backend,
         "tile_table": tile_table.fingerprint() if backend == "triton" else None,
         "tpsample": __version__,

@@ -36,7 +36,7 @@ def local_arguments(
 
     Args:
         group: as `LMHeadSampler` takes it.
-        given: the fields of `SamplerArguments`.
+        given: the arguments that `checked_arguments` takes.
     """
     weight = given["weight"]
     if not is_dtensor(weight):

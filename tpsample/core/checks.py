@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
-from typing import SupportsInt, TypeGuard
+from numbers import Integral, Real
+from typing import Any, SupportsInt, TypeGuard
 
 import torch
 from torch import Tensor
@@ -43,6 +44,17 @@ def is_integer(value: object) -> TypeGuard[SupportsInt]:
         whole = not value.is_floating_point() and not value.is_complex()
         return value.ndim == 0 and whole and value.dtype != torch.bool
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def real_number(value: Any) -> float:
+    """Return a real number as a float; infinite if it is too large, NaN if it is no number."""
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_real:
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def is_listing(value: object) -> bool:

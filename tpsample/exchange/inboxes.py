@@ -77,20 +77,14 @@ class SharedFiles(PeerMemory):
     def __init__(self, ranks: Ranks, shape: tuple[int, ...]) -> None:
         self._ranks = ranks
         path = ""
-        error: Exception | None = None
         try:
-            descriptor, path = tempfile.mkstemp(prefix=self._PREFIX, dir=self.FOLDER)
-            os.ftruncate(descriptor, 8 * math.prod(shape))
-            os.close(descriptor)
-        except OSError as wrong:
-            error = wrong
-        try:
-            paths = [record["path"] for record in gather_or_raise(ranks, {"path": path}, error)]
-            try:
+            with _on_every_rank(ranks):
+                descriptor, path = tempfile.mkstemp(prefix=self._PREFIX, dir=self.FOLDER)
+                os.ftruncate(descriptor, 8 * math.prod(shape))
+                os.close(descriptor)
+            paths = [record["path"] for record in ranks.gather({"path": path})]
+            with _on_every_rank(ranks):
                 self.mapped = [self.map_file(path, shape) for path in paths]
-            except RuntimeError as wrong:
-                error = wrong
-            gather_or_raise(ranks, {}, error)
         finally:
             if path:
                 os.unlink(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,17 +17,6 @@ from tpsample.request.seeds import SeedSource
 from tpsample.request.step import Inputs
 
 T = TypeVar("T")
-S = TypeVar("S")
-
-
-class _HalvedSampler(Protocol[S]):
-    """An `LMHeadSampler`, which makes a call in two halves."""
-
-    def start(self, inputs: Inputs, *arguments: Any, **options: Any) -> S:
-        """Do the local step."""
-
-    def finish(self, step: S) -> SampleOutput:
-        """Wait for the other ranks."""
 
 
 class VirtualWorld:
@@ -56,22 +45,19 @@ class VirtualWorld:
         self._allocations: list[Tensor] = []
 
     def step(
-        self,
-        samplers: Sequence[_HalvedSampler[S]],
-        hidden_states: Tensor,
-        *arguments: Any,
-        **options: Any,
+        self, samplers: Sequence[Any], hidden_states: Tensor, *arguments: Any, **options: Any
     ) -> list[SampleOutput]:
-        """Return what every rank's sampler returns, called with these arguments.
+        """Return what the `LMHeadSampler` of every rank returns, called with these arguments.
 
         All local steps come first, since one process cannot wait for its own other ranks. The last
         ranks may be left out, as if they had died.
         """
 
-        def step(sampler: _HalvedSampler[S], ranks: VirtualRanks) -> SampleOutput:
+        def step(sampler: Any, ranks: VirtualRanks) -> SampleOutput:
             started = sampler.start(Inputs(hidden_states), *arguments, **options)
             ranks.meet()
-            return sampler.finish(started)
+            out: SampleOutput = sampler.finish(started)
+            return out
 
         each = zip(samplers, self.ranks, strict=False)
         return self.run([partial(step, *of_rank) for of_rank in each])

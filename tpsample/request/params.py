@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from numbers import Real
 from typing import Any, Literal, get_args
 
-from tpsample.core.checks import is_integer, is_listing
+from tpsample.core.checks import is_integer, is_listing, real_number
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.request.unknown_fields import refuses_unknown_fields
 
@@ -199,7 +198,7 @@ class SamplingParams:
         self, name: str, ok: Callable[[float], bool], expected: str, *, fp32: bool = True
     ) -> None:
         value = getattr(self, name)
-        number = _number(value)
+        number = real_number(value)
         becomes = _fp32(number) if fp32 else number
         if not math.isfinite(becomes) or not ok(number) or not ok(becomes):
             rounded = f", which is {becomes:g} in fp32" if number != becomes == becomes else ""
@@ -260,22 +259,11 @@ def _bias(biases: Any) -> dict[int, float]:
         raise TypeError(f"logit_bias: expected a mapping of token id to bias, got {biases!r}")
     checked = {}
     for token_id, bias in biases.items():
-        number = _number(bias)
+        number = real_number(bias)
         if not math.isfinite(number):
             raise ValueError(f"logit_bias[{token_id}]: expected a number, got {bias!r}")
         checked[_token_id("logit_bias", token_id)] = number
     return dict(sorted(checked.items()))
-
-
-def _number(value: Any) -> float:
-    """Return a real number as a float; infinite if it is too large, NaN if it is no number."""
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_real:
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def _fp32(value: float) -> float:
