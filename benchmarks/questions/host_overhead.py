@@ -21,16 +21,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from benchmarks.lab import machine
+from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.problem import Problem, make_weight
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, VocabShard
 from tpsample.exchange import decode_triton
@@ -40,25 +38,6 @@ from tpsample.ranks.ranks import Ranks
 
 ROUNDS = 7
 KERNELS = ((triton_backend, "lm_head_kernel"), (decode_triton, "decode_kernel"))
-
-
-class NoDriver:
-    """In place of Triton's CUDA driver: an H200 that forgets every launch."""
-
-    launcher_cls = staticmethod(lambda source, metadata: lambda *launch: None)
-    utils = SimpleNamespace(
-        load_binary=lambda *binary: (1, 1, 32, 0, 1024),
-        get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
-    )
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
 
 
 class NoKernel:
@@ -103,7 +82,7 @@ def overheads(rows: int, steps: int) -> dict[str, float]:
 
     with without_kernels():
         alone = host_us(step, steps)
-    driver.set_active(NoDriver())  # for good: this process has no other
+    AbsentGpu().take()
     return {"tpsample_us": alone, "tpsample_and_triton_us": host_us(step, steps)}
 
 

@@ -18,9 +18,9 @@ from multiprocessing import get_context
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from benchmarks.lab.absent import AbsentGpu
+from benchmarks.lab.launches import Launch
 from benchmarks.static.sass import main_loop, opcodes
 
 _TOOLS = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
@@ -57,27 +57,8 @@ GPUS = {
 
 
 @dataclass(frozen=True)
-class Build:
-    """One kernel, fully specified.
-
-    Attributes:
-        kernel: "module:name".
-        arch: of `GPUS`.
-        types: Triton type of every run-time argument, e.g. "*bf16", "i32".
-        constants: value of every constexpr.
-    """
-
-    kernel: str
-    arch: int
-    types: dict[str, str]
-    constants: dict[str, Any]
-    num_warps: int = 4
-    num_stages: int = 1
-
-
-@dataclass(frozen=True)
 class Binary:
-    """The result of compiling a `Build`."""
+    """The result of compiling a launch."""
 
     registers: int
     stack_bytes: int
@@ -94,30 +75,10 @@ def jitted(kernel: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def compile_build(build: Build) -> Binary:
-    """Compile and disassemble. Pointers and strides count as multiples of 16, as in real use."""
-    function = jitted(build.kernel)
-    signature = {
-        name: "constexpr" if name in build.constants else build.types[name]
-        for name in function.arg_names
-    }
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, (name, parameter) in enumerate(
-            zip(function.arg_names, function.params, strict=True)
-        )
-        if (signature[name].startswith("*") and not parameter.do_not_specialize_on_alignment)
-        or (name.startswith("stride_") and signature[name] != "constexpr")
-    }
-    compiled = triton.compile(
-        ASTSource(fn=function, signature=signature, constexprs=build.constants, attrs=aligned),
-        target=GPUTarget("cuda", build.arch, 32),
-        options={
-            "num_warps": build.num_warps,
-            "num_stages": build.num_stages,
-            "enable_fp_fusion": False,
-        },
-    )
+def compile_build(launch: Launch, arch: int) -> Binary:
+    """Compile and disassemble a launch for an architecture of `GPUS`."""
+    AbsentGpu(arch).take()
+    compiled = launch.compile()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -136,11 +97,13 @@ def compile_build(build: Build) -> Binary:
 
 
 def compile_all(
-    builds: Sequence[Build], processes: int = 2, on_done: Callable[[], None] = lambda: None
+    builds: Sequence[tuple[Launch, int]],
+    processes: int = 2,
+    on_done: Callable[[], None] = lambda: None,
 ) -> list[Binary]:
     """`compile_build` of each, in order, on a few processes."""
     with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
-        futures = [pool.submit(compile_build, build) for build in builds]
+        futures = [pool.submit(compile_build, *build) for build in builds]
         for future in futures:
             future.add_done_callback(lambda _: on_done())
         return [future.result() for future in futures]

@@ -12,8 +12,8 @@ import torch
 import triton
 
 import tpsample.kernels
-from benchmarks.lab.launches import Pointer
-from benchmarks.static.aot import GPUS, Build, jitted
+from benchmarks.lab.launches import Launch, Pointer
+from benchmarks.static.aot import GPUS, jitted
 from benchmarks.static.recorded import recorded
 from tpsample.core.machine import OVERLAP_ARCH
 from tpsample.local import screen_launches
@@ -34,17 +34,6 @@ GREEDY = "benchmarks.lab.kernels:greedy_kernel"
 ROW_NOISE = "benchmarks.lab.kernels:row_noise_kernel"
 SCREEN = "tpsample.kernels.screening:screen_kernel"
 HIDDEN_SIZE = 4096
-
-DTYPES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-    torch.int8: "i8",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.bool: "i1",
-}
 
 _WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
 
@@ -139,12 +128,18 @@ class Subject:
         """Whether the kernel overlaps the one before it, or behind it."""
         return self.arch >= OVERLAP_ARCH and "OVERLAP" in jitted(self.kernel).arg_names
 
-    def build(self, kernel: str | None = None) -> Build:
-        """Return the build to compile; `kernel` takes the place of this subject's own."""
+    def build(self, kernel: str | None = None) -> tuple[Launch, int]:
+        """Return what to compile and for which GPU; `kernel` takes the place of this subject's.
+
+        Pointers and strides count as multiples of 16, as in real use, and no other number does.
+        """
         kernel = kernel or self.kernel
         known = recorded().get(kernel) or recorded()[LM_HEAD] | _OWN
+        function = jitted(kernel)
+        compile_time = {function.arg_names[i] for i in function.constexprs}
+        run_time = {n: self._seen(n, known.get(n)) for n in function.arg_names if n in known}
         constants = known | _CONSTANTS | {"OVERLAP": self.overlap, "LEADS": self.overlap}
-        constants |= {"PREFETCH": 0, **self.constants}
+        constants["PREFETCH"] = 0
         if self.tile is not None:
             if self.overlap and self.product and self.dtype is not None:
                 columns = self.tile.num_stages * self.tile.block_d
@@ -155,35 +150,28 @@ class Subject:
                 "BLOCK_D": self.tile.block_d,
                 "BLOCK_E": self._block_e(self.tile),
             }
-        function = jitted(kernel)
-        compile_time = {function.arg_names[i] for i in function.constexprs} | set(self.constants)
+        arguments = run_time | {n: constants[n] for n in compile_time} | self.constants
         if kernel in (LM_HEAD, SCREEN):
             off = {*_EVERYTHING, *_LIST} & set(function.arg_names) - set(self.uses)
-            compile_time, constants = compile_time | off, constants | dict.fromkeys(off)
-        run_time = [name for name in function.arg_names if name not in compile_time]
-        return Build(
-            kernel=kernel,
-            arch=self.arch,
-            types={name: self._type_of(name, known[name]) for name in run_time},
-            constants={name: constants[name] for name in compile_time},
-            num_warps=self.num_warps,
-            num_stages=self.tile.num_stages if self.tile else 1,
-        )
+            arguments |= dict.fromkeys(off)
+        options = {"num_warps": self.num_warps, "enable_fp_fusion": False}
+        options["num_stages"] = self.tile.num_stages if self.tile else 1
+        return Launch(kernel, tuple((arguments | options).items())), self.arch
 
     def _block_e(self, tile: Tile) -> int:
         if self.kernel == SCREEN:
             return screen_launches.screen_block_e(tile, self.edits)
         return tile.block_e("num_samples" in self.uses, "mask_ptr" in self.uses, self.edits)
 
-    def _type_of(self, argument: str, value: Any) -> str:
-        """Return Triton's type of a recorded argument; the weight has the dtype of the line."""
-        if isinstance(value, float):
-            return "fp32"
-        if not isinstance(value, Pointer):
-            return "i32"
-        # The 8-bit product stands beside 16-bit weights.
-        of_weight = argument in _WEIGHT_TYPED and self.dtype not in (None, torch.int8)
-        return f"*{DTYPES[self.dtype if of_weight else value.dtype]}"  # type: ignore[index]
+    def _seen(self, argument: str, value: Any) -> Any:
+        """Return a run-time argument as it is compiled; the weight has the dtype of the line."""
+        if isinstance(value, Pointer):
+            # The 8-bit product stands beside 16-bit weights.
+            of_weight = argument in _WEIGHT_TYPED and self.dtype not in (None, torch.int8)
+            return Pointer(self.dtype if of_weight else value.dtype)  # type: ignore[arg-type]
+        if isinstance(value, int):
+            return 16 if argument.startswith("stride_") else 17
+        return value
 
 
 def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:

@@ -39,7 +39,6 @@ from benchmarks.lab import text
 from benchmarks.lab.problem import tile_text
 from benchmarks.static.aot import GPUS, Binary, compile_all, jitted, programs_per_sm
 from benchmarks.static.builds import (
-    DTYPES,
     GREEDY,
     LM_HEAD,
     ROW_NOISE,
@@ -60,6 +59,7 @@ from benchmarks.static.sass import (
 )
 from tpsample.local.tile_table import Tile, all_tiles
 
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int8: "i8"}
 MAX_EPILOGUE = 30.0
 FLASHSAMPLING_EPILOGUE = 104.8
 """The epilogue of FlashSampling (arXiv 2603.15854: `tl.rand` and two software logarithms) copied

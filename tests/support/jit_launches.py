@@ -11,17 +11,15 @@ whose value makes another kernel.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.jit import JITFunction
 
+from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.allocations import Operators
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
@@ -41,9 +39,6 @@ V, D, ROWS, MAX_ROWS = 8000, 64, 3, 16
 CPU = torch.device("cpu")
 TILE = Tile(64, 16, 64, num_warps=4, num_stages=2)
 
-SHARED_BYTES = 227 * 1024
-"""The shared memory of a program on an H200."""
-
 
 def _launcher(source: Any, metadata: Any) -> Any:
     """Return the launcher that Triton 3.6 builds with a C compiler, where it does so."""
@@ -52,20 +47,8 @@ def _launcher(source: Any, metadata: Any) -> Any:
 
 def only_compile() -> list[tuple[Any, str]]:
     """Make launches compile and no more; returns where they are listed."""
-    loaded = types.SimpleNamespace(
-        get_device_properties=lambda _: {"max_shared_mem": SHARED_BYTES},
-        load_binary=lambda *_: (object(), 0, 0, 0, 1024),
-    )
-    triton.runtime.driver.set_active(
-        types.SimpleNamespace(
-            utils=loaded,
-            launcher_cls=_launcher,
-            get_current_target=lambda: GPUTarget("cuda", 90, 32),
-            get_current_device=lambda: 0,
-            get_current_stream=lambda _: 0,
-            get_active_torch_device=lambda: CPU,
-        )
-    )
+    AbsentGpu.launcher_cls = staticmethod(_launcher)  # type: ignore[method-assign]
+    AbsentGpu().take()
     launches: list[tuple[Any, str]] = []
     run = JITFunction.run
 
