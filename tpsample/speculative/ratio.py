@@ -67,7 +67,7 @@ def verify_by_ratio(
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     laws = Laws.of(stored, batch, drafts, draft, out.status.view(num_rows, width), ranks)
 
-    seed = batch.seed[::width].contiguous()
+    seed = batch.seed[::width].clone()  # the output is a value
     u = uniforms(seed, positions, width)
     if block:
         stop, coefficient = stop_block(laws, u, ranks)
