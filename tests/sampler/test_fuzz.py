@@ -105,8 +105,9 @@ def test_mixtures_on_ranks(world_size, rows):
     _sum(results).require_none_wrong(f"{world_size} ranks")
 
 
-def test_mixtures_through_the_kernels():
-    _through_the_kernels(1, 15).require_none_wrong("virtual ranks, interpreter")
+@pytest.mark.parametrize("seed", [1, 4], ids=["rows", "slots"])
+def test_mixtures_through_the_kernels(seed):
+    _through_the_kernels(seed, 10).require_none_wrong("virtual ranks, interpreter")
 
 
 @pytest.mark.long
