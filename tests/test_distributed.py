@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.commands import STARTERS, run_command
+from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import distributed
 from tpsample.distributed import LaunchError, Place, from_environment, join
@@ -109,6 +111,8 @@ def test_more_ranks_than_gpus_raises_on_every_rank(
     place = Place(local_rank, 3, local_rank, local_world_size, "torchrun")
     with pytest.raises(LaunchError, match="3 ranks on this machine, 2 GPUs"):
         distributed.device_of(place)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # as where they are hidden
+    assert distributed.device_of(place).type == "cpu"
 
 
 def test_store_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,19 +175,43 @@ def test_a_rank_that_fails_ends_the_job(source: str, body: Path) -> None:
     assert "planted" in done.stderr + done.stdout
 
 
-def test_variables_of_a_launcher_and_an_address_are_enough(body: Path) -> None:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+def test_variables_of_a_launcher_and_an_address_are_enough(body: Path) -> None:
     env = {
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_TASKS_PER_NODE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(_free_port()),
     }
     both = 'for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & done; wait'
     done = run_command(*("bash", "-c", both, "bash", sys.executable, body, "all work"), env=env)
     assert "joined 2 Slurm 3 [0, 1]" in done.stdout, done.stderr
+
+
+def _by_interface(ports: tuple[int, int]) -> list[str]:
+    """Join by an interface that is not there, then by the right one."""
+    rank, found = dist.get_rank(), []
+    dist.destroy_process_group()
+    os.environ.update(RANK=f"{rank}", WORLD_SIZE="2", LOCAL_RANK=f"{rank}", LOCAL_WORLD_SIZE="2")
+    for name, port in zip(("nowhere0", "lo"), ports, strict=True):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}", GLOO_SOCKET_IFNAME=name)
+        try:
+            with join() as job:
+                found += job.gather(name)
+        except LaunchError as error:
+            found.append(str(error))
+    return found
+
+
+def test_ranks_that_do_not_reach_each_other_are_told_the_variable() -> None:
+    for said, *names in run_ranks(2, _by_interface, (_free_port(), _free_port())):
+        assert "its interface is nowhere0. Set GLOO_SOCKET_IFNAME to the" in said
+        assert names == ["lo", "lo"]
 
 
 def test_importing_tpsample_imports_no_extra() -> None:

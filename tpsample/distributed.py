@@ -209,7 +209,7 @@ def _init_group(place: Place, store: Store | None, device: torch.device, timeout
             timeout=timedelta(seconds=timeout_s),
             device_id=device if gpu else None,
         )
-    except (dist.DistError, OSError) as error:
+    except (RuntimeError, OSError) as error:  # gloo knows no interface of that name, for one
         raise LaunchError(
             f"rank {place.rank} does not reach all others; the ranks meet on {first}, and its "
             f"interface is {os.environ.get('GLOO_SOCKET_IFNAME', 'that of its name')}. Set "

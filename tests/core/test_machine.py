@@ -10,7 +10,7 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.agreement import construction
 from tpsample.core.machine import numba_missing
 
-WAY_OUT = '; install it with: pip install "tpsample[cpu]"'
+WAY_OUT = "; in a clone of tpsample, pip install '.[cpu]'"
 
 
 def _raises(error):

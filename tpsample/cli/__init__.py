@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-
-def how_to_install(extras: str = "cli,hf") -> str:
-    """Return the command that installs some extras; no index of packages has tpsample yet."""
-    return f"in a clone of tpsample, pip install '.[{extras}]'"
+from tpsample.core.machine import how_to_install
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ import tpsample
 from tpsample import reference
 from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
-from tpsample.cli import how_to_install, report
+from tpsample.cli import report
 from tpsample.cli.check import compare
 from tpsample.cli.model import Model
-from tpsample.core.machine import numba_missing
+from tpsample.core.machine import how_to_install, numba_missing
 from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
 from tpsample.ranks.process import ranks_of

@@ -17,9 +17,9 @@ from rich.text import Text
 from torch import Tensor
 
 from tpsample.agreement.dtensor import is_dtensor
-from tpsample.cli import how_to_install
 from tpsample.cli.decode import Decoded
 from tpsample.cli.model import Model
+from tpsample.core.machine import how_to_install
 from tpsample.distributed import Job, LaunchError, Place
 from tpsample.errors import PeerLost
 from tpsample.request.params import SamplingParams

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tpsample.cli import how_to_install
 from tpsample.cli.model import Model
+from tpsample.core.machine import how_to_install
 from tpsample.record.trace import TopKTrace
 
 MAX_LABELS = 100

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tpsample.cli import how_to_install, report
+from tpsample.cli import report
 from tpsample.cli.model import head_loader
+from tpsample.core.machine import how_to_install
 from tpsample.core.word import Status
 from tpsample.record import RowVerdict, verify_record
 

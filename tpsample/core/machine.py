@@ -35,7 +35,10 @@ def kernels_overlap(device: torch.device) -> bool:
 OLDEST = (0, 61)
 """The first Numba that supports numpy 2.1 and Python 3.13."""
 
-WAY_OUT = 'install it with: pip install "tpsample[cpu]"'
+
+def how_to_install(extras: str = "cli,hf") -> str:
+    """Return the command that installs some extras; no index of packages has tpsample yet."""
+    return f"in a clone of tpsample, pip install '.[{extras}]'"
 
 
 @cache
@@ -44,12 +47,12 @@ def numba_missing() -> str | None:
     try:
         numba = importlib.import_module("numba")
     except ImportError as error:
-        return f"Numba cannot be imported ({error}); {WAY_OUT}"
+        return f"Numba cannot be imported ({error}); {how_to_install('cpu')}"
     except Exception as error:  # a broken installation raises whatever it raises
         said = " ".join(str(error).split())
-        return f"Numba is broken ({type(error).__name__}: {said}); {WAY_OUT}"
+        return f"Numba is broken ({type(error).__name__}: {said}); {how_to_install('cpu')}"
     version = tuple(int(part) for part in numba.__version__.split(".")[:2] if part.isdigit())
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return f"Numba {numba.__version__} is older than {oldest}; {WAY_OUT}"
+        return f"Numba {numba.__version__} is older than {oldest}; {how_to_install('cpu')}"
     return None

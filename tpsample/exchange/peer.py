@@ -72,7 +72,7 @@ class PeerExchange(Exchange):
     @property
     def memory(self) -> PeerMemory:
         if self._memory is None:
-            raise RuntimeError("exchange: closed; build a new LMHeadSampler")
+            raise RuntimeError("exchange: closed")
         return self._memory
 
     def begin(self) -> None:

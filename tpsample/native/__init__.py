@@ -1,4 +1,4 @@
 """The kernels of a CPU, compiled by Numba: the counterparts of `tpsample.kernels`.
 
-Numba is an extra (`pip install tpsample[cpu]`). Import this package only where `missing` is None.
+Numba is an extra (`cpu`). Import this package only where `missing` is None.
 """
