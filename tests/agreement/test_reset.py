@@ -1,20 +1,24 @@
-"""reset() lets go of what it replaces: file descriptors and threads stay as many."""
+"""reset() recovers, and lets go of what it replaces: file descriptors and threads stay as many."""
 
 import gc
 import os
 import socket
 import time
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.support.cases import Case, even_shards
+from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, PeerLost, VocabShard
 from tpsample.core.word import pack
+from tpsample.ranks import roll_call
+from tpsample.ranks.bounded_store import BoundedStore
 from tpsample.ranks.virtual import VirtualWorld
 
 EXCHANGES = ("collective", "p2p", "two_level")
@@ -137,3 +141,30 @@ def test_a_reset_clears_the_words(exchange):
         assert not sampler.exchange.words.any()
     for out in world.step(samplers, case.hidden_states, case.batch, case.positions):
         assert torch.equal(out.token_ids, case.oracle().token_ids)
+
+
+def _reset_again(case: Case) -> None:
+    """Resets of rank 0 end: its store is silent, then rank 1 does not come. A reset of both
+    recovers."""
+    shard = VocabShard.even(case.vocab_size, dist.get_rank(), 2)
+    sampler = LMHeadSampler(case.weight[shard.start : shard.stop], backend="torch")
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        with mock.patch.object(roll_call, "GRACE_S", 0.2):
+            silent = mock.patch.object(BoundedStore, "set", return_value=False)
+            with (
+                silent,
+                pytest.raises(PeerLost, match=r"reset: the store .* did not answer within"),
+            ):
+                sampler.reset()
+            with pytest.raises(PeerLost, match="reset: rank 1 did not come"):
+                sampler.reset()
+        store.set("told", "")
+    store.wait(["told"], timedelta(seconds=60 * slowness()))
+    sampler.reset()
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    assert torch.equal(out.token_ids, case.oracle().token_ids)
+
+
+def test_a_reset_that_fails_ends_and_the_next_one_recovers():
+    run_ranks(2, _reset_again, Case.make(60, 3), group_timeout_s=1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
-from tests.support.tiny_model import VOCAB_SIZE, save_tiny_llama
+from tests.support.tiny_model import VOCAB_SIZE, save_tiny_llama, save_tiny_model
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.cli import decode as decoding
 from tpsample.cli.decode import continuation, decode
@@ -98,3 +98,12 @@ def test_the_command_reports_what_drafts_were_worth(tiny: Path) -> None:
     assert re.search(r"accepted +[\d.]+% of [1-9]\d* drafts", done.stdout)
     assert re.search(r"tokens per target step +\d\.\d\d", done.stdout)
     assert re.search(r"same text as plain decoding +5 of 5 rows", done.stdout)
+
+
+def test_a_model_whose_cache_forgets_nothing_decodes_without_drafts(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    options = _options(tmp_path)
+    drafted = invoke("generate", "--backend", "torch", *options)
+    assert drafted.exit_code == 1 and "cannot forget tokens; decode without" in drafted.stderr
+    plain = invoke("generate", "--backend", "torch", *options[:6], "--num-samples", 5)
+    assert "same tokens: 1 rank = oracle (40 tokens compared, 0 differ" in plain.stdout

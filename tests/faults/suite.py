@@ -28,5 +28,5 @@ tpsample/request/selection.py tests/messages/test_advice.py
     a message advises what nobody tried
     - of {out.rows}"
     + of {out.rows}; leave it out"
-    > test_every_advice_is_followed_or_a_list_says_why_not
+    > test_every_advice_is_followed_by_a_test_or_needs_a_gpu
 """)

@@ -193,6 +193,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(model, llama, monkeypatch):
     with pytest.raises(UnsupportedParameter, match=r"LlamaForCausalLM has _OwnLinear; a quantised"):
         generate(other)
     other.lm_head.__class__ = torch.nn.Linear
+    with pytest.raises(UnsupportedParameter, match="its LM head is offloaded; load it onto one"):
+        generate(load(llama).to("meta"))
     other.config.logits_scaling = 3.0  # which a Llama does not look at
     with pytest.raises(UnsupportedParameter, match="changes what its LM head returns in a way"):
         generate(other)

@@ -142,6 +142,17 @@ def test_modes_of_the_surroundings_are_refused_too(monkeypatch):
     told = "entry points vllm.logits_processors: .*; VLLM_COMPUTE_NANS_IN_LOGITS: "
     with pytest.raises(UnsupportedParameter, match=told):
         vllm_modes.check_modes(fakes.runner())
+    monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS")
+    monkeypatch.setattr(vllm_modes, "entry_points", lambda group: [])  # as without the package
+    vllm_modes.check_modes(fakes.runner())
+
+
+@pytest.mark.parametrize(("asynchronous", "v2"), [(False, False), (True, True)])
+def test_without_asynchronous_scheduling_or_with_runner_v2_a_server_starts(asynchronous, v2):
+    each = fakes.runner()
+    each.vllm_config.scheduler_config.async_scheduling = asynchronous
+    each.vllm_config.use_v2_model_runner = v2
+    vllm_modes.check_modes(each)
 
 
 def test_every_refused_mode_has_a_case():

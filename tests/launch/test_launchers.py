@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,19 @@ def test_a_first_machine_that_is_not_there_is_one_line(first: str, said: str) ->
     done = run_command("launch/nodes.sh", env={"FIRST": first, "NNODES": "2", "WAIT": "1"})
     assert done.returncode == 1
     assert re.fullmatch(f"nodes.sh: {said}.*\n", done.stderr), done.stderr
+
+
+def test_an_address_of_this_machine_is_the_first_and_a_longer_wait_finds_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    addresses.main("127.0.0.1:29400", "1")
+    assert capsys.readouterr().out.startswith("1 ")
+    with socket.socket() as first:
+        first.bind(("127.0.0.1", 0))
+        port = first.getsockname()[1]
+        assert not addresses._answers("127.0.0.1", port, 0.1)
+        threading.Timer(0.2, first.listen).start()
+        assert addresses._answers("127.0.0.1", port, 60)
 
 
 def test_a_machine_knows_its_own_addresses() -> None:

@@ -94,8 +94,10 @@ def test_prompt_logprobs_on_virtual_ranks():
 
 def test_a_virtual_rank_alone_refuses_filters_before_it_waits():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=1, top_p=0.5)])
-    _, samplers = _virtual(rows, 2)
+    world, samplers = _virtual(rows, 2)
     with pytest.raises(UnsupportedParameter, match=r"VirtualWorld\.step or \.run"):
         samplers[0](rows.hidden_states, rows.batch, rows.positions)
     with pytest.raises(UnsupportedParameter, match=r"VirtualWorld\.step or \.run"):
         samplers[0].prompt_logprobs(rows.hidden_states, torch.tensor([3]))
+    out = world.step(samplers, rows.hidden_states, rows.batch, rows.positions)[0]
+    assert torch.equal(out.token_ids, rows.oracle().token_ids)

@@ -17,7 +17,6 @@ from tpsample import (
     LMHeadSampler,
     SamplingBatch,
     SamplingParams,
-    UnsupportedParameter,
     reference,
     verify,
 )
@@ -110,10 +109,3 @@ def test_a_sampler_without_a_weight_takes_no_hidden_states():
     for call in calls:
         with pytest.raises(ValueError, match=r"no weight, lm_head_weight is \[9, 0\]; call"):
             call()
-
-
-def test_inside_torch_compile_it_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    case = Case.make(65, 4)
-    with pytest.raises(UnsupportedParameter, match=r"sample_logits: not inside torch\.compile"):
-        sampler_of(case).sample_logits(logits_of(case), case.batch, case.positions)

@@ -34,6 +34,12 @@ def advices() -> dict[str, str]:
     return found
 
 
+def names_of_tests(file: Path) -> set[str]:
+    """Return the names of the functions of a file, its tests among them."""
+    tree = ast.parse(file.read_text())
+    return {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+
+
 def is_said_in(advice: str, message: str) -> bool:
     """Whether a message has this advice."""
     parts = (re.escape(part) for part in advice.split("{}"))
@@ -46,8 +52,10 @@ def _docstrings(tree: ast.AST) -> set[int]:
 
 
 def _texts(node: ast.AST, docstrings: set[int]) -> Iterator[str]:
-    """Yield the texts under a node, those in several parts as one."""
+    """Yield the texts under a node, those in several parts as one, but no help of options."""
     if id(node) in docstrings and isinstance(node, ast.Constant):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "help":
         return
     if isinstance(node, ast.JoinedStr):
         parts = (each.value if isinstance(each, ast.Constant) else "{}" for each in node.values)

@@ -38,10 +38,25 @@ def right_of(
     return found.tolist()  # type: ignore[no-any-return]
 
 
+def _drawn(batch: Any = None, **given: Any) -> list[int]:
+    return tokens(sampler_over(), batch, **given)
+
+
 def _after(*outputs: list[int]) -> SamplingBatch:
     """Return rows with penalties after these tokens."""
     params = [SamplingParams(seed=row, **PENALISED) for row in range(B)]
     return SamplingBatch.from_params(params, vocab_size=V, output_token_ids=list(outputs))
+
+
+def _compiled(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that a compiled function made; the sampler is called outside of it."""
+    return torch.compile(lambda: tensor + 0, backend="eager")()  # type: ignore[no-any-return]
+
+
+def _inside_of_compile() -> list[int]:
+    sampler, batch = sampler_over(), batch_of()
+    step = torch.compile(lambda hidden: sampler(hidden, batch, 0).token_ids + 0, backend="eager")
+    return step(HIDDEN).tolist()
 
 
 def _of_logits(logits: torch.Tensor) -> list[int]:
@@ -62,13 +77,13 @@ def _assigned_anew() -> list[int]:
     batch.forced_token_ids = torch.tensor([3, 9])
     batch.permute([1, 0])
     batch.forced_token_ids = torch.tensor([9, 3])
-    return tokens(sampler_over(), batch)
+    return _drawn(batch)
 
 
 def _masked(name: str, mask: torch.Tensor) -> list[int]:
     batch = batch_of()
     setattr(batch, name, mask)
-    return tokens(sampler_over(), batch)
+    return _drawn(batch)
 
 
 def _two_slots() -> SamplingBatch:
@@ -80,6 +95,11 @@ def _two_slots() -> SamplingBatch:
 def _seeded(*seeds: int, device: Any = None) -> SamplingBatch:
     params = [SamplingParams(seed=each) for each in seeds]
     return SamplingBatch.from_params(params, vocab_size=V, device=device)
+
+
+def _of_temperatures(*values: float) -> SamplingBatch:
+    params = [SamplingParams(temperature=each, seed=row) for row, each in enumerate(values)]
+    return SamplingBatch.from_params(params, vocab_size=V)
 
 
 def _drawn_first() -> tuple[list[int], list[int]]:
@@ -94,20 +114,20 @@ def _drawn_first() -> tuple[list[int], list[int]]:
 def _with_room() -> list[int]:
     batch = SamplingBatch.from_params([SamplingParams(seed=0)], vocab_size=V, max_rows=B)
     batch.add(SamplingParams(seed=1))
-    return tokens(sampler_over(), batch)
+    return _drawn(batch)
 
 
 def _listed() -> list[int]:
     batch = _seeded(0, 1, 2)
     batch.drop(2)
-    return tokens(sampler_over(), batch)
+    return _drawn(batch)
 
 
 def _updated() -> list[int]:
     """A field of a request is changed by a whole request."""
     batch = batch_of()
     batch.update(0, replace(batch.requests[0], temperature=0.3))
-    return tokens(sampler_over(), batch)
+    return _drawn(batch)
 
 
 def _logprobs() -> list[float]:
@@ -132,7 +152,7 @@ def _verified(**options: Any) -> list[int]:
 FOLLOWED: dict[str, Callable[[], tuple[Any, Any]]] = {
     # --- requests and batches
     "a typing error": lambda: (
-        tokens(sampler_over(), batch_of(temperature=0.4)),
+        _drawn(batch_of(temperature=0.4)),
         right_of(LOGITS, batch_of(temperature=0.4)),
     ),
     "n": lambda: (
@@ -146,60 +166,43 @@ FOLLOWED: dict[str, Callable[[], tuple[Any, Any]]] = {
         [7, 7],
     ),
     "logits_processors": lambda: (
-        tokens(sampler_over(), batch_of(logit_bias={3: 100.0})),
+        _drawn(batch_of(logit_bias={3: 100.0})),
         right_of(LOGITS + 100 * (torch.arange(V) == 3)),
     ),
     "top_logprobs": lambda: (_reported(), LOGITS),
     "min_tokens without the ids it holds back": lambda: (
-        tokens(sampler_over(), batch_of(temperature=0, min_tokens=2, stop_token_ids=[18])),
+        _drawn(batch_of(temperature=0, min_tokens=2, stop_token_ids=[18])),
         LOGITS.index_fill(1, torch.tensor([18]), -torch.inf).argmax(1).tolist(),
     ),
     "nothing left to draw": lambda: (
-        tokens(sampler_over(), batch_of(allowed_token_ids=[5, 6], bad_words=[[5]])),
+        _drawn(batch_of(allowed_token_ids=[5, 6], bad_words=[[5]])),
         [6, 6],
     ),
-    "a device that is not here": lambda: (
-        tokens(sampler_over(), _seeded(0, 1, device=HIDDEN.device)),
-        LOGITS,
-    ),
-    "a field for update": lambda: (
-        _updated(),
-        right_of(
-            LOGITS,
-            SamplingBatch.from_params(
-                [SamplingParams(temperature=0.3, seed=0), SamplingParams(seed=1)], vocab_size=V
-            ),
-        ),
-    ),
+    "a device that is not here": lambda: (_drawn(_seeded(0, 1, device="cpu")), LOGITS),
+    "a field for update": lambda: (_updated(), right_of(LOGITS, _of_temperatures(0.3, 1.0))),
     "a list for a batch": lambda: (
-        tokens(sampler_over(), SamplingBatch.from_params(batch_of().requests, vocab_size=V)),
+        _drawn(SamplingBatch.from_params(batch_of().requests, vocab_size=V)),
         LOGITS,
     ),
-    "a batch built under another default device": lambda: (
-        tokens(sampler_over(), under_meta("cpu")),
-        LOGITS,
-    ),
+    "a batch built under another default device": lambda: (_drawn(under_meta("cpu")), LOGITS),
     "another number of rows": lambda: (
-        tokens(sampler_over(), SamplingBatch.from_params(SamplingParams(seed=0), vocab_size=V)),
+        _drawn(SamplingBatch.from_params(SamplingParams(seed=0), vocab_size=V)),
         right_of(LOGITS, batch_of(seed=0)),
     ),
     "more rows than there is room for": lambda: (tokens(sampler_over(max_rows=B)), LOGITS),
     "a mask of rows that left": lambda: (_assigned_anew(), [9, 3]),
     "a mask of other rows": lambda: (batches.forced([3, 9]), [3, 9]),
-    "a kept set of a selection": lambda: (
-        tokens(sampler_over(), batch_of().select(torch.tensor([0, 1]))),
-        LOGITS,
-    ),
+    "a kept set of a selection": lambda: (_drawn(batch_of().select(torch.tensor([0, 1]))), LOGITS),
     "a kept set in fixed rounds": lambda: (
-        tokens(sampler_over(), batch_of(fixed_rounds=True, top_p=0.5)),
+        _drawn(batch_of(fixed_rounds=True, top_p=0.5)),
         right_of(LOGITS, batch_of(cap=4, top_p=0.5)),
     ),
     "slots without a request": lambda: (
-        tokens(sampler_over(), _two_slots().select(torch.tensor([1, 0]))),
+        _drawn(_two_slots().select(torch.tensor([1, 0]))),
         right_of(LOGITS, _seeded(1, 0)),
     ),
     "an update without the tokens so far": lambda: (
-        tokens(sampler_over(), batches.updated(_after([], [4]), output_token_ids=[])),
+        _drawn(batches.updated(_after([], [4]), output_token_ids=[])),
         right_of(LOGITS, _after([], [4])),
     ),
     "more requests than rows": lambda: (_with_room(), LOGITS),
@@ -213,11 +216,11 @@ FOLLOWED: dict[str, Callable[[], tuple[Any, Any]]] = {
         right_of(LOGITS, _after(*([token] for token in right_of(LOGITS, _after([], [])))), 1),
     ),
     "tensors of other rows": lambda: (
-        tokens(sampler_over(), batches.over().select(torch.tensor([1])), hidden=HIDDEN[:1]),
+        _drawn(batches.over().select(torch.tensor([1])), hidden=HIDDEN[:1]),
         right_of(LOGITS[:1], _seeded(1)),
     ),
     "a selection of other rows": lambda: (
-        tokens(sampler_over(), batch_of().select(torch.tensor([0, -1]))),
+        _drawn(batch_of().select(torch.tensor([0, -1]))),
         [right_of(LOGITS)[0], -1],
     ),
     "a selection of rows that moved": lambda: (batches.moved(again=True), LOGITS),
@@ -241,37 +244,19 @@ FOLLOWED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a quantised weight": lambda: (_quantised(), 0.01 * (HIDDEN @ (WEIGHT / 0.01).round().T)),
     "a weight as a DTensor": lambda: (tokens(LMHeadSampler(WEIGHT)), LOGITS),
     "hidden states as a DTensor": lambda: (
-        tokens(sampler_over(), hidden=SHARDED.as_subclass(torch.Tensor)),
+        _drawn(hidden=SHARDED.as_subclass(torch.Tensor)),
         LOGITS,
     ),
-    "hidden states of another dtype": lambda: (
-        tokens(sampler_over(), hidden=HIDDEN.bfloat16().to(WEIGHT)),
-        LOGITS,
-    ),
-    "hidden states of whole sequences": lambda: (
-        tokens(sampler_over(), hidden=torch.ones(B, 3, D)[:, -1]),
-        LOGITS,
-    ),
+    "hidden states of another dtype": lambda: (_drawn(hidden=HIDDEN.bfloat16().to(WEIGHT)), LOGITS),
+    "hidden states of whole sequences": lambda: (_drawn(hidden=torch.ones(B, 3, D)[:, -1]), LOGITS),
     "hidden states of one row": lambda: (
-        tokens(sampler_over(), _seeded(0), hidden=HIDDEN[0].unsqueeze(0)),
+        _drawn(_seeded(0), hidden=HIDDEN[0].unsqueeze(0)),
         right_of(LOGITS[:1], _seeded(0)),
     ),
-    "strided hidden states": lambda: (
-        tokens(sampler_over(), hidden=samplers.STRIDED.contiguous()),
-        LOGITS,
-    ),
-    "strided logits": lambda: (
-        _of_logits(LOGITS.T.T.contiguous()),
-        LOGITS,
-    ),
-    "hidden states for no weight": lambda: (
-        _of_logits(LOGITS),
-        LOGITS,
-    ),
-    "an 8-bit copy of no weight": lambda: (
-        _of_logits(LOGITS),
-        LOGITS,
-    ),
+    "strided hidden states": lambda: (_drawn(hidden=samplers.STRIDED.contiguous()), LOGITS),
+    "strided logits": lambda: (_of_logits(LOGITS.T.T.contiguous()), LOGITS),
+    "hidden states for no weight": lambda: (_of_logits(LOGITS), LOGITS),
+    "an 8-bit copy of no weight": lambda: (_of_logits(LOGITS), LOGITS),
     "an 8-bit copy without a kernel": lambda: (
         tokens(LMHeadSampler(WEIGHT, screening="int8", backend="auto")),
         LOGITS,
@@ -291,8 +276,14 @@ FOLLOWED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a prompt without its next token": lambda: (_logprobs(), [0.0, 0.0]),
     "more drafts than there is room for": lambda: (_verified(max_rows=6), LOGITS),
     "a draft of coupled verification": lambda: (_verified(), LOGITS),
+    "an output inside torch.compile": lambda: (_inside_of_compile(), LOGITS),
+    "a selection inside torch.compile": lambda: (
+        _drawn(batch_of().select(samplers.BOTH), hidden=_compiled(HIDDEN)),
+        LOGITS,
+    ),
+    "logits inside torch.compile": lambda: (_of_logits(_compiled(LOGITS)), LOGITS),
     "filters inside torch.compile": lambda: (
-        tokens(sampler_over(), batch_of(top_p=0.9)),
+        _drawn(batch_of(top_p=0.9), hidden=_compiled(HIDDEN)),
         right_of(LOGITS, batch_of(top_p=0.9)),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.support.mistakes import HIDDEN, WEIGHT, B, D, V, batch_of, half
 from tpsample import LMHeadSampler, VocabShard, verify
+from tpsample.exchange import peer
 
 
 def _written_temperature(sampler: LMHeadSampler, rank: int) -> object:
@@ -24,6 +26,11 @@ def _other_masks(sampler: LMHeadSampler, rank: int) -> object:
     batch = batch_of()
     batch.forced_token_ids = torch.tensor([3, 8 + rank])
     return sampler(HIDDEN, batch, 0)
+
+
+def _peer_of_many(sampler: LMHeadSampler, rank: int) -> object:
+    with mock.patch.object(peer, "MAX_WORLD_SIZE", 1):
+        return LMHeadSampler(half(rank), exchange="peer")
 
 
 def _appended_on_one(sampler: LMHeadSampler, rank: int) -> object:
@@ -104,6 +111,10 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
         '"torch" has no kernel that writes to peers; use a GPU, or the interpreter with '
         'TRITON_INTERPRET=1; or use exchange="collective"',
     ),
+    "more ranks than peer takes": (
+        _peer_of_many,
+        'exchange: "peer" takes up to 1 ranks, got 2; use exchange="collective"',
+    ),
     "a shard on one rank alone": (
         lambda sampler, rank: LMHeadSampler(half(rank), shard=None if rank else VocabShard(0, 10)),
         "shard: give it on every rank or on none, got ",
@@ -143,6 +154,7 @@ FOLLOWED_BY_RANKS: dict[str, Callable[[int], LMHeadSampler]] = {
     "exchange='peer' without a kernel": lambda rank: LMHeadSampler(
         half(rank), exchange="collective", backend="torch"
     ),
+    "more ranks than peer takes": lambda rank: LMHeadSampler(half(rank), exchange="collective"),
     "a shard on one rank alone": lambda rank: LMHeadSampler(
         half(rank), shard=VocabShard.even(V, rank, 2)
     ),

@@ -22,9 +22,10 @@ from tests.support.mistakes import (
     sampler_over,
     tokens,
 )
-from tpsample import LMHeadSampler, VocabShard, compiled, sample_draft, verify
+from tpsample import LMHeadSampler, SampleOutput, VocabShard, compiled, sample_draft, verify
 from tpsample.agreement import construction
 
+BOTH = torch.tensor([0, 1])
 STRIDED = torch.ones(D, B).T
 """Hidden states whose last axis is not contiguous."""
 
@@ -43,6 +44,12 @@ def on_a_cpu_alone(backend: str) -> list[int]:
     """Return the tokens of a process without the interpreter of Triton."""
     with mock.patch.object(construction, "interpreted", return_value=False):
         return tokens(sampler_over(backend=backend))
+
+
+def while_compiling(call: Callable[[], object]) -> object:
+    """Return what a call gives while torch.compile reads the code around it."""
+    with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
+        return call()
 
 
 SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
@@ -163,6 +170,21 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: compiled.call(0, HIDDEN, batch_of(top_p=0.9), 0, None, None),
         "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties and "
         "constraints must be off; call the sampler outside the compiled function",
+    ),
+    "an output inside torch.compile": (
+        lambda: compiled.call(
+            0, HIDDEN, batch_of(), 0, None, SampleOutput.empty(HIDDEN[:, 0], None)
+        ),
+        "out: not inside torch.compile; leave it out there",
+    ),
+    "a selection inside torch.compile": (
+        lambda: while_compiling(lambda: tokens(sampler_over(), batch_of().select(BOTH))),
+        "batch: expected a SamplingBatch inside torch.compile, got Selection; call the sampler "
+        "outside the compiled function",
+    ),
+    "logits inside torch.compile": (
+        lambda: while_compiling(lambda: sampler_over().sample_logits(HIDDEN, batch_of(), 0)),
+        "sample_logits: not inside torch.compile; call it outside",
     ),
     "a typing error of an attribute": (
         lambda: setattr(batch_of(), "forced_tokens_ids", torch.tensor([3, 9])),
