@@ -20,6 +20,8 @@ from tpsample.ranks.ranks import Ranks
 
 ROWS_PER_RANK, HIDDEN_SIZE = 256, 64
 CHUNKS = (1, 4)
+COMPARED = "collective, desync_every=1"
+"""Each step also compares what the ranks sampled, and the hidden states they were given."""
 VIRTUAL_WORLD_SIZES = (2, 4, 8)
 
 
@@ -50,6 +52,8 @@ def _processes(run: Run) -> Iterator[Row]:
     for batch in run.batches:
         problem, alone = Problem.make(weight, batch), Problem.make(part, batch)
         built = ranks.samplers(run, weight, shard, batch, CHUNKS)
+        options = {"shard": shard, "exchange": "collective", "desync_every": 1}
+        built[COMPARED] = make_sampler(part, batch, **options)
         candidates = {name: problem.sampled_by(sampler) for name, sampler in built.items()}
         for chunks in CHUNKS:
             sampler = make_sampler(part, batch, group=Ranks(), chunks=chunks)
