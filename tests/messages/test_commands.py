@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 
 @pytest.fixture
@@ -33,14 +34,18 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_line_says_it_in_one_line(
+def test_the_command_line_says_it_in_one_line_and_tells_torchrun(
     name: str, offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The report of torchrun is longer than the line, and comes after it."""
     testing = pytest.importorskip("typer.testing", reason="needs the extra cli")
     from tpsample.cli.app import app
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "told"))
     (tmp_path / "two.json").write_text("[{}, {}]")
     words, message = COMMANDS[name]
     done = testing.CliRunner().invoke(app, ["generate", *words])
     assert (done.exit_code, done.stderr) == (1, f"{message}\n")
+    told = ProcessFailure(0, 0, 1, str(tmp_path / "told"))
+    assert f"error: {told.message}" == message and told.timestamp > 0

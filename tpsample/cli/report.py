@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,8 +89,12 @@ class Report:
 
 
 def error(message: object) -> None:
-    """Say on standard error why this rank gives up."""
-    Console(stderr=True).print(Text(f"error: {one_line(str(message))}", "bold red"), soft_wrap=True)
+    """Say on standard error why this rank gives up, and tell torchrun, whose report is last."""
+    line = one_line(str(message))
+    Console(stderr=True).print(Text(f"error: {line}", "bold red"), soft_wrap=True)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
 
 
 @contextmanager
