@@ -80,8 +80,16 @@ def test_indented_code_and_open_fences_are_noticed() -> None:
         blocks_of("page", "```bash\nmake demo\n")
 
 
-def test_the_first_page_is_short_enough_to_read() -> None:
-    assert len((ROOT / "README.md").read_text().split()) <= 1800
+def test_the_first_page_is_short_enough_to_read_and_shows_what_comes_out() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert len(page.split()) <= 1800
+    assert re.search(r"print\(token_ids\)  # such as tensor\(\[\d+, \d+\]\)", page)
+
+
+def test_the_page_of_the_library_begins_with_an_index() -> None:
+    index, *parts = (ROOT / "tpsample" / "README.md").read_text().split("\n## ")
+    headings = [_anchor(part.partition("\n")[0]) for part in parts]
+    assert headings and [each for each in headings if f"](#{each})" not in index] == []
 
 
 def test_every_link_leads_somewhere() -> None:

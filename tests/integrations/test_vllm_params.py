@@ -168,3 +168,5 @@ def test_the_readme_says_what_is_refused_and_why():
         *((name, why) for name, (_, why) in vllm_modes.REFUSED.items()),
     ]:
         assert f"| `{name}` | {reason} |" in text, name
+    assert "Look for `UnsupportedParameter` in the log." in text
+    assert 'the text so far and `finish_reason: "stop"`.' in text  # of a row without a token
