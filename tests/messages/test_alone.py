@@ -14,8 +14,7 @@ import torch
 from tests.support.mistakes import HIDDEN, WEIGHT, batch_of, said, sampler_over
 from tests.support.wrong_batches import BATCHES
 from tests.support.wrong_samplers import SAMPLERS
-from tpsample import LMHeadSampler, RankMismatch, SamplingParams, reference
-from tpsample.agreement import construction
+from tpsample import RankMismatch, SamplingParams, reference
 
 ALONE = BATCHES | SAMPLERS
 ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, UserWarning)
@@ -30,14 +29,6 @@ def test_a_process_alone_is_told(name: str) -> None:
     text = str(raised.value)
     assert (text[: len(message)] if message.endswith("(") else text) == message
     assert not isinstance(raised.value, RankMismatch)  # one rank disagrees with nobody
-
-
-def test_kernels_on_a_cpu_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(construction, "interpreted", lambda: False)
-    assert said(lambda: LMHeadSampler(WEIGHT, backend="triton")) == (
-        'backend: "triton" needs a GPU, lm_head_weight is on cpu; use backend="auto", or set '
-        "TRITON_INTERPRET=1 before Python starts"
-    )
 
 
 def test_min_tokens_without_the_ids_it_holds_back_is_a_warning_at_the_call() -> None:

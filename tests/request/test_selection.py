@@ -15,7 +15,6 @@ from tpsample import (
     SamplingBatch,
     SamplingParams,
     Status,
-    UnsupportedParameter,
     VocabShard,
     reference,
     sample_draft,
@@ -161,10 +160,7 @@ def test_what_is_refused_names_the_argument(call, told):
         call(SamplingBatch.of_slots(3, vocab_size=V))
 
 
-def test_what_the_host_would_have_to_count_is_refused():
-    kept = SamplingBatch.from_params([SamplingParams()], vocab_size=V, kept_cap=4)
-    with pytest.raises(UnsupportedParameter, match="kept_cap: not with select"):
-        kept.select(torch.tensor([0]))
+def test_one_request_for_all_rows_has_no_slots():
     single = SamplingBatch.from_params(SamplingParams(), vocab_size=V)
     with pytest.raises(ValueError, match="select: this batch was built from one request"):
         single.select(torch.tensor([0]))
