@@ -28,7 +28,7 @@ LAYOUT = "tps-philox-v1"
 
 DOMAIN_TOKEN = 0x7470536D
 """The counter word of token noise. Other uses of the generator have domain words of their own:
-seeds in `tpsample.request.seeds`, verification in `tpsample.speculative.acceptance`."""
+seeds in `tpsample.core.row_noise`, verification in `tpsample.speculative.acceptance`."""
 
 ELEMENT_KEY = (0x1BD11BDA, 0xA9FC1A22)
 U_SCALE = 2.0**-32 * (1.0 - 2.0**-24)

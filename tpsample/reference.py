@@ -11,7 +11,7 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.checks import check_num_samples, positions_tensor
 from tpsample.core.order import below_top, candidates, mass_limit, masses, order_words
-from tpsample.core.row_noise import RowNoise, safe_temperature
+from tpsample.core.row_noise import RowNoise, SeedSource, safe_temperature
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.noise import check_rounds
@@ -19,7 +19,6 @@ from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.filters import RowFilters
 from tpsample.request.plan import BatchView
-from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
 
 NEAR_TIE = 4e-5

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tpsample.core.row_noise import SeedSource
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.seeds import SeedSource
 
 ChosenBackend = Literal["triton", "numba", "torch"]
 

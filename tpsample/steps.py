@@ -47,13 +47,10 @@ class Steps(Sealed):
 
     def __init__(self, settings: Settings, given: dict[str, Tensor | None]) -> None:
         self.settings, self.ranks = settings, settings.ranks
-        self.weight, self.vocab_size, self.shard = (
-            settings.weight,
-            settings.vocab_size,
-            settings.shard,
-        )
-        self.backend, self.max_rows = settings.backend, settings.max_rows
-        self.philox_rounds, self.on_failed = settings.philox_rounds, settings.on_failed
+        self.weight, self.vocab_size = settings.weight, settings.vocab_size
+        self.shard, self.backend = settings.shard, settings.backend
+        self.max_rows, self.on_failed = settings.max_rows, settings.on_failed
+        self.philox_rounds = settings.philox_rounds
         self.exchange = make_exchange(settings)
         self.local = make_backend(settings)
         aliases = {"lm_head_weight": settings.weight, "bias": settings.bias}

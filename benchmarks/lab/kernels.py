@@ -4,9 +4,8 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.lm_head import product_tile
-from tpsample.kernels.noise import log2_exponential, low_base
+from tpsample.kernels.noise import NoiseRows, log2_exponential, low_base, store_row_noise
 from tpsample.kernels.overlap import let_next_launch_start, wait_for_previous_launch
-from tpsample.kernels.row_noise import NoiseRows, store_row_noise
 
 
 @triton.jit

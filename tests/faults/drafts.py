@@ -53,7 +53,7 @@ tpsample/speculative/laws.py tests/speculative/test_shards.py
     - possible = (logits > -torch.inf) & (self.drafts[:, :positions] >= 0).unsqueeze(2)
     + possible = logits > -torch.inf
     > test_every_rank_count_emits_the_oracles_tokens[1]
-tpsample/speculative/checks.py tests/speculative/test_ragged.py
+tpsample/speculative/verify.py tests/speculative/test_ragged.py
     a row has one draft more than its length says
     - place < self.lengths.unsqueeze(1)
     + place <= self.lengths.unsqueeze(1)

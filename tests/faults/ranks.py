@@ -136,7 +136,7 @@ tpsample/distributed.py tests/test_distributed.py
     - (len(os.sched_getaffinity(0)) - 1) // local_world_size)
     + len(os.sched_getaffinity(0)) // local_world_size)
     > test_a_process_started_by_hand_leaves_a_core_to_others
-tpsample/agreement/differences.py tests/messages/test_ranks.py
+tpsample/agreement/step.py tests/messages/test_ranks.py
     a difference names no row
     - if any(each != values[0] for each in values):
     + if False:
@@ -210,12 +210,12 @@ tpsample/request/table.py tests/request/test_arrange.py
     - moved[slot] = old
     + moved[slot] = 0
     > test_any_arrangement_is_the_batch_built_of_its_rows[0]
-tpsample/request/seeds.py tests/request/test_arrange.py
+tpsample/core/row_noise.py tests/request/test_arrange.py
     seeds that were made ahead are given out again
     - start = self.drawn - self._first
     + start = 0
     > test_seeds_are_the_same_however_many_are_drawn_at_a_time[300]
-tpsample/request/seeds.py tests/request/test_params.py
+tpsample/core/row_noise.py tests/request/test_params.py
     derived seeds have 31 bits
     - return (high << 32 | low) & (2**63 - 1)
     + return (high << 32 | low) & (2**31 - 1)

@@ -207,14 +207,14 @@ tpsample/kernels/limbs.py tests/kernels/test_screening_kernels.py
     - tl.store(bar_ptr + sample * num_rows + row, float("-inf"))
     + pass
     > test_batch_sizes
-tpsample/kernels/tile_ids.py tests/kernels/test_screening_kernels.py
+tpsample/kernels/epilogue.py tests/kernels/test_screening_kernels.py
     a listed tile ends with the list's last group
     - return tl.where(in_list, first + place % GROUP, stop)
     -
     + return first + place % GROUP
     +
     > test_heads
-tpsample/request/controls/bits.py tests/request/test_default_device.py
+tpsample/request/controls/tables.py tests/request/test_default_device.py
     bits of masks are made on the default device
     - dtype=torch.bool, device="cpu")
     + dtype=torch.bool)

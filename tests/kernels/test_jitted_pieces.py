@@ -15,8 +15,7 @@ from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.kernels.decode import decode, decode_kernel
 from tpsample.kernels.epilogue import best_word, pack
-from tpsample.kernels.noise import noise_tile
-from tpsample.kernels.row_noise import NoiseRows, store_row_noise
+from tpsample.kernels.noise import NoiseRows, noise_tile, store_row_noise
 from tpsample.local.triton_backend import TritonBackend
 
 INF, NAN = math.inf, math.nan

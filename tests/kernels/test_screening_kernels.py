@@ -33,7 +33,7 @@ from tpsample import (
 )
 from tpsample.core import word
 from tpsample.core.score import Head, logits_tile, score_tile
-from tpsample.kernels.tile_ids import GROUP
+from tpsample.kernels.epilogue import GROUP
 from tpsample.local.screen_launches import MAX_SLOTS, Screen
 from tpsample.local.triton_backend import TritonBackend
 

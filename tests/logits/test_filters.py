@@ -141,7 +141,7 @@ def test_the_threshold_decides_what_the_rejection_cannot(kind, changes):
 )
 def test_the_way_of_a_request(changes, way):
     planned = Rows([KINDS["normal"]], [SamplingParams(seed=1, **changes)]).batch.plan.filters
-    assert planned.ways == [way]
+    assert [kind.way for kind in planned.kinds] == [way]
 
 
 def _boundary_rows() -> Rows:

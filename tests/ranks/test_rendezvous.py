@@ -9,8 +9,7 @@ import torch
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits
 from tpsample import LMHeadSampler, SamplingParams, UnsupportedParameter
-from tpsample.ranks.rendezvous import Rendezvous
-from tpsample.ranks.virtual import VirtualWorld
+from tpsample.ranks.virtual import Rendezvous, VirtualWorld
 
 KINDS = kinds_of_logits()
 

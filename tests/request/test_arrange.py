@@ -10,8 +10,8 @@ import torch
 
 from tests.support.controls import Conversation, batch_of
 from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
+from tpsample.core.row_noise import SeedSource
 from tpsample.noise import philox4x32
-from tpsample.request.seeds import SeedSource
 
 V, ROOM = 67, 9
 _fresh = functools.partial(batch_of, vocab_size=V, max_rows=ROOM)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tpsample import SamplingBatch, SamplingParams, reference
-from tpsample.request.seeds import SeedSource
+from tpsample.core.row_noise import SeedSource
 
 OUT_OF_RANGE: dict[str, list] = {
     "temperature": [-0.1, float("nan"), float("inf"), "1", True, 1e39, 10**400],

@@ -16,6 +16,7 @@ from tpsample.agreement.dtensor import local_arguments
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
 from tpsample.core.machine import interpreted, kernels_overlap, numba_missing
+from tpsample.core.row_noise import SeedSource
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
@@ -24,7 +25,6 @@ from tpsample.local import tile_table
 from tpsample.noise import LAYOUT
 from tpsample.ranks.process import ranks_of
 from tpsample.ranks.ranks import gather_or_raise, require_equal
-from tpsample.request.seeds import SeedSource
 from tpsample.settings import ChosenBackend, Settings
 
 log = logging.getLogger(__name__)

@@ -18,18 +18,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from tpsample.agreement.differences import difference
 from tpsample.core.digest import digest_bits, digest_text
+from tpsample.core.row_noise import SeedSource
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.swap import SwapExchange
 from tpsample.ranks.ranks import Ranks, gather_or_raise
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
 
 
@@ -54,16 +53,6 @@ class Call:
     num_samples: int = 1
     token_ids: Tensor | None = None
     seeds_drawn: int = 0
-
-    @property
-    def emits_tokens(self) -> bool:
-        """Whether this is a step or a verification, which `PeerLost.step` counts."""
-        return self.name.startswith(("step", "verify"))
-
-    @property
-    def waits_for_seeds(self) -> bool:
-        """Whether rows of its batch are given their seeds once the call is settled."""
-        return isinstance(self.batch, StepBatch) and bool(self.batch.unseeded)
 
     @cached_property
     def parts(self) -> dict[str, Any]:
@@ -95,14 +84,6 @@ class Call:
         return {name: _text(part) for name, part in self.parts.items()}
 
 
-class _Open(NamedTuple):
-    """A call that is not yet compared, or the error in its place, and which step was before it."""
-
-    call: Call | None
-    error: Exception | None
-    step_before: int
-
-
 class StepAgreement:
     """Compares the steps of a sampler's ranks.
 
@@ -132,7 +113,8 @@ class StepAgreement:
     def reset(self) -> None:
         """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
         self._left: str | None = None
-        self._open: _Open | None = None
+        # A call that is not yet compared, or the error in its place, and which step was before it.
+        self._open: tuple[Call | None, Exception | None, int] | None = None
         if self._swap is not None:
             self._swap.ranks.roll.step = -1
 
@@ -165,10 +147,12 @@ class StepAgreement:
         if swap is not None:
             roll = swap.ranks.roll
             assert roll.step is not None
-            self._open = _Open(call, error, roll.step)
-            roll.step += call is None or call.emits_tokens
+            self._open = call, error, roll.step
+            # `PeerLost.step` counts steps and verifications.
+            roll.step += call is None or call.name.startswith(("step", "verify"))
             swap.bring(digest)
-            if call is None or not call.rows or call.waits_for_seeds or not words_follow:
+            unseeded = call and isinstance(call.batch, StepBatch) and call.batch.unseeded
+            if call is None or not call.rows or unseeded or not words_follow:
                 swap.publish(0, 0)
                 self.compare()
         elif error is not None:
@@ -192,14 +176,14 @@ class StepAgreement:
         """
         if self._open is None or self._swap is None:
             return
-        opened, self._open = self._open, None
-        if self._swap.agrees() and opened.error is None:
+        (call, error, step_before), self._open = self._open, None
+        if self._swap.agrees() and error is None:
             return
         try:
-            texts = {} if opened.call is None else opened.call.texts()
-            raise RankMismatch(difference(gather_or_raise(self._ranks, texts, opened.error)))
+            texts = {} if call is None else call.texts()
+            raise RankMismatch(difference(gather_or_raise(self._ranks, texts, error)))
         finally:  # no rank takes this step
-            self._swap.ranks.roll.step = opened.step_before
+            self._swap.ranks.roll.step = step_before
 
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may wait, that this rank is not in the step with them."""
@@ -223,3 +207,79 @@ def _text(part: Any) -> Any:
     if part.is_floating_point():  # nine digits tell any two numbers of fp32 apart
         return [f"{each:.{9 if part.itemsize <= 4 else 17}g}" for each in part.tolist()]
     return part.tolist()
+
+
+_SAME = "must be the same on every rank"
+_EXPECTED = {
+    "call": "every rank must make the same call",
+    "rows without a seed": f"{_SAME}, and so must be how many seeds were drawn before",
+    "positions": f"{_SAME}; a rank that skipped a step has others",
+    "tokens so far": f"{_SAME}, by digest; every rank appends the same tokens as often",
+}
+"""The expectation that a message prints of a part; parts without an entry must be the same."""
+
+_WIDE = 8
+"""Numbers of a row that a message shows together."""
+
+
+def difference(texts: list[dict[str, Any]]) -> str:
+    """Return a message about the first part of a call that is not the same on all ranks.
+
+        temperatures: row 1: must be the same on every rank, got rank 0: 0.5, rank 1: 0.25
+
+    Args:
+        texts: every rank's `Call.texts`, in which lists have an entry per row.
+    """
+    for name in texts[0]:
+        shown: list[Any] = [text.get(name) for text in texts]
+        if any(each != shown[0] for each in shown):
+            return _in_batch(shown) if name == "batch" else _in_part(name, shown)
+    return f"batch: {_SAME}, got other parts of it"
+
+
+def _in_part(name: str, shown: list[Any]) -> str:
+    """Say where the values of a part first differ."""
+    expected, where = _EXPECTED.get(name, _SAME), name
+    if all(isinstance(each, list) for each in shown):
+        where, shown = _first(f"{name}: row", shown)
+    if all(isinstance(each, list) and len(each) > _WIDE for each in shown):
+        where, shown = _first(f"{where}, column", shown)
+    return f"{where}: {expected}, got {_each(shown)}"
+
+
+def _first(of: str, lists: list[list[Any]]) -> tuple[str, list[Any]]:
+    """Return the name and the values of the first entry in which lists differ."""
+    for place, values in enumerate(zip(*lists, strict=False)):
+        if any(each != values[0] for each in values):
+            return f"{of} {place}", list(values)
+    return f"{of}s", [len(each) for each in lists]
+
+
+def _in_batch(plans: list[list[str]]) -> str:
+    """Say in which row, and in which of its fields, the ranks' requests first differ."""
+    for lines in zip(*plans, strict=False):
+        if len(set(lines)) > 1:
+            row, _, first = lines[0].partition(": ")
+            fields = [dict(_fields(line.partition(": ")[2])) for line in lines]
+            for field in dict(_fields(first)):
+                values = [of_rank.get(field) for of_rank in fields]
+                if len(set(values)) > 1:
+                    return f"batch: {row}: {field}: {_SAME}, got {_each(values)}"
+            return f"batch: {_SAME}, got {_each(lines)}"
+    return f"batch: {_SAME}, got batches of {_each([len(plan) for plan in plans])} lines"
+
+
+def _fields(line: str) -> list[tuple[str, str]]:
+    """Return the fields of a line such as ``temperature=1.0, top_k=0``; values may have commas."""
+    found: list[tuple[str, str]] = []
+    for part in line.split(", "):
+        name, equals, value = part.partition("=")
+        if equals and name.isidentifier():
+            found.append((name, value))
+        elif found:
+            found[-1] = (found[-1][0], f"{found[-1][1]}, {part}")
+    return found
+
+
+def _each(values: Any) -> str:
+    return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.agreement.caller_tensors import CallerTensors
-from tpsample.agreement.inputs import check_hidden_states, check_local_logits
 from tpsample.agreement.step import Call
 from tpsample.core.checks import (
     check_current,
@@ -22,7 +22,9 @@ from tpsample.core.checks import (
     describe,
     fits,
     positions_tensor,
+    require_plain,
 )
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.backend import Backend
 from tpsample.output import SampleOutput
 from tpsample.request.kinds import Kind, check_kinds
@@ -139,13 +141,25 @@ class StepChecks:
         return Call(name, rows, batch, positions, num_samples, token_ids, drawn)
 
     def prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
-        """Return what `LMHeadSampler.prompt_logprobs` asks for."""
+        """Return what `LMHeadSampler.prompt_logprobs` asks for. It reads the ids, so it waits."""
         self.ready()
         self._caller.follow()
-        settings = self._settings
-        check_prompt(hidden_states, token_ids, top, settings.weight, settings.vocab_size)
-        settings.ranks.require_group("prompt_logprobs")
+        weight, vocab_size = self._settings.weight, self._settings.vocab_size
+        check_hidden_states(hidden_states, weight)
         rows = hidden_states.shape[0]
+        if not fits(token_ids, (torch.int64,), (rows,), weight.device):
+            raise ValueError(
+                f"token_ids: expected int64 {(rows,)} on {weight.device}, the token that came at "
+                f"each position, got {describe(token_ids)}"
+            )
+        wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+        if len(wrong):
+            raise ValueError(
+                f"token_ids: expected ids in [0, {vocab_size}), got {int(wrong[0])}; leave out the "
+                "positions whose next token is not known"
+            )
+        check_int("top", top, 0, vocab_size)
+        self._settings.ranks.require_group("prompt_logprobs")
         return Call("prompt_logprobs", rows, num_samples=top, token_ids=token_ids)
 
     def warm_up(self, kinds: Sequence[Kind], rows: Sequence[int]) -> Call:
@@ -188,26 +202,6 @@ def check_batch(batch: object, settings: Settings) -> None:
         )
 
 
-def check_prompt(
-    hidden_states: Tensor, token_ids: Tensor, top: int, weight: Tensor, vocab_size: int
-) -> None:
-    """Check the arguments of `prompt_logprobs`. It reads the ids, so it waits for the GPU."""
-    check_hidden_states(hidden_states, weight)
-    shape = (hidden_states.shape[0],)
-    if not fits(token_ids, (torch.int64,), shape, weight.device):
-        raise ValueError(
-            f"token_ids: expected int64 {shape} on {weight.device}, the token that came at each "
-            f"position, got {describe(token_ids)}"
-        )
-    wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
-    if len(wrong):
-        raise ValueError(
-            f"token_ids: expected ids in [0, {vocab_size}), got {int(wrong[0])}; leave out the "
-            "positions whose next token is not known"
-        )
-    check_int("top", top, 0, vocab_size)
-
-
 def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: torch.device) -> None:
     """Check that a step may write into `out`."""
     if not isinstance(out, SampleOutput):
@@ -223,3 +217,82 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
                 f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "
                 f"got {describe(tensor)}"
             )
+
+
+def check_hidden_states(
+    hidden_states: Tensor, weight: Tensor, leading: tuple[int, int] | None = None
+) -> None:
+    """Check that these are hidden states [B, D]; with `leading` [B, K + 1, D] of drafts."""
+    if weight.shape[1] == 0:
+        raise ValueError(
+            "hidden_states: this sampler has no weight, lm_head_weight is "
+            f"{list(weight.shape)}; call sample_logits, or build it over the LM head"
+        )
+    if leading is not None:
+        _check_of_drafts("hidden_states", hidden_states, leading, weight.shape[1])
+    require_plain("hidden_states", hidden_states)
+    if not isinstance(hidden_states, Tensor) or (hidden_states.ndim != 2 and leading is None):
+        way_out = {
+            1: "; one row is hidden_states.unsqueeze(0)",
+            3: "; pass those of the last position, hidden_states[:, -1]",
+        }.get(getattr(hidden_states, "ndim", 0), "")
+        raise ValueError(
+            f"hidden_states: expected a tensor [B, {weight.shape[1]}], "
+            f"got {describe(hidden_states)}{way_out}"
+        )
+    if hidden_states.shape[-1] != weight.shape[1]:
+        way_out = ""
+        if hidden_states.shape[-1] == weight.shape[0]:
+            way_out = (
+                "; lm_head_weight seems to be [D, V_local]: build the sampler of "
+                "lm_head_weight.T.contiguous()"
+            )
+        raise ValueError(
+            f"hidden_states: expected D = {weight.shape[1]} columns as lm_head_weight has, "
+            f"got {describe(hidden_states)}{way_out}"
+        )
+    if hidden_states.dtype != weight.dtype or hidden_states.device != weight.device:
+        raise ValueError(
+            f"hidden_states: expected {weight.dtype} on {weight.device} like lm_head_weight, "
+            f"got {describe(hidden_states)}; convert with .to(lm_head_weight)"
+        )
+    if hidden_states.shape[-1] > 1 and hidden_states.stride(-1) != 1:
+        raise ValueError(
+            f"hidden_states: expected a contiguous last axis, got strides "
+            f"{hidden_states.stride()}; call .contiguous()"
+        )
+
+
+def check_local_logits(
+    local_logits: Tensor,
+    weight: Tensor,
+    shard: VocabShard,
+    leading: tuple[int, int] | None = None,
+) -> None:
+    """Check that these are logits of a rank's shard; with `leading` [B, K + 1, …] of drafts."""
+    own = len(shard)
+    if leading is not None:
+        _check_of_drafts("local_logits", local_logits, leading, own)
+        local_logits = local_logits.flatten(0, 1)
+    require_plain("local_logits", local_logits)
+    widths = own, weight.shape[0]
+    if not any(fits(local_logits, WEIGHT_DTYPES, ("B", n), weight.device) for n in widths):
+        padded = "" if own == weight.shape[0] else f" or [B, {weight.shape[0]}]"
+        raise ValueError(
+            f"local_logits: expected fp32, bf16 or fp16 [B, {own}]{padded} on {weight.device}, the "
+            f"columns of {shard}, got {describe(local_logits)}"
+        )
+    if local_logits.shape[1] > 1 and local_logits.stride(1) != 1:
+        raise ValueError(
+            f"local_logits: expected a contiguous last axis, got strides {local_logits.stride()}; "
+            "call .contiguous()"
+        )
+
+
+def _check_of_drafts(name: str, given: Tensor, leading: tuple[int, int], width: int) -> None:
+    if not isinstance(given, Tensor) or given.shape[:-1] != leading:
+        raise ValueError(
+            f"{name}: expected {[*leading, width]}, those of the token before the drafts and "
+            f"of each draft, for draft_token_ids {[leading[0], leading[1] - 1]}; "
+            f"got {describe(given)}"
+        )

@@ -1,10 +1,12 @@
-"""Objects that refuse attributes which they do not have, because nothing would read them."""
+"""Names that nothing would read are refused: attributes of objects, and fields of a request."""
 
 from __future__ import annotations
 
 import difflib
+import functools
+from collections.abc import Iterable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 
 class Sealed:
@@ -33,3 +35,59 @@ class Sealed:
             way_out = f"; did you mean {near[0]}?" if near else ", and nothing would read it"
             raise AttributeError(f"{name}: not an attribute of {kind.__name__}{way_out}")
         super().__setattr__(name, value)
+
+
+T = TypeVar("T")
+
+_ENGINES = {
+    **dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "ignore_eos"),
+        "when an answer ends is the engine's to decide, as in "
+        "launch/examples/continuous_batching.py",
+    ),
+    **dict.fromkeys(
+        ("stop", "include_stop_str_in_output"),
+        "texts that end an answer are the engine's to look for; for ids see stop_token_ids",
+    ),
+    "n": "give each answer a request with a seed of its own, or call the sampler with num_samples=",
+    "best_of": "answers are not ranked; give each a request with a seed of its own",
+    **dict.fromkeys(
+        ("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind"),
+        "making text of tokens is the engine's",
+    ),
+    "prompt_logprobs": "see LMHeadSampler.prompt_logprobs",
+    **dict.fromkeys(
+        ("structured_outputs", "guided_decoding"),
+        "set SamplingBatch.grammar_bitmask before each step",
+    ),
+    "logits_processors": "functions of the logits are not supported; see logit_bias",
+    **dict.fromkeys(
+        ("max_new_tokens", "do_sample"),
+        "it is an argument of transformers' generate; see tpsample.integrations.transformers",
+    ),
+    "top_logprobs": "give logprobs= the number of tokens to report",
+}
+"""Fields that users of engines know, and where they went."""
+
+
+def way_out(name: str, fields: Iterable[str]) -> str:
+    """Return what to do about a name that is none of `fields`."""
+    if name in _ENGINES:
+        return _ENGINES[name]
+    near = difflib.get_close_matches(name, fields, n=1)
+    return f"did you mean {near[0]}?" if near else f"it has {', '.join(fields)}"
+
+
+def refuses_unknown_fields(of: type[T]) -> type[T]:
+    """Let a dataclass refuse unknown names with a way out, which Python does not offer."""
+    known, init = of.__dict__["__dataclass_fields__"], of.__init__
+
+    @functools.wraps(init)
+    def checked(self: T, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{name}: not a field of {of.__name__}; {way_out(name, known)}")
+        init(self, *args, **given)
+
+    of.__init__ = checked  # type: ignore[assignment, method-assign]
+    return of

@@ -88,6 +88,19 @@ READ_ON = ("cpu",)
 """The types of devices whose memory the host reads without waiting."""
 
 
+class HasViews:
+    """Base of classes that keep parts of their tensors. Tensors that share memory do not do so in a
+    pickle, so a copy makes its parts anew."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._view()
+
+    def _view(self) -> None:
+        """Make the tensors that are parts of others."""
+        raise NotImplementedError
+
+
 class StepBuffer:
     """Tensors [num_rows, width] out of one allocation, which grows when it must.
 

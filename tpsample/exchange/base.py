@@ -7,8 +7,7 @@ from torch import Tensor
 
 from tpsample.exchange.decode import decoder
 from tpsample.output import SampleOutput
-from tpsample.ranks.groups import group_timeout
-from tpsample.ranks.process import ProcessRanks
+from tpsample.ranks.process import ProcessRanks, group_timeout
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
-from tpsample.kernels.first_words import group_columns
 from tpsample.kernels.order import (
     KEY_MASK,
     below_top,
     best_of_groups,
     block_scores,
+    group_columns,
     is_candidate,
     is_done,
     is_number,

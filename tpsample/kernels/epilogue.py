@@ -1,5 +1,7 @@
 """From a logits tile to words while it is still on chip: head, request controls, score, maximum.
 
+The rows of a tile are token ids: neighbours, or groups of neighbours from a list.
+
 Twin: `tpsample.local.torch_backend`.
 """
 
@@ -10,13 +12,49 @@ import triton.language as tl
 
 from tpsample.core import word
 from tpsample.kernels.controls import Controls, control_tile
-from tpsample.kernels.noise import INTERPRET, fma, noise_tile
-from tpsample.kernels.row_noise import NoiseRows
-from tpsample.kernels.tile_ids import TileIds, quads, token_ids
+from tpsample.kernels.noise import INTERPRET, NoiseRows, fma, noise_tile
 
 TOKEN_BITS = tl.constexpr(word.TOKEN_BITS)
 TOKEN_MASK = tl.constexpr(word.TOKEN_MASK)
 KEY_NAN = tl.constexpr(word.KEY_NAN)
+GROUP = tl.constexpr(16)
+"""Ids of a group: whole quads, whose noise is drawn together, and few enough to waste little."""
+
+
+class TileIds(NamedTuple):
+    """The ids of a tile; they begin at a multiple of four, and so does every group.
+
+    Without a list, `first` is the tile's first id. With one, it is the tile's first place, where a
+    group has 16 places and the list holds every group's first id.
+    """
+
+    first: tl.tensor
+    listed_ptr: tl.tensor | None  # int32
+    num_listed: tl.tensor | None
+
+
+@triton.jit
+def token_ids(ids, stop, COUNT: tl.constexpr):
+    """Return the ids of the tile's first COUNT rows, int32; behind the list they are `stop`."""
+    if ids.listed_ptr is None:
+        return ids.first + tl.arange(0, COUNT)
+    else:
+        place = ids.first + tl.arange(0, COUNT)
+        in_list = place // GROUP < ids.num_listed
+        first = tl.load(ids.listed_ptr + place // GROUP, mask=in_list, other=0)
+        return tl.where(in_list, first + place % GROUP, stop)
+
+
+@triton.jit
+def quads(ids, stop, COUNT: tl.constexpr):
+    """Return the quads, id // 4, of the tile's first 4 · COUNT rows, int32."""
+    if ids.listed_ptr is None:
+        return ids.first // 4 + tl.arange(0, COUNT)
+    else:
+        place = ids.first + 4 * tl.arange(0, COUNT)
+        in_list = place // GROUP < ids.num_listed
+        first = tl.load(ids.listed_ptr + place // GROUP, mask=in_list, other=0)
+        return tl.where(in_list, first + place % GROUP, stop) // 4
 
 
 class Shard(NamedTuple):

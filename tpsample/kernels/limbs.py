@@ -8,9 +8,8 @@ Proof and plain twin: `tpsample.screening.int8_copy`.
 import triton
 import triton.language as tl
 
-from tpsample.kernels.noise import fma
+from tpsample.kernels.noise import NoiseRows, fma, store_row_noise
 from tpsample.kernels.overlap import let_next_launch_start
-from tpsample.kernels.row_noise import NoiseRows, store_row_noise
 
 TINY = tl.constexpr(2.0**-100)
 """Absolute: more than 2^24 terms that were lost below 2^-126."""

@@ -11,22 +11,23 @@ import triton.language as tl
 
 from tpsample.kernels.controls import Controls
 from tpsample.kernels.epilogue import (
+    GROUP,
     HeadArguments,
     Outputs,
     Scoring,
     Shard,
+    TileIds,
     store_candidates,
+    token_ids,
     weight_rows,
 )
 from tpsample.kernels.inbox import Peers, chunk_of_tile, push_last_arrival
-from tpsample.kernels.noise import INTERPRET
+from tpsample.kernels.noise import INTERPRET, NoiseRows, store_row_noise
 from tpsample.kernels.overlap import (
     let_next_launch_start,
     prefetch_rows,
     wait_for_previous_launch,
 )
-from tpsample.kernels.row_noise import NoiseRows, store_row_noise
-from tpsample.kernels.tile_ids import GROUP, TileIds, token_ids
 
 
 @triton.jit

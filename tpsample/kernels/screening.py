@@ -23,22 +23,24 @@ import triton.language as tl
 
 from tpsample.kernels.controls import Controls, control_tile
 from tpsample.kernels.epilogue import (
+    GROUP,
     HeadArguments,
     Scoring,
     Shard,
+    TileIds,
     gained_noise,
     head_tile,
+    quads,
+    token_ids,
     weight_rows,
 )
 from tpsample.kernels.limbs import TINY, limb_product
-from tpsample.kernels.noise import fma
+from tpsample.kernels.noise import NoiseRows, fma
 from tpsample.kernels.overlap import (
     let_next_launch_start,
     prefetch_rows,
     wait_for_previous_launch,
 )
-from tpsample.kernels.row_noise import NoiseRows
-from tpsample.kernels.tile_ids import GROUP, TileIds, quads, token_ids
 
 LARGEST = tl.constexpr(1e37)
 """Of an approximate product whose bound is still a number."""

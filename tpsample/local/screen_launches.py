@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from tpsample.core.machine import OVERLAP_ARCH, interpreted
-from tpsample.kernels import tile_ids
+from tpsample.kernels import epilogue
 from tpsample.kernels.limbs import screening_rows_kernel
 from tpsample.kernels.screening import list_groups_kernel, screen_kernel
 from tpsample.local.control_arguments import has_edits, head_arguments
@@ -21,7 +21,7 @@ from tpsample.settings import Settings
 MAX_SLOTS = 64
 """Most rows × samples of a screened step. More read the limbs so often, and find so many
 candidates, that the whole product is as fast."""
-GROUP: int = tile_ids.GROUP.value
+GROUP: int = epilogue.GROUP.value
 
 SCREEN_TILES = {
     16: Tile(block_v=128, block_b=16, block_d=128, num_warps=4, num_stages=4),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
@@ -25,13 +24,8 @@ from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.step import Push, Step
 from tpsample.settings import Settings
 
-
-@dataclass(frozen=True)
-class _Launch:
-    """The part of a launch that does not change from step to step."""
-
-    grid: tuple[int]
-    arguments: dict[str, Any]
+_Launch: TypeAlias = tuple[tuple[int], dict[str, Any]]
+"""Grid and arguments of a launch, as far as they do not change from step to step."""
 
 
 class TritonBackend(Backend):
@@ -86,7 +80,8 @@ class TritonBackend(Backend):
         launch = self._launches[key]
         if launch is None:
             return
-        lm_head_kernel[launch.grid](
+        grid, arguments = launch
+        lm_head_kernel[grid](
             hidden_ptr=inputs,
             stride_hidden_b=inputs.stride(0),
             seed_ptr=batch.seed,
@@ -100,7 +95,7 @@ class TritonBackend(Backend):
             **controls,
             listed_ptr=None if screen is None else screen.listed_ptr,
             num_listed_ptr=None if screen is None else screen.num_listed_ptr,
-            **launch.arguments,
+            **arguments,
             launch_pdl=screen is not None and self._overlap,
         )
 
@@ -133,7 +128,7 @@ class TritonBackend(Backend):
         block_e: int,
         given: bool,
     ) -> _Launch | None:
-        """Return grid and arguments that all steps share, or None if the part is empty."""
+        """Return what all steps share, or None if the part is empty."""
         start, stop = self._shard.start, self._shard.stop
         num_tiles = -(-(stop - start // 4 * 4) // tile.block_v) if stop > start else 0
         if push is not None:
@@ -168,7 +163,7 @@ class TritonBackend(Backend):
             "num_stages": tile.num_stages,
             "enable_fp_fusion": False,
         }
-        return _Launch(((last - first) * -(-num_rows // tile.block_b),), arguments)
+        return ((last - first) * -(-num_rows // tile.block_b),), arguments
 
     def _prefetch(self, tile: Tile) -> int:
         """Return how many bytes of each row a program asks for before it has made its noise.

@@ -78,7 +78,7 @@ def _rows_of(
     Args:
         few: whether the method is that of top words.
     """
-    of_kinds = [(way is Way.TOP_WORDS) is few for way in filters.ways]
+    of_kinds = [(kind.way is Way.TOP_WORDS) is few for kind in filters.kinds]
     if all(of_kinds) or not any(of_kinds):
         return list(range(len(filters))) if any(of_kinds) else [], filters
     if may_read and filters.known:
@@ -91,7 +91,7 @@ def _rows_of(
 
 def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
     """Return words [F, num_samples], from the first k tokens of the order. Collective."""
-    count = max(filters.top_k_list)
+    count = max(kind.top_k for kind in filters.kinds)
     gathered = ranks.gather_integers(rows.first_words(count))  # [W, F, count]
     first = gathered.transpose(0, 1).flatten(1).topk(count, dim=1).values
     return rows.best_of_first(first, filters)
@@ -105,7 +105,7 @@ def _by_rejection(
     sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES))
     words, decided = rows.first_kept(gathered, sums, filters, BEST_SCORES)
     total: Tensor | None = sums[:, -1]
-    if Way.THRESHOLD in filters.ways:
+    if any(kind.way is Way.THRESHOLD for kind in filters.kinds):
         is_nan = word.key_of(gathered[:, :, 0].amax(dim=0)) == word.KEY_NAN
         decided &= ~filters.by_threshold | is_nan
         total = None

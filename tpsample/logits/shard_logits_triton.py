@@ -22,7 +22,7 @@ from tpsample.kernels.best_scores import (
     group_best_kernel,
 )
 from tpsample.kernels.decode import write_tokens_kernel
-from tpsample.kernels.first_words import group_first_kernel, group_words_kernel
+from tpsample.kernels.order import group_first_kernel, group_words_kernel
 from tpsample.kernels.sums import (
     best_kept_kernel,
     count_kernel,

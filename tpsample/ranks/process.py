@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.ranks.groups import group_timeout, subgroup
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.roll_call import RollCall
 
@@ -82,10 +83,6 @@ class ProcessRanks(Ranks):
             self.roll.store(self._name), self.rank, self.world_size, group_timeout(self.group)
         )
 
-    def _gloo_for(self, tensor: Tensor) -> Any:
-        """Return what carries the tensor in place of the group, or None if the group does."""
-        return self._own if tensor.device.type == "cpu" else None
-
     @property
     def can_exchange_tensors(self) -> bool:
         return True
@@ -154,7 +151,8 @@ class ProcessRanks(Ranks):
     def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
         """Begin to reduce in place; `wait` ends it."""
         with self.roll.called_on_error():
-            if (gloo := self._gloo_for(tensor)) is None:
+            gloo = self._own if tensor.device.type == "cpu" else None
+            if gloo is None:
                 return dist.all_reduce(tensor, op, group=self.group, async_op=True)
             options = dist.AllreduceOptions()
             options.reduceOp = op  # type: ignore[assignment]
@@ -197,13 +195,11 @@ class ProcessRanks(Ranks):
         """
         group, of_world = self.group, dist.get_global_rank
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
+        pairs: list[tuple[Any, int, int]] = [(dist.irecv, peer, peer) for peer in peers]
+        pairs += [(dist.isend, self.rank, peer) for peer in peers]
         swaps = [
-            dist.P2POp(dist.irecv, words[peer], of_world(group, peer), group, tag=tag)
-            for peer in peers
-        ]
-        swaps += [
-            dist.P2POp(dist.isend, words[self.rank], of_world(group, peer), group, tag=tag)
-            for peer in peers
+            dist.P2POp(move, words[row], of_world(group, peer), group, tag=tag)
+            for move, row, peer in pairs
         ]
         with self.roll.called_on_error():
             works: list[dist.Work] = dist.batch_isend_irecv(swaps)
@@ -258,3 +254,39 @@ def ranks_of(group: object) -> Ranks:
             f'group: expected a torch process group, None or "{ALONE}", got {group!r}{way_out}'
         )
     return ProcessRanks(group)
+
+
+def group_timeout(group: dist.ProcessGroup) -> timedelta:
+    """Return how long a collective of a group waits for its peers."""
+    device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
+    timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
+    return timeout
+
+
+# Samplers share them: torch would give the name of one that was destroyed, with what
+# its store still holds, to the next.
+_subgroups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
+    WeakKeyDictionary()
+)
+
+
+def subgroup(group: dist.ProcessGroup, ranks: Iterable[int]) -> dist.ProcessGroup:
+    """Return a group of some ranks of a group, with its backend and timeout. Collective."""
+    members = tuple(dist.get_global_rank(group, rank) for rank in ranks)
+    known = _subgroups.setdefault(group, {})
+    if members not in known:
+        # NCCL would split the communicator of a world bound to devices, for which it needs all of
+        # its ranks. A group of an unbound world connects when it is first used.
+        world = dist.group.WORLD
+        assert world is not None
+        bound, world.bound_device_id = world.bound_device_id, None
+        try:
+            known[members] = dist.new_group(
+                list(members),
+                timeout=group_timeout(group),
+                backend=dist.get_backend(group),
+                use_local_synchronization=True,
+            )
+        finally:
+            world.bound_device_id = bound
+    return known[members]

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from tpsample.core.sealed import way_out
 from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
-from tpsample.request.unknown_fields import way_out
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
 _REFUSED = (TypeError, ValueError)

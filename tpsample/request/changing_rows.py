@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from tpsample.core.row_noise import SeedSource
+from tpsample.core.tensors import HasViews
 from tpsample.request.batch_checks import (
     CheckedRequest,
     check_arranged,
@@ -19,14 +21,13 @@ from tpsample.request.batch_checks import (
 )
 from tpsample.request.entries import EMPTY, NEEDS_APPEND, NO_REQUEST, STATE, UNSEEDED
 from tpsample.request.params import SamplingParams
-from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
 from tpsample.request.table import RequestTable
 
 Tokens = Sequence[Sequence[int]] | None
 
 
-class ChangingRows(StepBatch):
+class ChangingRows(HasViews, StepBatch):
     """The part of `SamplingBatch` that changes its rows, which are the slots of its table.
 
     The slot of a row is its index, until `drop`, `permute` or `arrange` moves rows. A change makes
@@ -42,11 +43,6 @@ class ChangingRows(StepBatch):
         self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
         self._needs_append = False
         self._changed()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
-        vars(self).update(state)
-        self._view_rows()
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -258,14 +254,13 @@ class ChangingRows(StepBatch):
     def _changed(self) -> None:
         """Note what follows from the rows as they are now."""
         self.version += 1
-        self._view_rows()
+        self._view()
         self.unseeded = self._table.flagged(UNSEEDED)
         self._empty = self._table.flagged(EMPTY)
         self._needs_append = bool(self._table.flagged(NEEDS_APPEND))
         self._last_positions = None
 
-    def _view_rows(self) -> None:
-        """Make the tensors of the rows, which are parts of the tensors of all slots."""
+    def _view(self) -> None:
         # Kept, because torch.compile would compile anew for every length of a list it looks at.
         count = len(self._table.entries)
         self._row_temperature = self._table.temperature[:count]

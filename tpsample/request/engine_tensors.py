@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.row_noise import SeedSource
 from tpsample.core.tensors import ALIGNED
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_parameter, check_sizes
 from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan
 from tpsample.request.rows import OPEN, SHUT, SlotRows, Slots
-from tpsample.request.seeds import SeedSource
 from tpsample.request.selection import Selection
 
 HOTTEST = 2.0**100

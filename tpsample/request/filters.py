@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,6 +90,20 @@ def keeps_all(vocab_size: int) -> RowFilter:
     return RowFilter(vocab_size, 1.0, -math.inf, -math.inf, False, False, Way.REJECTION)
 
 
+def _number(place: int) -> Any:
+    return property(lambda filters: filters.columns[place, : len(filters.row_list)])
+
+
+def _real(place: int) -> Any:
+    return property(
+        lambda filters: filters.columns[place, : len(filters.row_list)].view(torch.float64)
+    )
+
+
+def _bit(place: int) -> Any:
+    return property(lambda filters: filters._bits[place, : len(filters.row_list)])
+
+
 @dataclass(frozen=True)
 class RowFilters:
     """The filters of the F rows of a batch that have any, on the device and on the host.
@@ -98,11 +112,18 @@ class RowFilters:
 
     Attributes:
         row_index, row_list: int64 [F] and a list, the rows' indices in the batch.
-        columns: int64 [8 or more, F or more], the bits of what the properties return; see
+        columns: int64 [8 or more, F or more], the bits of the numbers below; see
             `columns_of`.
         kinds: the filters that may occur, which say which searches a step needs.
         known: whether they are those of each row in order. If not, the host does not know the rows,
             and any of them may have any kind.
+        top_k: int64 [F]; V where top_k is off.
+        top_p: float64 [F]; 1 where top_p is off. Not fp32, because 0.1 of ten equal tokens is one.
+        log_min_p: float64 [F], ln(min_p), -inf where it is off; a host's, as on any device.
+        total_log_min_p: float64 [F], ln(min_p) if top_p is a share of what min_p leaves, else -inf.
+        keep_ties, joint: bool [F].
+        by_top_words: bool [F], whether a row goes by top words.
+        by_threshold: bool [F], whether the threshold alone can decide a row.
     """
 
     row_index: Tensor
@@ -114,64 +135,12 @@ class RowFilters:
     def __len__(self) -> int:
         return len(self.row_list)
 
-    @property
-    def top_k(self) -> Tensor:
-        """int64 [F]; V where top_k is off."""
-        return self.columns[0, : len(self.row_list)]
-
-    @property
-    def top_p(self) -> Tensor:
-        """float64 [F]; 1 where top_p is off. Not fp32, because 0.1 of ten equal tokens is one."""
-        return self.columns[1, : len(self.row_list)].view(torch.float64)
-
-    @property
-    def log_min_p(self) -> Tensor:
-        """float64 [F], ln(min_p), -inf where it is off; a host's logarithm, as on any device."""
-        return self.columns[2, : len(self.row_list)].view(torch.float64)
-
-    @property
-    def total_log_min_p(self) -> Tensor:
-        """float64 [F], ln(min_p) if top_p is a share of the tokens that min_p leaves, else -inf."""
-        return self.columns[3, : len(self.row_list)].view(torch.float64)
+    top_k, top_p, log_min_p, total_log_min_p = _number(0), _real(1), _real(2), _real(3)
+    keep_ties, joint, by_top_words, by_threshold = _bit(0), _bit(1), _bit(2), _bit(3)
 
     @cached_property
     def _bits(self) -> Tensor:
         return self.columns[4:COLUMNS] != 0
-
-    @property
-    def keep_ties(self) -> Tensor:
-        """bool [F]."""
-        return self._bits[0, : len(self.row_list)]
-
-    @property
-    def joint(self) -> Tensor:
-        """bool [F]."""
-        return self._bits[1, : len(self.row_list)]
-
-    @property
-    def by_top_words(self) -> Tensor:
-        """bool [F], whether a row goes by top words."""
-        return self._bits[2, : len(self.row_list)]
-
-    @property
-    def by_threshold(self) -> Tensor:
-        """bool [F], whether the threshold alone can decide a row."""
-        return self._bits[3, : len(self.row_list)]
-
-    @cached_property
-    def top_k_list(self) -> list[int]:
-        """top_k of each kind."""
-        return [kind.top_k for kind in self.kinds]
-
-    @cached_property
-    def top_p_list(self) -> list[float]:
-        """top_p of each kind."""
-        return [kind.top_p for kind in self.kinds]
-
-    @cached_property
-    def ways(self) -> list[Way]:
-        """The way that each kind takes."""
-        return [kind.way for kind in self.kinds]
 
     def select(self, index: list[int]) -> RowFilters:
         """Return some of the filtered rows, without a copy if all are listed in order."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from tpsample.core.checks import is_integer, is_listing, real_number
 from tpsample.core.row_noise import GREEDY_BELOW
-from tpsample.request.unknown_fields import refuses_unknown_fields
+from tpsample.core.sealed import refuses_unknown_fields
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 Ties = Literal["exact", "keep"]

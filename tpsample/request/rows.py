@@ -8,12 +8,12 @@ so a step that uses rows again allocates nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tpsample.core.tensors import ALIGNED, Scratch, ordinary_tensors
+from tpsample.core.tensors import ALIGNED, HasViews, Scratch, ordinary_tensors
 from tpsample.core.word import Status
 from tpsample.request.controls.tables import ControlTables
 from tpsample.request.filters import LogprobRows, RowFilters
@@ -37,7 +37,7 @@ class Undrawn(NamedTuple):
     status: Tensor
 
 
-class SlotRows:
+class SlotRows(HasViews):
     """B rows, and memory for what they read of their slots.
 
     Attributes:
@@ -52,23 +52,18 @@ class SlotRows:
     @ordinary_tensors
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._padded = torch.zeros(num_rows + -num_rows % ALIGNED, dtype=torch.int64, device=device)
-        self._view(num_rows)
+        self.numbers = torch.arange(num_rows, device=device)
+        self.stored_numbers = self.numbers.to(torch.int32)
+        self._view()
         self.inside = torch.zeros_like(self.index)
         self.undrawn = Undrawn(
             torch.zeros(num_rows, dtype=torch.bool, device=device),
             torch.zeros(num_rows, dtype=torch.int32, device=device),
         )
-        self.numbers = torch.arange(num_rows, device=device)
-        self.stored_numbers = self.numbers.to(torch.int32)
         self.scratch = Scratch(device)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
-        vars(self).update(state)
-        self._view(len(self.numbers))
-
-    def _view(self, num_rows: int) -> None:
-        self.index = self._padded[:num_rows]
+    def _view(self) -> None:
+        self.index = self._padded[: len(self.numbers)]
 
     def __len__(self) -> int:
         return self.index.shape[0]
@@ -76,8 +71,6 @@ class SlotRows:
     @ordinary_tensors
     def repeated(self, times: int) -> SlotRows:
         """Return the rows with each standing `times` times in a row, in memory of their own."""
-        if times == 1:
-            return self
         found = SlotRows(len(self) * times, self.index.device)
         its, others = ((rows.index, rows.inside, *rows.undrawn) for rows in (found, self))
         for each, other in zip(its, others, strict=True):

@@ -23,12 +23,12 @@ import copy
 
 from torch import Tensor
 
+from tpsample.core.row_noise import SeedSource
 from tpsample.core.tensors import readable
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_slots
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.rows import SlotRows, Slots, Undrawn
-from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
 
 
@@ -136,7 +136,8 @@ class Selection(StepBatch):
         self._batch.draw_seeds(source)
 
     def read(self, times: int = 1) -> BatchView:
-        rows, table = self._rows.repeated(times), self._table
+        table = self._table
+        rows = self._rows if times == 1 else self._rows.repeated(times)
         filters, logprobs = table.read(rows)
         plan = BatchPlan(
             len(rows),

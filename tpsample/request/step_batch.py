@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_appended, check_per_row
 from tpsample.request.controls.apply import ControlRows
-from tpsample.request.controls.bits import num_words
+from tpsample.request.controls.tables import num_words
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.rows import Slots, Undrawn
-from tpsample.request.seeds import SeedSource
 
 
 class StepBatch(Sealed, ABC):

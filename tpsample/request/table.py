@@ -22,7 +22,16 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.tensors import ALIGNED, Scratch, columns_of, integers, ordinary_tensors, reals
+from tpsample.core.row_noise import SeedSource
+from tpsample.core.tensors import (
+    ALIGNED,
+    HasViews,
+    Scratch,
+    columns_of,
+    integers,
+    ordinary_tensors,
+    reals,
+)
 from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.controls.tables import needs_controls
 from tpsample.request.entries import (
@@ -41,7 +50,6 @@ from tpsample.request.entries import (
 from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan
 from tpsample.request.rows import SHUT, SlotRows, Slots
-from tpsample.request.seeds import SeedSource
 
 _HAS = [bytes(bool(flags & wanted) for flags in range(256)) for wanted in range(32)]
 """By wanted flags, 0 or 1 for each value of an entry's flags: whether it has one of them."""
@@ -59,7 +67,7 @@ class _Asked(NamedTuple):
     processed: bool
 
 
-class RequestTable(Slots):
+class RequestTable(HasViews, Slots):
     """S slots. The first ones are in use: they have a request or are empty.
 
     Attributes:
@@ -86,11 +94,6 @@ class RequestTable(Slots):
         self.numbers = column.repeat(1, width)
         self.numbers[STATE] = torch.arange(width, device=self.device)
         self.chosen = self.numbers.new_full((slots + 1, 0), word.NO_TOKEN)
-        self._view()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
-        vars(self).update(state)
         self._view()
 
     def _view(self) -> None:
@@ -236,13 +239,10 @@ class RequestTable(Slots):
         if times > 1:
             rows = [slot * times + i for slot in slots for i in range(times)]
             slots = [slot for slot in slots for _ in range(times)]
-        count, padded = len(rows), len(rows) + -len(rows) % ALIGNED
-        if count == len(self.entries) and times == 1:  # nothing has to be found
-            index = torch.arange(padded, device=self.device)
-            columns = self.numbers[:GATE, :padded].clone(memory_format=torch.contiguous_format)
-            return slots, rows, index[:count], index[:count], columns
-        index, of_slot = integers(rows, slots + slots[:1] * (padded - count), device=self.device)
-        return slots, rows, index, of_slot[:count], self.numbers[:GATE].index_select(1, of_slot)
+        padding = slots[:1] * (-len(rows) % ALIGNED)
+        index, of_slot = integers(rows, slots + padding, device=self.device)
+        columns = self.numbers[:GATE].index_select(1, of_slot)
+        return slots, rows, index, of_slot[: len(rows)], columns
 
     @property
     def gate(self) -> Tensor:

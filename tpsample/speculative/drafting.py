@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
 from tpsample.agreement.step import Call
+from tpsample.agreement.step_checks import check_batch
 from tpsample.core import word
-from tpsample.core.checks import check_int, positions_tensor
+from tpsample.core.checks import check_int, describe, fits, positions_tensor, require_plain
 from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score
@@ -15,7 +19,9 @@ from tpsample.noise import DOMAIN_TOKEN, row_stream, tile_noise
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.acceptance import DOMAIN_DRAFT
-from tpsample.speculative.checks import Method, check_draft_logits, check_request
+
+Method = Literal["coupled", "rejection", "block"]
+"""How drafts are accepted; see `tpsample.speculative.verify`."""
 
 
 def sample_draft(
@@ -85,3 +91,30 @@ def sample_draft(
         token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))
         undrawn = settled.undrawn
         return token_ids if undrawn is None else token_ids.masked_fill(undrawn.rows, word.NO_TOKEN)
+
+
+def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
+    """Check the arguments that a draft and its verification share."""
+    if method not in get_args(Method):
+        raise ValueError(f"method: expected one of coupled, rejection, block, got {method!r}")
+    if not isinstance(batch, StepBatch):
+        raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
+    check_batch(batch, sampler.settings)
+
+
+def check_draft_logits(
+    name: str, logits: Tensor, leading: Sequence[int | str], sampler: LMHeadSampler
+) -> None:
+    """Check logits whose last axis is this rank's shard.
+
+    Args:
+        leading: the sizes of the other axes; a letter stands for any size.
+    """
+    require_plain(name, logits)
+    shard, device = sampler.shard, sampler.weight.device
+    shape = (*leading, len(shard))
+    if not fits(logits, (), shape, device):
+        raise ValueError(
+            f"{name}: expected the drafter's logits [{', '.join(map(str, shape))}] on {device}, "
+            f"the columns of {shard}, got {describe(logits)}"
+        )

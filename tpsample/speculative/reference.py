@@ -12,15 +12,14 @@ from tpsample import reference
 from tpsample.core import word
 from tpsample.core.checks import positions_tensor
 from tpsample.core.order import TOP_MASS, below_top, masses, order_words
-from tpsample.core.row_noise import safe_temperature
+from tpsample.core.row_noise import SeedSource, safe_temperature
 from tpsample.core.word import Status
 from tpsample.noise import row_stream, tile_noise
 from tpsample.request.plan import BatchView
-from tpsample.request.seeds import SeedSource
 from tpsample.request.step_batch import StepBatch
 from tpsample.speculative import acceptance, laws
 from tpsample.speculative.acceptance import DOMAIN_RECOVERY, uniforms
-from tpsample.speculative.checks import Method
+from tpsample.speculative.drafting import Method
 from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
 from tpsample.speculative.ratio import recovery_scores
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,15 +11,37 @@ from torch import Tensor
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
 from tpsample.core import word
-from tpsample.core.checks import positions_tensor
+from tpsample.core.checks import describe, fits, positions_tensor
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.checks import Drafts, Method, check_verify
+from tpsample.speculative.drafting import Method, check_draft_logits, check_request
 from tpsample.speculative.output import VerifyOutput, leading, position_of_rows, reached
 from tpsample.speculative.ratio import verify_by_ratio
+
+
+class Drafts(NamedTuple):
+    """The drafts of a verification, with their lengths and laws.
+
+    Attributes:
+        token_ids: int64 [B, K].
+        lengths: int32 or int64 [B], or None.
+        law: [B, K, V_local], the drafter's logits; None if the drafts were certain.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor | None
+    law: Tensor | None
+
+    def known(self) -> Tensor:
+        """Return int64 [B, K], the drafts, -1 after each row's last as its length has it."""
+        ids = self.token_ids
+        if self.lengths is None:
+            return ids
+        place = torch.arange(ids.shape[1], device=ids.device)
+        return ids.where(place < self.lengths.unsqueeze(1), word.NO_TOKEN)
 
 
 def verify(
@@ -202,3 +226,36 @@ def _emitted(logprobs: Logprobs, emitted: Tensor) -> Logprobs:
         logprobs.ranks.where(emitted, 0),
         logprobs.entropies.where(emitted.squeeze(1), torch.nan),
     )
+
+
+def check_verify(
+    sampler: LMHeadSampler, inputs: Inputs, drafts: Drafts, batch: object, method: str
+) -> None:
+    """Check the arguments of `verify` or `verify_logits`; an error names the argument."""
+    check_request(sampler, method, batch)
+    device, lengths = sampler.weight.device, drafts.lengths
+    if not fits(drafts.token_ids, (torch.int64,), "BK", device):
+        raise ValueError(
+            f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
+            f"got {describe(drafts.token_ids)}"
+        )
+    num_rows, num_drafts = drafts.token_ids.shape
+    whole = torch.int32, torch.int64
+    if lengths is not None and not fits(lengths, whole, (num_rows,), device):
+        raise ValueError(
+            f"lengths: expected an int32 or int64 tensor [{num_rows}] on {device}, got "
+            f"{describe(lengths)}"
+        )
+    sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
+    if num_rows * (num_drafts + 1) > sampler.max_rows:
+        raise ValueError(
+            f"{inputs.name}: {num_rows} rows × {num_drafts + 1} positions exceed "
+            f"max_rows={sampler.max_rows}; build the sampler with a larger max_rows"
+        )
+    if drafts.law is not None and method == "coupled":
+        raise ValueError(
+            'draft: method="coupled" looks at no draft probabilities; leave it out, or choose '
+            '"rejection" or "block"'
+        )
+    if drafts.law is not None:
+        check_draft_logits("draft", drafts.law, (num_rows, num_drafts), sampler)

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
-from tpsample.request.controls.bits import shard_of_bitmask, single_bit
-from tpsample.request.controls.tables import ControlTables
+from tpsample.request.controls.tables import ControlTables, signed32
 from tpsample.request.controls.token_state import TokenState
 
 
@@ -205,3 +204,21 @@ class StepControls:
             counted = (drafts[:, k] == ids[:, None]) & (k < num_drafts)
             history = history + 2 * counted.T.to(torch.int32)
         return history
+
+
+def shard_of_bitmask(bitmask: Tensor, first_id: int, words: int) -> Tensor:
+    """Return int32 [B, words]: the bits of [B, ceil(V / 32)] from `first_id` on, then zeros."""
+    start, shift = divmod(first_id, 32)
+    part = bitmask[:, start : start + words + 1].long() & 0xFFFFFFFF
+    part = torch.nn.functional.pad(part, (0, words + 1 - part.shape[1]))
+    return signed32((part[:, 1:] << 32 | part[:, :-1]) >> shift & 0xFFFFFFFF)
+
+
+def single_bit(token_ids: Tensor, first_id: int, words: int) -> Tensor:
+    """Return int32 [B, words] with the bit of each row's id, int [B]; no bit for an id that is not
+    among the columns from `first_id` on."""
+    column = token_ids.long().unsqueeze(1) - first_id
+    column = column.where(token_ids.unsqueeze(1) >= 0, -1)
+    word = torch.arange(words, device=token_ids.device)
+    bit = torch.ones_like(column, dtype=torch.int32) << (column & 31).to(torch.int32)
+    return torch.where(column >> 5 == word, bit, 0)

@@ -18,18 +18,16 @@ whole vocabulary. A batch keeps the slot of each row's state, so moving a row mo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text, mix
-from tpsample.core.tensors import ALIGNED, Scratch, integers, ordinary_tensors, reals
+from tpsample.core.tensors import ALIGNED, HasViews, Scratch, integers, ordinary_tensors, reals
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.request.batch_checks import CheckedRequest
-from tpsample.request.controls.bits import pack_ids
 from tpsample.request.controls.token_state import TokenState
 from tpsample.request.params import SamplingParams
 
@@ -40,7 +38,7 @@ PENALISED, BIASED = 1, 2
 """Bits of `wants`."""
 
 
-class ControlTables:
+class ControlTables(HasViews):
     """Tables by slot, on the device, and the dense state of each shard that was asked for.
 
     They outlive the call that makes them, so under inference mode too their tensors are ordinary
@@ -76,7 +74,7 @@ class ControlTables:
         self._numbers = torch.zeros(3, width, dtype=torch.int32, device=device)
         self.penalties = torch.zeros(slots, 3, dtype=torch.float32, device=device)
         self.penalties[:, 0] = 1.0
-        self._view_numbers()
+        self._view()
         self.stop_ids = self._ids(slots, 1)
         self.bad_words = self._ids(slots, 1, 1)
         self.recent = self._ids(slots, 1).fill_(ABSENT)
@@ -91,12 +89,7 @@ class ControlTables:
         self._states: dict[VocabShard, TokenState] = {}
         self._appends = 0
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy. Tensors that share memory do not do so in a pickle."""
-        vars(self).update(state)
-        self._view_numbers()
-
-    def _view_numbers(self) -> None:
+    def _view(self) -> None:
         columns = self._numbers[:, : self.slots]
         self.wants, self.min_tokens, self.length = columns.unbind()
 
@@ -245,6 +238,27 @@ class ControlTables:
 def needs_controls(request: SamplingParams) -> bool:
     """Return whether a request has penalties or constraints."""
     return request.penalised or request.masked or bool(request.logit_bias)
+
+
+def num_words(vocab_size: int) -> int:
+    """Return how many words of 32 bits hold a bit per id."""
+    return -(-vocab_size // 32)
+
+
+def pack_ids(token_ids: Iterable[int] | None, vocab_size: int) -> Tensor:
+    """Return int32 [ceil(V / 32)], bit v % 32 of word v // 32 for id v; None is all of [0, V)."""
+    bits = torch.zeros(num_words(vocab_size) * 32, dtype=torch.bool, device="cpu")
+    if token_ids is None:
+        bits[:vocab_size] = True
+    else:
+        bits[torch.tensor(list(token_ids), dtype=torch.int64, device="cpu")] = True
+    words = (bits.view(-1, 32).long() << torch.arange(32, device="cpu")).sum(dim=1)
+    return signed32(words)
+
+
+def signed32(words: Tensor) -> Tensor:
+    """Return int64 words of 32 bits as int32 holds them."""
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
 def _widened(table: Tensor, value: int, *widths: int) -> Tensor:
