@@ -220,8 +220,9 @@ class Steps(Sealed):
 
     def close(self) -> None:
         """Release the exchange. Collective; every call that follows raises."""
-        self.checks.closed = True
-        self.exchange.close()
+        if not self.checks.closed:
+            self.checks.closed = True
+            self.exchange.close()
 
     def broadcast(
         self, batch: SamplingBatch, changes: Changes | None = None, *, src: int = 0

@@ -180,8 +180,8 @@ tpsample/request/changing_rows.py tests/request/test_selection.py
     > test_a_selection_of_rows_that_changed_is_refused[free]
 tpsample/request/step_batch.py tests/request/test_engine_tensors.py
     masks of rows without penalties bind nothing
-    - if not (tables.in_use or masks):
-    + if not tables.in_use:
+    - if not (masks or tables.has_penalties
+    + if not (tables.has_penalties
     > test_masks_of_all_rows_and_of_slots_bind
 tpsample/core/sealed.py tests/test_interface.py
     objects take any attribute

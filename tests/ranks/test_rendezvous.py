@@ -9,12 +9,12 @@ import torch
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits
 from tpsample import LMHeadSampler, SamplingParams, UnsupportedParameter
-from tpsample.ranks.virtual import Rendezvous, VirtualWorld
+from tpsample.ranks.virtual import VirtualWorld
 
 KINDS = kinds_of_logits()
 
 
-def _sum(meeting: Rendezvous, rank: int, times: int) -> list[int]:
+def _sum(meeting: VirtualWorld, rank: int, times: int) -> list[int]:
     sums = []
     for turn in range(times):
         sums.append(int(sum(meeting.gather(rank, torch.tensor(10**rank * turn)))))
@@ -23,7 +23,7 @@ def _sum(meeting: Rendezvous, rank: int, times: int) -> list[int]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])
 def test_every_rank_gets_what_every_rank_gave(world_size):
-    meeting = Rendezvous()
+    meeting = VirtualWorld([])
     ones = int("1" * world_size)
     for _ in range(3):
         results = meeting.run([partial(_sum, meeting, rank, 20) for rank in range(world_size)])
@@ -32,7 +32,7 @@ def test_every_rank_gets_what_every_rank_gave(world_size):
 
 
 def test_never_do_two_run_at_once():
-    meeting, inside, most = Rendezvous(), threading.Semaphore(1), []
+    meeting, inside, most = VirtualWorld([]), threading.Semaphore(1), []
 
     def body(rank: int) -> None:
         for _ in range(50):
@@ -45,7 +45,7 @@ def test_never_do_two_run_at_once():
 
 
 def test_an_error_on_one_rank_is_raised_and_stops_the_others():
-    meeting = Rendezvous()
+    meeting = VirtualWorld([])
 
     def body(rank: int) -> None:
         meeting.gather(rank, torch.zeros(()))
@@ -60,7 +60,7 @@ def test_an_error_on_one_rank_is_raised_and_stops_the_others():
 
 @pytest.mark.parametrize("early", [0, 2])
 def test_ranks_that_do_not_meet_equally_often_are_told(early):
-    meeting = Rendezvous()
+    meeting = VirtualWorld([])
 
     def body(rank: int) -> None:
         for _ in range(1 if rank == early else 2):

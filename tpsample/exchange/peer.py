@@ -17,7 +17,7 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.collective import ranks_of_levels
-from tpsample.exchange.inboxes import PeerMemory, peer_memory
+from tpsample.exchange.inboxes import peer_memory
 from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
@@ -65,20 +65,9 @@ class PeerExchange(Exchange):
         self._lost = torch.zeros(4, dtype=torch.int64, device=device)
         self._winners = torch.zeros(max_rows, dtype=torch.int64, device=device)
         shape = (2, chunks, ranks.world_size, max_rows)
-        self._memory: PeerMemory | None = peer_memory(ranks, shape, device)
+        self.memory = peer_memory(ranks, shape, device)
         places = (chunks, ranks.rank, ranks.world_size, max_rows)
         self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *places)
-
-    @property
-    def memory(self) -> PeerMemory:
-        if self._memory is None:
-            raise RuntimeError("exchange: closed")
-        return self._memory
-
-    def begin(self) -> None:
-        """Refuse a closed exchange before anything is launched."""
-        _ = self.memory
-        super().begin()
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
         """Wait on the device for every rank's words; the kernel that waits decodes them too."""
@@ -132,9 +121,7 @@ class PeerExchange(Exchange):
         self.memory.barrier()
 
     def close(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-        self._memory = None
+        self.memory.close()
 
 
 def members_of(members: Sequence[int], bits: int) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class VirtualWorld:
     Attributes:
         ranks: one `Ranks` per rank, for the `group` argument of its `LMHeadSampler`. Every rank
             builds as many samplers as the others, in the same order.
+        running: whether a `run` is under way.
     """
 
     def __init__(self, shards: list[VocabShard], device: torch.device | str = "cpu") -> None:
@@ -42,8 +43,13 @@ class VirtualWorld:
         self.device = torch.device(device)
         self.seed_root = SeedSource().root
         self.ranks = [VirtualRanks(self, rank) for rank in range(len(shards))]
-        self.rendezvous = Rendezvous()
         self._allocations: list[Tensor] = []
+        self.running = False
+        self._turn = threading.Condition()
+        self._world_size = self._ended = self._round = 0
+        self._handed_in: dict[int, Tensor] = {}
+        self._all: list[Tensor] = []
+        self._broken = False
 
     def step(
         self, samplers: Sequence[Any], hidden_states: Tensor, *arguments: Any, **options: Any
@@ -64,90 +70,13 @@ class VirtualWorld:
         return self.run([partial(step, *of_rank) for of_rank in each])
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
-        """Run bodies[rank]() of every rank, each in a thread, one at a time; return their results.
-
-        Calls in which ranks exchange integers, such as `prompt_logprobs`, must be made here.
-        """
-        return self.rendezvous.run(bodies)
-
-    def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
-        """Return int64 [world_size, *shape], one tensor for every rank's request number `index`."""
-        if index == len(self._allocations):
-            zeros = torch.zeros(len(self.ranks), *shape, dtype=torch.int64, device=self.device)
-            self._allocations.append(zeros)
-        if self._allocations[index].shape[1:] != shape:
-            raise ValueError(
-                f"group: the virtual ranks built different samplers, {tuple(shape)} after "
-                f"{tuple(self._allocations[index].shape[1:])}"
-            )
-        return self._allocations[index]
-
-
-class VirtualRanks(Ranks):
-    """One of several ranks in this process, whose world knows what the others would answer."""
-
-    def __init__(self, world: VirtualWorld, rank: int) -> None:
-        self.world = world
-        self.rank = rank
-        self.num_allocations = 0
-
-    @property
-    def world_size(self) -> int:  # type: ignore[override]
-        return len(self.world.shards)
-
-    @property
-    def can_exchange_tensors(self) -> bool:
-        return self.world_size == 1 or self.world.rendezvous.running
-
-    def meet(self) -> None:
-        """Wait for every rank of the world."""
-        self.gather_tensor(torch.zeros(0))
-
-    def gather_tensor(self, own: Tensor) -> Tensor:
-        if self.world_size == 1:
-            return own.unsqueeze(0)
-        return torch.stack(self.world.rendezvous.gather(self.rank, own))
-
-    def sum_tensor(self, own: Tensor) -> Tensor:
-        return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
-
-    def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the record as each rank would give it, were it built with the same arguments."""
-        records = []
-        for rank, shard in enumerate(self.world.shards):
-            known: dict[str, Any] = {
-                "shard": [shard.start, shard.stop],
-                "seed_root": self.world.seed_root,
-            }
-            if rank != self.rank:
-                known |= {"weight_rows": len(shard), "weight": None}
-            records.append({**record, **known})
-        return records
-
-
-class Rendezvous:
-    """Runs the ranks, and passes tensors between them. Each has a thread, and one runs at a time.
-
-    A rank runs until it has something to tell the others, hands that in and sleeps. When all have,
-    each goes on with what all handed in. Because two never run at once, they may launch kernels in
-    the Triton interpreter, which allows one launch at a time, and nothing depends on a scheduler.
-
-    Attributes:
-        running: whether a `run` is under way.
-    """
-
-    def __init__(self) -> None:
-        self.running = False
-        self._turn = threading.Condition()
-        self._world_size = 0
-        self._ended = 0
-        self._round = 0
-        self._handed_in: dict[int, Tensor] = {}
-        self._all: list[Tensor] = []
-        self._broken = False
-
-    def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
         """Run bodies[rank]() of every rank, and return their results in rank order.
+
+        Calls in which ranks exchange integers, such as `prompt_logprobs`, must be made here. Each
+        rank has a thread, and one runs at a time: until it has something to tell the others, hands
+        that in and sleeps. When all have, each goes on with what all handed in. Because two never
+        run at once, they may launch kernels in the Triton interpreter, which allows one launch at a
+        time, and nothing depends on a scheduler.
 
         Raises:
             Exception: a body raised it, that of the lowest rank; the others stop where they meet.
@@ -205,6 +134,60 @@ class Rendezvous:
         if self._round == this_round:
             raise _Stopped
         return self._all
+
+    def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
+        """Return int64 [world_size, *shape], one tensor for every rank's request number `index`."""
+        if index == len(self._allocations):
+            zeros = torch.zeros(len(self.ranks), *shape, dtype=torch.int64, device=self.device)
+            self._allocations.append(zeros)
+        if self._allocations[index].shape[1:] != shape:
+            raise ValueError(
+                f"group: the virtual ranks built different samplers, {tuple(shape)} after "
+                f"{tuple(self._allocations[index].shape[1:])}"
+            )
+        return self._allocations[index]
+
+
+class VirtualRanks(Ranks):
+    """One of several ranks in this process, whose world knows what the others would answer."""
+
+    def __init__(self, world: VirtualWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.num_allocations = 0
+
+    @property
+    def world_size(self) -> int:  # type: ignore[override]
+        return len(self.world.shards)
+
+    @property
+    def can_exchange_tensors(self) -> bool:
+        return self.world_size == 1 or self.world.running
+
+    def meet(self) -> None:
+        """Wait for every rank of the world."""
+        self.gather_tensor(torch.zeros(0))
+
+    def gather_tensor(self, own: Tensor) -> Tensor:
+        if self.world_size == 1:
+            return own.unsqueeze(0)
+        return torch.stack(self.world.gather(self.rank, own))
+
+    def sum_tensor(self, own: Tensor) -> Tensor:
+        return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
+
+    def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the record as each rank would give it, were it built with the same arguments."""
+        records = []
+        for rank, shard in enumerate(self.world.shards):
+            known: dict[str, Any] = {
+                "shard": [shard.start, shard.stop],
+                "seed_root": self.world.seed_root,
+            }
+            if rank != self.rank:
+                known |= {"weight_rows": len(shard), "weight": None}
+            records.append({**record, **known})
+        return records
 
 
 class _Stopped(Exception):

@@ -98,8 +98,6 @@ class EngineTensors(Slots):
 
     def read(self, rows: SlotRows) -> tuple[RowFilters | None, None]:
         vocab_size, needs, joint = self.vocab_size, self.needs, self.filter_order == "joint"
-        if not self.stores_logits:
-            return None, None
         there = ~rows.undrawn.rows
         top_k = torch.full_like(rows.index, vocab_size)
         top_p = torch.ones_like(rows.index, dtype=torch.float64)

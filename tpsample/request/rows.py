@@ -145,7 +145,8 @@ class Slots(ABC):
 
     @abstractmethod
     def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
-        """Return the filters and logprobs of all rows, None where no slot has some."""
+        """Return the filters and logprobs of all rows, None where no slot has some. It is called
+        where some row may have either."""
 
     def state(self, rows: SlotRows) -> dict[str, object]:
         """Return what these rows read and no plan has, as `StepBatch.state` does."""

@@ -138,7 +138,8 @@ class Selection(StepBatch):
     def read(self, times: int = 1) -> BatchView:
         table = self._table
         rows = self._rows if times == 1 else self._rows.repeated(times)
-        filters, logprobs = table.read(rows)
+        stores = table.stores_logits
+        filters, logprobs = table.read(rows) if stores else (None, None)
         plan = BatchPlan(
             len(rows),
             self.vocab_size,
@@ -146,7 +147,7 @@ class Selection(StepBatch):
             filters,
             logprobs,
             fixed_rounds=not readable(self.device),
-            stores_all=table.stores_logits,
+            stores_all=stores,
             numbers=(rows.numbers, rows.stored_numbers),
         )
         temperature, seed = table.temperature_of(rows), table.seed_of(rows)

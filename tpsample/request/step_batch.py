@@ -211,7 +211,7 @@ class StepBatch(Sealed, ABC):
         if tables is None:
             return None
         masks = self._masks()
-        if not (tables.in_use or masks):
+        if not (masks or tables.has_penalties or tables.has_bias or tables.has_masks):
             return None
         bitmask, forced = masks.get("grammar_bitmask"), masks.get("forced_token_ids")
         return ControlRows(tables, self._state_slots(), bitmask, forced)

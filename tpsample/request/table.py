@@ -282,8 +282,6 @@ class RequestTable(HasViews, Slots):
 
     def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
         asked, count, filters = self._asked, len(rows), None
-        if not self.stores_logits:
-            return None, None
         numbers, every = rows.pick_columns("numbers", self.numbers), list(range(count))
         if asked.filters:
             kinds = [keeps_all(self.vocab_size), *asked.filters]

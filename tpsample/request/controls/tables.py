@@ -101,11 +101,6 @@ class ControlTables(HasViews):
         return (*flags, *(tuple(table.shape) for table in tables))
 
     @property
-    def in_use(self) -> bool:
-        """Whether a row ever needed any of them."""
-        return self.has_penalties or self.has_bias or self.has_masks
-
-    @property
     def looks_at_output(self) -> bool:
         """Whether a row ever needed its tokens so far, which `append` then counts."""
         return self.has_penalties or self.has_masks
