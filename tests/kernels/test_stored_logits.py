@@ -102,18 +102,6 @@ def test_with_controls_the_processed_logits_are_stored_too(backend):
     assert torch.equal(out.logprobs.token_ids, expected.logprobs.token_ids)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_a_mask_that_is_taken_back_leaves_the_raw_logits(backend):
-    rows = Rows([KINDS["normal"]], [SamplingParams(seed=1, top_p=0.5)])
-    sampler, batch = LMHeadSampler(rows.weight, backend=backend, max_rows=8), rows.batch
-    for forced in (torch.tensor([3]), None):
-        batch.forced_token_ids = forced
-        out = sampler(rows.hidden_states, batch, rows.positions)
-        expected = reference.sample(rows.logits, batch, rows.positions)
-        assert torch.equal(out.token_ids, expected.token_ids)
-        assert (int(out.token_ids) == 3) == (forced is not None)
-
-
 @pytest.mark.parametrize("block_v", [64, 512])
 def test_only_stored_rows_are_written_and_all_of_them(block_v):
     """The shard starts within a group of four and ends within a tile; canaries lie around."""

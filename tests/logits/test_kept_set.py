@@ -11,7 +11,7 @@ from scipy import stats
 from tests.support import oracle
 from tests.support.controls import oracle_request
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
-from tpsample import SamplingBatch, SamplingParams, Status, reference
+from tpsample import SamplingBatch, SamplingParams, reference
 from tpsample.core import word
 from tpsample.core.order import TOP_MASS, below_top, candidates, masses, min_p_cut
 from tpsample.core.row_noise import RowNoise
@@ -186,27 +186,6 @@ def test_the_largest_vocabulary_has_room_for_its_masses():
     batch = SamplingBatch.from_params([SamplingParams(top_p=0.75)], vocab_size=vocab_size)
     kept = reference.kept_mask(torch.full((1, vocab_size), 2.5), batch)[0]
     assert kept[: vocab_size * 3 // 4].all() and not kept[vocab_size * 3 // 4 :].any()
-
-
-@pytest.mark.parametrize("changes", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.9}, {}])
-@pytest.mark.parametrize(
-    ("logits", "kept", "token", "status"),
-    [
-        ([0.0, NAN, 3.0, 3.0], [], -1, Status.NAN),
-        ([-INF, -INF, -INF, -INF], [], -1, Status.EMPTY),
-        ([-INF, -2e38, -INF, -INF], [1], 1, Status.OK),
-        ([0.0, INF, 5.0, INF], None, 1, Status.OK),
-    ],
-    ids=["nan", "empty", "one-left", "two-forced"],
-)
-def test_special_rows(logits, kept, token, status, changes):
-    logits = torch.tensor([logits])
-    batch = SamplingBatch.from_params([SamplingParams(seed=5, **changes)], vocab_size=4)
-    out = reference.sample(logits, batch, 0)
-    assert (out.token_ids.item(), out.status.item()) == (token, status)
-    mask = reference.kept_mask(logits, batch)[0]
-    assert mask[1] == (status == Status.OK)
-    assert kept is None or mask.nonzero().flatten().tolist() == kept
 
 
 def test_a_batch_without_filters_has_no_filtered_rows():

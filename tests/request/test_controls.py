@@ -14,7 +14,7 @@ from tests.support.controls import Conversation, batch_of, bitmask_of
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, reference
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 
 V, D = 331, 8
 _batch = functools.partial(batch_of, vocab_size=V)
@@ -156,62 +156,6 @@ def test_no_rank_has_a_tensor_over_the_vocabulary():
     assert alone >= rows * vocab_size
 
 
-def test_a_bias_never_revives_a_masked_token():
-    params = SamplingParams(
-        temperature=0, allowed_token_ids=[3, 4], logit_bias={5: 100.0}, bad_words=[[4]]
-    )
-    batch = SamplingBatch.from_params([params], vocab_size=10)
-    logits = torch.zeros(1, 10)
-    assert reference.sample(logits, batch, 0).token_ids.item() == 3
-    logits[0, 3] = -torch.inf
-    out = reference.sample(logits, batch, 0)
-    assert (out.token_ids.item(), out.status.item()) == (-1, Status.EMPTY)
-
-
-def test_an_empty_row_does_not_harm_its_neighbours():
-    hidden_states, weight = _head(0, 3)
-    free = SamplingParams(seed=1)
-    sampler = LMHeadSampler(weight, backend="torch")
-    batch = SamplingBatch.from_params([free, free, free], vocab_size=V)
-    expected = sampler(hidden_states, batch, 0).token_ids
-    grammar = bitmask_of([None, set(), None], V)
-    batch.grammar_bitmask = grammar
-    out = sampler(hidden_states, batch, 0)
-    assert out.status.tolist() == [Status.OK, Status.EMPTY, Status.OK]
-    assert out.token_ids[[0, 2]].equal(expected[[0, 2]]) and out.token_ids[1] == -1
-
-
-def test_ids_a_mask_hides_may_be_nan():
-    """A masked NaN is -inf: only what may be drawn can spoil a row."""
-    logits = torch.zeros(1, 10)
-    logits[0, 9] = torch.nan
-    batch = SamplingBatch.from_params([SamplingParams(allowed_token_ids=[1, 2])], vocab_size=10)
-    assert reference.sample(logits, batch, 0).status.item() == Status.OK
-
-
-def test_min_tokens_counts_appended_tokens():
-    params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[1])
-    batch = SamplingBatch.from_params([params], vocab_size=4)
-    logits = torch.tensor([[0.0, 9.0, 1.0, 0.5]])
-    tokens = []
-    for _ in range(4):
-        token_ids = reference.sample(logits, batch, 0).token_ids
-        tokens.append(token_ids.item())
-        batch.append(token_ids)
-    assert tokens == [2, 2, 1, 1]
-
-
-def test_a_row_without_a_token_is_not_counted():
-    params = SamplingParams(temperature=0, frequency_penalty=1.0, bad_words=[[2, 3]])
-    batch = SamplingBatch.from_params([params, params], vocab_size=4)
-    logits = torch.tensor([[0.0, 0.0, 1.5, 1.0]] * 2)
-    before = reference.processed_logits(logits, batch)
-    batch.append(torch.tensor([-1, 2]))
-    after = reference.processed_logits(logits, batch)
-    assert torch.equal(after[0], before[0])
-    assert after[1].tolist() == [0.0, 0.0, 0.5, -torch.inf]
-
-
 def test_several_tokens_at_once_are_counted_in_order():
     params = SamplingParams(frequency_penalty=1.0, bad_words=[[5, 6, 7]], min_tokens=3,
                             stop_token_ids=[1])  # fmt: skip
@@ -243,28 +187,3 @@ def test_drafts_count_cumulatively_and_leave_no_trace():
             longer = Conversation(talk.params, talk.prompt, talk.output + drafts[row][:i])
             assert torch.equal(processed[row, i], longer.processed(logits[row, i])), (row, i)
     assert torch.equal(reference.processed_logits(logits[:, 0], batch), before)
-
-
-def _logprobs(talks: list, hidden_states: torch.Tensor, weight: torch.Tensor) -> list:
-    sampler = _sampler(weight, 1, max_rows=len(talks))
-    out = sampler(hidden_states, _batch(talks), 0)
-    return [out.token_ids, out.logprobs.token_ids, out.logprobs.values, out.logprobs.ranks]
-
-
-def test_raw_logprobs_are_of_the_logits_before_controls():
-    """And processed ones are of the logits after them; both kinds in one batch."""
-    modes = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-    talks = _conversations(31, 24)
-    for row, talk in enumerate(talks):
-        talk.params = replace(talk.params, logprobs=5, logprobs_mode=modes[row % 4])
-    hidden_states, weight = _head(32, 24)
-    logits = reference.logits(hidden_states, weight)
-    expected = reference.sample(logits, _batch(talks), 0)
-    raw = logits.double().log_softmax(dim=1)[::4].topk(5, dim=1).values
-    assert torch.allclose(expected.logprobs.values[::4, 1:], raw, atol=2e-6)
-    assert not torch.equal(reference.processed_logits(logits, _batch(talks))[::4], logits[::4])
-    for ids, listed, values, ranks in run_ranks(3, _logprobs, talks, hidden_states, weight):
-        assert torch.equal(ids, expected.token_ids)
-        assert torch.equal(listed, expected.logprobs.token_ids)
-        assert torch.equal(ranks, expected.logprobs.ranks)
-        assert torch.allclose(values, expected.logprobs.values, atol=2e-6, equal_nan=True)

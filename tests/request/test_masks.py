@@ -58,19 +58,6 @@ def test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew(nam
     assert sampler(hidden_states[:rows], batch, 0).token_ids.tolist() == [5, 6, 7, 8][:rows]
 
 
-def test_a_mask_is_read_when_a_step_is_made_and_has_a_row_for_each_of_the_steps():
-    hidden_states, weight = head(2)
-    sampler, batch = LMHeadSampler(weight), SamplingBatch.from_params(plain(2), vocab_size=V)
-    forced = torch.tensor([1, 2])
-    batch.forced_token_ids = forced
-    assert sampler(hidden_states, batch, 0).token_ids.tolist() == [1, 2]
-    forced[1] = 5
-    assert sampler(hidden_states, batch, 0).token_ids.tolist() == [1, 5]
-    batch.forced_token_ids = torch.tensor([1, 2, 3, 4])  # of a verification
-    with pytest.raises(ValueError, match="a row for each of the 2 rows of the step, got 4"):
-        sampler(hidden_states, batch, 0)
-
-
 @pytest.mark.parametrize(("backend", "shards"), [("torch", 1), ("triton", 1), ("triton", 3)])
 def test_min_tokens_empties_no_row(backend, shards):
     """Where the grammar and the allowed ids leave stop ids alone, those may be drawn."""

@@ -228,30 +228,6 @@ def test_seeds_are_drawn_before_a_replay():
     assert batch.unseeded == [] and batch.seed.tolist()[1:] == [0, 4] and batch.seed[0] > 0
 
 
-def test_rows_of_a_batch_are_slots_until_they_move():
-    params = [SamplingParams(seed=i, top_k=5 + i) for i in range(4)]
-    batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=6)
-    logits = 3 * torch.randn(3, V)
-
-    def drawn(slots: list[int]) -> list[int]:
-        return reference.sample(logits, batch.select(torch.tensor(slots)), 9).token_ids.tolist()
-
-    def fresh(params: list[SamplingParams]) -> list[int]:
-        its = SamplingBatch.from_params(params, vocab_size=V)
-        return reference.sample(logits, its, 9).token_ids.tolist()
-
-    assert drawn([3, 0, 2]) == fresh([params[3], params[0], params[2]])
-    batch.add(SamplingParams(seed=8, top_p=0.5))
-    assert drawn([4, 0, 5]) == [
-        *fresh([SamplingParams(seed=8, top_p=0.5), params[0], params[0]])[:2],
-        -1,
-    ]
-    batch.arrange([4, 3])
-    assert (
-        drawn([0, 1, 1])[:2] == fresh([SamplingParams(seed=8, top_p=0.5), params[3], params[0]])[:2]
-    )
-
-
 def test_a_slot_that_is_named_twice_counts_its_first_row():
     """A stop id is held back until the output has two tokens. That of a row that is not drawn is
     a token, too."""

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.small_heads import BACKENDS, V, head
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
+from tests.support.small_heads import V
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 
 
 def test_prompt_ids_outside_the_vocabulary_are_left_out_and_output_ids_refused():
@@ -63,22 +63,6 @@ def test_appends_of_no_rows_and_of_strided_tokens_count():
     batch.append(torch.zeros(0, 3, dtype=torch.int64))
     batch.add(SamplingParams(temperature=0, frequency_penalty=1.0))
     assert (reference.processed_logits(torch.zeros(1, V), batch) == 0).all()
-
-
-def test_a_verification_without_drafts_is_a_step_for_every_control():
-    hidden_states, weight = head(3)
-    params = [
-        SamplingParams(seed=1, bad_words=[[5, 6], [7]]),
-        SamplingParams(seed=2, min_tokens=3, stop_token_ids=[4]),
-        SamplingParams(seed=3, allowed_token_ids=[8, 9, 10], top_k=2),
-    ]
-    batch = SamplingBatch.from_params(params, vocab_size=V, output_token_ids=[[5]] * 3)
-    none = torch.zeros(3, 0, dtype=torch.int64)
-    for backend in BACKENDS:
-        sampler = LMHeadSampler(weight, backend=backend)
-        expected = sampler(hidden_states, batch, 4).token_ids
-        out = verify(sampler, hidden_states.unsqueeze(1), none, batch, 4)
-        assert torch.equal(out.token_ids.squeeze(1), expected)
 
 
 def test_a_step_that_cannot_see_the_last_token_is_warned_of_once():

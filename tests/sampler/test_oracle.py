@@ -57,14 +57,6 @@ def test_noise_is_within_its_bound_of_the_exact_logarithms():
     assert error[exact < 3].max() < 1.1e-5  # no token wins with 1 - u below 2^-8
 
 
-def test_draws_follow_the_softmax():
-    probabilities = (0.5, 0.25, 0.125, 0.0625, 0.0625)
-    logits = row(*probabilities)
-    counts = np.bincount([token(logits, position=i) for i in range(2000)], minlength=5)
-    expected = 2000 * np.array(probabilities)
-    assert ((counts - expected) ** 2 / expected).sum() < 33.4  # chi-squared, 4 dof, p = 1e-6
-
-
 # -- the processed logits ----------------------------------------------------------------------
 
 X = np.float32([1.0, -2.0, 3.0, 0.5])
@@ -150,15 +142,6 @@ def test_masked_logits_are_not_revived():
 def test_rows_at_the_edges(logits, request_, expected):
     answer = oracle.draw(np.float32(logits), Request(**request_), seed=1, position=2)
     assert (answer.token, answer.status) == expected
-
-
-def test_a_kept_token_that_wins_unfiltered_wins_filtered():
-    generator = np.random.default_rng(1)
-    for position in range(50):
-        x = generator.normal(0, 2, 100).astype(np.float32)
-        free = oracle.draw(x, Request(), seed=3, position=position)
-        cut = oracle.draw(x, Request(top_k=40), seed=3, position=position)
-        assert cut.kept[cut.token] and (cut.token == free.token or not cut.kept[free.token])
 
 
 # -- logprobs and verification -----------------------------------------------------------------
