@@ -58,9 +58,10 @@ def excess(case: Problem) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("name", HEADS)
 def test_products_are_within_the_bound(name, dtype):
-    for v, b, d, seed in ((1000, 12, 128, 1), (300, 5, 33, 2), (200, 1, 1, 3), (70, 2, 1300, 4)):
-        # In fp32, which holds every number of the others, because only kernels' types differ.
-        case = problem(name, v, b, d, seed).to(dtype).to(torch.float32)
+    for v, b, d, seed in ((1000, 12, 128, 1), (300, 5, 33, 2), (200, 1, 1, 3), (70, 2, 1312, 4)):
+        case = problem(name, v, b, d, seed).to(dtype)
+        if dtype == torch.float16:  # fp32 holds every number of it, and only the reading differs
+            case = case.to(torch.float32)
         assert (excess(case) <= 1).all()
         for which in PASSES:
             found = bounds_of(case, which)
@@ -167,10 +168,10 @@ def test_the_fp32_bound_is_its_formula(rows):
         for each in (case.hidden_states, case.weight)
     ]
     for row, squares in enumerate(norms[0]):
-        for column, others in enumerate(norms[1]):
-            needed = gamma**2 * squares * others
-            ratio = Fraction(found.error[row, column].item()) ** 2 / needed
-            assert 1 < ratio < 1 + Fraction(1, 10**4)
+        needed = gamma**2 * squares * max(norms[1])  # one block of ids
+        ratio = Fraction(found.error[row, 0].item()) ** 2 / needed
+        assert 1 < ratio < 1 + Fraction(1, 10**4)
+        assert (found.error[row] == found.error[row, 0]).all()
 
 
 def test_rounding_up():

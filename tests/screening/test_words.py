@@ -49,7 +49,7 @@ def compare(case, batch=None, *, start=0, which="fp32", num_samples=1, parts=1):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads(name, dtype, which):
-    for v, b, d in ((1531, 10, 128), (257, 3, 33), (64, 1, 7)):
+    for v, b, d in ((1531, 10, 128), (257, 3, 33), (130, 5, 1312), (64, 1, 7)):
         counted = compare(problem(name, v, b, d).to(dtype), which=which, start=5)
         assert (counted.candidates > 0).all()
     if name in ("normal", "zipf"):

@@ -8,11 +8,11 @@ import torch
 from tests.support.screening import Problem, backends
 from tpsample import SamplingBatch, VocabShard
 from tpsample.local.native_backend import copy_of
-from tpsample.native import products
+from tpsample.native import int8, products
 from tpsample.native.compiling import F32, jit
 from tpsample.native.head import upper_ends, upper_logits
 from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows, weight_of
-from tpsample.native.noise import draws_of, exact_noise, noise_of, upper_scores
+from tpsample.native.noise import draws_of, exact_noise, noise_of, stream_of, upper_scores
 
 
 @jit(entry=True)
@@ -37,22 +37,22 @@ def bounded(weight, copy, hidden, index, draws, head, product, error, upper):
         upper: fp32 [R, V], out: upper ends of the scores of the first sample.
     """
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
-    quantised = products.quantise(rows, len(index) if len(copy.norm) else 0)
-    found = products.products_of(rows.hidden, len(index))
+    quantised = int8.quantise(rows, len(index) if len(copy.norm) else 0)
+    found = products.products_of(rows, F32)
     logits, scores = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         if len(copy.norm):
-            products.int8_products(copy, quantised, block, rows, found)
+            int8.int8_products(copy, quantised, block, rows, found)
         else:
             products.fp32_products(weight, block, rows, found)
         for i in range(len(index)):
             upper_ends(found.values[i], found.errors[i], block, head.logit_scale < 0, logits)
             upper_logits(logits, block, index[i], head)
-            upper_scores(logits, block, noise, i, 0, scores)
+            upper_scores(logits, block, stream_of(noise, i, 0), scores)
             for j in range(block.count):
                 v = block.local + j
-                product[i, v], error[i, v] = found.values[i, j], found.errors[i, j]
+                product[i, v], error[i, v] = found.values[i, j], found.errors[i]
                 upper[i, v] = scores[j]
 
 
@@ -71,7 +71,7 @@ class Bounds:
         self.product, self.error, self.upper = found = torch.zeros(3, b, v)
         bounded(
             weight_of(case.weight, 0, 0, v),
-            products.Copy() if native.copy is None else copy_of(native.copy),
+            int8.Copy() if native.copy is None else copy_of(native.copy),
             case.hidden_states.float().numpy(),
             np.arange(b),
             draws_of(self.step.noise),

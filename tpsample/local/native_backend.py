@@ -26,8 +26,8 @@ from tpsample.local.backend import Backend
 from tpsample.native import head as native
 from tpsample.native.draw import draw, draw_given
 from tpsample.native.inputs import Weight, weight_of
+from tpsample.native.int8 import Copy
 from tpsample.native.noise import draws_of
-from tpsample.native.products import Copy
 from tpsample.native.store import Memory, list_kept, store, store_given
 from tpsample.native.threads import in_ranges, threads_for
 from tpsample.request.controls.apply import StepControls

@@ -53,14 +53,19 @@ def _folder() -> Path | None:
 FOLDER = _folder()
 
 
-def jit(*, fastmath: set[str] | bool = False, entry: bool = False) -> Callable[..., Any]:
+def jit(
+    *, fastmath: set[str] | bool = False, entry: bool = False, inline: bool = False
+) -> Callable[..., Any]:
     """Return the decorator of a native kernel. It runs without the interpreter's lock.
 
     Args:
         fastmath: SUMS or FUSED; by default every operation is rounded as it is written.
         entry: whether Python calls it, and no kernel does; other functions only kernels call.
+        inline: whether it becomes a part of its callers. A call counts references to each array
+            that it is given, which takes as long as 64 ids.
     """
-    options = {"no_cfunc_wrapper": True, "no_cpython_wrapper": not entry}
+    options: dict[str, Any] = {"no_cfunc_wrapper": True, "no_cpython_wrapper": not entry}
+    options["inline"] = "always" if inline else "never"
 
     def decorate(function: Callable[..., Any]) -> Any:
         kernel = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy", **options)(function)

@@ -15,13 +15,14 @@ from tpsample.native.compiling import F32, jit
 from tpsample.native.head import control, exact_logits, is_plain, upper_ends, upper_logits
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows
-from tpsample.native.noise import exact_score, noise_of, upper_scores
+from tpsample.native.int8 import int8_products, quantise
+from tpsample.native.noise import exact_score, noise_of, stream_of, upper_scores
 from tpsample.native.numbers import as_fp32, key_of, pack, value_of
-from tpsample.native.products import fp32_products, int8_products, products_of, quantise
+from tpsample.native.products import fp32_products, products_of
 
 
 @jit()
-def push_block(heap, upper, top, logits, block, noise, i, s, weight, hidden, row, head):
+def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, head):
     """Push the words of a block that can be among the best; return how many logits that took.
 
     Args:
@@ -44,13 +45,13 @@ def push_block(heap, upper, top, logits, block, noise, i, s, weight, hidden, row
             if len(hidden):
                 local = block.local - block.lane + j
                 logit = exact_logits(weight, local, hidden, row, head)[1]
-            score = exact_score(logit, block.base + j, noise, i, s)
+            score = exact_score(logit, block.base + j, stream)
             push(heap, len(heap), pack(score, block.base + j))
             threshold = value_of(heap[0])
     return taken
 
 
-@jit()
+@jit(inline=True)
 def can_raise(heap, top):
     """Return whether a score of at most `top` can raise a heap; that of a NaN nothing raises."""
     reaches = top > F32(-np.inf) and not top < value_of(heap[0])
@@ -71,7 +72,7 @@ def draw(weight, hidden, index, copy, draws, head, best, computed):
     """
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(rows, len(index) if len(copy.norm) else 0)
-    products, logits = products_of(rows.hidden, len(index)), np.empty(BLOCK, F32)
+    products, logits = products_of(rows, F32), np.empty(BLOCK, F32)
     upper, plain, falls = np.empty(BLOCK, F32), is_plain(head), head.logit_scale < F32(0)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
@@ -85,10 +86,11 @@ def draw(weight, hidden, index, copy, draws, head, best, computed):
                 upper_logits(logits, block, index[i], head)
             computed[1, i] += 0 if products.proved[i] else block.count
             for s in range(draws.samples):
-                top = upper_scores(logits, block, noise, i, s, upper)
+                stream = stream_of(noise, i, s)
+                top = upper_scores(logits, block, stream, upper)
                 if can_raise(best[i, s], top):
                     taken = push_block(
-                        best[i, s], upper, top, logits, block, noise, i, s, weight, rows.hidden[i],
+                        best[i, s], upper, top, logits, block, stream, weight, rows.hidden[i],
                         index[i], head,
                     )  # fmt: skip
                     computed[0, i] += taken if products.proved[i] else 0
@@ -110,18 +112,20 @@ def draw_given(given, index, sources, draws, head, cut, best):
         for n in range(blocks_of(given)):
             block = block_at(given, n)
             first = sources[i] * given.stride + block.local
+            part = given.numbers[first : first + block.count]
             logits[:] = -np.inf
+            inside = logits[block.lane : block.lane + block.count]
             for k in range(block.count):
-                logits[block.lane + k] = as_fp32(given.numbers[first + k])
+                inside[k] = as_fp32(part[k])
             control(logits, block, index[i], head)
             if len(cut):
                 for j in range(block.lane, block.lane + block.count):
                     counts = pack(logits[j], block.base + j) >= cut[i]
                     logits[j] = logits[j] if counts else F32(-np.inf)
             for s in range(draws.samples):
-                top = upper_scores(logits, block, noise, i, s, upper)
+                stream = stream_of(noise, i, s)
+                top = upper_scores(logits, block, stream, upper)
                 if can_raise(best[i, s], top):
                     push_block(
-                        best[i, s], upper, top, logits, block, noise, i, s, given, none, index[i],
-                        head,
-                    )  # fmt: skip
+                        best[i, s], upper, top, logits, block, stream, given, none, index[i], head
+                    )

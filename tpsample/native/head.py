@@ -137,15 +137,16 @@ def up(value):
 
 
 @jit()
-def upper_ends(products, errors, block, falls, out):
+def upper_ends(products, error, block, falls, out):
     """Find the ends of the products of a block that make upper ends of logits; -inf outside.
 
     Args:
-        products, errors, out: fp32 [BLOCK].
+        products, out: fp32 [BLOCK].
+        error: how far the products are off at most.
         falls: whether logit_scale is negative.
     """
     for j in range(BLOCK):
-        out[j] = -up(errors[j] - products[j]) if falls else up(products[j] + errors[j])
+        out[j] = -up(error - products[j]) if falls else up(products[j] + error)
     if block.count < BLOCK:
         out[: block.lane], out[block.lane + block.count :] = -np.inf, -np.inf
 

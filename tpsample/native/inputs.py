@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsample.native.compiling import F32, F64, jit
+from tpsample.native.compiling import F32, F64, U16, U32, jit
+from tpsample.native.numbers import least_bits, quantum_of
+from tpsample.native.vectors import PADDING, ROWS
 
 BLOCK = 64
 """Most ids of a block."""
@@ -57,12 +59,17 @@ class TakenRows(NamedTuple):
     """The hidden states of some rows.
 
     Attributes:
-        hidden: fp32 [R or more, D]: R = 1, or a multiple of four with zeros after the rows.
+        hidden: fp32 [R or more, D]: R = 1, or a multiple of ROWS with zeros after the rows.
         norms: float64 [R], the rows' norms, rounded up.
+        quanta: float64 [R], powers of two; every number of a row is a multiple of its own.
+        bf16: uint16 [R or more, D], the same numbers in bf16, if there are several rows, all of
+            them are such numbers, and D needs no padding; else no rows.
     """
 
     hidden: np.ndarray
     norms: np.ndarray
+    quanta: np.ndarray
+    bf16: np.ndarray
 
 
 def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
@@ -94,12 +101,18 @@ def block_at(weight, n):
 def take_rows(hidden, index):
     """Return `TakenRows` of some rows, int64 [R], of hidden states, fp32 [B, D]."""
     num_rows = len(index)
-    out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // 4) * 4, hidden.shape[1]), F32)
-    norms = np.empty(num_rows, F64)
+    size = hidden.shape[1]
+    out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
+    norms, quanta = np.empty(num_rows, F64), np.empty(num_rows, F64)
+    bits = out.view(U32)
     for i in range(num_rows):
         out[i] = hidden[index[i]]
         squares = 0.0
-        for d in range(out.shape[1]):
+        for d in range(size):
             squares += F64(out[i, d]) * F64(out[i, d])
         norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)
-    return TakenRows(out, norms)
+        digits = 23 if np.any(bits[i] & U32(0xFFFF)) else 7
+        quanta[i] = quantum_of(least_bits(out[i], 0, size), digits)
+    are_bf16 = num_rows > 1 and size % PADDING == 0 and not np.any(bits & U32(0xFFFF))
+    bf16 = (bits[: len(bits) * are_bf16] >> U32(16)).astype(U16)
+    return TakenRows(out, norms, quanta, bf16)

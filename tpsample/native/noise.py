@@ -78,6 +78,17 @@ class Noise(NamedTuple):
     rounds: int
 
 
+class Stream(NamedTuple):
+    """The noise of one row and sample: numbers alone, which a call passes fast."""
+
+    scale: np.float32
+    random: np.float32
+    r0: np.uint32
+    r1: np.uint32
+    r2: np.uint32
+    rounds: int
+
+
 def draws_of(noise: RowNoise) -> Draws:
     """Return what the kernels take of the noise of a step's rows."""
     tensors = noise.temperature, noise.seed, noise.positions
@@ -115,6 +126,13 @@ def noise_of(draws, index):
     return Noise(scale, random, streams, draws.rounds)
 
 
+@jit(inline=True)
+def stream_of(noise, i, s):
+    """Return the noise of row i and sample s."""
+    r0, r1, r2 = noise.streams[i, s]
+    return Stream(noise.scale[i], noise.random[i], r0, r1, r2, noise.rounds)
+
+
 @jit()
 def block_words(block, r0, r1, r2, rounds, out):
     """Find the words of a block's lanes for a stream, as fp32 [BLOCK]."""
@@ -124,23 +142,22 @@ def block_words(block, r0, r1, r2, rounds, out):
 
 
 @jit(fastmath=FUSED)
-def upper_scores(logits, block, noise, i, s, upper):
+def upper_scores(logits, block, stream, upper):
     """Bound the scores of BLOCK ids from above; return the largest bound, a NaN if there is one.
 
     Args:
         logits: fp32 [BLOCK], the logits or what bounds them from above.
-        i, s: the row and the sample.
+        stream: of the row and the sample.
         upper: fp32 [BLOCK], out.
     """
-    if noise.random[i] == F32(0):
+    if stream.random == F32(0):
         upper[:] = logits
     else:
-        r0, r1, r2 = noise.streams[i, s]
-        if noise.rounds == 10:  # a number that the compiler knows
+        r0, r1, r2, scale = stream.r0, stream.r1, stream.r2, stream.scale
+        if stream.rounds == 10:  # a number that the compiler knows
             block_words(block, r0, r1, r2, 10, upper)
         else:
-            block_words(block, r0, r1, r2, noise.rounds, upper)
-        scale = noise.scale[i]
+            block_words(block, r0, r1, r2, stream.rounds, upper)
         for j in range(BLOCK):
             most = (NOISE_TOP + ROUNDING) - F32(F32(upper[j]).view(I32)) * BITS_SCALE
             upper[j] = up(logits[j] * scale) + most
@@ -171,9 +188,10 @@ def exact_noise(token_id, stream, rounds):
 
 
 @jit()
-def exact_score(logit, token_id, noise, i, s):
+def exact_score(logit, token_id, stream):
     """Return the score of a logit, fp32, as `tpsample.core.score.score_values` has it."""
-    product = F64(logit) * F64(noise.scale[i])
-    if noise.random[i] == F32(0):
+    product = F64(logit) * F64(stream.scale)
+    if stream.random == F32(0):
         return F32(product)
-    return F32(product - F64(exact_noise(I64(token_id), noise.streams[i, s], noise.rounds)))
+    words = stream.r0, stream.r1, stream.r2
+    return F32(product - F64(exact_noise(I64(token_id), words, stream.rounds)))

@@ -42,6 +42,9 @@ def of_fp32(number):
     return number
 
 
+DIGITS = {U16: 7, I16: 10, F32: 23}
+"""Binary digits of a significand after the first one, by the type that is read."""
+
 READERS = {U16: of_bf16, I16: of_fp16, F32: of_fp32}
 
 
@@ -114,6 +117,28 @@ def largest_size(values):
         bits = F32(values[j]).view(I32) & I32(0x7FFFFFFF)
         most = max(most, I32(0) if values[j] == F32(-np.inf) else bits)
     return F64(I32(most).view(F32))
+
+
+@jit()
+def least_bits(numbers, first, size):
+    """Return the bits of the least absolute value of fp32 numbers but 0, minus 1."""
+    least, part = U32(2**32 - 1), numbers[first : first + size]
+    for d in range(size):
+        # 0 becomes the largest integer.
+        least = min(least, U32((F32(as_fp32(part[d])).view(U32) & U32(0x7FFFFFFF)) - U32(1)))
+    return least
+
+
+@jit()
+def quantum_of(least, digits):
+    """Return the power of two that divides numbers whose significands have so many digits.
+
+    Args:
+        least: what `least_bits` found of them.
+        digits: binary digits after the first one.
+    """
+    exponent = I64(U32(least + U32(1)) >> U32(23))
+    return 2.0 ** (max(exponent, 1) - 127 - digits)
 
 
 @jit(fastmath=SUMS)

@@ -11,7 +11,7 @@ from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.native.compiling import F32, F64, I32, I64, jit
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK
-from tpsample.native.noise import exact_score, noise_of
+from tpsample.native.noise import exact_score, noise_of, stream_of
 from tpsample.native.numbers import INTEGER, ordered, pack, power_of_2, word_of
 
 
@@ -38,28 +38,44 @@ def first_words(stored, out):
     for row in stored.rows:
         logits, heap = stored.logits[row], out[row]
         for base in range(0, num_ids, BLOCK):
-            size, top = min(BLOCK, num_ids - base), I32(-(2**31))
-            for j in range(size):
-                top = max(top, ordered(logits[base + j]))
+            part, top = logits[base : base + BLOCK], I32(-(2**31))
+            for j in range(len(part)):
+                top = max(top, ordered(part[j]))
             if word_of(top, stored.first_id + base) <= heap[0]:
                 continue
-            for j in range(size):
-                push(heap, len(heap), pack(logits[base + j], stored.first_id + base + j))
+            for j in range(len(part)):
+                word = pack(part[j], stored.first_id + base + j)
+                if word > heap[0]:
+                    push(heap, len(heap), word)
 
 
 @jit()
-def weigh_block(logits, base, size, top, heat, mass, below):
-    """Find y and q of `size` ids, float64 and int64; see `tpsample.core.order`."""
-    for j in range(size):
-        logit = logits[base + j]
+def words_of_block(logits, first_id, words):
+    """Find the order words of the logits of neighbouring ids; return the largest."""
+    largest = I64(0)
+    for j in range(len(logits)):
+        words[j] = pack(logits[j], first_id + j)
+        largest = max(largest, words[j])
+    return largest
+
+
+@jit()
+def weigh_block(logits, top, heat, mass, below):
+    """Find y and q of some logits, float64 and int64; see `tpsample.core.order`."""
+    for j in range(len(logits)):
+        logit = logits[j]
         y = (F64(logit) - F64(top)) / F64(heat)
         y = 0.0 if logit == top else y
         below[j] = y
         exponent = y * LOG2_E
         exponent = exponent if exponent > -64.0 else -64.0
-        # The product is at most 2^40, so the sum is rounded to an integer as `rint` does.
-        q = power_of_2(exponent) * F64(TOP_MASS) + INTEGER
-        mass[j] = F64(q).view(I64) - F64(INTEGER).view(I64)
+        mass[j] = whole(power_of_2(exponent) * F64(TOP_MASS))
+
+
+@jit()
+def whole(value):
+    """Return a float64 number below 2^51 rounded to an integer, as `rint` does."""
+    return F64(value + INTEGER).view(I64) - F64(INTEGER).view(I64)
 
 
 @jit(entry=True)
@@ -73,25 +89,30 @@ def weigh(stored, top, marks, log_min_p, sums):
         sums: int64 [F, 3 C + 1], zeros: C masses Σ q, C numbers, C sums of rint(-q y), the total.
     """
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
-    mass, below = np.empty(BLOCK, I64), np.empty(BLOCK, F64)
+    mass, below, words = np.empty(BLOCK, I64), np.empty(BLOCK, F64), np.empty(BLOCK, I64)
     for row in stored.rows:
         logits, of_row, total = stored.logits[row], sums[row], I64(0)
-        least = marks[row].min()
+        least, limit = marks[row].min(), log_min_p[row]
         for base in range(0, num_ids, BLOCK):
-            size = min(BLOCK, num_ids - base)
-            weigh_block(logits, base, size, top[row], stored.temperature[row], mass, below)
-            for j in range(size):
-                word = pack(logits[base + j], stored.first_id + base + j)
-                if word >= I64(LOWEST_DRAWABLE) and below[j] >= log_min_p[row]:
-                    total += mass[j]
-                if word < least:
-                    continue
-                moment = I64(np.rint(-F64(mass[j]) * below[j])) if mass[j] > 0 else I64(0)
-                for c in range(num_marks):
-                    if word >= marks[row, c]:
-                        of_row[c] += mass[j]
-                        of_row[num_marks + c] += 1
-                        of_row[2 * num_marks + c] += moment
+            part = logits[base : base + BLOCK]
+            weigh_block(part, top[row], stored.temperature[row], mass, below)
+            largest = words_of_block(part, stored.first_id + base, words)
+            for j in range(len(part)):
+                counts = (words[j] >= I64(LOWEST_DRAWABLE)) & (below[j] >= limit)
+                total += mass[j] if counts else I64(0)
+            if largest < least:
+                continue
+            for c in range(num_marks):
+                mark, sum_mass, number, moment = marks[row, c], I64(0), I64(0), I64(0)
+                for j in range(len(part)):
+                    reaches = words[j] >= mark
+                    sum_mass += mass[j] if reaches else I64(0)
+                    number += reaches
+                    weighs = reaches and mass[j] > 0
+                    moment += whole(-F64(mass[j]) * below[j]) if weighs else I64(0)
+                of_row[c] += sum_mass
+                of_row[num_marks + c] += number
+                of_row[2 * num_marks + c] += moment
         of_row[3 * num_marks] = total
 
 
@@ -120,7 +141,7 @@ def scores(logits, ids, draws, out):
     for s in range(draws.samples):
         for i in range(len(ids)):
             for j in range(ids.shape[1]):
-                score = exact_score(logits[i, j], ids[i, j], noise, i, s)
+                score = exact_score(logits[i, j], ids[i, j], stream_of(noise, i, s))
                 out[s, i, j] = pack(score, ids[i, j])
 
 
@@ -133,13 +154,21 @@ def digits(stored, top, prefix, shift, weighs, bins):
         bins: int64 [F, 64], zeros.
     """
     num_ids = stored.logits.shape[1]
-    mass, below = np.ones(1, I64), np.empty(1, F64)
+    mass, below, words = np.ones(BLOCK, I64), np.empty(BLOCK, F64), np.empty(BLOCK, I64)
     for row in stored.rows:
         logits = stored.logits[row]
-        for v in range(num_ids):
-            word = pack(logits[v], stored.first_id + v)
-            if not logits[v] > F32(-np.inf) or word >> I64(shift + DIGIT_BITS) != prefix[row]:
+        for base in range(0, num_ids, BLOCK):
+            part, found = logits[base : base + BLOCK], 0
+            words_of_block(part, stored.first_id + base, words)
+            for j in range(len(part)):
+                counts = part[j] > F32(-np.inf)
+                counts &= words[j] >> I64(shift + DIGIT_BITS) == prefix[row]
+                words[j] = words[j] if counts else I64(0)
+                found += counts
+            if not found:
                 continue
             if weighs:
-                weigh_block(logits, v, 1, top[row], stored.temperature[row], mass, below)
-            bins[row, ~(word >> I64(shift)) & I64(DIGITS - 1)] += mass[0]
+                weigh_block(part, top[row], stored.temperature[row], mass, below)
+            for j in range(len(part)):
+                if words[j] > 0:
+                    bins[row, ~(words[j] >> I64(shift)) & I64(DIGITS - 1)] += mass[j]

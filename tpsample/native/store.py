@@ -6,11 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.native.compiling import F32, F64, jit
-from tpsample.native.head import control, exact_logits, raw_logits, upper_ends, upper_logits
+from tpsample.native.compiling import F32, F64, I64, jit
+from tpsample.native.head import (
+    control,
+    exact_logits,
+    is_plain,
+    raw_logits,
+    upper_ends,
+    upper_logits,
+)
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows
-from tpsample.native.numbers import as_fp32
+from tpsample.native.numbers import as_fp32, exact_dot
 from tpsample.native.products import float64_products, fp32_products, products_of, round_products
 from tpsample.screening.bound import DOWN
 
@@ -30,34 +37,42 @@ class Memory(NamedTuple):
 
 
 @jit()
-def keep(logits, block, row, head, memory, i):
-    """Store the raw logits of a block, and process them."""
-    place, local, lane = memory.places[i], block.local, block.lane
-    memory.raw[place, local : local + block.count] = logits[lane : lane + block.count]
+def process(block, row, head, memory, i, logits):
+    """Process the raw logits of a block, and store them."""
     control(logits, block, row, head)
     if len(memory.processed):
-        memory.processed[place, local : local + block.count] = logits[lane : lane + block.count]
+        last = block.local + block.count
+        of_block = logits[block.lane : block.lane + block.count]
+        memory.processed[memory.places[i], block.local : last] = of_block
 
 
 @jit()
-def keep_products(weight, block, rows, i, products, row, head, memory, logits):
+def keep_products(weight, block, rows, products, index, head, plain, memory, logits):
     """Make the exact logits of a block of `float64_products`, and store them."""
-    round_products(weight, block, rows, i, products, logits)
-    raw_logits(logits, block, head, False)
-    keep(logits, block, row, head, memory, i)
+    for i in range(len(index)):
+        raw, sums, lane = memory.raw[memory.places[i]], products.values[i], block.lane
+        if plain and products.proved[i]:
+            part = raw[block.local : block.local + block.count]
+            for k in range(block.count):
+                part[k] = sums[lane + k]
+            continue
+        round_products(weight, block, rows, i, products, logits)
+        if not plain:
+            raw_logits(logits, block, head, False)
+        raw[block.local : block.local + block.count] = logits[lane : lane + block.count]
+        if not plain:
+            process(block, index[i], head, memory, i, logits)
 
 
 @jit(entry=True)
 def store(weight, hidden, index, head, memory):
     """Store all logits of a range; arguments are those of `tpsample.native.draw.draw`."""
     rows, logits = take_rows(hidden, index), np.empty(BLOCK, F32)
-    wide = rows.hidden.astype(F64)
-    products = products_of(wide, 0)
+    products, plain = products_of(rows, F64), is_plain(head)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
-        float64_products(weight, block, wide, products)
-        for i in range(len(index)):
-            keep_products(weight, block, rows, i, products, index[i], head, memory, logits)
+        float64_products(weight, block, rows, products)
+        keep_products(weight, block, rows, products, index, head, plain, memory, logits)
 
 
 @jit(entry=True)
@@ -67,10 +82,12 @@ def store_given(given, index, sources, head, memory):
     for i in range(len(index)):
         for n in range(blocks_of(given)):
             block = block_at(given, n)
-            first = sources[i] * given.stride + block.local
+            first, last = sources[i] * given.stride + block.local, block.local + block.count
+            part, inside = given.numbers[first : first + block.count], logits[block.lane :]
             for k in range(block.count):
-                logits[block.lane + k] = as_fp32(given.numbers[first + k])
-            keep(logits, block, index[i], head, memory, i)
+                inside[k] = as_fp32(part[k])
+            memory.raw[memory.places[i], block.local : last] = inside[: block.count]
+            process(block, index[i], head, memory, i, logits)
 
 
 @jit()
@@ -101,42 +118,51 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, computed):
         computed: as in `tpsample.native.draw.draw`.
     """
     num_rows, rows = len(index), take_rows(hidden, index)
-    wide = rows.hidden.astype(F64)
-    products, sums = products_of(rows.hidden, num_rows), products_of(wide, 0)
+    products, sums = products_of(rows, F32), products_of(rows, F64)
     upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
     heaps = np.full((num_rows, max(1, top_k.max())), -np.inf, F32)
-    tops, falls = np.full(num_rows, -np.inf, F32), head.logit_scale < F32(0)
+    tops, reaching = np.full(num_rows, -np.inf, F32), np.empty(num_rows, I64)
+    plain, falls = is_plain(head), head.logit_scale < F32(0)
     for i in range(num_rows):
         memory.raw[memory.places[i], weight.start : weight.stop] = -np.inf
         if len(memory.processed):
             memory.processed[memory.places[i], weight.start : weight.stop] = -np.inf
     for n in range(blocks_of(weight)):
-        block, reached = block_at(weight, n), 0
+        block = block_at(weight, n)
         fp32_products(weight, block, rows, products)
         for i in range(num_rows):
             upper_ends(products.values[i], products.errors[i], block, falls, upper[i])
-            upper_logits(upper[i], block, index[i], head)
+            if not plain:
+                upper_logits(upper[i], block, index[i], head)
             threshold = filter_threshold(heaps[i], top_k[i], tops[i], step[i])
-            for j in range(block.lane, block.lane + block.count):
-                reached += not upper[i, j] < threshold
-        whole = num_rows > 1 and 4 * reached > num_rows * block.count
+            reaching[i] = 0
+            for j in range(BLOCK):
+                reaching[i] += not (upper[i, j] < threshold or upper[i, j] == F32(-np.inf))
+        whole = num_rows > 1 and 4 * reaching.sum() > num_rows * block.count
         if whole:
-            float64_products(weight, block, wide, sums)
+            float64_products(weight, block, rows, sums)
+            keep_products(weight, block, rows, sums, index, head, plain, memory, logits)
         for i in range(num_rows):
-            if whole:
-                keep_products(weight, block, rows, i, sums, index[i], head, memory, logits)
+            if reaching[i] == 0:
+                continue
+            place = memory.places[i]
             threshold = filter_threshold(heaps[i], top_k[i], tops[i], step[i])
             for j in range(block.lane, block.lane + block.count):
                 if upper[i, j] == F32(-np.inf) or upper[i, j] < threshold:
                     continue
                 computed[0 if products.proved[i] else 1, i] += 1
-                logit, place = logits[j], memory.places[i]
-                if not whole:
-                    v = block.local + j - block.lane
+                v = block.local + j - block.lane
+                if not whole and plain:
+                    memory.raw[place, v] = exact_dot(
+                        weight.numbers, v * weight.stride, rows.hidden[i]
+                    )
+                elif not whole:
                     raw, logit = exact_logits(weight, v, rows.hidden[i], index[i], head)
                     memory.raw[place, v] = raw
                     if len(memory.processed):
                         memory.processed[place, v] = logit
+                last = memory.processed if len(memory.processed) else memory.raw
+                logit = last[place, v]
                 if top_k[i] > 0:
                     push(heaps[i], top_k[i], logit)
                 tops[i] = max(tops[i], logit) if logit == logit else tops[i]

@@ -1,0 +1,156 @@
+"""Dot products of ROWS rows and IDS ids, as LLVM code that keeps all sums in vector registers.
+
+LLVM makes vector code of a loop over columns by itself, but with few sums, so it waits for memory.
+Here a vector that is read is used ROWS or IDS times. Where the processor has
+AVX512_BF16, one instruction adds 32 products of bf16 numbers. It takes subnormal numbers for zero.
+
+The order of summation is any, as in the bound of `tpsample.native.products.fp32_products`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import intrinsic
+
+_FEATURES = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+HAS_BF16 = "+avx512bf16" in _FEATURES
+"""Whether bf16 numbers are multiplied as they are."""
+VECTOR_BYTES, IDS = (64, 4) if "+avx512f" in _FEATURES else (32, 2)
+"""IDS are multiplied at once: AVX-512 has 32 vector registers, AVX2 has 16."""
+ROWS = 4
+"""Rows that are multiplied at once."""
+PADDING = 32
+"""The number of columns is a multiple of it; zeros fill them up."""
+
+ANY_ORDER = ("reassoc", "contract", "nsz")
+
+
+def _dots(*, squares: bool) -> Any:
+    """Return the function that multiplies ROWS rows, and finds Σ w² beside it or not."""
+
+    @intrinsic
+    def dots(
+        typing, hidden, row, column, numbers, begin, stride, id_, count, size, out, lane, of_ids
+    ):  # type: ignore[no-untyped-def]
+        """Add the products of rows and IDS ids to out[row + r, lane + i], and Σ w² to of_ids.
+
+        Args:
+            hidden: [R, ≥ D] of uint16 (bf16), fp32 or float64.
+            row, column: where the products begin.
+            numbers: flat, of the same type; id i begins at begin + i · stride.
+            id_, count: the first of the IDS ids. Of ids outside of 0 … count − 1 the product is
+                that of the nearest one, which the caller takes away.
+            size: columns, a multiple of PADDING.
+            out, of_ids: fp32 or float64, [R, ≥ lane + IDS] and [≥ lane + IDS].
+        """
+        integer = types.intp
+        of_weights = numbers, integer, integer, integer, integer, integer
+        signature = types.void(hidden, integer, integer, *of_weights, out, integer, of_ids)
+        return signature, generate
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def array(place: int) -> Any:
+            return context.make_array(signature.args[place])(context, builder, arguments[place])
+
+        def constant(value: int) -> Any:
+            return ir.Constant(column.type, value)
+
+        _, row, column, _, begin, stride, id_, count, size, _, lane, _ = arguments
+        hidden, numbers, out, of_ids = array(0), array(3), array(9), array(11)
+        number, total = numbers.data.type.pointee, out.data.type.pointee
+        total_bytes = 8 if isinstance(total, ir.DoubleType) else 4
+        width, is_bf16 = VECTOR_BYTES // total_bytes, isinstance(number, ir.IntType)
+        sums = ir.VectorType(total, width)
+        read = ir.VectorType(ir.IntType(32), width) if is_bf16 else sums
+
+        def at(array: Any, row: Any, column: Any) -> Any:
+            first = builder.mul(row, builder.extract_value(array.shape, 1))
+            return builder.gep(array.data, [builder.add(first, column)])
+
+        def load(pointer: Any, kind: Any) -> Any:
+            address = builder.bitcast(pointer, kind.as_pointer())
+            return builder.load(address, align=2 if is_bf16 else total_bytes)
+
+        def call(name: str, result: Any, *values: Any) -> Any:
+            kind = ir.FunctionType(result, [value.type for value in values])
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            return builder.call(function, values)
+
+        def plus(x: Any, y: Any) -> Any:
+            return builder.fadd(x, y, flags=ANY_ORDER)
+
+        def add_product(x: Any, y: Any, to: Any) -> None:
+            before = builder.load(to)
+            if is_bf16:
+                after = call("llvm.x86.avx512bf16.dpbf16ps.512", sums, before, x, y)
+            else:
+                after = plus(before, builder.fmul(x, y, flags=ANY_ORDER))
+            builder.store(after, to)
+
+        def fetch(pointer: Any) -> None:
+            """Ask for memory that the next call reads: processors foresee one run, not IDS."""
+            integer, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+            read_keep_data = integer(0), integer(3), integer(1)
+            pointer = builder.bitcast(pointer, byte)
+            call("llvm.prefetch.p0", ir.VoidType(), pointer, *read_keep_data)
+
+        def chosen(x: Any, y: Any, places: range) -> Any:
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
+            return builder.shuffle_vector(x, y, mask)
+
+        def in_sum(vectors: list[Any]) -> Any:
+            """Return one vector with the sum of each of IDS vectors."""
+            half = width
+            while half > IDS:
+                half //= 2
+                low, high = range(half), range(half, 2 * half)
+                vectors = [plus(chosen(v, v, low), chosen(v, v, high)) for v in vectors]
+            even, odd = range(0, 2 * IDS, 2), range(1, 2 * IDS, 2)
+            while len(vectors) > 1:
+                pairs = zip(vectors[::2], vectors[1::2], strict=True)
+                vectors = [plus(chosen(x, y, even), chosen(x, y, odd)) for x, y in pairs]
+            return vectors[0]
+
+        rows = [at(hidden, builder.add(row, constant(r)), column) for r in range(ROWS)]
+        ids = []
+        for i in range(IDS):
+            place, last = builder.add(id_, constant(i)), builder.sub(count, constant(1))
+            place = builder.select(builder.icmp_signed("<", place, last), place, last)
+            place = builder.select(builder.icmp_signed(">", place, constant(0)), place, constant(0))
+            ids.append(builder.gep(numbers.data, [builder.add(begin, builder.mul(place, stride))]))
+        zero = ir.Constant(sums, [0.0] * width)
+        totals = [
+            [cgutils.alloca_once_value(builder, zero) for _ in range(IDS)]
+            for _ in range(ROWS + squares)
+        ]
+        for each in itertools.chain(*totals):
+            builder.store(zero, each)
+        step = constant(width * 2 if is_bf16 else width)
+        with cgutils.for_range_slice(builder, constant(0), size, step) as (d, _):
+            of_rows = [load(builder.gep(each, [d]), read) for each in rows]
+            for i, each in enumerate(ids):
+                w = load(builder.gep(each, [d]), read)
+                if squares:
+                    fetch(builder.gep(each, [builder.add(d, builder.mul(stride, constant(IDS)))]))
+                for h, of_row in zip([*of_rows, w], totals, strict=False):
+                    add_product(h, w, of_row[i])
+        places = [at(out, builder.add(row, constant(r)), lane) for r in range(ROWS)]
+        places.append(builder.gep(of_ids.data, [lane]))
+        few = ir.VectorType(total, IDS)
+        for place, of_row in zip(places, totals, strict=False):
+            found = in_sum([builder.load(each) for each in of_row])
+            address = builder.bitcast(place, few.as_pointer())
+            found = plus(builder.load(address, align=total_bytes), found)
+            builder.store(found, address, align=total_bytes)
+        return context.get_dummy_value()
+
+    return dots
+
+
+dots, dots_and_squares = _dots(squares=False), _dots(squares=True)
