@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from tests.support.cases import own_shard
+from tests.support.cases import own_sampler
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, TopKTrace, reference
@@ -32,10 +32,7 @@ def _params() -> list[SamplingParams]:
 def _record(steps: int) -> tuple[TopKTrace, list[torch.Tensor], int]:
     """A trace, the tokens of each step, and the most elements of any tensor meanwhile."""
     weight, hidden_states = _inputs()
-    shard = own_shard(V, even=False)
-    sampler = LMHeadSampler(
-        weight[shard.start : shard.stop], vocab_size=V, shard=shard, max_rows=ROWS, backend="torch"
-    )
+    sampler = own_sampler(weight, even=False, max_rows=ROWS)
     batch = SamplingBatch.from_params(_params(), vocab_size=V)
     tokens = []
     with Largest() as largest:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases import Case, even_shards
+from tests.support.cases import Case, own_sampler
 from tests.support.ranks import run_ranks
 from tests.support.virtual import peer_of
 from tpsample import Desync, LMHeadSampler, RankMismatch, SamplingParams
@@ -16,10 +16,7 @@ CULPRIT = 2
 
 
 def _sampler(case: Case, exchange: str, **arguments) -> LMHeadSampler:
-    shard = even_shards(case.vocab_size, dist.get_world_size())[dist.get_rank()]
-    backend = "triton" if exchange == "peer" else "torch"
-    weight = case.weight[shard.start : shard.stop]
-    return LMHeadSampler(weight, exchange=exchange, backend=backend, **arguments)
+    return own_sampler(case.weight, exchange=exchange, **arguments)
 
 
 def _other_seed(case: Case, sampler: LMHeadSampler) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import tpsample.exchange
-from tests.support.cases import Case, even_shards, own_shard, uneven_shards
+from tests.support.cases import Case, even_shards, own_sampler, own_shard, uneven_shards
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import (
@@ -75,10 +75,7 @@ def test_tokens_are_the_oracles(world_size, vocab_size):
 
 
 def _sample_several(case: Case, num_samples: int, exchange: str) -> SampleOutput:
-    shard = own_shard(case.vocab_size, even=True)
-    sampler = LMHeadSampler(
-        case.weight[shard.start : shard.stop], exchange=_take(exchange), chunks=3, backend="torch"
-    )
+    sampler = own_sampler(case.weight, exchange=_take(exchange), chunks=3)
     return sampler(case.hidden_states, case.batch, case.positions, num_samples=num_samples)
 
 
@@ -123,7 +120,7 @@ def test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank(exchange):
 
 def _draw_unseeded(weight: torch.Tensor):
     shard = own_shard(len(weight), even=True)
-    sampler = LMHeadSampler(weight[shard.start : shard.stop], backend="torch")
+    sampler = own_sampler(weight)
     batch = SamplingBatch.from_params([SamplingParams()] * 4, vocab_size=len(weight))
     first = sampler(torch.ones(4, 8), batch, 0)
     second = sample(
@@ -184,8 +181,7 @@ def test_a_plain_step_is_one_message_to_every_peer_and_a_top_k_step_two(kind, ro
 
 def _left_alone(case: Case, rank_1_at: int) -> bool:
     """A step of other positions, or of other rows, on rank 1: nothing is returned or changed."""
-    shard = VocabShard.even(case.vocab_size, dist.get_rank(), 2)
-    sampler = LMHeadSampler(case.weight[shard.start : shard.stop], backend="torch")
+    sampler = own_sampler(case.weight)
     out = sampler(case.hidden_states, case.batch, case.positions)
     before = [tensor.clone() for tensor in (out.token_ids, out.status, out.seeds)]
     other = case.rows([0, 2]) if rank_1_at < 0 and dist.get_rank() == 1 else case

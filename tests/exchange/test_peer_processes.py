@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases import Case, even_shards
+from tests.support.cases import Case, own_sampler
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, peer_of
@@ -16,9 +16,8 @@ from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status
 
 
 def _random_steps(case: Case, num_steps: int) -> None:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = even_shards(case.vocab_size, world_size)[rank]
-    sampler = LMHeadSampler(case.weight[shard.start : shard.stop], exchange="peer", chunks=2)
+    rank = dist.get_rank()
+    sampler = own_sampler(case.weight, exchange="peer", chunks=2)
     peer_of(sampler).epoch.fill_(2044)
     same, own = random.Random(7), random.Random(rank)
     for number in range(num_steps):
@@ -42,9 +41,7 @@ def test_processes_with_random_delays(world_size):
 
 
 def _lose_rank_1(case: Case) -> str:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = even_shards(case.vocab_size, world_size)[rank]
-    sampler = LMHeadSampler(case.weight[shard.start : shard.stop], exchange="peer")
+    rank, sampler = dist.get_rank(), own_sampler(case.weight, exchange="peer")
     message = ""
     if rank != 1:
         peer_of(sampler).timeout_s = 2.0

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import tpsample.agreement.construction
 import tpsample.exchange
 import tpsample.exchange.peer
-from tests.support.cases import Case, uneven_shards
+from tests.support.cases import Case, own_sampler
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -67,16 +67,9 @@ def test_every_column_has_a_rank_of_every_host_and_every_rank_a_column(hosts):
 
 def _sampler(case: Case, hosts: str, backend: str = "torch", **arguments) -> LMHeadSampler:
     rank = dist.get_rank()
-    shard = uneven_shards(case.vocab_size, len(hosts))[rank]
     socket.gethostname = lambda: hosts[rank]
-    return LMHeadSampler(
-        case.weight[shard.start : shard.stop],
-        vocab_size=case.vocab_size,
-        shard=shard,
-        exchange="two_level",
-        backend=backend,
-        **arguments,
-    )
+    options = {"exchange": "two_level", "backend": backend, **arguments}
+    return own_sampler(case.weight, even=False, **options)
 
 
 def _sample(case: Case, filtered: list, hosts: str) -> tuple[list, list, list, int]:

@@ -18,12 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases import Case
+from tests.support.cases import Case, own_sampler
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, peer_of
-from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status, VocabShard
+from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status
 from tpsample.ranks.process import ranks_of
 from tpsample.ranks.roll_call import GRACE_S
 
@@ -39,16 +39,7 @@ def _die(*_: Any, **__: Any) -> None:
 
 
 def _make(case: Case, exchange: str, **arguments: Any) -> LMHeadSampler:
-    shard = VocabShard.even(case.vocab_size, dist.get_rank(), dist.get_world_size())
-    sampler = LMHeadSampler(
-        case.weight[shard.start : shard.stop],
-        vocab_size=case.vocab_size,
-        shard=shard,
-        exchange=exchange,
-        chunks=2,
-        backend="triton" if exchange == "peer" else "torch",
-        **arguments,
-    )
+    sampler = own_sampler(case.weight, exchange=exchange, chunks=2, **arguments)
     if exchange == "peer":
         peer_of(sampler).timeout_s = PEER_TIMEOUT_S * slowness()
     return sampler

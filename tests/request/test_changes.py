@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.cases import own_sampler
 from tests.support.controls import Conversation, batch_of
 from tests.support.ranks import run_ranks
 from tests.support.slots import WEIGHT, D, V, sampler_of
-from tpsample import Changes, LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
+from tpsample import Changes, SamplingBatch, SamplingParams
 
 SLOTS, STEPS = 5, 4
 
@@ -39,9 +40,7 @@ def _changes(step: int, rows: list[Conversation]) -> Changes:
 def _steps(src: int) -> list[list[int]]:
     """Return what a rank draws; the others know nothing of the requests."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = VocabShard.even(V, rank, world_size)
-    weight = WEIGHT[shard.start : shard.stop]
-    sampler = LMHeadSampler(weight, shard=shard, backend="torch", max_rows=16)
+    sampler = own_sampler(WEIGHT, max_rows=16)
     batch, tokens = SamplingBatch.of_slots(SLOTS, vocab_size=V), []
     generator = torch.Generator().manual_seed(1)
     src = src % world_size

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support import oracle
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_sampler
 from tests.support.controls import Conversation, batch_of, bitmask_of
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
@@ -64,29 +64,12 @@ def test_grammar_and_forced_tokens_are_what_the_oracle_says():
     assert torch.equal(reference.processed_logits(logits, batch), plain)
 
 
-def _sampler(weight: torch.Tensor, number: int, **kwargs) -> LMHeadSampler:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    shard = (
-        VocabShard.even(len(weight), rank, world_size)
-        if number % 2 == 0
-        else uneven_shards(len(weight), world_size)[rank]
-    )
-    return LMHeadSampler(
-        weight[shard.start : shard.stop],
-        vocab_size=len(weight),
-        shard=shard,
-        backend="torch",
-        **kwargs,
-    )
-
-
 def _sample_random_rows(cases: list) -> list[str]:
     wrong = []
     for number, (talks, hidden_states, weight, positions, expected, later) in enumerate(cases):
         exchange = ("collective", "p2p")[number // 2 % 2]
-        sampler = _sampler(
-            weight, number, exchange=exchange, chunks=1 + number % 3, max_rows=len(talks)
-        )
+        options = {"exchange": exchange, "chunks": 1 + number % 3, "max_rows": len(talks)}
+        sampler = own_sampler(weight, even=number % 2 == 0, **options)
         batch = batch_of(talks, len(weight))
         for step, oracle_out in enumerate((expected, later)):
             out = sampler(hidden_states, batch, positions + step)

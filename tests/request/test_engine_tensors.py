@@ -13,18 +13,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.cases import own_sampler
 from tests.support.controls import bitmask_of
 from tests.support.ranks import run_ranks
 from tests.support.replays import Replays
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import (
-    LMHeadSampler,
     Needs,
     RankMismatch,
     SamplingBatch,
     SamplingParams,
     Status,
-    VocabShard,
     reference,
     sample_draft,
     verify,
@@ -221,9 +220,7 @@ def test_a_copied_selection_keeps_its_slots_and_its_batch(of_tensors):
 def _other_numbers() -> list[str]:
     """Each rank's own numbers, order or needs in one of two rows; a step of both ranks after."""
     rank, found = dist.get_rank(), []
-    shard = VocabShard.even(V, rank, 2)
-    sampler = LMHeadSampler(WEIGHT[shard.start : shard.stop], shard=shard, backend="torch")
-    hidden_states = torch.ones(2, D)
+    sampler, hidden_states = own_sampler(WEIGHT), torch.ones(2, D)
     same = {
         "temperature": torch.full((2,), 3.0),
         "seed": torch.arange(2),

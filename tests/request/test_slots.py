@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.cases import own_sampler
 from tests.support.controls import Conversation, batch_of
 from tests.support.ranks import run_ranks
 from tests.support.replays import Replays
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import (
-    LMHeadSampler,
     RankMismatch,
     SamplingBatch,
     SamplingParams,
@@ -126,9 +126,7 @@ def test_a_captured_step_serves_other_slots_and_other_requests(methods):
 
 
 def _on_ranks(rows: list[Conversation], slots: list[int]) -> tuple[Any, ...]:
-    shard = VocabShard.even(V, dist.get_rank(), dist.get_world_size())
-    options = {"shard": shard, "backend": "torch", "max_rows": 64}
-    sampler = LMHeadSampler(WEIGHT[shard.start : shard.stop], **options)
+    sampler = own_sampler(WEIGHT, max_rows=64)
     batch = SamplingBatch.of_slots(SLOTS, vocab_size=V)
     tokens = {"prompt_token_ids": [row.prompt for row in rows]}
     tokens["output_token_ids"] = [row.output for row in rows]

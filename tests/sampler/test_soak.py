@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.support.cases import Case, even_shards
+from tests.support.cases import Case, even_shards, own_sampler
 from tests.support.judging import Tally
 from tests.support.mixtures import Story
 from tests.support.random_heads import ModelHead, OneRank
 from tests.support.ranks import run_ranks
 from tests.support.virtual import peer_of, virtual
-from tpsample import LMHeadSampler
 from tpsample.core.word import EPOCH_MAX
 from tpsample.request.step import Inputs
 
@@ -96,16 +95,9 @@ def _start(sampler, steps, batches, kind):
 
 def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
     """gloo ranks, each delayed at random by itself."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    case = Case.make(24, 3, hidden_size=4)
+    rank, case = dist.get_rank(), Case.make(24, 3, hidden_size=4)
     expected, batch = case.oracle().token_ids.tolist(), case.batch
-    shard = even_shards(24, world_size)[rank]
-    sampler = LMHeadSampler(
-        case.weight[shard.start : shard.stop],
-        exchange=exchange,
-        backend="triton" if exchange == "peer" else "torch",
-        desync_every=50,
-    )
+    sampler = own_sampler(case.weight, exchange=exchange, desync_every=50)
     if exchange == "peer":
         peer_of(sampler).epoch.fill_(EPOCH_MAX - num_steps // 2)
     own, growth = random.Random(rank), Growth(num_steps)

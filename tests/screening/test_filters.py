@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.cases import own_sampler
 from tests.support.ranks import run_ranks
 from tests.support.screened_filters import (
     WAYS,
@@ -186,16 +187,10 @@ def _on_ranks(rank_rows: int) -> list[list[int]]:
     params = [filtered(pick) for _ in range(rank_rows - 1)] + [SamplingParams(seed=1)]
     batch, found = of(params, 3001), []
     for backend in ("numba", "torch"):
-        with LMHeadSampler(*_own(case), vocab_size=3001, backend=backend, chunks=2) as sampler:
+        with own_sampler(case.weight, backend=backend, chunks=2) as sampler:
             steps = [sampler(case.hidden_states, batch, step).token_ids for step in range(3)]
         found.append(torch.cat(steps).tolist())
     return found
-
-
-def _own(case):
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    shard = VocabShard.even(3001, rank, world)
-    return (case.weight[shard.start : shard.stop],)
 
 
 def test_ranks():

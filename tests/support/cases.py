@@ -8,7 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import (
+    LMHeadSampler,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+)
 
 TEMPERATURES = (0.0, 0.5, 1.0, 2.0, 1.0, 0.0, 0.7, 1.3)
 
@@ -74,6 +81,14 @@ def own_shard(vocab_size: int, even: bool) -> VocabShard:
     """The shard of this rank of the default process group."""
     shards = (even_shards if even else uneven_shards)(vocab_size, dist.get_world_size())
     return shards[dist.get_rank()]
+
+
+def own_sampler(weight: torch.Tensor, *, even: bool = True, **options: Any) -> LMHeadSampler:
+    """This rank's sampler over its rows of a whole weight; in torch, but for "peer"."""
+    shard = own_shard(len(weight), even)
+    backend = "triton" if options.get("exchange") == "peer" else "torch"
+    options = {"backend": backend, "vocab_size": len(weight), "shard": shard, **options}
+    return LMHeadSampler(weight[shard.start : shard.stop], **options)
 
 
 def even_shards(vocab_size: int, world_size: int) -> list[VocabShard]:
