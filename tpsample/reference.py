@@ -53,13 +53,10 @@ def processed_logits(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
     Returns:
         fp32 [B, V].
     """
-    return _processed(logits, _checked(logits, batch))
-
-
-def _processed(logits: Tensor, batch: BatchView) -> Tensor:
-    if batch.controls is None:
+    controls = _checked(logits, batch).controls
+    if controls is None:
         return logits.float()
-    return StepControls.of(batch.controls, VocabShard(0, batch.vocab_size)).apply(logits.float(), 0)
+    return StepControls.of(controls, VocabShard(0, batch.vocab_size)).apply(logits.float(), 0)
 
 
 def scores(
@@ -96,7 +93,7 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
         ValueError: shapes that do not match, or a vocabulary over 2^20.
     """
     view = _checked(logits, batch)
-    logits = _processed(logits, view)
+    logits = processed_logits(logits, view)
     kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
     filters = view.plan.filters
     if filters is not None:

@@ -39,11 +39,12 @@ tpsample/speculative/acceptance.py tests/speculative/test_law.py
     - at = seed.unsqueeze(1), positions.unsqueeze(1) + index, index
     + at = seed.unsqueeze(1), positions.unsqueeze(1) + index, 0
     > test_calls_in_a_row_write_the_targets_law
-tpsample/speculative/output.py tests/speculative/test_coupled.py
+tpsample/speculative/acceptance.py tests/speculative/test_coupled.py
     every position of a verification has the noise of the first
     - return (positions.unsqueeze(1) + index).flatten()
     + return (positions.unsqueeze(1) + 0 * index).flatten()
     > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
+tpsample/output.py tests/speculative/test_coupled.py
     the bonus token is cut off
     - return index <= num_accepted.unsqueeze(1)
     + return index < num_accepted.unsqueeze(1)

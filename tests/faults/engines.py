@@ -13,7 +13,7 @@ tpsample/local/torch_backend.py tests/sampler/test_from_logits.py
     - step.local_logits[:, start:stop].float()
     + step.local_logits[:, -len(self._shard) :][:, start:stop].float()
     > test_columns_behind_the_shard_are_never_read
-tpsample/agreement/dtensor.py tests/agreement/test_dtensor.py
+tpsample/agreement/caller_tensors.py tests/agreement/test_dtensor.py
     a DTensor's rows begin at 0 on every rank
     - start = min(offset[0], end)
     + start = 0

@@ -6,18 +6,26 @@
                                                    another tensor, which `refresh` has to be given
 
 Steps read aliases, which share memory with the caller's tensors. Each call looks whether they do.
+
+A DTensor as the weight brings shard and group with it, as it is distributed:
+
+    placements (Replicate(), Shard(0)) on a mesh [dp, tp]
+    → rows [start, stop) of this rank; the ranks of its tp axis; the whole tensor's rows are V
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.agreement.dtensor import is_dtensor
-from tpsample.core.checks import describe
+from tpsample.core.checks import describe, is_integer
 from tpsample.core.tensors import ordinary_tensors
+from tpsample.core.vocab_shard import VocabShard
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -93,3 +101,110 @@ def _local(given: Tensor) -> Tensor:
     with torch.no_grad():
         local: Tensor = given.to_local()  # type: ignore[attr-defined]
     return local
+
+
+_EXPECTED = (
+    "expected Shard(0) on one axis of the mesh and Replicate() on all others, so that each rank of "
+    "that axis holds rows of its own"
+)
+
+
+def is_dtensor(value: object) -> bool:
+    """Return whether a value is a DTensor, without an import that only its users need."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local_arguments(
+    group: object, given: dict[str, Any]
+) -> tuple[object, dict[str, Any], Exception | None]:
+    """Return group and arguments of a sampler with plain tensors in place of DTensors.
+
+    An error comes beside the group, where that is known, so that the ranks of the group are told.
+
+    Args:
+        group: as `LMHeadSampler` takes it.
+        given: the arguments that `checked_arguments` takes.
+    """
+    weight = given["weight"]
+    if not is_dtensor(weight):
+        return group, given, None
+    try:
+        axis = _sharded_axis(weight)
+    except ValueError as wrong:
+        return group, given, wrong
+    of_mesh = weight.device_mesh.get_group(axis)
+    try:
+        _check_group(group, of_mesh, axis)
+        shard = _shard(weight, given["vocab_size"])
+        if given["shard"] not in (None, shard):
+            raise ValueError(
+                f"shard: lm_head_weight is a DTensor whose rows on this rank are {shard}, got "
+                f"{given['shard']!r}; leave shard= out"
+            )
+        bias = _local_bias(given["bias"], weight)
+    except (TypeError, ValueError) as wrong:
+        return of_mesh, given, wrong
+    rows = given["vocab_size"] if given["vocab_size"] is not None else weight.shape[0]
+    local: Tensor = weight.detach().to_local()
+    plain = {"weight": local, "shard": shard, "vocab_size": rows, "bias": bias}
+    return of_mesh, given | plain, None
+
+
+def _sharded_axis(weight: Any) -> int:
+    """Return the axis of the mesh over which the rows are sharded."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    mesh, placements = weight.device_mesh, weight.placements
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"lm_head_weight: this process is not in the DTensor's mesh {mesh}")
+    if weight.ndim != 2:
+        raise ValueError(
+            f"lm_head_weight: expected a DTensor [V, D], got {weight.ndim} axes of size "
+            f"{tuple(weight.shape)}"
+        )
+    axes = [axis for axis, placed in enumerate(placements) if not isinstance(placed, Replicate)]
+    # Other kinds of shards are not of this type: theirs are no rows that follow one another.
+    if len(axes) != 1 or type(placements[axes[0]]) is not Shard or placements[axes[0]].dim != 0:
+        raise ValueError(
+            f"lm_head_weight: {_EXPECTED}; got a DTensor placed {tuple(placements)}; redistribute "
+            "it, or pass a plain tensor with shard= and group="
+        )
+    return axes[0]
+
+
+def _shard(weight: Any, vocab_size: Any) -> VocabShard:
+    """Return the ids of the rows of this rank; rows from `vocab_size` on are padding."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        weight.shape, weight.device_mesh, weight.placements
+    )
+    end = int(vocab_size) if is_integer(vocab_size) else weight.shape[0]
+    start = min(offset[0], end)
+    return VocabShard(start, max(start, min(offset[0] + shape[0], end)))
+
+
+def _check_group(group: object, of_mesh: dist.ProcessGroup, axis: int) -> None:
+    ranks = dist.get_process_group_ranks(of_mesh)
+    same = group is None or (
+        isinstance(group, dist.ProcessGroup) and dist.get_process_group_ranks(group) == ranks
+    )
+    if not same:
+        raise ValueError(
+            f"group: lm_head_weight is a DTensor over ranks {ranks}, axis {axis} of its mesh, got "
+            f"{group!r}; leave group= out"
+        )
+
+
+def _local_bias(bias: object, weight: Any) -> object:
+    """Return the rows of a bias that is distributed as the weight is; another one unchanged."""
+    if not is_dtensor(bias):
+        return bias
+    placed: Any = bias
+    if placed.device_mesh != weight.device_mesh or placed.placements != weight.placements:
+        raise ValueError(
+            f"bias: expected a DTensor distributed as lm_head_weight is, {weight.placements}, got "
+            f"{placed.placements}; or this rank's values as a plain tensor"
+        )
+    return placed.detach().to_local()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tpsample.agreement.arguments import check_sliced, checked_arguments, resolve_shards
-from tpsample.agreement.dtensor import local_arguments
+from tpsample.agreement.caller_tensors import local_arguments
 from tpsample.core.checks import check_current
 from tpsample.core.digest import digest_bits
 from tpsample.core.machine import interpreted, kernels_overlap, numba_missing

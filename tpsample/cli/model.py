@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.agreement.dtensor import is_dtensor
+from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.cli import tensor_parallel as split
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from tpsample.agreement.dtensor import is_dtensor
+from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.cli.decode import Decoded
 from tpsample.cli.model import Model
 from tpsample.core.machine import how_to_install

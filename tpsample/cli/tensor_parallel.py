@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tpsample.agreement.dtensor import is_dtensor
+from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.distributed import Job
 from tpsample.integrations import check_version
 

@@ -70,20 +70,13 @@ class EngineTensors(Slots):
         self.vocab_size, self.slots, self.device = vocab_size, len(seed), seed.device
         self.temperature, self.seed, self.filters = temperature, seed, filters
         self.needs, self.filter_order = needs, filter_order
-        self._gate = torch.full((len(seed) + 1,), OPEN, dtype=torch.int64, device=seed.device)
-        self._gate[-1] = SHUT
+        self.gate = torch.full((len(seed) + 1,), OPEN, dtype=torch.int64, device=seed.device)
+        self.gate[-1] = SHUT
         self.make_controls()
 
     @property
-    def gate(self) -> Tensor:
-        return self._gate
-
-    @property
-    def stores_logits(self) -> bool:
+    def stores_logits(self) -> bool:  # type: ignore[override]
         return self.needs != Needs()
-
-    def state_slots(self, rows: SlotRows) -> Tensor:
-        return rows.index
 
     def state(self, rows: SlotRows) -> dict[str, object]:
         read = {name: each for name, each in self.filters.items() if vars(self.needs)[name]}

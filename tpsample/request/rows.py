@@ -119,6 +119,8 @@ class Slots(ABC):
         device: of all tensors.
         slots: S.
         temperature, seed: fp32 and int64 [S + 1], 0 in the last slot, which is no slot.
+        gate: int64 [S + 1], OPEN where a slot may be drawn, else SHUT.
+        stores_logits: whether a row may have filters or ask for logprobs.
         controls: penalties and constraints; None until a request or a mask needs them.
     """
 
@@ -127,21 +129,13 @@ class Slots(ABC):
     slots: int
     temperature: Tensor
     seed: Tensor
+    gate: Tensor
+    stores_logits: bool
     controls: ControlTables | None = None
 
-    @property
-    @abstractmethod
-    def gate(self) -> Tensor:
-        """int64 [S + 1], OPEN where a slot may be drawn, else SHUT. The last one is no slot."""
-
-    @property
-    @abstractmethod
-    def stores_logits(self) -> bool:
-        """Whether a row may have filters or ask for logprobs."""
-
-    @abstractmethod
     def state_slots(self, rows: SlotRows) -> Tensor:
         """Return int64 [B], where the controls of each row are."""
+        return rows.index
 
     @abstractmethod
     def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:

@@ -85,7 +85,7 @@ class RequestTable(HasViews, Slots):
         self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
         self.vocab_size, self.slots, self.device = vocab_size, slots, self.temperature.device
         self.entries: list[Entry] = []
-        self._flags, self._found = b"", None
+        self._note()
         self._states, self._scratch = list(range(slots)), Scratch(self.device)
         self._moves = 0
         empty = Entry.of(NO_REQUEST.params, vocab_size, empty=True)
@@ -97,7 +97,7 @@ class RequestTable(HasViews, Slots):
         self._view()
 
     def _view(self) -> None:
-        self.seed = self.numbers[SEED, : self.slots + 1]
+        self.seed, self.gate = (self.numbers[i, : self.slots + 1] for i in (SEED, GATE))
 
     def flagged(self, flag: int) -> list[int]:
         """Return the slots with a flag."""
@@ -124,6 +124,7 @@ class RequestTable(HasViews, Slots):
     def _note(self) -> None:
         """Note what follows from the entries."""
         self._flags, self._found = bytes(map(_FLAGS, self.entries)), None
+        self.stores_logits = 1 in self._flags.translate(_HAS[FILTERED | ASKS_LOGPROBS])
 
     def _move(self, order: list[int], joined: list[int]) -> None:
         """Move the numbers of the slots: those that stay, those that join, then those not in use.
@@ -245,10 +246,6 @@ class RequestTable(HasViews, Slots):
         return slots, rows, index, of_slot[: len(rows)], columns
 
     @property
-    def gate(self) -> Tensor:
-        return self.numbers[GATE, : self.slots + 1]
-
-    @property
     def _asked(self) -> _Asked:
         if self._found is None:
             asking = [self.entries[slot] for slot in self.flagged(ASKS_LOGPROBS)]
@@ -258,10 +255,6 @@ class RequestTable(HasViews, Slots):
                 any(each.processed for each in asking),
             )
         return self._found
-
-    @property
-    def stores_logits(self) -> bool:
-        return 1 in self._flags.translate(_HAS[FILTERED | ASKS_LOGPROBS])
 
     @property
     def launches(self) -> tuple[object, ...]:

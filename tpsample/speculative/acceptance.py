@@ -28,7 +28,6 @@ from tpsample.core.word import Status
 from tpsample.noise import row_stream
 from tpsample.ranks.ranks import Ranks
 from tpsample.speculative.laws import Laws
-from tpsample.speculative.output import leading
 
 DOMAIN_ACCEPT, DOMAIN_RECOVERY, DOMAIN_DRAFT = 0x61636370, 0x72637672, 0x64726674
 
@@ -100,3 +99,23 @@ def uniforms(seed: Tensor, positions: Tensor, num_positions: int) -> Tensor:
     high, low, *_ = row_stream(*at, domain=DOMAIN_ACCEPT)
     bits = (high << 20) | (low >> 12)
     return (2 * bits + 1).double() * 2.0**-53
+
+
+def position_of_rows(positions: Tensor, num_positions: int) -> Tensor:
+    """Return int64 [B · num_positions], the absolute position of each row to verify.
+
+    Args:
+        positions: int64 [B], those of each request's first.
+    """
+    index = torch.arange(num_positions, device=positions.device)
+    return (positions.unsqueeze(1) + index).flatten()
+
+
+def leading(accepted: Tensor) -> Tensor:
+    """Return int64 [B], how many of bool [B, K + 1] are true before the first that is not."""
+    return accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
+
+
+def emit(drafts: Tensor, num_accepted: Tensor, token_ids: Tensor) -> Tensor:
+    """Return int64 [B, K + 1]: the accepted drafts, the token [B] after them, then anything."""
+    return drafts.scatter(1, num_accepted.unsqueeze(1), token_ids.unsqueeze(1))

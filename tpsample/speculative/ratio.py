@@ -20,7 +20,7 @@ from tpsample.core import word
 from tpsample.core.order import order_words
 from tpsample.logits.finish import logprobs_of, shard_logits
 from tpsample.noise import row_stream, tile_noise
-from tpsample.output import SampleOutput
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -28,11 +28,12 @@ from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.acceptance import (
     DOMAIN_RECOVERY,
     accept_tokenwise,
+    emit,
+    position_of_rows,
     stop_block,
     uniforms,
 )
 from tpsample.speculative.laws import Laws
-from tpsample.speculative.output import VerifyOutput, emit, position_of_rows
 
 
 def verify_by_ratio(

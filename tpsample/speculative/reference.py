@@ -15,12 +15,18 @@ from tpsample.core.order import TOP_MASS, below_top, masses, order_words
 from tpsample.core.row_noise import SeedSource, safe_temperature
 from tpsample.core.word import Status
 from tpsample.noise import row_stream, tile_noise
+from tpsample.output import VerifyOutput
 from tpsample.request.plan import BatchView
 from tpsample.request.step_batch import StepBatch
 from tpsample.speculative import acceptance, laws
-from tpsample.speculative.acceptance import DOMAIN_RECOVERY, uniforms
+from tpsample.speculative.acceptance import (
+    DOMAIN_RECOVERY,
+    emit,
+    leading,
+    position_of_rows,
+    uniforms,
+)
 from tpsample.speculative.drafting import Method
-from tpsample.speculative.output import VerifyOutput, emit, leading, position_of_rows
 from tpsample.speculative.ratio import recovery_scores
 
 

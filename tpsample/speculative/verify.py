@@ -12,13 +12,13 @@ from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
 from tpsample.core import word
 from tpsample.core.checks import describe, fits, positions_tensor
-from tpsample.output import Logprobs, SampleOutput
+from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
+from tpsample.speculative.acceptance import leading, position_of_rows
 from tpsample.speculative.drafting import Method, check_draft_logits, check_request
-from tpsample.speculative.output import VerifyOutput, leading, position_of_rows, reached
 from tpsample.speculative.ratio import verify_by_ratio
 
 
