@@ -1,7 +1,7 @@
 """Section `features` of the GPU check: each feature that the other sections leave out, once.
 
-Shards that start at odd ids, a step with every request control, a screened one and the error of a
-product that it assumes, steps over slots, `torch.compile`, and that a plain step neither waits for
+Shards that start at odd ids, a step with every request control, the error of a product that a
+screen assumes, steps over slots, `torch.compile`, and that a plain step neither waits for
 the device nor allocates.
 """
 
@@ -54,7 +54,6 @@ def features(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
             f"every control, {name}": partial(_every_control, plain, dtype)
             for name, dtype in DTYPES.items()
         },
-        "screened ids": lambda: screened_ids(plain),
         **{
             f"products, {name}": partial(product_error, plain, dtype)
             for name, dtype in DTYPES.items()
@@ -153,21 +152,6 @@ def same_logprobs(out: SampleOutput, expected: Any) -> None:
         equal_nan=True,
         check_dtype=False,
     )
-
-
-def screened_ids(problem: Problem) -> str:
-    """The ids of a screened step, which must be those of a plain one, each of them."""
-    plain = make_sampler(problem.weight, problem.rows)
-    screened = make_sampler(problem.weight, problem.rows, screening="int8")
-    expected, found = problem.sampled_by(plain), problem.sampled_by(screened)
-    expected.check()
-    found.check()
-    if not torch.equal(found.token_ids, expected.token_ids):
-        raise AssertionError("ids differ from those of a plain step")
-    screen = getattr(screened.local, "screen", None)
-    if screen is None or not 0 < (listed := int(screen.num_listed_ptr)) < screen.num_groups:
-        raise AssertionError("the step was not screened")
-    return f"{problem.rows} rows, {listed} of {screen.num_groups} groups computed exactly"
 
 
 def product_error(problem: Problem, dtype: torch.dtype) -> str:

@@ -20,7 +20,6 @@ TRIED = (
     "every control, bf16",
     "every control, fp16",
     "every control, fp32",
-    "screened ids",
     "slots, plain",
     "slots, controls",
     "slots, filters",

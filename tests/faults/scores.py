@@ -239,11 +239,11 @@ tpsample/exchange/swap.py tests/request/test_default_device.py
     - dtype=torch.int64, device="cpu")
     + dtype=torch.int64)
     > test_ranks_exchange_the_same_words[collective]
-tpsample/agreement/step_checks.py tests/kernels/test_screening_kernels.py
+tpsample/agreement/step_checks.py tests/sampler/test_weights_that_change.py
     a changed weight is not noticed
     - if copy is not None and not copy.is_current():
     + if False:
-    > test_a_weight_that_changed_is_noticed
+    > test_the_next_step_reads_the_new_weight_or_raises
 tpsample/agreement/caller_tensors.py tests/sampler/test_weights_that_change.py
     a weight that lies elsewhere is not followed
     - alias.data = its.detach()

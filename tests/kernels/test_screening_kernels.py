@@ -28,8 +28,6 @@ from tpsample import (
     SamplingBatch,
     SamplingParams,
     VocabShard,
-    reference,
-    verify,
 )
 from tpsample.core import word
 from tpsample.core.score import Head, logits_tile, score_tile
@@ -251,34 +249,6 @@ def test_ranks_need_not_agree_on_it():
     _, screened = virtual(case, shards, None, screening="int8")
     samplers[1].local = screened[1].local
     assert_all_equal(step(world, samplers, case), case.oracle())
-
-
-@pytest.mark.parametrize("backend", ["triton", "numba"])
-def test_a_weight_that_changed_is_noticed(backend):
-    case = Case.make(500, 4, 16)
-    weight = case.weight.clone()
-    sampler = LMHeadSampler(weight, backend=backend, screening="int8")
-    sampler(case.hidden_states, case.batch, case.positions)
-    weight *= -1
-    changed = replace(case, weight=weight)
-    stale = pytest.raises(ValueError, match=r"changed after .* call sampler.refresh\(\)")
-    drafts = torch.zeros(4, 1, dtype=torch.int64)
-    with stale:
-        sampler(case.hidden_states, case.batch, case.positions)
-    with stale:
-        verify(sampler, case.hidden_states.repeat(2, 1, 1).transpose(0, 1), drafts, case.batch, 0)
-    # Calls that read no copy go on, above all those that ranks make together to recover.
-    logits = reference.logits(case.hidden_states, weight)
-    out = sampler.sample_logits(logits, case.batch, case.positions)
-    assert torch.equal(out.token_ids, changed.oracle().token_ids)
-    sampler.prompt_logprobs(case.hidden_states, torch.arange(4))
-    sampler.check()
-    sampler.reset()
-    memory = sampler.local.copy.quantised.data_ptr()
-    sampler.refresh()
-    assert sampler.local.copy.quantised.data_ptr() == memory
-    out = sampler(case.hidden_states, case.batch, case.positions)
-    assert torch.equal(out.token_ids, changed.oracle().token_ids)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,16 @@ def test_the_next_step_reads_the_new_weight_or_raises(change, screening, backend
                 sampler(hidden_states, batch, step)
             with pytest.raises(ValueError, match=STALE):
                 verify(sampler, hidden_states.unsqueeze(1).repeat(1, 2, 1), drafts, batch, step)
+            # Calls that read no copy go on, above all those that ranks make together to recover.
+            logits = reference.logits(hidden_states, head.weight.detach())
+            found = sampler.sample_logits(logits, batch, step).token_ids.tolist()
+            assert found == expected(head, hidden_states, step)
+            sampler.prompt_logprobs(hidden_states, torch.arange(ROWS))
+            sampler.check()
+            sampler.reset()
+            memory = sampler.local.copy.quantised.data_ptr()
             sampler.refresh()
+            assert sampler.local.copy.quantised.data_ptr() == memory
         if change == "assign=True":
             sampler.refresh(head.weight)
         found = sampler(hidden_states, batch, step).token_ids.tolist()
