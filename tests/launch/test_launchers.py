@@ -71,8 +71,8 @@ def test_a_first_machine_that_is_not_there_is_one_line(first: str, said: str) ->
 def test_an_address_of_this_machine_is_the_first_and_a_longer_wait_finds_another(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    addresses.main("127.0.0.1:29400", "1")
-    assert capsys.readouterr().out.startswith("1 ")
+    addresses.main("127.0.0.1:29400", "1", "127.0.0.1")
+    assert capsys.readouterr().out == "1 127.0.0.1 127.0.0.1\n"
     with socket.socket() as first:
         first.bind(("127.0.0.1", 0))
         port = first.getsockname()[1]
