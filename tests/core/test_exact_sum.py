@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.support.ranks import run_ranks
 from tests.support.screening import Problem, backends, words
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
-from tpsample.core.exact_sum import exact_products
+from tpsample.core.exact_sum import exact_products, exact_sums
 from tpsample.native.compiling import jit
 from tpsample.native.inputs import BITS
 from tpsample.native.numbers import as_fp32, exact_dot
@@ -78,6 +78,12 @@ def test_sums_are_rounded_once(scale):
             pairs = zip(row.tolist(), column.tolist(), strict=True)
             exact = float(nearest(sum(Fraction(a) * Fraction(b) for a, b in pairs)))
             assert both(row, column) == [exact] * 2
+
+
+def test_a_default_device_enters_no_sum():
+    products = torch.ones(2, 3, dtype=torch.float64)
+    with torch.device("meta"):
+        assert exact_sums(products).tolist() == [3.0, 3.0]
 
 
 def test_sums_that_are_no_numbers():

@@ -229,11 +229,11 @@ tpsample/request/controls/tables.py tests/request/test_default_device.py
     - dtype=torch.bool, device="cpu")
     + dtype=torch.bool)
     > test_a_batch_with_a_device_of_its_own_draws_the_same_tokens[penalties-torch]
-tpsample/core/exact_sum.py tests/request/test_default_device.py
+tpsample/core/exact_sum.py tests/core/test_exact_sum.py
     exact sums are made on the default device
     - dtype=torch.float64, device="cpu")
     + dtype=torch.float64)
-    > test_a_batch_with_a_device_of_its_own_draws_the_same_tokens[plain-torch]
+    > test_a_default_device_enters_no_sum
 tpsample/exchange/swap.py tests/request/test_default_device.py
     messages of ranks are made on the default device
     - dtype=torch.int64, device="cpu")

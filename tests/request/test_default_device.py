@@ -29,8 +29,6 @@ def test_a_batch_with_a_device_of_its_own_draws_the_same_tokens(kind, backend):
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(V, D, generator=generator)
     hidden_states = torch.randn(2, 2, D, generator=generator)
-    weight[:, -1] = weight[:, 0].mul_(1e18).neg()  # products that cancel are added exactly
-    hidden_states[..., -1] = hidden_states[..., 0]
     drafts = torch.ones(2, 1, dtype=torch.int64)
 
     def drawn() -> list[Any]:
