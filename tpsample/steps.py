@@ -21,7 +21,8 @@ from tpsample.core.word import NO_TOKEN
 from tpsample.errors import PeerLost
 from tpsample.exchange import make_exchange
 from tpsample.local import make_backend
-from tpsample.logits.finish import finish_logits, shard_logits
+from tpsample.logits.finish import candidates_of, finish_logits, shard_logits
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.changes import Changes
@@ -98,6 +99,8 @@ class Steps(Sealed):
             for part in range(exchange.parts):
                 words = exchange.own_words(part)[:num_words]
                 self.local.best_words(step, words, part, exchange.parts, push)
+                if exchange.carries and step.batch.plan.filters is not None:
+                    exchange.carry(candidates_of(self._stored(step), step))
                 exchange.publish(part, num_words)
         return step
 
@@ -119,11 +122,15 @@ class Steps(Sealed):
             if step.num_words:
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
-                    finish_logits(shard_logits(step, self.shard, self.backend), step, self.ranks)
+                    carried = self.exchange.carried()
+                    finish_logits(self._stored(step), step, self.ranks, carried)
                 if step.batch.undrawn is not None:
                     out.name_undrawn(*step.batch.undrawn)
                 self._desync.add(step.noise.positions, out, step.hidden_states)
         return out
+
+    def _stored(self, step: Step) -> ShardLogits:
+        return shard_logits(step, self.shard, self.backend)
 
     def counters(self) -> dict[str, int]:
         """Return what this rank has counted since the sampler was built, for an engine's metrics.

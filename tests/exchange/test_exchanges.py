@@ -153,30 +153,33 @@ def test_bytes_sent():
 
 
 MESSAGES = {
-    "plain": ({}, 1),
-    "top_k": ({"top_k": 256, "top_p": 0.9}, 2),
-    "top_p": ({"top_p": 0.9}, 3),
+    "plain": ({}, 6, 1),
+    "top_k": ({"top_k": 50, "top_p": 0.9}, 6, 1),
+    "top_k of many rows": ({"top_k": 256}, 65, 2),
+    "top_p": ({"top_p": 0.9}, 6, 2),
 }
+"""Requests, how many rows ask them, and messages to every peer."""
 
 
-def _messages(params: list[SamplingParams], exchange: str) -> int:
-    """How often a step waits for the other ranks: two one-way latencies each."""
-    weight = torch.zeros(100, 2) + dist.get_rank()
-    sampler = LMHeadSampler(weight, exchange=exchange, backend="torch")
+def _messages(params: list[SamplingParams], exchange: str) -> tuple[int, bool]:
+    """How often a step waits for the other ranks, two one-way latencies each; is it right?"""
+    weights = [torch.full((100, 2), 0.1 * rank) for rank in range(dist.get_world_size())]
+    sampler = LMHeadSampler(weights[dist.get_rank()], exchange=exchange, backend="torch")
+    alone = LMHeadSampler(torch.cat(weights), group="alone", backend="torch")
     batch = SamplingBatch.from_params(params, vocab_size=300)
-    sampler(torch.ones(len(params), 2), batch, 0)
+    hidden_states = torch.ones(len(params), 2)
+    sampler(hidden_states, batch, 0)
     with mock.patch.object(RollCall, "wait", autospec=True, side_effect=RollCall.wait) as waits:
-        sampler(torch.ones(len(params), 2), batch, 1)
-    return waits.call_count
+        out = sampler(hidden_states, batch, 1)
+    return waits.call_count, torch.equal(out.token_ids, alone(hidden_states, batch, 1).token_ids)
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-@pytest.mark.parametrize("rows", [1, 6])
-def test_a_plain_step_is_one_message_to_every_peer_and_a_top_k_step_two(kind, rows):
-    changes, expected = MESSAGES[kind]
+def test_a_step_is_one_message_to_every_peer_and_with_top_p_two(kind):
+    changes, rows, expected = MESSAGES[kind]
     params = [SamplingParams(seed=seed, **changes) for seed in range(rows)]
     for exchange in ("collective", "p2p"):
-        assert run_ranks(3, _messages, params, exchange) == [expected] * 3
+        assert run_ranks(3, _messages, params, exchange) == [(expected, True)] * 3
 
 
 def _left_alone(case: Case, rank_1_at: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,9 +31,11 @@ class Exchange:
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
         push: lets the kernel of the local step publish by itself; None if it does not.
+        carries: whether `carry` sends other integers with the words.
     """
 
     name = "none"
+    carries = False
     push: Push | None = None
 
     def __init__(self, settings: Settings, sources: int = 1) -> None:
@@ -57,6 +61,13 @@ class Exchange:
 
     def publish(self, chunk: int, rows: int) -> None:
         """Start sending the first `rows` words of a chunk to the peers."""
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """Send int64 tensors with the words that are published next; all ranks' have one shape."""
+
+    def carried(self) -> list[Tensor] | None:
+        """Return what all ranks carried, [W, ...] each, after `collect`; None if they did not."""
+        return None
 
     def collect(self, rows: int) -> Tensor:
         """Return words [chunks · sources, rows], whose maximum over axis 0 decides.

@@ -1,18 +1,23 @@
 """The exchange of ranks that meet on the host: one message to every peer has all of a step.
 
-    message   int64 [1 + rows]: the digest of the call (`tpsample.agreement.step`), then the words
+    message   int64 [1 + rows + …]: the digest of the call (`tpsample.agreement.step`), the words,
+              and what the rank sends first of its filtered rows
 
 Every call begins with such a message, if need be without words. A receiver has room for the
 longest, so ranks whose calls have other sizes, or are other calls, still receive each other's, and
 all see from the digests that their calls differ. A swap takes two one-way latencies for any number
 of ranks and rows: gloo tells the sender that there is room, then the message travels.
 
+A message has room for CARRIED more integers than words; more of them are gathered by themselves.
+
 With two levels, the ranks of a host swap first. Then the hosts swap what theirs have in common,
-each rank with one or more of every other host. A host whose ranks differ sends the digest 0.
+each rank with one or more of every other host. A host whose ranks differ sends the digest 0. These
+messages carry words alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -24,6 +29,9 @@ from tpsample.exchange.collective import ranks_of_levels
 from tpsample.ranks.process import ProcessRanks
 from tpsample.settings import Settings
 
+CARRIED = 2**14
+"""128 KB: top_k = 256 in 64 rows, or the candidates of top_p in 960 rows."""
+
 
 class SwapExchange(Exchange):
     """ "collective", "p2p" and "two_level" on CPUs. All chunks travel together, as one."""
@@ -34,10 +42,14 @@ class SwapExchange(Exchange):
         super().__init__(replace(settings, chunks=1))
         self.name = name
         self._groups = [*ranks_of_levels(settings)] if name == "two_level" else [self.ranks]
+        self.carries = len(self._groups) == 1
         self._make_inboxes()
 
     def _make_inboxes(self) -> None:
-        self._inboxes = [_Inbox(group, self.max_rows) for group in self._groups]
+        self._next: list[Tensor] = []
+        self._sent: list[Tensor] = []
+        room = CARRIED if self.carries else 0
+        self._inboxes = [_Inbox(group, self.max_rows, room) for group in self._groups]
         self.words = self._inboxes[-1].words.unsqueeze(0)
         self._rows: int | None = None
         self._agreed = False
@@ -55,9 +67,27 @@ class SwapExchange(Exchange):
         """Send a digest of this call, which is not 0, with the words that follow."""
         self._inboxes[0].digests[0] = digest
 
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        if sum(each.numel() for each in tensors) <= CARRIED:
+            self._next = [*tensors]
+
     def publish(self, chunk: int, rows: int) -> None:
-        self._inboxes[0].start(rows)
+        self._sent, self._next = self._next, []
+        more = [each.flatten() for each in self._sent]
+        self.ranks.bytes_sent += (self.ranks.world_size - 1) * sum(each.nbytes for each in more)
+        self._inboxes[0].start(rows, *more)
         self._rows = rows
+
+    def carried(self) -> list[Tensor] | None:
+        if not self._sent:
+            return None
+        sizes = [each.numel() for each in self._sent]
+        parts = self._inboxes[0].others[:, : sum(sizes)].split(sizes, dim=1)
+        rank = self.ranks.rank
+        return [
+            torch.cat([its[:rank], mine.reshape(1, -1), its[rank:]]).view(-1, *mine.shape)
+            for mine, its in zip(self._sent, parts, strict=True)
+        ]
 
     def agrees(self) -> bool:
         """Wait for the words; return whether all ranks brought the same digest with them.
@@ -97,15 +127,17 @@ class SwapExchange(Exchange):
 class _Inbox:
     """Messages of the ranks of a group: this rank's own, then those of its peers."""
 
-    def __init__(self, ranks: ProcessRanks, max_rows: int) -> None:
+    def __init__(self, ranks: ProcessRanks, max_rows: int, room: int) -> None:
         self._ranks = ranks
-        shape = ranks.world_size, 1 + max_rows
+        shape = ranks.world_size, 1 + max_rows + room
         self._messages = torch.zeros(shape, dtype=torch.int64, device="cpu")
-        self.digests, self.words = self._messages[:, 0], self._messages[:, 1:]
+        self.digests, self.words = self._messages[:, 0], self._messages[:, 1 : 1 + max_rows]
         self._work: dist.Work | None = None
 
-    def start(self, rows: int) -> None:
-        self._work = self._ranks.start_swap(self._messages, 1 + rows)
+    def start(self, rows: int, *more: Tensor) -> None:
+        self.others = self._messages[1:, 1 + rows :]
+        own = torch.cat([self._messages[0, : 1 + rows], *more])
+        self._work = self._ranks.start_swap(self._messages, own)
 
     def wait(self) -> None:
         work, self._work = self._work, None

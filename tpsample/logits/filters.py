@@ -16,6 +16,8 @@ threshold    decides the undecided rows. It searches for the last kept token
              ties, is a share of a mass that only this search finds, so the rejection decides no
              such row.
 
+Where ranks meet on the host, the first exchange of both travels with the words.
+
 The host reads from the device which rows are undecided, and only these are searched. All ranks
 read the same, because it follows from summed integers. In fixed rounds, as while a CUDA graph is
 captured, the host reads nothing: what a step launches follows from its requests. Every method then
@@ -28,6 +30,7 @@ here one draw of noise per token id serves, so the number of rounds cannot chang
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -45,7 +48,12 @@ rows with top_p."""
 
 
 def sample_filtered(
-    rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, may_read: bool = True
+    rows: ShardLogits,
+    filters: RowFilters,
+    ranks: Ranks,
+    *,
+    may_read: bool = True,
+    gathered: list[Tensor] | None = None,
 ) -> Tensor:
     """Return the winning score words of filtered rows, int64 [F, num_samples], on every rank.
 
@@ -55,53 +63,69 @@ def sample_filtered(
     Args:
         may_read: whether the host may read from the device which rows are undecided. If not, the
             number of exchanges and their sizes follow from the requests.
+        gathered: the `own_candidates` of all ranks, if the words brought them.
     """
     words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
-    for few in (True, False):
-        index, its = _rows_of(filters, few, may_read)
-        if isinstance(index, list) and not index:
-            continue
-        part = rows.without(~index) if isinstance(index, Tensor) else rows.select(index)
+    if gathered is None:
+        own = own_candidates(rows, filters, may_read=may_read)
+        gathered = [ranks.gather_integers(each) for each in own]
+    methods = _methods(rows, filters, may_read)
+    for (few, index, its, part), candidates in zip(methods, gathered, strict=True):
         if few:
-            found = _by_top_words(part, its, ranks)
+            found = _by_top_words(part, its, candidates)
         else:
-            found = _by_rejection(part, its, ranks, may_read=may_read)
+            found = _by_rejection(part, its, ranks, candidates, may_read=may_read)
         words = _put(words, index, found)
     return words
 
 
-def _rows_of(
-    filters: RowFilters, few: bool, may_read: bool
-) -> tuple[list[int] | Tensor, RowFilters]:
-    """Return the rows that begin with a method, as a list or as bool [F], and their filters.
+def own_candidates(
+    rows: ShardLogits, filters: RowFilters, *, may_read: bool = True
+) -> list[Tensor]:
+    """Return what this rank sends in the first exchange of each method that rows begin with."""
+    return [
+        part.first_words(max(kind.top_k for kind in its.kinds))
+        if few
+        else part.best_scores(BEST_SCORES)
+        for few, _, its, part in _methods(rows, filters, may_read)
+    ]
 
-    Args:
-        few: whether the method is that of top words.
+
+def _methods(
+    rows: ShardLogits, filters: RowFilters, may_read: bool
+) -> Iterator[tuple[bool, list[int] | Tensor, RowFilters, ShardLogits]]:
+    """Yield the rows that begin with each method.
+
+    They are: whether it is that of top words, the rows as a list or as bool [F], their filters, and
+    their logits.
     """
-    of_kinds = [(kind.way is Way.TOP_WORDS) is few for kind in filters.kinds]
-    if all(of_kinds) or not any(of_kinds):
-        return list(range(len(filters))) if any(of_kinds) else [], filters
-    if may_read and filters.known:
-        index = [row for row, its in enumerate(of_kinds) if its]
-        return index, filters.select(index)
-    kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]
-    mask = filters.by_top_words if few else ~filters.by_top_words
-    return mask, replace(filters, kinds=kinds)
+    for few in (True, False):
+        of_kinds = [(kind.way is Way.TOP_WORDS) is few for kind in filters.kinds]
+        if all(of_kinds):
+            yield few, list(range(len(filters))), filters, rows
+        elif any(of_kinds) and may_read and filters.known:
+            index = [row for row, its in enumerate(of_kinds) if its]
+            yield few, index, filters.select(index), rows.select(index)
+        elif any(of_kinds):
+            kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]
+            mask = filters.by_top_words if few else ~filters.by_top_words
+            yield few, mask, replace(filters, kinds=kinds), rows.without(~mask)
 
 
-def _by_top_words(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Tensor:
-    """Return words [F, num_samples], from the first k tokens of the order. Collective."""
-    count = max(kind.top_k for kind in filters.kinds)
-    gathered = ranks.gather_integers(rows.first_words(count))  # [W, F, count]
-    first = gathered.transpose(0, 1).flatten(1).topk(count, dim=1).values
+def _by_top_words(rows: ShardLogits, filters: RowFilters, gathered: Tensor) -> Tensor:
+    """Return words [F, num_samples], from the first k tokens of each rank, [W, F, k]."""
+    first = gathered.transpose(0, 1).flatten(1).topk(gathered.shape[2], dim=1).values
     return rows.best_of_first(first, filters)
 
 
 def _by_rejection(
-    rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, may_read: bool
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor, *, may_read: bool
 ) -> Tensor:
-    """Return words [F, num_samples], those of undecided rows by the threshold. Collective."""
-    gathered = ranks.gather_integers(rows.best_scores(BEST_SCORES))
+    """Return words [F, num_samples], those of undecided rows by the threshold. Collective.
+
+    Args:
+        gathered: int64 [W, F, …], the `best_scores` of all ranks.
+    """
     sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES))
     words, decided = rows.first_kept(gathered, sums, filters, BEST_SCORES)
     total: Tensor | None = sums[:, -1]

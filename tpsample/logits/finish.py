@@ -9,7 +9,7 @@ from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.local.backend import Backend
-from tpsample.logits.filters import sample_filtered
+from tpsample.logits.filters import own_candidates, sample_filtered
 from tpsample.logits.kept_sets import find_kept_sets
 from tpsample.logits.logprobs import find_logprobs
 from tpsample.logits.shard_logits import ShardLogits
@@ -37,12 +37,24 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
     return rows.of(step.logits, step.batch, step.noise, first_id=shard.start)
 
 
-def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
+def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
+    """Return what this rank sends in the first exchange of the step's filtered rows."""
+    filters = step.batch.plan.filters
+    if filters is None:
+        return []
+    filtered = rows.select(slice(0, len(filters.row_list)))
+    return own_candidates(filtered, filters, may_read=not step.batch.plan.fixed_rounds)
+
+
+def finish_logits(
+    rows: ShardLogits, step: Step, ranks: Ranks, gathered: list[Tensor] | None = None
+) -> None:
     """Replace the unfiltered draws of filtered rows; add kept sets and logprobs. Collective.
 
     Args:
         rows: the logits of the rows that `step.batch.plan` stores.
         step: whose output holds an unfiltered draw of every row.
+        gathered: the `candidates_of` all ranks, if the words brought them.
     """
     batch, out = step.batch, step.out
     assert out is not None
@@ -54,7 +66,8 @@ def finish_logits(rows: ShardLogits, step: Step, ranks: Ranks) -> None:
             raise UnsupportedParameter(
                 "kept_cap: not in a captured graph; capture a batch without it"
             )
-        words = sample_filtered(filtered, filters, ranks, may_read=not fixed_rounds)
+        may_read = not fixed_rounds
+        words = sample_filtered(filtered, filters, ranks, may_read=may_read, gathered=gathered)
         filtered.write_tokens(words, filters.row_index, out)
         if batch.plan.kept_cap is not None:
             out.kept = find_kept_sets(filtered, filters, batch.plan.kept_cap, ranks)

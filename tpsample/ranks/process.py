@@ -159,21 +159,21 @@ class ProcessRanks(Ranks):
             work: dist.Work = gloo.allreduce([tensor], options)
             return work
 
-    def start_swap(self, messages: Tensor, length: int) -> dist.Work | None:
+    def start_swap(self, messages: Tensor, own: Tensor) -> dist.Work | None:
         """Begin to send integers to every peer, and to receive theirs. `wait` ends it.
 
         Args:
-            messages: int64 [W, n] on a CPU. Its first row is this rank's message; the peers' come
-                into the other rows, in rank order.
-            length: of this rank's message. Those of the peers may be shorter or longer, up to n,
-                because gloo receives what comes if there is room for it.
+            messages: int64 [W, n] on a CPU. The peers' messages come into all rows but the first,
+                in rank order.
+            own: this rank's message. Those of the peers may be shorter or longer, up to n, because
+                gloo receives what comes if there is room for it.
         """
         if self.world_size == 1:
             return None
-        sent = messages[0, :length].repeat(self.world_size - 1)
+        sent = own.repeat(self.world_size - 1)
         rooms, lengths = (
             [0 if rank == self.rank else each for rank in range(self.world_size)]
-            for each in (messages.shape[1], length)
+            for each in (messages.shape[1], len(own))
         )
         return self._start_all_to_all(messages[1:].view(-1), sent, rooms, lengths)
 
