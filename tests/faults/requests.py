@@ -133,8 +133,8 @@ tpsample/request/table.py tests/request/test_slots.py
     + written.where(written != written, seeds)
     > test_a_seed_that_was_written_before_the_first_step_is_the_rows
     a row without filters takes the way of those with top_k alone
-    - kinds = [keeps_all(self.vocab_size), *asked.filters]
-    + kinds = [*asked.filters]
+    - kinds = [keeps_all(self.vocab_size), *asked]
+    + kinds = [*asked]
     > test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens
     a request that comes to a slot has the filters of the one before
     - self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))

@@ -84,7 +84,7 @@ def own_candidates(
 ) -> list[Tensor]:
     """Return what this rank sends in the first exchange of each method that rows begin with."""
     return [
-        part.first_words(max(kind.top_k for kind in its.kinds))
+        part.first_words(max(kind.top_k for kind in its.different))
         if few
         else part.best_scores(BEST_SCORES)
         for few, _, its, part in _methods(rows, filters, may_read)
@@ -129,7 +129,7 @@ def _by_rejection(
     sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES))
     words, decided = rows.first_kept(gathered, sums, filters, BEST_SCORES)
     total: Tensor | None = sums[:, -1]
-    if any(kind.way is Way.THRESHOLD for kind in filters.kinds):
+    if any(kind.way is Way.THRESHOLD for kind in filters.different):
         is_nan = word.key_of(gathered[:, :, 0].amax(dim=0)) == word.KEY_NAN
         decided &= ~filters.by_threshold | is_nan
         total = None

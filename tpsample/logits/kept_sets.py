@@ -43,10 +43,10 @@ def find_cut(
     """
     min_p_cut = rows.min_p_cut(filters.log_min_p)
     top_k_cut = torch.zeros_like(min_p_cut)
-    if min(kind.top_k for kind in filters.kinds) < rows.vocab_size:
+    if min(kind.top_k for kind in filters.different) < rows.vocab_size:
         top_k_cut = _weighted_cut(rows, filters.top_k, filters, ranks, mass=False)
     cut = min_p_cut.maximum(top_k_cut)
-    if min(kind.top_p for kind in filters.kinds) < 1:
+    if min(kind.top_p for kind in filters.different) < 1:
         if total is None:
             total_cut = torch.where(filters.joint, 0, top_k_cut)
             min_p_first = filters.total_log_min_p > -torch.inf

@@ -142,6 +142,11 @@ class RowFilters:
     def _bits(self) -> Tensor:
         return self.columns[4:COLUMNS] != 0
 
+    @cached_property
+    def different(self) -> set[RowFilter]:
+        """The kinds, each once."""
+        return set(self.kinds)
+
     def select(self, index: list[int]) -> RowFilters:
         """Return some of the filtered rows, without a copy if all are listed in order."""
         if lists_all(index, len(self.row_list)):

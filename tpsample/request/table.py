@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,15 +58,6 @@ _PARAMS, _FILTERS, _FLAGS = map(itemgetter, range(3))
 """Of an entry, in a third of the time that attributes take."""
 
 
-class _Asked(NamedTuple):
-    """The filters of all slots that have some; the most tokens that one reports, -1 if none asks
-    for logprobs; and whether one asks in a processed mode."""
-
-    filters: set[RowFilter]
-    top: int
-    processed: bool
-
-
 class RequestTable(HasViews, Slots):
     """S slots. The first ones are in use: they have a request or are empty.
 
@@ -78,7 +69,7 @@ class RequestTable(HasViews, Slots):
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
     """
 
-    _found: _Asked | None  # until the entries change
+    _found: tuple[set[RowFilter], int, bool] | None  # `_asked`, until the entries change
 
     @ordinary_tensors
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str | None) -> None:
@@ -246,10 +237,12 @@ class RequestTable(HasViews, Slots):
         return slots, rows, index, of_slot[: len(rows)], columns
 
     @property
-    def _asked(self) -> _Asked:
+    def _asked(self) -> tuple[set[RowFilter], int, bool]:
+        """The filters of all slots that have some; the most tokens that one reports, -1 if none
+        asks for logprobs; and whether one asks in a processed mode."""
         if self._found is None:
             asking = [self.entries[slot] for slot in self.flagged(ASKS_LOGPROBS)]
-            self._found = _Asked(
+            self._found = (
                 {self.entries[slot].filters for slot in self.flagged(FILTERED)},
                 max((each.top for each in asking), default=-1),
                 any(each.processed for each in asking),
@@ -274,18 +267,18 @@ class RequestTable(HasViews, Slots):
         return rows.scratch.pick("state slots", self.numbers[STATE], rows.index)
 
     def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
-        asked, count, filters = self._asked, len(rows), None
+        (asked, top, in_processed_mode), count, filters = self._asked, len(rows), None
         numbers, every = rows.pick_columns("numbers", self.numbers), list(range(count))
-        if asked.filters:
-            kinds = [keeps_all(self.vocab_size), *asked.filters]
+        if asked:
+            kinds = [keeps_all(self.vocab_size), *asked]
             filters = RowFilters(rows.numbers, every, numbers, kinds, known=False)
-        if asked.top < 0:
+        if top < 0:
             return filters, None
         bits = rows.scratch.take("bits", torch.bool, TOP - ASKS, count)
         asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, :count], 0, out=bits)
         chosen = rows.scratch.pick("chosen", self.chosen, rows.index)
-        its_modes, tops = [asked.processed] * count, numbers[TOP, :count]
+        its_modes, tops = [in_processed_mode] * count, numbers[TOP, :count]
         return filters, LogprobRows(
-            *(every, rows.numbers, asked.top, tops, chosen),
+            *(every, rows.numbers, top, tops, chosen),
             *(its_modes, processed, as_logits, asks),
         )
