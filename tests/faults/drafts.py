@@ -54,6 +54,11 @@ tpsample/speculative/laws.py tests/speculative/test_shards.py
     - possible = (logits > -torch.inf) & (self.drafts[:, :positions] >= 0).unsqueeze(2)
     + possible = logits > -torch.inf
     > test_every_rank_count_emits_the_oracles_tokens[1]
+tpsample/speculative/ratio.py tests/speculative/test_ragged.py
+    an output without drafts has the seeds of the batch
+    - seed = batch.seed[::width].clone()
+    + seed = batch.seed[::width].contiguous()
+    > test_the_seeds_of_an_output_without_drafts_are_its_own[rejection]
 tpsample/speculative/verify.py tests/speculative/test_ragged.py
     a row has one draft more than its length says
     - place < self.lengths.unsqueeze(1)

@@ -147,3 +147,12 @@ def test_what_is_refused_names_the_argument(change, told):
     small = LMHeadSampler(WEIGHT, max_rows=19, backend="torch")
     with pytest.raises(ValueError, match="local_logits: 5 rows × 4 positions exceed max_rows=19"):
         verify_logits(small, LOGITS, drafts(), batch(), 20)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_seeds_of_an_output_without_drafts_are_its_own(method):
+    rows, none = batch(), torch.zeros(ROWS, 0, dtype=torch.int64)
+    out = verify(sampler_of(), HIDDEN[:, :1], none, rows, 7, method=method)
+    seeds = out.seeds.clone()
+    rows.seed.add_(1)
+    assert torch.equal(out.seeds, seeds)
