@@ -100,19 +100,20 @@ def block_at(weight, n):
 @jit()
 def take_rows(hidden, index):
     """Return `TakenRows` of some rows, int64 [R], of hidden states, fp32 [B, D]."""
-    num_rows = len(index)
-    size = hidden.shape[1]
+    num_rows, size = len(index), hidden.shape[1]
     out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
-    norms, quanta = np.empty(num_rows, F64), np.empty(num_rows, F64)
-    bits = out.view(U32)
+    bf16 = np.zeros((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
+    norms, quanta, more = np.empty(num_rows, F64), np.empty(num_rows, F64), U32(0)
     for i in range(num_rows):
-        out[i] = hidden[index[i]]
-        squares = 0.0
+        row, squares, low = hidden[index[i]], 0.0, U32(0)
         for d in range(size):
-            squares += F64(out[i, d]) * F64(out[i, d])
+            bits = F32(row[d]).view(U32)
+            low |= bits & U32(0xFFFF)
+            squares += F64(row[d]) * F64(row[d])
+            out[i, d] = row[d]
+            if len(bf16):
+                bf16[i, d] = bits >> U32(16)
         norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)
-        digits = 23 if np.any(bits[i] & U32(0xFFFF)) else 7
-        quanta[i] = quantum_of(least_bits(out[i], 0, size), digits)
-    are_bf16 = num_rows > 1 and size % PADDING == 0 and not np.any(bits & U32(0xFFFF))
-    bf16 = (bits[: len(bits) * are_bf16] >> U32(16)).astype(U16)
-    return TakenRows(out, norms, quanta, bf16)
+        quanta[i] = quantum_of(least_bits(row, 0, size), 23 if low else 7)
+        more |= low
+    return TakenRows(out, norms, quanta, bf16[:0] if more else bf16)

@@ -151,7 +151,8 @@ def upper_scores(logits, block, stream, upper):
         upper: fp32 [BLOCK], out.
     """
     if stream.random == F32(0):
-        upper[:] = logits
+        for j in range(BLOCK):
+            upper[j] = logits[j]
     else:
         r0, r1, r2, scale = stream.r0, stream.r1, stream.r2, stream.scale
         if stream.rounds == 10:  # a number that the compiler knows

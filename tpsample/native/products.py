@@ -58,7 +58,9 @@ def products_of(rows, dtype):
     """Return the memory of products of some rows in fp32 or float64."""
     several, num_rows, size = len(rows.hidden) > 1, len(rows.norms), rows.hidden.shape[1]
     hidden = np.zeros((len(rows.hidden), padded(size) if several else size), dtype)
-    hidden[:, :size] = rows.hidden
+    for i in range(num_rows):
+        for d in range(size):
+            hidden[i, d] = rows.hidden[i, d]
     return Products(
         np.empty((len(hidden), BLOCK), dtype),
         np.empty(num_rows, F32),
@@ -161,9 +163,11 @@ def multiply(weight, block, products):
             convert(weight.numbers, (block.local + i) * weight.stride + first, size, tile[i])
         add_dots(hidden, first, tile.reshape(-1), 0, COLUMNS, padded(size), block, products)
     if block.count < BLOCK:
-        last = block.lane + block.count
-        products.values[:, : block.lane], products.values[:, last:] = 0, 0
-        products.squares[: block.lane], products.squares[last:] = 0, 0
+        for j in range(BLOCK):
+            if not block.lane <= j < block.lane + block.count:
+                products.squares[j] = 0
+                for i in range(len(hidden)):
+                    products.values[i, j] = 0
 
 
 @jit(inline=True)

@@ -37,13 +37,18 @@ class Memory(NamedTuple):
 
 
 @jit()
+def put(logits, block, row):
+    """Store a block in a row of memory. An assignment of slices takes a second to compile."""
+    for k in range(block.count):
+        row[block.local + k] = logits[block.lane + k]
+
+
+@jit()
 def process(block, row, head, memory, i, logits):
     """Process the raw logits of a block, and store them."""
     control(logits, block, row, head)
     if len(memory.processed):
-        last = block.local + block.count
-        of_block = logits[block.lane : block.lane + block.count]
-        memory.processed[memory.places[i], block.local : last] = of_block
+        put(logits, block, memory.processed[memory.places[i]])
 
 
 @jit()
@@ -59,7 +64,7 @@ def keep_products(weight, block, rows, products, index, head, plain, memory, log
         round_products(weight, block, rows, i, products, logits)
         if not plain:
             raw_logits(logits, block, head, False)
-        raw[block.local : block.local + block.count] = logits[lane : lane + block.count]
+        put(logits, block, raw)
         if not plain:
             process(block, index[i], head, memory, i, logits)
 
@@ -82,11 +87,11 @@ def store_given(given, index, sources, head, memory):
     for i in range(len(index)):
         for n in range(blocks_of(given)):
             block = block_at(given, n)
-            first, last = sources[i] * given.stride + block.local, block.local + block.count
+            first = sources[i] * given.stride + block.local
             part, inside = given.numbers[first : first + block.count], logits[block.lane :]
             for k in range(block.count):
                 inside[k] = as_fp32(part[k])
-            memory.raw[memory.places[i], block.local : last] = inside[: block.count]
+            put(logits, block, memory.raw[memory.places[i]])
             process(block, index[i], head, memory, i, logits)
 
 
