@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.native.compiling import F32, F64, I16, I32, I64, SUMS, U64, jit
+from tpsample.native.compiling import F32, F64, I16, I32, I64, jit
 from tpsample.native.numbers import largest_size
 from tpsample.native.products import prove
 from tpsample.screening.bound import DEFINITION_ERROR, ROUNDING, TINY, UNIT
@@ -60,12 +60,12 @@ def quantise(rows, num_rows):
     return hidden, factors
 
 
-@jit(fastmath=SUMS)
-def integer_dot(weights, begin, hidden, first, last):
+@jit()
+def integer_dot(weights, hidden):
     """Return Σ q z of up to EXACT_COLUMNS int8 and int16 numbers, exactly."""
     total = I32(0)
-    for d in range(first, last):
-        total += I32(weights[U64(begin + d)]) * I32(hidden[U64(d)])
+    for d in range(len(hidden)):  # without I32(…) the sums would be of 64 bits
+        total = I32(total + I32(I32(weights[d]) * I32(hidden[d])))
     return total
 
 
@@ -84,7 +84,8 @@ def int8_products(copy, quantised, block, rows, products):
             v, j, whole = block.local + i, block.lane + i, I64(0)
             for first in range(0, hidden_size, EXACT_COLUMNS):
                 last = min(first + EXACT_COLUMNS, hidden_size)
-                whole += integer_dot(copy.numbers, v * hidden_size, hidden[row], first, last)
+                numbers = copy.numbers[v * hidden_size + first : v * hidden_size + last]
+                whole += integer_dot(numbers, hidden[row, first:last])
             products.values[row, j] = F32(F64(whole) * unit * F64(copy.scale[v]))
         error = of_norm * most + of_residual * residual + flushed
         products.errors[row] = F32(error * (1.0 + 8.0 * UNIT))
