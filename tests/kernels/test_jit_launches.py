@@ -47,7 +47,8 @@ FIXED = {
     ],
 }  # fmt: skip
 FIXED["top_k 300"], FIXED["top_k 5, top_p"] = FIXED["top_p"], FIXED["top_k 5"]
-FIXED["mixture"] = [*FIRST_WORDS, "exchange", "top_words", *FIXED["top_p"]]
+BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", "top_words"]
+FIXED["mixture"] = BOTH_FIRST + FIXED["top_p"][len([*LEADING, "exchange"]) :]
 for fixed, one_of_8 in FIXED.items():
     STORED[f"fixed rounds, {fixed}"] = [each for each in one_of_8 if each != "exchange"]
     STORED[f"peer, fixed rounds, {fixed}"] = one_of_8

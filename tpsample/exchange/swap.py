@@ -29,8 +29,8 @@ from tpsample.exchange.collective import ranks_of_levels
 from tpsample.ranks.process import ProcessRanks
 from tpsample.settings import Settings
 
-CARRIED = 2**14
-"""128 KB: top_k = 256 in 64 rows, or the candidates of top_p in 960 rows."""
+CARRIED = 2**12
+"""32 KB: top_k = 64 in 64 rows, or the candidates of top_p in 240 rows."""
 
 
 class SwapExchange(Exchange):

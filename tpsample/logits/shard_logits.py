@@ -175,14 +175,10 @@ class ShardLogits(StoredLogits):
         kept = in_top_k & candidates(first, below, filters.log_min_p.unsqueeze(1))
         kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
 
-        best = (self.score_words(logits, word.token_of(first)) * kept).amax(dim=2)
-        return or_nan(best.T, first[:, 0])
-
-    def score_words(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """Return the score words [num_samples, F, n] of ids and their logits, [F, n] both."""
-        samples = range(self.noise.num_samples)
+        ids, samples = word.token_of(first), range(self.noise.num_samples)
         scores = [word.pack(score_tokens(logits, ids, self.noise, s), ids) for s in samples]
-        return torch.stack(scores)
+        best = torch.stack([(each * kept).amax(dim=1) for each in scores], dim=1)
+        return or_nan(best, first[:, 0])
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of score words [F, num_samples]. A lost row stays lost.

@@ -54,10 +54,12 @@ class NativeShardLogits(ShardLogits):
         mass, number, _, total = self._weigh(top, marks, filters.total_log_min_p)
         return torch.cat([mass, number, total], dim=1)
 
-    def score_words(self, logits: Tensor, ids: Tensor) -> Tensor:
-        out = ids.new_empty(self.noise.num_samples, *ids.shape)
-        tensors = logits.contiguous(), ids.contiguous()
-        passes.scores(*map(Tensor.numpy, tensors), draws_of(self.noise), out.numpy())
+    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
+        out = first.new_zeros(len(first), self.noise.num_samples)
+        tensors = filters.top_k, filters.total_log_min_p, filters.log_min_p, filters.top_p
+        limits = tuple(tensor.contiguous().numpy() for tensor in tensors)
+        rows = first.contiguous().numpy(), self.temperature.contiguous().numpy()
+        passes.best_of_first(*rows, limits, draws_of(self.noise), out.numpy())
         return out
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:

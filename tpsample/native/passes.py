@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from tpsample.core.order import DIGIT_BITS, DIGITS, LOG2_E, TOP_MASS
-from tpsample.core.word import LOWEST_DRAWABLE
+from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
 from tpsample.native.compiling import F32, F64, I32, I64, jit
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK
 from tpsample.native.noise import exact_score, noise_of, stream_of
-from tpsample.native.numbers import INTEGER, ordered, pack, power_of_2, word_of
+from tpsample.native.numbers import (
+    INTEGER,
+    key_of,
+    ordered,
+    pack,
+    power_of_2,
+    value_of,
+    word_of,
+)
 
 
 class Stored(NamedTuple):
@@ -130,19 +139,39 @@ def count_from(stored, marks, counts):
 
 
 @jit(entry=True)
-def scores(logits, ids, draws, out):
-    """Find the score words of some ids of each row; twin: `tpsample.core.score.score_tokens`.
+def best_of_first(first, temperature, limits, draws, out):
+    """Find the best score words among the first tokens of rows that their filters keep.
 
     Args:
-        logits, ids: fp32 and int64 [F, n].
-        out: int64 [samples, F, n].
+        first: int64 [F, n], order words, descending.
+        temperature: fp32 [F].
+        limits: of the filters: top_k, total_log_min_p, log_min_p and top_p, [F] each.
+        out: int64 [F, samples], zeros.
     """
-    noise = noise_of(draws, np.arange(len(ids)))
-    for s in range(draws.samples):
-        for i in range(len(ids)):
-            for j in range(ids.shape[1]):
-                score = exact_score(logits[i, j], ids[i, j], stream_of(noise, i, s))
-                out[s, i, j] = pack(score, ids[i, j])
+    num_rows, count = first.shape
+    top_k, total_log_min_p, log_min_p, top_p = limits
+    noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
+    mass, below = np.empty(count, I64), np.empty(count, F64)
+    for i in range(num_rows):
+        for j in range(count):
+            logits[j] = value_of(first[i, j])
+        weigh_block(logits, logits[0], temperature[i], mass, below)
+        total, before, last = I64(0), I64(0), min(count, top_k[i])
+        for j in range(last):
+            if first[i, j] >= I64(LOWEST_DRAWABLE) and below[j] >= total_log_min_p[i]:
+                total += mass[j]
+        limit = I64(math.ceil(F64(total) * top_p[i])) if top_p[i] < 1.0 else I64(2**62)
+        for j in range(last):
+            word, kept = first[i, j], below[j] >= log_min_p[i] and before < limit
+            before += mass[j]
+            if not kept or word < I64(LOWEST_DRAWABLE):
+                continue
+            token_id = I64(TOKEN_MASK) - (word & I64(TOKEN_MASK))
+            for s in range(draws.samples):
+                score = exact_score(logits[j], token_id, stream_of(noise, i, s))
+                out[i, s] = max(out[i, s], pack(score, token_id))
+        if key_of(first[i, 0]) == KEY_NAN:
+            out[i] = I64(KEY_NAN) << I64(TOKEN_BITS)
 
 
 @jit(entry=True)
