@@ -36,7 +36,7 @@ from tpsample.request.step import Push, Step
 from tpsample.screening.int8_copy import Int8Copy
 from tpsample.settings import Settings
 
-COPY_ROWS = 4
+COPY_ROWS = 2
 """Most rows of a step for which reading the 8-bit copy first is faster than reading the weights."""
 NO_CUT = np.empty(0, np.int64)
 

@@ -9,18 +9,16 @@ import numpy as np
 
 from tpsample.core.order import DIGIT_BITS, DIGITS, LOG2_E, TOP_MASS
 from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
-from tpsample.native.compiling import F32, F64, I32, I64, jit
+from tpsample.native.compiling import F32, F64, I64, jit
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK
 from tpsample.native.noise import exact_score, noise_of, stream_of
 from tpsample.native.numbers import (
     INTEGER,
     key_of,
-    ordered,
     pack,
     power_of_2,
     value_of,
-    word_of,
 )
 
 
@@ -43,19 +41,16 @@ class Stored(NamedTuple):
 @jit(entry=True)
 def first_words(stored, out):
     """Find the first order words of rows, int64 [F, count], the last of them first."""
-    num_ids = stored.logits.shape[1]
+    num_ids, words = stored.logits.shape[1], np.empty(BLOCK, I64)
     for row in stored.rows:
         logits, heap = stored.logits[row], out[row]
         for base in range(0, num_ids, BLOCK):
-            part, top = logits[base : base + BLOCK], I32(-(2**31))
-            for j in range(len(part)):
-                top = max(top, ordered(part[j]))
-            if word_of(top, stored.first_id + base) <= heap[0]:
+            part = logits[base : base + BLOCK]
+            if words_of_block(part, stored.first_id + base, words) <= heap[0]:
                 continue
             for j in range(len(part)):
-                word = pack(part[j], stored.first_id + base + j)
-                if word > heap[0]:
-                    push(heap, len(heap), word)
+                if words[j] > heap[0]:
+                    push(heap, len(heap), words[j])
 
 
 @jit()

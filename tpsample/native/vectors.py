@@ -94,9 +94,12 @@ def _dots(*, squares: bool) -> Any:
             builder.store(after, to)
 
         def fetch(pointer: Any) -> None:
-            """Ask for memory that the next call reads: processors foresee one run, not IDS."""
+            """Ask for memory that a later call reads: processors foresee one run, not IDS.
+
+            It goes to the second cache, because the first one waits for few lines at a time.
+            """
             integer, byte = ir.IntType(32), ir.IntType(8).as_pointer()
-            read_keep_data = integer(0), integer(3), integer(1)
+            read_keep_data = integer(0), integer(2), integer(1)
             pointer = builder.bitcast(pointer, byte)
             call("llvm.prefetch.p0", ir.VoidType(), pointer, *read_keep_data)
 
@@ -137,7 +140,9 @@ def _dots(*, squares: bool) -> Any:
             for i, each in enumerate(ids):
                 w = load(builder.gep(each, [d]), read)
                 if squares:
-                    fetch(builder.gep(each, [builder.add(d, builder.mul(stride, constant(IDS)))]))
+                    fetch(
+                        builder.gep(each, [builder.add(d, builder.mul(stride, constant(2 * IDS)))])
+                    )
                 for h, of_row in zip([*of_rows, w], totals, strict=False):
                     add_product(h, w, of_row[i])
         places = [at(out, builder.add(row, constant(r)), lane) for r in range(ROWS)]
