@@ -40,8 +40,7 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
 def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
     """Return what this rank sends in the first exchange of the step's filtered rows."""
     filters = step.batch.plan.filters
-    if filters is None:
-        return []
+    assert filters is not None
     filtered = rows.select(slice(0, len(filters.row_list)))
     return own_candidates(filtered, filters, may_read=not step.batch.plan.fixed_rounds)
 

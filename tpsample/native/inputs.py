@@ -18,6 +18,7 @@ BLOCK = 64
 
 BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
 """How a native kernel reads a dtype; see `as_fp32`."""
+FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
 
 
 class Weight(NamedTuple):
@@ -31,6 +32,7 @@ class Weight(NamedTuple):
         stride: numbers from one row to the next.
         first_id: global id of row 0.
         start, stop: the rows of the range.
+        fraction_bits: of the significand of a number.
     """
 
     numbers: np.ndarray
@@ -38,6 +40,7 @@ class Weight(NamedTuple):
     first_id: int
     start: int
     stop: int
+    fraction_bits: int
 
 
 class Block(NamedTuple):
@@ -78,7 +81,7 @@ def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
     stride = numbers.stride(0) if num_rows > 1 else num_columns
     length = (num_rows - 1) * stride + num_columns if numbers.numel() else 0
     flat = numbers.as_strided((length,), (1,)).view(BITS[numbers.dtype]).numpy()
-    return Weight(flat, stride, first_id, start, stop)
+    return Weight(flat, stride, first_id, start, stop, FRACTION_BITS[numbers.dtype])
 
 
 @jit()

@@ -42,9 +42,6 @@ def of_fp32(number):
     return number
 
 
-DIGITS = {U16: 7, I16: 10, F32: 23}
-"""Binary digits of a significand after the first one, by the type that is read."""
-
 READERS = {U16: of_bf16, I16: of_fp16, F32: of_fp32}
 
 
@@ -130,15 +127,15 @@ def least_bits(numbers, first, size):
 
 
 @jit()
-def quantum_of(least, digits):
-    """Return the power of two that divides numbers whose significands have so many digits.
+def quantum_of(least, fraction_bits):
+    """Return a power of two. Every number of those that `least_bits` read is a multiple of it.
 
     Args:
         least: what `least_bits` found of them.
-        digits: binary digits after the first one.
+        fraction_bits: of their significands, at most.
     """
     exponent = I64(U32(least + U32(1)) >> U32(23))
-    return 2.0 ** (max(exponent, 1) - 127 - digits)
+    return 2.0 ** (max(exponent, 1) - 127 - fraction_bits)
 
 
 @jit(fastmath=SUMS)

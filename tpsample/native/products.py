@@ -12,7 +12,6 @@ from numba.np.numpy_support import as_dtype
 from tpsample.native.compiling import F32, SUMS, U16, U32, U64, jit
 from tpsample.native.inputs import BLOCK
 from tpsample.native.numbers import (
-    DIGITS,
     UNIT_64,
     as_fp32,
     exact_dot,
@@ -35,7 +34,8 @@ class Products(NamedTuple):
     Attributes:
         values: [R or more, BLOCK], fp32 or float64.
         errors: fp32 [R], how far the fp32 values of a row are off at most.
-        proved: bool [R], whether they are, and others are NaN; of float64, whether sums are exact.
+        proved: bool [R]. In fp32: whether `errors` holds; if not, the row's values are NaN. In
+            float64: whether the sums are exact.
         squares: [BLOCK], of the type of the values, Σ w² of each id.
         size: D.
         hidden: [R or more, ≥ D], the hidden states in that type; zeros fill up several rows.
@@ -124,8 +124,12 @@ def add_dots(hidden, column, numbers, begin, stride, size, block, products):
 
 
 def add_bf16_dots(weight, block, first, size, products):
-    """Add products of bf16 numbers as they are; return whether the processor can do that."""
-    raise NotImplementedError
+    """Add products of bf16 numbers as they are, if weight, rows and processor allow it.
+
+    Returns:
+        Whether they were added. Python itself has no such instruction.
+    """
+    return False
 
 
 @overload(add_bf16_dots)
@@ -188,7 +192,7 @@ def fp32_products(weight, block, rows, products):
 
         |product − exact| <= (γ_{D + 4} + u) ‖h‖ ‖w‖ + η (2 D + sqrt(D) (‖h‖ + ‖w‖))
 
-    ‖w‖ is the largest of the block.
+    The longest weight row of the block gives ‖w‖ for all of its ids.
     γ_n = n u / (1 − n u) is the error of an fp32 sum of n terms, with or without fused
     multiply-adds, for every order of summation (Higham, "Accuracy and Stability of Numerical
     Algorithms", §3.1), with Cauchy-Schwarz for Σ |h w|; u is that of the definition's own rounding.
@@ -208,17 +212,6 @@ def fp32_products(weight, block, rows, products):
         prove(products, i, norm * most * rounding + lost if spread <= 0.25 else np.inf)
 
 
-def digits_of(weight):
-    """Return the binary digits after the first one of the significand of a weight."""
-    raise NotImplementedError
-
-
-@overload(digits_of)
-def _compiled_digits_of(weight):
-    digits = DIGITS[as_dtype(weight[0].dtype).type]
-    return lambda weight: digits
-
-
 @jit()
 def float64_products(weight, block, rows, products):
     """Multiply in float64; `squares` are then how far the sums are off, over ‖h‖.
@@ -232,7 +225,10 @@ def float64_products(weight, block, rows, products):
     for i in range(block.count):
         begin = (block.local + i) * weight.stride
         least = min(least, least_bits(weight.numbers, begin, products.size))
-    quantum, most = quantum_of(least, digits_of(weight)), 1.01 * math.sqrt(products.squares.max())
+    quantum, most = (
+        quantum_of(least, weight.fraction_bits),
+        1.01 * math.sqrt(products.squares.max()),
+    )
     for i in range(len(rows.norms)):
         products.proved[i] = rows.norms[i] * most <= 2.0**52 * rows.quanta[i] * quantum
     for j in range(BLOCK):

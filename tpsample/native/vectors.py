@@ -1,10 +1,10 @@
 """Dot products of ROWS rows and IDS ids, as LLVM code that keeps all sums in vector registers.
 
-LLVM makes vector code of a loop over columns by itself, but with few sums, so it waits for memory.
-Here a vector that is read is used ROWS or IDS times. Where the processor has
-AVX512_BF16, one instruction adds 32 products of bf16 numbers. It takes subnormal numbers for zero.
+LLVM makes vector code of a loop over columns by itself, but it keeps few sums and waits for memory.
+Here each vector that is read is used ROWS or IDS times. Where the processor has AVX512_BF16, one
+instruction adds 32 products of bf16 numbers; it takes subnormal numbers for zero.
 
-The order of summation is any, as in the bound of `tpsample.native.products.fp32_products`.
+Products are added in any order. The bound of `tpsample.native.products.fp32_products` allows each.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _dots(*, squares: bool) -> Any:
             first = builder.mul(row, builder.extract_value(array.shape, 1))
             return builder.gep(array.data, [builder.add(first, column)])
 
-        def load(pointer: Any, kind: Any) -> Any:
-            address = builder.bitcast(pointer, kind.as_pointer())
+        def load(pointer: Any) -> Any:
+            address = builder.bitcast(pointer, read.as_pointer())
             return builder.load(address, align=2 if is_bf16 else total_bytes)
 
         def call(name: str, result: Any, *values: Any) -> Any:
@@ -129,16 +129,15 @@ def _dots(*, squares: bool) -> Any:
             ids.append(builder.gep(numbers.data, [builder.add(begin, builder.mul(place, stride))]))
         zero = ir.Constant(sums, [0.0] * width)
         totals = [
-            [cgutils.alloca_once_value(builder, zero) for _ in range(IDS)]
-            for _ in range(ROWS + squares)
+            [cgutils.alloca_once(builder, sums) for _ in range(IDS)] for _ in range(ROWS + squares)
         ]
         for each in itertools.chain(*totals):
             builder.store(zero, each)
         step = constant(width * 2 if is_bf16 else width)
         with cgutils.for_range_slice(builder, constant(0), size, step) as (d, _):
-            of_rows = [load(builder.gep(each, [d]), read) for each in rows]
+            of_rows = [load(builder.gep(each, [d])) for each in rows]
             for i, each in enumerate(ids):
-                w = load(builder.gep(each, [d]), read)
+                w = load(builder.gep(each, [d]))
                 if squares:
                     fetch(
                         builder.gep(each, [builder.add(d, builder.mul(stride, constant(2 * IDS)))])
