@@ -128,7 +128,7 @@ def least_bits(numbers, first, size):
 
 @jit()
 def quantum_of(least, fraction_bits):
-    """Return a power of two. Every number of those that `least_bits` read is a multiple of it.
+    """Return a power of two that divides every number that `least_bits` read.
 
     Args:
         least: what `least_bits` found of them.
