@@ -17,36 +17,33 @@ def test_every_fault_is_a_change_of_text_that_its_file_has_once():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
-def test_a_table_is_read_with_lines_that_go_marks_in_the_text_and_reasons():
+def test_a_table_is_read_with_lines_that_go_and_tests_by_their_names():
     table = """
-a.py tests/test_a.py
+a.py
     one
     -     if x:
     -         return - x
-    > test_b
-    > test_c
+    > test_pictures_are_well_formed[step.svg]
+    > core/test_word.py::test_b
     two
     - 1
     + 2
-    = because nobody reads it
+    > core/test_word.py
+b.py
+    three
 """
+    tests = (
+        "tests/test_pictures.py::test_pictures_are_well_formed[step.svg]",
+        "tests/core/test_word.py::test_b",
+    )
     assert faults(table) == [
-        Fault(
-            "one",
-            "a.py",
-            "    if x:\n        return - x",
-            "",
-            ("tests/test_a.py::test_b", "tests/test_a.py::test_c"),
-        ),
-        Fault("two", "a.py", "1", "2", ("tests/test_a.py",), "because nobody reads it"),
+        Fault("one", "a.py", "    if x:\n        return - x", "", tests),
+        Fault("two", "a.py", "1", "2", ("tests/core/test_word.py",)),
+        Fault("three", "b.py", "", "", ()),
     ]
-
-
-def test_every_test_of_the_table_is_a_function_of_its_file():
-    for name in {test for fault in FAULTS for test in fault.tests}:
-        file, _, function = name.partition("::")
-        text = (mutants.ROOT / file).read_text()
-        assert not function or f"def {function.partition('[')[0]}(" in text, name
+    for name in ("test_nowhere", "test_tokens_are_the_oracles[1]"):  # none and several
+        with pytest.raises(ValueError, match="expected the name of one test, found it in"):
+            faults(f"a.py\n    one\n    > {name}")
 
 
 @pytest.mark.long
@@ -70,8 +67,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _fault(name: str, old: str, new: str, **changes: str) -> Fault:
-    return Fault(name, "tpsample/one.py", old, new, ("tests/test_one.py",), **changes)
+def _fault(name: str, old: str, new: str) -> Fault:
+    return Fault(name, "tpsample/one.py", old, new, ("tests/test_one.py",))
 
 
 def test_a_fault_that_is_noticed_is_told_from_one_that_survives(tree):
@@ -80,23 +77,13 @@ def test_a_fault_that_is_noticed_is_told_from_one_that_survives(tree):
     assert found == {"seen": "tests/test_one.py::test_a", "unseen": ""}
 
 
-def test_the_report_names_what_the_table_is_wrong_about(capsys):
-    seen, unseen = _fault("seen", "a", "b"), _fault("unseen", "a", "b")
-    unread = _fault("unread", "a", "b", equivalent="because nobody reads it")
-    read = _fault("read", "a", "b", equivalent="because nobody reads it")
-    outcomes = [
-        (seen, "t.py::t", 1.0),
-        (unseen, "", 2.0),
-        (unread, "", 3.0),
-        (read, "t.py::t", 4.0),
-    ]
-    assert mutants.report(outcomes) == ["unseen", "read"]
+def test_the_report_names_what_survived(capsys):
+    outcomes = [(_fault("seen", "a", "b"), "t.py::t", 1.0), (_fault("unseen", "a", "b"), "", 2.0)]
+    assert mutants.report(outcomes) == ["unseen"]
     assert capsys.readouterr().out.splitlines() == [
         "   1 s  seen: noticed: t.py::t",
-        "   2 s  unseen: SURVIVED ",
-        "   3 s  unread: SURVIVED because nobody reads it",
-        "   4 s  read: noticed: t.py::t",
-        "not as the table says: unseen, read",
+        "   2 s  unseen: SURVIVED",
+        "survived: unseen",
     ]
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,6 @@ class Fault:
         old: what the file has exactly once.
         new: what the fault puts in its place.
         tests: pytest's names of the tests that must notice it, few and fast.
-        equivalent: why nothing can notice it; "" if something must.
     """
 
     name: str
@@ -23,39 +27,52 @@ class Fault:
     old: str
     new: str
     tests: tuple[str, ...]
-    equivalent: str = ""
 
 
 def faults(table: str) -> list[Fault]:
     """Read a table of faults.
 
-    A line that is not indented has the changed file and the file of the tests, for all faults up to
-    the next one. An indented line without a mark begins a fault and is its name; "-" marks the old
-    lines, "+" the new ones, ">" a test (without any, the file of tests is run), and "=" the reason
-    why a fault is equivalent:
+    A line that is not indented has the changed file, for all faults up to the next one. An indented
+    line without a mark begins a fault and is its name; "-" marks the old lines, "+" the new ones,
+    and ">" a test. A test stands behind its file where its name alone does not say which it is:
 
-        tpsample/core/word.py tests/core/test_word.py
+        tpsample/core/word.py
             a word is one too large
             - return key << 32
             + return (key << 32) + 1
-            > test_golden
+            > test_the_best_score_wins_and_ties_go_to_the_lowest_id
+            > core/test_word.py::test_special_scores
     """
-    rows: list[tuple[str, str, str, dict[str, list[str]]]] = []
+    rows: list[tuple[str, str, dict[str, list[str]]]] = []
     for line in table.strip().splitlines():
         if not line.startswith(" "):
-            file, file_of_tests = line.split()
-        elif line[4:6].strip() in "-+>=":
+            file = line
+        elif line[4:6].strip() in "-+>":
             rows[-1][-1][line[4]].append(line[6:])
         else:
-            rows.append((line.strip(), file, file_of_tests, {mark: [] for mark in "-+>="}))
+            rows.append((line.strip(), file, {mark: [] for mark in "-+>"}))
     return [
         Fault(
-            name,
-            file,
-            old="\n".join(parts["-"]),
-            new="\n".join(parts["+"]),
-            tests=tuple(f"{tests}::{test}" for test in parts[">"]) or (tests,),
-            equivalent=" ".join(parts["="]),
+            name, file, "\n".join(parts["-"]), "\n".join(parts["+"]), tuple(map(_named, parts[">"]))
         )
-        for name, file, tests, parts in rows
+        for name, file, parts in rows
     ]
+
+
+def _named(test: str) -> str:
+    """Return pytest's name of a test of a table."""
+    if ".py" in test:
+        return f"tests/{test}"
+    files = [file for file, names in _tests().items() if test.partition("[")[0] in names]
+    if len(files) != 1:
+        raise ValueError(f"{test}: expected the name of one test, found it in {files}")
+    return f"tests/{files[0]}::{test}"
+
+
+@cache
+def _tests() -> dict[str, set[str]]:
+    """Return the names of the functions of each file of tests."""
+    return {
+        str(path.relative_to(TESTS)): set(re.findall(r"^def (\w+)\(", path.read_text(), re.M))
+        for path in TESTS.rglob("test_*.py")
+    }

@@ -3,61 +3,26 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
-tpsample/core/sealed.py tests/messages/test_alone.py
-    an unknown field has no way out
-    - if name in _ENGINES:
-    + if False:
-    > test_a_process_alone_is_told[max_tokens]
-tpsample/request/controls/token_state.py tests/request/test_controls.py
-    an output token counts once in the history
-    - index_add_(0, place, mine, alpha=2)
-    + index_add_(0, place, mine)
-    > test_several_tokens_at_once_are_counted_in_order
-tpsample/request/controls/token_state.py tests/request/test_modes.py
-    the state of a shard is made under inference mode
-    -     @ordinary_tensors
-    -     def __init__(
-    +     def __init__(
-    > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-grad-inference]
-tpsample/request/controls/tables.py tests/request/test_tokens_so_far.py
+tpsample/request/controls/tables.py
+    bits of masks are made on the default device
+    - dtype=torch.bool, device="cpu")
+    + dtype=torch.bool)
+    > test_a_batch_with_a_device_of_its_own_draws_the_same_tokens[penalties-torch]
     appended ids outside the vocabulary count
     - there = torch.eq(ids, token_ids,
     + there = torch.le(ids, token_ids,
     > test_an_appended_id_outside_the_vocabulary_is_none
-tpsample/request/controls/tables.py tests/request/test_modes.py
     tables are made under inference mode
     -     @ordinary_tensors
     -     def __init__(
     +     def __init__(
     > test_a_mask_may_be_assigned_under_inference_mode
-tpsample/request/controls/apply.py tests/request/test_controls.py
-    drafts are not penalised
-    - history = history + 2 * counted.T.to(torch.int32)
-    + history = history + 0
-    > test_drafts_count_cumulatively_and_leave_no_trace
-    repetition divides negative logits
-    - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
-    + scaled = logits / repetition
-    > test_the_definition_is_what_the_oracle_says
-    drafts are not of the length of the output
-    - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
-    + length = tables.length[slots]
-    > test_drafts_count_cumulatively_and_leave_no_trace
-tpsample/request/controls/apply.py tests/request/test_masks.py
-    min_tokens empties a row
-    - held_back &= (others != 0).any(dim=1)
-    + pass
-    > test_min_tokens_empties_no_row[torch-1]
-tpsample/request/step_batch.py tests/request/test_masks.py
-    masks of rows that moved are taken
-    - if version != self.version:
-    + if False:
-    > test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew
-    a mask that is assigned anew stays stale
-    - self._assigned[name] = mask, self.version
-    + self._assigned[name] = mask, self._assigned.get(name, (None, self.version))[1]
-    > test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew
-tpsample/request/batch.py tests/request/test_batch_state.py
+tpsample/request/batch.py
+    a plan outlives its rows
+    - self._plans = {}
+    -         if
+    + if
+    > test_any_arrangement_is_the_batch_built_of_its_rows[0]
     one request for all rows loses its prompt
     - [single] * num_rows)
     + [type(single)(single.params, (), single.output)] * num_rows)
@@ -74,22 +39,91 @@ tpsample/request/batch.py tests/request/test_batch_state.py
     - seed, self._plans[times], self._controls()
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
     > test_rows_updated_between_verifications_of_one_width_are_what_is_verified
-tpsample/request/batch.py tests/request/test_slots.py
     a step of the whole batch draws its empty slots
     - if self._empty:
     + if False:
     > test_a_step_of_all_slots_is_refused_while_one_is_empty
-tpsample/request/rows.py tests/request/test_slots.py
+tpsample/request/table.py
+    a joining row takes the request of another
+    - joining[old - count] for slot
+    + joining[0] for slot
+    > test_any_arrangement_is_the_batch_built_of_its_rows[0]
+    a new row takes over the tokens of the row whose slot it has
+    - moved[slot] = old
+    + moved[slot] = 0
+    > test_any_arrangement_is_the_batch_built_of_its_rows[0]
+    an empty slot is known as such until rows move
+    - self.entries = list(map(entries.__getitem__, order))
+    + self.entries = [entries[old]._replace(flags=entries[old].flags & ~8) for old in order]
+    > test_a_copy_of_a_batch_lives_by_itself[deepcopy]
+    a seed that was written before the first step is lost
+    - written.where(written != WAITING, seeds)
+    + written.where(written != written, seeds)
+    > test_a_seed_that_was_written_before_the_first_step_is_the_rows
+    a row without filters takes the way of those with top_k alone
+    - kinds = [keeps_all(self.vocab_size), *asked]
+    + kinds = [*asked]
+    > test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens
+    a request that comes to a slot has the filters of the one before
+    - self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
+    + self.numbers[GATE:STATE].index_copy_(1, index, columns[GATE:])
+    > test_a_captured_step_serves_other_slots_and_other_requests[sample]
+    a row whose seed was drawn waits for another when rows move
+    - self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
+    + pass
+    > test_a_seed_that_was_drawn_moves_with_its_row
+    filters stay where they are when rows move
+    - self.numbers[0 if self.stores_logits else GATE :]
+    + self.numbers[GATE:]
+    > test_any_arrangement_is_the_batch_built_of_its_rows[1]
+tpsample/core/sealed.py
+    an unknown field has no way out
+    - if name in _ENGINES:
+    + if False:
+    > test_a_process_alone_is_told[max_tokens]
+    objects take any attribute
+    - if "_sealed" in own and
+    + if False and
+    > test_an_attribute_that_an_object_does_not_have_is_refused
+tpsample/request/controls/apply.py
+    drafts are not penalised
+    - history = history + 2 * counted.T.to(torch.int32)
+    + history = history + 0
+    > test_drafts_count_cumulatively_and_leave_no_trace
+    repetition divides negative logits
+    - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+    + scaled = logits / repetition
+    > test_the_definition_is_what_the_oracle_says
+    drafts are not of the length of the output
+    - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
+    + length = tables.length[slots]
+    > test_drafts_count_cumulatively_and_leave_no_trace
+    min_tokens empties a row
+    - held_back &= (others != 0).any(dim=1)
+    + pass
+    > test_min_tokens_empties_no_row[torch-1]
+tpsample/request/step_batch.py
+    masks of rows that moved are taken
+    - if version != self.version:
+    + if False:
+    > test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew
+    a mask that is assigned anew stays stale
+    - self._assigned[name] = mask, self.version
+    + self._assigned[name] = mask, self._assigned.get(name, (None, self.version))[1]
+    > test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew
+    masks of rows without penalties bind nothing
+    - if not (masks or tables.has_penalties
+    + if not (tables.has_penalties
+    > test_masks_of_all_rows_and_of_slots_bind
+tpsample/request/rows.py
     a slot that two rows name is appended to twice
     - torch.ne(self.scratch.pick("winner", first, index), self.numbers, out=undrawn)
     + torch.lt(self.scratch.pick("winner", first, index), 0, out=undrawn)
     > test_a_slot_that_is_named_twice_counts_its_first_row
-tpsample/request/rows.py tests/request/test_selection.py
     a row that is not drawn reads a row that masks do not have
     - torch.remainder(index, max(none, 1), out=self.inside)
     + torch.clamp(index, max=none - 1, out=self.inside)
     > test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn
-tpsample/request/rows.py tests/request/test_slots.py
     a slot without a request is drawn
     - none + 1).copy_(gate)
     + none + 1).fill_(OPEN)
@@ -98,7 +132,7 @@ tpsample/request/rows.py tests/request/test_slots.py
     - index.masked_fill_(undrawn, none)
     + index
     > test_a_slot_that_is_named_twice_counts_its_first_row
-tpsample/request/selection.py tests/request/test_selection.py
+tpsample/request/selection.py
     a selection is taken after rows have changed
     - if self.version != self._batch.version:
     + if False:
@@ -107,7 +141,6 @@ tpsample/request/selection.py tests/request/test_selection.py
     - self._assigned.clear()
     + pass
     > test_masks_by_slot_follow_the_slots
-tpsample/request/selection.py tests/request/test_engine_tensors.py
     masks of an engine's rows do not follow its slots
     - return {name: mask for name, (mask, _) in its.items() if name not in own and len(mask)}
     + return {}
@@ -122,40 +155,33 @@ tpsample/request/selection.py tests/request/test_engine_tensors.py
     - shared = () if self._batch is self else (self._batch, self._table)
     + shared = (self._batch, self._table)
     > test_a_copy_of_an_engines_batch_lives_by_itself[copy]
-tpsample/request/table.py tests/request/test_selection.py
-    an empty slot is known as such until rows move
-    - self.entries = list(map(entries.__getitem__, order))
-    + self.entries = [entries[old]._replace(flags=entries[old].flags & ~8) for old in order]
-    > test_a_copy_of_a_batch_lives_by_itself[deepcopy]
-tpsample/request/table.py tests/request/test_slots.py
-    a seed that was written before the first step is lost
-    - written.where(written != WAITING, seeds)
-    + written.where(written != written, seeds)
-    > test_a_seed_that_was_written_before_the_first_step_is_the_rows
-    a row without filters takes the way of those with top_k alone
-    - kinds = [keeps_all(self.vocab_size), *asked]
-    + kinds = [*asked]
-    > test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens
-    a request that comes to a slot has the filters of the one before
-    - self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
-    + self.numbers[GATE:STATE].index_copy_(1, index, columns[GATE:])
-    > test_a_captured_step_serves_other_slots_and_other_requests[sample]
-tpsample/request/table.py tests/request/test_arrange.py
-    a row whose seed was drawn waits for another when rows move
-    - self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
-    + pass
-    > test_a_seed_that_was_drawn_moves_with_its_row
-    filters stay where they are when rows move
-    - self.numbers[0 if self.stores_logits else GATE :]
-    + self.numbers[GATE:]
-    > test_any_arrangement_is_the_batch_built_of_its_rows[1]
-tpsample/core/tensors.py tests/request/test_selection.py
+    a step over slots searches decided rows on a CPU, too
+    - fixed_rounds=not readable(self.device),
+    + fixed_rounds=True,
+    > test_a_cpu_searches_no_row_that_is_decided
+    a message advises what nobody tried
+    - of {out.rows}"
+    + of {out.rows}; leave it out"
+    > test_every_advice_is_followed_by_a_test_or_needs_a_gpu
+tpsample/core/tensors.py
     a pickled batch reads numbers that it no longer writes
     - vars(self).update(state)
     -         self._view()
     + vars(self).update(state)
     > test_a_copy_of_a_batch_lives_by_itself
-tpsample/request/engine_tensors.py tests/request/test_engine_tensors.py
+    a step over slots allocates what it reads of them
+    - return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
+    + return torch.index_select(table, dim, index)
+    > test_a_step_over_slots_allocates_nothing[plain]
+    a request that comes to a slot allocates on the device
+    - return self.take(name, values.dtype, *values.shape).copy_(values)
+    + return values.to(self._device)
+    > test_requests_come_and_go_without_allocations_on_the_device[plain]
+    a step buffer grows under inference mode
+    - with torch.inference_mode(False):  # the next step may be outside of it
+    + with torch.no_grad():
+    > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]
+tpsample/request/engine_tensors.py
     ranks do not compare the order of filters of an engine's tensors
     - {"needs": self.needs, "filter_order": self.filter_order}
     + {"needs": self.needs}
@@ -172,69 +198,34 @@ tpsample/request/engine_tensors.py tests/request/test_engine_tensors.py
     - self.temperature, self.seed, self.filters = temperature, seed, filters
     + self.temperature, self.seed, self.filters = temperature.clone(), seed, filters
     > test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]
-tpsample/request/changing_rows.py tests/request/test_selection.py
+tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, checked, **options)
     + self._table.load(rows, checked, **options)
     +             self.version -= 1
     > test_a_selection_of_rows_that_changed_is_refused[free]
-tpsample/request/step_batch.py tests/request/test_engine_tensors.py
-    masks of rows without penalties bind nothing
-    - if not (masks or tables.has_penalties
-    + if not (tables.has_penalties
-    > test_masks_of_all_rows_and_of_slots_bind
-tpsample/core/sealed.py tests/test_interface.py
-    objects take any attribute
-    - if "_sealed" in own and
-    + if False and
-    > test_an_attribute_that_an_object_does_not_have_is_refused
-tpsample/request/plan.py tests/request/test_slots.py
+tpsample/request/plan.py
     the plan of a selection sends to the device
     - return self.numbers
     + return torch.tensor(stored, device=device), self.numbers[1]
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
-tpsample/request/selection.py tests/request/test_slots.py
-    a step over slots searches decided rows on a CPU, too
-    - fixed_rounds=not readable(self.device),
-    + fixed_rounds=True,
-    > test_a_cpu_searches_no_row_that_is_decided
-tpsample/core/tensors.py tests/request/test_slot_allocations.py
-    a step over slots allocates what it reads of them
-    - return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
-    + return torch.index_select(table, dim, index)
-    > test_a_step_over_slots_allocates_nothing[plain]
-    a request that comes to a slot allocates on the device
-    - return self.take(name, values.dtype, *values.shape).copy_(values)
-    + return values.to(self._device)
-    > test_requests_come_and_go_without_allocations_on_the_device[plain]
-tpsample/ranks/process.py tests/request/test_changes.py
-    every rank brings its own changes
-    - text = json.dumps(record).encode() if self.rank == src else b""
-    + text, src = json.dumps(record).encode(), self.rank
-    > test_what_one_rank_knows_reaches_the_batches_of_all[0]
-tpsample/request/changes.py tests/request/test_changes.py
+tpsample/request/changes.py
     changes lose the tokens so far
     - where, tokens = f"changes: {name}", (prompts, outputs)
     + where, tokens = f"changes: {name}", (prompts, None)
     > test_what_one_rank_knows_reaches_the_batches_of_all[0]
-tpsample/request/step.py tests/request/test_modes.py
+tpsample/request/step.py
     the hidden states keep their gradient
     - self.given.detach().flatten(0, -2)
     + self.given.flatten(0, -2)
     > test_steps_with_gradients_leave_nothing_behind
-tpsample/steps.py tests/sampler/test_on_failed.py
-    a row that failed keeps -1
-    - out.name_failed(self.on_failed)
-    + pass
-    > test_rows_that_fail_return_it_and_their_status_still_tells
-tpsample/agreement/construction.py tests/request/test_modes.py
+    positions of given logits are in the order of positions
+    - self.given.detach().flatten(0, -2)
+    + self.given.detach().transpose(0, -2).flatten(0, -2)
+    > test_given_logits_are_verified_alike[1]
+tpsample/agreement/construction.py
     the weight keeps its gradient
     - weight.detach()
     + weight
     > test_steps_with_gradients_leave_nothing_behind
-tpsample/core/tensors.py tests/request/test_modes.py
-    a step buffer grows under inference mode
-    - with torch.inference_mode(False):  # the next step may be outside of it
-    + with torch.no_grad():
-    > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]
 """)
