@@ -31,13 +31,13 @@ from benchmarks.lab import machine
 from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.problem import Problem, make_weight
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, VocabShard
-from tpsample.exchange import decode_triton
 from tpsample.exchange.base import Exchange
+from tpsample.kernels import decode
 from tpsample.local import triton_backend
 from tpsample.ranks.ranks import Ranks
 
 ROUNDS = 7
-KERNELS = ((triton_backend, "lm_head_kernel"), (decode_triton, "decode_kernel"))
+KERNELS = ((triton_backend, "lm_head_kernel"), (decode, "decode_kernel"))
 
 
 class NoKernel:

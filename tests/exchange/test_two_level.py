@@ -31,7 +31,7 @@ from tpsample import (
     reference,
 )
 from tpsample.exchange import make_exchange
-from tpsample.exchange.collective import levels
+from tpsample.exchange.base import levels
 from tpsample.exchange.inboxes import SharedFiles
 from tpsample.ranks.process import ranks_of
 from tpsample.settings import Settings

@@ -105,11 +105,11 @@ tpsample/exchange/collective.py
     - self.words[chunk, :, :rows], chunk)
     + self.words[0, :, :rows], chunk)
     > exchange/test_exchanges.py::test_several_samples_per_row[p2p]
+tpsample/exchange/base.py
     a column has one rank of each host
     - for r in host[column::columns]
     + for r in host[column : column + 1]
     > test_every_column_has_a_rank_of_every_host_and_every_rank_a_column
-tpsample/exchange/base.py
     words of an unfinished step stay
     -         if self._unfinished:
     +         if False:

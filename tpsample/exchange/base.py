@@ -1,4 +1,15 @@
-"""The interface of an exchange, and its member for one rank."""
+"""The interface of an exchange, its member for one rank, and the levels of several hosts.
+
+With two levels words are reduced inside each host, then between the hosts:
+
+    host a   ranks 0 1 2      inside   {0 1 2} {3 4}
+    host b   ranks 3 4        between  {0 2 3} {1 4}: columns, by place on the host modulo the
+                                       smallest host, so that each has a rank of every host
+
+This is exact because max is associative and idempotent: after the first reduction all ranks of a
+host hold the same words, so it does not matter which of them, or how many, take part in the second.
+The integers of filtered rows go over the whole group.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +21,7 @@ from torch import Tensor
 from tpsample.exchange.decode import decoder
 from tpsample.output import SampleOutput
 from tpsample.ranks.process import ProcessRanks, group_timeout
+from tpsample.ranks.ranks import Ranks
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 
@@ -27,6 +39,8 @@ class Exchange:
 
     Attributes:
         name: as in the `exchange` argument of `LMHeadSampler`; "none" for one rank.
+        levels: the groups that reduce words one after the other: the ranks, or with two levels
+            those of this rank's host and those of its column.
         parts: launches of the local step: one per chunk, or a single one with `push`.
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
@@ -34,12 +48,17 @@ class Exchange:
         carries: whether `carry` sends other integers with the words.
     """
 
-    name = "none"
     carries = False
     push: Push | None = None
 
     def __init__(self, settings: Settings, sources: int = 1) -> None:
         self.ranks, self.max_rows = settings.ranks, settings.max_rows
+        self.name = settings.exchange.removesuffix("_peer")
+        self.levels: Sequence[Ranks] = [self.ranks]
+        if self.name == "two_level":
+            assert isinstance(self.ranks, ProcessRanks)
+            both = zip(("inside", "between"), levels(settings.hosts, self.ranks.rank), strict=True)
+            self.levels = [self.ranks.subset(*level) for level in both]
         self.parts = self.chunks = settings.chunks
         self.own = 0
         # No launch overlaps the kernel before where a collective moves the words in between.
@@ -110,3 +129,18 @@ class Exchange:
 
     def close(self) -> None:
         """Release what the exchange holds. Collective."""
+
+
+def levels(hosts: Sequence[str], rank: int) -> tuple[list[int], list[int]]:
+    """Return the ranks of a rank's host and those of its column, ascending, itself among them.
+
+    >>> levels(["a", "a", "a", "b", "b"], 4)
+    ([3, 4], [1, 4])
+    """
+    by_host: dict[str, list[int]] = {}
+    for other, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(other)
+    columns = min(map(len, by_host.values()))
+    inside = by_host[hosts[rank]]
+    column = inside.index(rank) % columns
+    return inside, sorted(r for host in by_host.values() for r in host[column::columns])

@@ -56,9 +56,9 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
     if ranks.world_size == 1:
         return "none"
     virtual = isinstance(ranks, VirtualRanks)
-    obstacles = [f"rank {r}: {rep['obstacle']}" for r, rep in enumerate(reports) if rep["obstacle"]]
+    obstacles = _obstacles(reports)
     if name == "auto" and not virtual:
-        return "peer" if not obstacles and _all_linked(reports) else "collective"
+        return "collective" if _against_peer(reports) else "peer"
     if virtual and name not in ("auto", "peer"):
         raise ValueError(f'exchange: several ranks in one process have "peer" alone, got "{name}"')
     if name == "two_level" and not obstacles and _all_linked_inside(reports):
@@ -86,10 +86,18 @@ def explain_auto(ranks: Ranks, reports: list[dict[str, Any]]) -> str:
     """Say to people why "auto" is what `choose_exchange` returns."""
     if ranks.world_size == 1:
         return "one rank has nobody to exchange with"
+    return _against_peer(reports) or "NVLink connects all pairs of GPUs"
+
+
+def _obstacles(reports: list[dict[str, Any]]) -> list[str]:
+    return [f"rank {r}: {each['obstacle']}" for r, each in enumerate(reports) if each["obstacle"]]
+
+
+def _against_peer(reports: list[dict[str, Any]]) -> str:
+    """Say why "auto" is not "peer" among several processes; "" where it is."""
     if reports[0]["device"][0] == "cpu":
         return "the ranks are CPUs"
-    obstacles = [f"rank {r}: {rep['obstacle']}" for r, rep in enumerate(reports) if rep["obstacle"]]
-    if obstacles:
+    if obstacles := _obstacles(reports):
         return obstacles[0]
     if len({report["host"] for report in reports}) > 1:
         return 'the ranks are on several hosts; exchange="two_level" uses the links inside each'
@@ -97,7 +105,7 @@ def explain_auto(ranks: Ranks, reports: list[dict[str, Any]]) -> str:
         return hidden
     if not _all_linked(reports):
         return "NVLink does not connect all pairs of GPUs, or torch cannot tell"
-    return "NVLink connects all pairs of GPUs"
+    return ""
 
 
 def _hidden_gpus(reports: list[dict[str, Any]]) -> str:

@@ -8,7 +8,6 @@ Whoever decodes words clears them, so that the next step finds zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeAlias
 
 from torch import Tensor
@@ -18,6 +17,9 @@ from tpsample.output import SampleOutput
 
 Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
 """Words int64 [sources, num_samples · B] and seeds int64 [B] into an output."""
+
+ROW_BLOCK = 64
+"""Rows of a program of the kernel."""
 
 
 def decoder(backend: str, *, overlap: bool = False) -> Decode:
@@ -29,9 +31,26 @@ def decoder(backend: str, *, overlap: bool = False) -> Decode:
             Only for words that no collective moves in between.
     """
     if backend == "triton":
-        from tpsample.exchange.decode_triton import decode_by_kernel  # needs Triton
+        from tpsample.kernels import decode as kernels  # needs Triton
 
-        return partial(decode_by_kernel, overlap=overlap)
+        def decode_by_kernel(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
+            num_rows = out.status.shape[0]
+            kernels.decode_kernel[(-(-num_rows // ROW_BLOCK),)](
+                words_ptr=words,
+                stride_words_s=words.stride(0),
+                seed_ptr=seeds,
+                token_ptr=out.token_ids,
+                status_ptr=out.status,
+                out_seed_ptr=out.seeds,
+                num_rows=num_rows,
+                num_samples=words.shape[1] // num_rows,
+                num_sources=words.shape[0],
+                BLOCK=ROW_BLOCK,
+                OVERLAP=overlap,
+                launch_pdl=overlap,
+            )
+
+        return decode_by_kernel
     if backend == "numba":
         from tpsample.native.decode import decode  # needs Numba
 

@@ -40,12 +40,23 @@ class PeerMemory:
     own: Tensor
     addresses: Tensor
 
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
     def barrier(self) -> None:
         """Wait until every rank is here and has done what it launched before."""
+        self._finish()
+        self._ranks.gather({})
 
     def close(self) -> None:
         """Let go of the memory, once every rank has finished its last step."""
-        del self.own, self.addresses
+        self._finish()
+        vars(self).clear()
+
+    def _finish(self) -> None:
+        """Wait for what this rank has launched."""
+        if self.own.is_cuda:
+            torch.cuda.synchronize(self.own.device)
 
 
 def peer_memory(ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> PeerMemory:
@@ -61,6 +72,7 @@ class VirtualMemory(PeerMemory):
     """A slice of one tensor per rank."""
 
     def __init__(self, ranks: VirtualRanks, shape: tuple[int, ...]) -> None:
+        super().__init__(ranks)
         tensors = ranks.world.allocation(ranks.num_allocations, shape)
         ranks.num_allocations += 1
         self.own = tensors[ranks.rank]
@@ -75,7 +87,7 @@ class SharedFiles(PeerMemory):
     _PREFIX = "tpsample-"
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...]) -> None:
-        self._ranks = ranks
+        super().__init__(ranks)
         path = ""
         try:
             with _on_every_rank(ranks):
@@ -101,13 +113,6 @@ class SharedFiles(PeerMemory):
         flat = torch.from_file(path, shared=True, size=math.prod(shape), dtype=torch.int64)
         return flat.view(shape)
 
-    def barrier(self) -> None:
-        self._ranks.gather({})
-
-    def close(self) -> None:
-        super().close()
-        del self.mapped
-
 
 class SymmetricMemory(PeerMemory):
     """torch symmetric memory. All use of that interface, which torch calls alpha, is here.
@@ -119,7 +124,7 @@ class SymmetricMemory(PeerMemory):
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> None:
         assert ranks.group is not None
-        self._ranks, self._device = ranks, device
+        super().__init__(ranks)
         number = secrets.randbits(62)
         with _on_every_rank(ranks):
             self.own = allocate(shape, device)
@@ -146,15 +151,6 @@ class SymmetricMemory(PeerMemory):
                 raise RuntimeError(f"symmetric memory of ranks {wrong} is not theirs")
         self.own.zero_()
         self.barrier()
-
-    def barrier(self) -> None:
-        torch.cuda.synchronize(self._device)
-        self._ranks.gather({})
-
-    def close(self) -> None:
-        torch.cuda.synchronize(self._device)
-        super().close()
-        del self._handle
 
 
 @contextmanager

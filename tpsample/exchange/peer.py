@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -16,10 +15,12 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.collective import ranks_of_levels
+from tpsample.exchange.collective import ring_bytes
+from tpsample.exchange.decode import decode_words
 from tpsample.exchange.inboxes import peer_memory
 from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
+from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
 from tpsample.request.step import Push
 from tpsample.settings import Settings
@@ -44,18 +45,17 @@ class PeerExchange(Exchange):
             is long enough for a peer that still compiles its kernels.
     """
 
-    name = "peer"
     push: Push
 
     def __init__(self, settings: Settings) -> None:
-        ranks, device = settings.ranks, settings.device
+        super().__init__(settings)
+        ranks, device = self.levels[0], settings.device
         chunks, max_rows = settings.chunks, settings.max_rows
         if ranks.world_size > MAX_WORLD_SIZE:
             raise ValueError(
                 f'exchange: "peer" takes up to {MAX_WORLD_SIZE} ranks, got {ranks.world_size}; '
                 'use exchange="collective"'
             )
-        super().__init__(settings)
         self.parts = 1
         self.timeout_s = 60.0
         self._overlap = settings.overlap
@@ -99,22 +99,17 @@ class PeerExchange(Exchange):
         self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:
-        return (self.ranks.world_size - 1) * 8 * rows * self.chunks
+        return (self.push.world_size - 1) * 8 * rows * self.chunks
 
     def check(self) -> None:
         unheard, told, _, step = self._lost.tolist()
-        members = range(self.ranks.world_size)
+        members = range(self.push.world_size)
         seen = DeviceLoss(members_of(members, unheard), members_of(members, told), step)
         raise_if_lost(seen, self.ranks.roll)
 
     def reset(self) -> None:
         super().reset()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Clear what steps have left. Collective."""
         self.memory.barrier()
-        self.words.zero_()
         for tensor in (self.memory.own, self.arrive, self.done, self._lost):
             tensor.zero_()
         self.epoch.fill_(1)
@@ -142,15 +137,14 @@ class TwoLevelPeerExchange(PeerExchange):
     host writes its own integer and 0 for the others, so that the maximum has them all.
     """
 
-    name = "two_level"
+    levels: Sequence[ProcessRanks]
 
     def __init__(self, settings: Settings) -> None:
-        self._whole, hosts, device = settings.ranks, settings.hosts, settings.device
-        self.inside, self.between = ranks_of_levels(settings)
-        super().__init__(replace(settings, ranks=self.inside))
+        super().__init__(settings)
+        hosts, device = settings.hosts, settings.device
         names_of_hosts = list(dict.fromkeys(hosts))
         self._inside = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
-        self._host = names_of_hosts.index(hosts[self._whole.rank])
+        self._host = names_of_hosts.index(hosts[self.ranks.rank])
         self._lost_of_host = torch.zeros(len(self._inside), 2, dtype=torch.int64, device=device)
         size = settings.max_rows + self._lost_of_host.numel()
         self._reduced = torch.zeros(size, dtype=torch.int64, device=device)
@@ -162,21 +156,16 @@ class TwoLevelPeerExchange(PeerExchange):
         reduced[:rows].copy_(self._winners[:rows])
         lost_of_host = reduced[rows:].view_as(self._lost_of_host)
         lost_of_host[self._host].copy_(self._lost[:2])
-        self.between.all_reduce(reduced, dist.ReduceOp.MAX)
+        self.levels[1].all_reduce(reduced, dist.ReduceOp.MAX)
 
         self._lost_of_host |= lost_of_host
-        words = reduced[:rows].view(-1, out.status.shape[0])
-        token_ids, status = word.decode(words)
-        lost = words == word.LOST
-        token_ids = token_ids.masked_fill(lost, word.NO_TOKEN)
-        status = torch.where(lost, int(word.Status.PEER_LOST), status)
-        out.token_ids.copy_(token_ids.T.reshape(out.token_ids.shape))
-        out.status.copy_(status.amax(dim=0))
+        lost = (reduced[:rows].view(-1, out.status.shape[0]) == word.LOST).any(dim=0)
+        decode_words(reduced[None, :rows], seeds, out)
+        out.status.masked_fill_(lost, int(word.Status.PEER_LOST))
 
     def bytes_sent(self, rows: int) -> int:
-        between = self.between.world_size
         words = rows + 2 * len(self._inside)
-        return super().bytes_sent(rows) + 2 * (between - 1) * 8 * words // between
+        return super().bytes_sent(rows) + ring_bytes(self.levels[1], words)
 
     def check(self) -> None:
         unheard, told = (
@@ -189,11 +178,8 @@ class TwoLevelPeerExchange(PeerExchange):
         )
         mine, from_mine, _, step = self._lost.tolist()
         seen = DeviceLoss(unheard, told, step if mine or from_mine else None)
-        raise_if_lost(seen, self._whole.roll)
+        raise_if_lost(seen, self.ranks.roll)
 
     def reset(self) -> None:
-        self._whole.renew()
-        self.inside.connect()
-        self.between.connect()
-        self._forget()
+        super().reset()
         self._lost_of_host.zero_()

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.collective import ranks_of_levels
 from tpsample.ranks.process import ProcessRanks
 from tpsample.settings import Settings
 
@@ -37,19 +36,18 @@ class SwapExchange(Exchange):
     """ "collective", "p2p" and "two_level" on CPUs. All chunks travel together, as one."""
 
     ranks: ProcessRanks
+    levels: Sequence[ProcessRanks]
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__(replace(settings, chunks=1))
-        self.name = name
-        self._groups = [*ranks_of_levels(settings)] if name == "two_level" else [self.ranks]
-        self.carries = len(self._groups) == 1
+        self.carries = len(self.levels) == 1
         self._make_inboxes()
 
     def _make_inboxes(self) -> None:
         self._next: list[Tensor] = []
         self._sent: list[Tensor] = []
         room = CARRIED if self.carries else 0
-        self._inboxes = [_Inbox(group, self.max_rows, room) for group in self._groups]
+        self._inboxes = [_Inbox(group, self.max_rows, room) for group in self.levels]
         self.words = self._inboxes[-1].words.unsqueeze(0)
         self._rows: int | None = None
         self._agreed = False
@@ -113,13 +111,10 @@ class SwapExchange(Exchange):
         return super().collect(rows)
 
     def bytes_sent(self, rows: int) -> int:
-        return sum(8 * rows * (group.world_size - 1) for group in self._groups)
+        return sum(8 * rows * (group.world_size - 1) for group in self.levels)
 
     def reset(self) -> None:
         super().reset()
-        if len(self._groups) > 1:
-            for group in self._groups:
-                group.connect()
         # The old memory may still receive what a rank sent before it gave up.
         self._make_inboxes()
 

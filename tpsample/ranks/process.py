@@ -54,12 +54,14 @@ class ProcessRanks(Ranks):
         # A ProcessGroupGloo for CPU tensors, in place of the group once it has failed or where only
         # some of it take part. Its methods are missing in torch's own annotations.
         self._own: Any = None
+        self._subsets: list[ProcessRanks] = []
         if members is not None:
             self.connect()
 
     def subset(self, name: str, members: Sequence[int]) -> ProcessRanks:
         """Return some of these ranks, over connections of their own. Collective over them."""
-        return ProcessRanks(self.group, self.roll, members, name)
+        self._subsets.append(ProcessRanks(self.group, self.roll, members, name))
+        return self._subsets[-1]
 
     def connect(self) -> None:
         """Take new connections, in place of the ones that a failure has closed. Collective.
@@ -217,7 +219,7 @@ class ProcessRanks(Ranks):
             work.wait()
 
     def renew(self) -> None:
-        """Wait for all ranks, then connect anew. Collective.
+        """Wait for all ranks, then connect them and their subsets anew. Collective.
 
         A failed collective may have closed connections of gloo.
 
@@ -225,7 +227,8 @@ class ProcessRanks(Ranks):
             PeerLost: a rank did not come within the timeout of the group.
         """
         self.roll.begin_anew(group_timeout(self.group).total_seconds())
-        self.connect()
+        for ranks in (self, *self._subsets):
+            ranks.connect()
 
 
 def ranks_of(group: object) -> Ranks:
