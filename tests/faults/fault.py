@@ -51,15 +51,14 @@ def faults(table: str) -> list[Fault]:
             rows[-1][-1][line[4]].append(line[6:])
         else:
             rows.append((line.strip(), file, {mark: [] for mark in "-+>"}))
-    return [
-        Fault(
-            name, file, "\n".join(parts["-"]), "\n".join(parts["+"]), tuple(map(_named, parts[">"]))
-        )
-        for name, file, parts in rows
-    ]
+    found = []
+    for name, file, parts in rows:
+        old, new = "\n".join(parts["-"]), "\n".join(parts["+"])
+        found.append(Fault(name, file, old, new, tuple(map(name_of_test, parts[">"]))))
+    return found
 
 
-def _named(test: str) -> str:
+def name_of_test(test: str) -> str:
     """Return pytest's name of a test of a table."""
     if ".py" in test:
         return f"tests/{test}"

@@ -1,116 +1,122 @@
-"""Advice is right: a test does what a message says and compares the tokens.
-
-Every advice of the package is found by reading its source. It is followed here, or by a test that a
-list names, or it needs a GPU.
-"""
+"""Advice is right: a test does what each says. Advice is found by reading the source."""
 
 from __future__ import annotations
 
 import re
-import warnings
 
 import pytest
-import torch
 
-from tests.support.advice import advices, is_said_in, names_of_tests
-from tests.support.commands import ROOT
-from tests.support.followed import FOLLOWED, right_of
-from tests.support.mistakes import said
+from tests.faults.fault import name_of_test
+from tests.support.advice import advices
 from tests.support.pasted import options_of
-from tests.support.wrong_batches import BATCHES
-from tests.support.wrong_ranks import FOLLOWED_BY_RANKS, TOGETHER
-from tests.support.wrong_samplers import SAMPLERS
 
-ALONE = BATCHES | SAMPLERS
-
-NAMED: dict[str, dict[str, str]] = {
-    "tests/messages/test_advice.py": {
-        "in a clone of tpsample, pip": "test_commands_of_messages_are_those_of_the_project",
-        "triton missing: ": "test_commands_of_messages_are_those_of_the_project",
-        "the package with the weights": "test_commands_of_messages_are_those_of_the_project",
-        "run `make bench` there": "test_commands_of_messages_are_those_of_the_project",
-    },
-    "tests/cli/test_generate_drafts.py": {
-        "decode without drafts": "test_a_model_whose_cache_forgets_nothing_decodes_without_drafts",
-    },
-    "tests/cli/test_doctor.py": {
-        "several are started by": "test_on_two_ranks",
-    },
-    "tests/cli/test_generate_requests.py": {
-        "are one; give one": "test_one_prompt_has_one_answer_and_others_by_request",
-        "ask for fewer": "test_one_prompt_has_one_answer_and_others_by_request",
-        "got ''; leave it out": "test_a_file_gives_each_prompt_its_own_request",
-    },
-    "tests/cli/test_generate.py": {
-        "leave --tp out: ": "test_one_and_two_ranks_write_the_same_texts",
-    },
-    "tests/cli/test_generate_tp.py": {
-        "start {} ranks": "test_two_ranks_split_the_model_and_write_what_it_writes",
-    },
-    "tests/cli/test_generate_answers.py": {
-        "use `tpsample verify`": "test_a_record_of_a_text_is_confirmed_token_by_token",
-    },
-    "tests/test_record.py": {
-        "see --allow-download": "test_a_model_is_not_downloaded_unless_that_is_allowed",
-    },
-    "tests/test_trace.py": {
-        "ask for them with": "test_every_step_is_the_oracles",
-    },
-    "tests/test_distributed.py": {
-        "start with torchrun, or": "test_two_ranks_join",
-        "are; set it": "test_place_from_environment",
-        "set MASTER_ADDR and MASTER_PORT": "test_variables_of_a_launcher_and_an_address_are_enough",
-        "GPUs visible": "test_more_ranks_than_gpus_raises_on_every_rank",
-        "does not reach all": "test_ranks_that_do_not_reach_each_other_are_told_the_variable",
-    },
-    "tests/launch/test_launchers.py": {
-        "give the address of": (
-            "test_an_address_of_this_machine_is_the_first_and_a_longer_wait_finds_another"
+FOLLOWED: dict[str, tuple[str, ...]] = {
+    # --- arguments, as every test of a sampler passes them
+    "test_small_integers_give_identical_tokens": (
+        *("convert it once with .to", "convert with .to(", "call .contiguous()", "pass .T of it"),
+        *("build the sampler of lm_head_weight.T", "its part on this rank", "pass that of the"),
+        *("see SamplingBatch.from_params", "pass one SamplingParams per row", "build a new"),
+        *("build it with device=", "build the sampler with a larger", 'use backend="auto"'),
+        *(
+            "no column; leave it out",
+            "leave it out there",
+            "leave out the positions",
+            "did you mean",
         ),
-        "give an address of": (
-            "test_an_address_of_this_machine_is_the_first_and_a_longer_wait_finds_another"
-        ),
-    },
-    "tests/ranks/test_rendezvous.py": {
-        "have no process group": "test_a_virtual_rank_alone_refuses_filters_before_it_waits",
-    },
-    "tests/ranks/test_lost_ranks.py": {
-        "on every rank first": "test_a_rank_that_fails_inside_a_step_says_why",
-        "{}. If all ranks live": "test_a_rank_that_stays_away_is_named_and_reset_recovers",
-        "does not answer either": (
-            "test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it"
-        ),
-    },
-    "tests/agreement/test_reset.py": {
-        "did not answer within {} s": "test_a_reset_that_fails_ends_and_the_next_one_recovers",
-        "did not come within {} s": "test_a_reset_that_fails_ends_and_the_next_one_recovers",
-    },
-    "tests/integrations/test_versions.py": {
-        "is installed; pip": "test_other_versions_are_refused_with_the_way_out",
-    },
-    "tests/integrations/test_transformers.py": {
-        "pass stream_to=": "test_a_streamer_is_given_the_prompt_every_token_and_the_end",
-        "leave them off": "test_greedy_text_is_generates_own",
-        "load it onto one device": "test_greedy_text_is_generates_own",
-        "leave it out, or call": "test_greedy_text_is_generates_own",
-        "expected the order {}": "test_every_token_is_the_one_of_its_seed_and_position",
-        "an argument of transformers'": "test_every_token_is_the_one_of_its_seed_and_position",
-        "padding on the left": (
-            "test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache"
-        ),
-    },
-    "tests/sampler/test_from_logits.py": {
-        "makes its own logits, see": "test_the_head_is_not_applied",
-    },
-    "tests/integrations/test_vllm_params.py": {
-        "uninstall its package": "test_modes_of_the_surroundings_are_refused_too",
-        "pass --no-async": "test_without_asynchronous_scheduling_or_with_runner_v2_a_server_starts",
-    },
-    "tests/logits/test_fixed_rounds.py": {
-        "capture a batch without it": "test_a_captured_step_takes_fixed_rounds_by_itself",
-    },
+    ),
+    "test_a_weight_that_was_not_sliced_is_refused": ("pass each rank its own rows",),
+    "test_it_writes_the_same_on_one_rank_and_on_two": (
+        *("; pass its .", "makes its logits itself", "hidden_states[:, -1]"),
+    ),
+    "test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank": (
+        *("give it on every rank or on none", "or the interpreter with"),
+        'use exchange="collective"',
+    ),
+    "test_shard_and_group_follow_from_the_rows_of_a_mesh": (
+        *("leave shard= out", "leave group= out", "redistribute it", ".get_group()"),
+    ),
+    "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
+    "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
+    "test_the_same_tokens_with_fullgraph_and_changing_batches": (
+        *("call the sampler outside", "call it outside"),
+    ),
+    # --- requests and batches
+    "exchange/test_exchanges.py::test_several_samples_per_row": ("with num_samples=",),
+    "test_rows_and_samples_are_independent_draws": ("answers are not ranked",),
+    "test_a_sampled_token_has_the_value_its_step_reported": ("LMHeadSampler.prompt_logprobs",),
+    "test_grammar_and_forced_tokens_are_what_the_oracle_says": ("set SamplingBatch.grammar_",),
+    "test_random_requests_give_the_oracles_tokens": ("see logit_bias", "allow another id"),
+    "test_the_layout_by_hand": ("give logprobs= the number",),
+    "test_min_tokens_empties_no_row": ("give them in stop_token_ids",),
+    "test_sets_are_the_oracles_and_the_same_everywhere": (
+        *("kept_cap: not with select", "kept_cap: not with fixed_rounds"),
+    ),
+    "test_mixtures_on_one_rank": (
+        *("pass [] if there are none", "pass dataclasses.replace", "drop rows, or build"),
+        *("build it from a list", "call batch.select again", "pad slots with -1"),
+    ),
+    "test_a_step_that_cannot_see_the_last_token_is_warned_of_once": ("call batch.append(out.",),
+    "test_a_prepared_shard_may_be_sampled_later": ("call batch.prepare(shard)",),
+    "test_a_captured_step_serves_other_slots_and_other_requests": ("of the step by batch.select",),
+    "test_slots_and_replays_read_what_is_there_now": ("name the rows of the step by select",),
+    "test_seeds_are_drawn_before_a_replay": ("draw them first, see draw_seeds",),
+    "test_masks_by_slot_follow_the_slots": ("assign one to the selection", "assign another"),
+    "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew": (
+        "assign it anew, or None",
+    ),
+    "test_a_captured_step_takes_fixed_rounds_by_itself": ("capture a batch without it",),
+    "test_every_rank_count_emits_the_oracles_tokens": ('choose "rejection" or "block"',),
+    # --- ranks
+    "test_a_virtual_rank_alone_refuses_filters_before_it_waits": ("have no process group",),
+    "test_a_rank_that_fails_inside_a_step_says_why": ("on every rank first",),
+    "test_a_rank_that_stays_away_is_named_and_reset_recovers": ("{}. If all ranks live",),
+    "test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it": (
+        "does not answer either",
+    ),
+    "test_a_reset_that_fails_ends_and_the_next_one_recovers": (
+        *("did not answer within {} s", "did not come within {} s"),
+    ),
+    "test_two_ranks_join": ("start with torchrun, or",),
+    "test_place_from_environment": ("are; set it",),
+    "test_variables_of_a_launcher_and_an_address_are_enough": ("set MASTER_ADDR and MASTER_PORT",),
+    "test_more_ranks_than_gpus_raises_on_every_rank": ("GPUs visible",),
+    "test_ranks_that_do_not_reach_each_other_are_told_the_variable": ("does not reach all",),
+    "test_an_address_of_this_machine_is_the_first_and_a_longer_wait_finds_another": (
+        *("give the address of", "give an address of"),
+    ),
+    # --- commands and records
+    "test_commands_of_messages_are_those_of_the_project": (
+        *("in a clone of tpsample, pip", "triton missing: ", "the package with the weights"),
+        "run `make bench` there",
+    ),
+    "test_a_model_whose_cache_forgets_nothing_decodes_without_drafts": ("decode without drafts",),
+    "test_on_two_ranks": ("several are started by",),
+    "test_one_prompt_has_one_answer_and_others_by_request": (
+        *("are one; give one", "ask for fewer"),
+    ),
+    "test_a_file_gives_each_prompt_its_own_request": ("got ''; leave it out",),
+    "test_one_and_two_ranks_write_the_same_texts": ("leave --tp out: ",),
+    "test_two_ranks_split_the_model_and_write_what_it_writes": ("start {} ranks",),
+    "test_a_record_of_a_text_is_confirmed_token_by_token": ("use `tpsample verify`",),
+    "test_a_model_is_not_downloaded_unless_that_is_allowed": ("see --allow-download",),
+    "test_every_step_is_the_oracles": ("ask for them with",),
+    # --- engines
+    "test_other_versions_are_refused_with_the_way_out": ("is installed; pip",),
+    "test_a_streamer_is_given_the_prompt_every_token_and_the_end": ("pass stream_to=",),
+    "test_greedy_text_is_generates_own": (
+        *("leave them off", "load it onto one device", "leave it out, or call", "^leave it out$"),
+    ),
+    "test_every_token_is_the_one_of_its_seed_and_position": (
+        *("expected the order {}", "an argument of transformers'"),
+    ),
+    "test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache": (
+        "padding on the left",
+    ),
+    "test_the_head_is_not_applied": ("makes its own logits, see",),
+    "test_modes_of_the_surroundings_are_refused_too": ("uninstall its package",),
+    "test_without_asynchronous_scheduling_or_with_runner_v2_a_server_starts": ("pass --no-async",),
 }
-"""Tests elsewhere that do what a text says, by file and a part of the text."""
+"""By test, parts of the advice that it follows, between ^ and $."""
 
 NEEDS_A_GPU = (
     'backend: "numba" needs a CPU',
@@ -123,27 +129,14 @@ NO_ADVICE = ("compare hidden states", "Write two short sentences")
 """The name of a call, and a prompt."""
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_advice_leads_to_the_right_tokens(name: str) -> None:
-    assert name in ALONE
-    found, right = FOLLOWED[name]()
-    assert found == (right_of(right) if isinstance(right, torch.Tensor) else right)
-
-
 def test_every_advice_is_followed_by_a_test_or_needs_a_gpu() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        told = [said(ALONE[name][0]) for name in FOLLOWED]
-    told += [(ALONE | TOGETHER)[name][1] for name in FOLLOWED_BY_RANKS]
-    elsewhere = [*NEEDS_A_GPU, *NO_ADVICE, *(part for parts in NAMED.values() for part in parts)]
-    found = advices()
+    parts = [*NEEDS_A_GPU, *NO_ADVICE, *(part for each in FOLLOWED.values() for part in each)]
+    found = {f"^{advice}$" for advice in advices()}
     assert len(found) > 90
-    left = {advice for advice in found if not any(is_said_in(advice, text) for text in told)}
-    unknown = {advice for advice in left if not any(part in advice for part in elsewhere)}
+    unknown = {advice for advice in found if not any(part in advice for part in parts)}
     assert unknown == set(), "nobody tried what these texts advise"
-    assert {part for part in elsewhere if not any(part in advice for advice in left)} == set()
-    for file, tests in NAMED.items():
-        assert set(tests.values()) - names_of_tests(ROOT / file) == set(), file
+    assert {part for part in parts if not any(part in advice for advice in found)} == set()
+    assert all(map(name_of_test, FOLLOWED))
 
 
 def test_commands_of_messages_are_those_of_the_project() -> None:

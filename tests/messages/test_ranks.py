@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from tests.support.mistakes import HIDDEN, WEIGHT, batch_of, half, said, tokens
+from tests.support.mistakes import HIDDEN, batch_of, half, said
 from tests.support.ranks import run_ranks
-from tests.support.wrong_ranks import FOLLOWED_BY_RANKS, TOGETHER
-from tpsample import LMHeadSampler, reference
+from tests.support.wrong_ranks import TOGETHER
+from tpsample import LMHeadSampler
 
 
 def _all_together() -> dict[str, tuple[str, bool]]:
@@ -30,15 +30,3 @@ def test_ranks_are_told_the_same_and_go_on() -> None:
     for name, (_, message) in TOGETHER.items():
         text, right = first[name]
         assert (text[: len(message)] if message.endswith(" ") else text, right) == (message, True)
-
-
-def _advised() -> dict[str, list[int]]:
-    """Return the tokens of the samplers that this rank builds as it is told."""
-    rank = dist.get_rank()
-    return {name: tokens(build(rank)) for name, build in FOLLOWED_BY_RANKS.items()}
-
-
-def test_advice_to_ranks_leads_to_the_right_tokens() -> None:
-    first, second = run_ranks(2, _advised)
-    right = reference.sample(HIDDEN @ WEIGHT.T, batch_of(), 0).token_ids.tolist()
-    assert first == second == dict.fromkeys(FOLLOWED_BY_RANKS, right)

@@ -34,18 +34,6 @@ def advices() -> dict[str, str]:
     return found
 
 
-def names_of_tests(file: Path) -> set[str]:
-    """Return the names of the functions of a file, its tests among them."""
-    tree = ast.parse(file.read_text())
-    return {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
-
-
-def is_said_in(advice: str, message: str) -> bool:
-    """Whether a message has this advice."""
-    parts = (re.escape(part) for part in advice.split("{}"))
-    return re.search(".*".join(parts), message, re.DOTALL) is not None
-
-
 def _docstrings(tree: ast.AST) -> set[int]:
     """Return the nodes of texts that stand alone, which are docstrings."""
     return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -28,21 +28,16 @@ def sampler_over(weight: torch.Tensor = WEIGHT, **options: Any) -> LMHeadSampler
     return LMHeadSampler(weight, **{"backend": "torch", "max_rows": 4, **options})
 
 
-def under_meta(device: str | None = None) -> SamplingBatch:
+def under_meta() -> SamplingBatch:
     """Return a batch that was built under a default device, as engines build models."""
-    params = [SamplingParams(seed=row) for row in range(B)]
     with torch.device("meta"):
-        return SamplingBatch.from_params(params, vocab_size=V, device=device)
+        return batch_of()
 
 
 def closed() -> object:
     with sampler_over() as sampler:
         pass
     return sampler(HIDDEN, batch_of(), 0)
-
-
-def appended(count: int) -> None:
-    batch_of(frequency_penalty=1).append(torch.zeros(count, dtype=torch.int64))
 
 
 class Mesh:

@@ -11,14 +11,12 @@ from tests.support.mistakes import (
     B,
     D,
     V,
-    appended,
     batch_of,
     request,
     sampler_over,
-    tokens,
     under_meta,
 )
-from tpsample import SamplingBatch, SamplingParams, VocabShard, verify
+from tpsample import SamplingBatch, SamplingParams, verify
 from tpsample.request.as_json import from_json
 from tpsample.request.engine_tensors import TensorBatch
 
@@ -37,28 +35,18 @@ def slots_of() -> SamplingBatch:
     return batch
 
 
-def updated(batch: SamplingBatch, **so_far: list[int]) -> SamplingBatch:
-    """Return a batch whose first row is another request with penalties."""
-    batch.update(0, SamplingParams(temperature=0, frequency_penalty=2, seed=0), **so_far)
-    return batch
-
-
-def late(*, prepared: bool) -> list[int]:
-    """Return the tokens of a sampler that first sees a batch after tokens were appended."""
-    batch = batch_of(temperature=0, frequency_penalty=2)
-    if prepared:
-        batch.prepare(VocabShard(0, V))
+def late() -> object:
+    """Let a sampler see a batch first after tokens were appended."""
+    batch = batch_of(frequency_penalty=2)
     batch.append(torch.tensor([3, 4]))
-    return tokens(sampler_over(), batch)
+    return sampler_over()(HIDDEN, batch, 0)
 
 
-def two_steps(*, appended: bool) -> list[int]:
-    """Return the tokens of a second step with penalties."""
-    sampler, batch = sampler_over(), batch_of(temperature=0, frequency_penalty=2)
-    out = sampler(HIDDEN, batch, 0)
-    if appended:
-        batch.append(out.token_ids)
-    return tokens(sampler, batch, position=1)
+def two_steps() -> object:
+    """Take a second step with penalties before the first one's tokens are appended."""
+    sampler, batch = sampler_over(), batch_of(frequency_penalty=2)
+    sampler(HIDDEN, batch, 0)
+    return sampler(HIDDEN, batch, 1)
 
 
 def over() -> TensorBatch:
@@ -66,32 +54,28 @@ def over() -> TensorBatch:
     return SamplingBatch.over(vocab_size=V, temperature=torch.ones(B), seed=torch.arange(B))
 
 
-def moved(*, again: bool) -> list[int]:
-    """Return the tokens of the rows 0 and 1, which were selected before they moved."""
+def moved() -> object:
+    """Take a step of rows that moved after they were selected."""
     batch = batch_of()
     rows = batch.select(torch.tensor([0, 1]))
     batch.permute([1, 0])
-    return tokens(sampler_over(), batch.select(torch.tensor([1, 0])) if again else rows)
+    return sampler_over()(HIDDEN, rows, 0)
 
 
-def verified(*, by_slot: bool) -> list[int]:
-    """Return the tokens of a verification whose rows are forced."""
+def verified() -> object:
+    """Verify drafts of slots whose mask has a row per slot."""
     batch = batch_of()
-    rows, mask = batch.select(torch.tensor([0, 1])), torch.tensor([3, 9])
-    if by_slot:
-        batch.forced_token_ids = mask
-    else:
-        rows.forced_token_ids = mask.repeat_interleave(2)
-    drafts = torch.tensor([[3], [9]])
-    found = verify(sampler_over(), HIDDEN.unsqueeze(1).repeat(1, 2, 1), drafts, rows, 0).token_ids
-    return found[:, 0].tolist()
+    rows = batch.select(torch.tensor([0, 1]))
+    batch.forced_token_ids = torch.tensor([3, 9])
+    hidden_states = HIDDEN.unsqueeze(1).repeat(1, 2, 1)
+    return verify(sampler_over(), hidden_states, torch.tensor([[3], [9]]), rows, 0)
 
 
-def forced(ids: list[int]) -> list[int]:
-    """Return the tokens of two rows with so many forced ids."""
+def forced(ids: list[int]) -> object:
+    """Take a step of two rows with so many forced ids."""
     batch = batch_of()
     batch.forced_token_ids = torch.tensor(ids)
-    return tokens(sampler_over(), batch)
+    return sampler_over()(HIDDEN, batch, 0)
 
 
 BATCHES: dict[str, tuple[Callable[[], object], str]] = {
@@ -162,7 +146,7 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "device: torch has no 'cuda:99' here (",
     ),
     "tokens of other rows": (
-        lambda: appended(3),
+        lambda: batch_of(frequency_penalty=1).append(torch.zeros(3, dtype=torch.int64)),
         "token_ids: expected the tokens of 2 rows, as the batch has, got 3 rows",
     ),
     "a list for a batch": (
@@ -188,7 +172,7 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "max_rows",
     ),
     "a mask of rows that left": (
-        lambda: with_stale_mask(),
+        with_stale_mask,
         "batch.forced_token_ids: rows of the batch joined, left, moved or changed since it was "
         "assigned; assign it anew, or None",
     ),
@@ -234,7 +218,7 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "these",
     ),
     "an update without the tokens so far": (
-        lambda: updated(batch_of(frequency_penalty=1)),
+        lambda: batch_of(frequency_penalty=1).update(0, SamplingParams(frequency_penalty=2)),
         "output_token_ids: expected the tokens so far of row 0, which penalties, bad_words and "
         "min_tokens refer to; pass [] if there are none",
     ),
@@ -248,13 +232,13 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "requests to change its rows",
     ),
     "a sampler that comes late": (
-        lambda: late(prepared=False),
+        late,
         "batch: tokens were appended before a sampler of VocabShard(start=0, stop=20) first saw "
         "it, so their counts are not known there; call batch.prepare(shard) before the first "
         "append, or build a new batch with output_token_ids=",
     ),
     "tokens that nobody appended": (
-        lambda: two_steps(appended=False),
+        two_steps,
         "batch: a step at later positions, and no token was appended since the last one, so "
         "penalties, bad_words and min_tokens do not see it; call batch.append(out.token_ids) "
         "after each step",
@@ -270,12 +254,12 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "slots with -1",
     ),
     "a selection of rows that moved": (
-        lambda: moved(again=False),
+        moved,
         "batch: requests joined, left, moved or changed since this selection was made; call "
         "batch.select again",
     ),
     "a mask by slot for a verification": (
-        lambda: verified(by_slot=True),
+        verified,
         "batch.forced_token_ids: has a row per slot, but a verification needs one per position; "
         "assign one to the selection",
     ),

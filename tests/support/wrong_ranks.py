@@ -7,8 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.support.mistakes import HIDDEN, WEIGHT, B, D, V, batch_of, half
@@ -139,35 +138,6 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
 }
 
 
-def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
 def sharded(axis: int = 0) -> Any:
     """Return the weight as a DTensor."""
-    return distribute_tensor(WEIGHT, mesh(), [Shard(axis)])
-
-
-FOLLOWED_BY_RANKS: dict[str, Callable[[int], LMHeadSampler]] = {
-    "the whole weight on every rank": lambda rank: LMHeadSampler(_own(rank), vocab_size=V),
-    "the whole weight and no vocabulary size": lambda rank: LMHeadSampler(_own(rank)),
-    "exchange='peer' without a kernel": lambda rank: LMHeadSampler(
-        half(rank), exchange="collective", backend="torch"
-    ),
-    "more ranks than peer takes": lambda rank: LMHeadSampler(half(rank), exchange="collective"),
-    "a shard on one rank alone": lambda rank: LMHeadSampler(
-        half(rank), shard=VocabShard.even(V, rank, 2)
-    ),
-    "a shard beside a DTensor": lambda rank: LMHeadSampler(sharded()),
-    "a group beside a DTensor": lambda rank: LMHeadSampler(sharded()),
-    "columns of a DTensor": lambda rank: LMHeadSampler(
-        sharded(axis=1).redistribute(None, [Shard(0)])
-    ),
-    "a mesh for a group": lambda rank: LMHeadSampler(half(rank), group=mesh().get_group()),
-}
-"""Mistakes by name: the sampler that a rank builds as the message says."""
-
-
-def _own(rank: int) -> torch.Tensor:
-    shard = VocabShard.even(V, rank, 2)
-    return WEIGHT[shard.start : shard.stop]
+    return distribute_tensor(WEIGHT, init_device_mesh("cpu", (2,)), [Shard(axis)])

@@ -30,20 +30,18 @@ STRIDED = torch.ones(D, B).T
 """Hidden states whose last axis is not contiguous."""
 
 
-def changed(*, refreshed: bool) -> list[int]:
-    """Return the tokens of a screened sampler whose weight was made greater."""
+def changed() -> object:
+    """Take a step of a screened sampler whose weight was made greater."""
     weight = WEIGHT.clone()
     sampler = LMHeadSampler(weight, screening="int8", max_rows=4)
     weight.mul_(3)
-    if refreshed:
-        sampler.refresh()
-    return tokens(sampler)
+    return sampler(HIDDEN, batch_of(), 0)
 
 
-def on_a_cpu_alone(backend: str) -> list[int]:
-    """Return the tokens of a process without the interpreter of Triton."""
+def on_a_cpu_alone() -> object:
+    """Ask for kernels in a process without the interpreter of Triton."""
     with mock.patch.object(construction, "interpreted", return_value=False):
-        return tokens(sampler_over(backend=backend))
+        return sampler_over(backend="triton")
 
 
 def while_compiling(call: Callable[[], object]) -> object:
@@ -104,7 +102,7 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "half an id": (lambda: VocabShard(0, 2.5), "VocabShard.stop: expected an int, got 2.5"),
     "a sampler that was closed": (
-        lambda: closed(),
+        closed,
         "sampler: closed; build a new LMHeadSampler",
     ),
     # --- steps
@@ -199,12 +197,12 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         'screening: "int8" needs backend "triton" or "numba", got "torch": use backend="auto"',
     ),
     "an 8-bit copy of another weight": (
-        lambda: changed(refreshed=False),
+        changed,
         "lm_head_weight: changed after the sampler had made its 8-bit copy of it, so screened "
         "tokens could be wrong; call sampler.refresh() on every rank",
     ),
     "kernels without a GPU": (
-        lambda: on_a_cpu_alone("triton"),
+        on_a_cpu_alone,
         'backend: "triton" needs a GPU, lm_head_weight is on cpu; use backend="auto", or set '
         "TRITON_INTERPRET=1 before Python starts",
     ),
