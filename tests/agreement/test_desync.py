@@ -6,17 +6,11 @@ import torch.distributed as dist
 
 from tests.support.cases import Case, own_sampler
 from tests.support.ranks import run_ranks
-from tests.support.virtual import peer_of
 from tpsample import Desync, LMHeadSampler, RankMismatch, SamplingParams
 from tpsample.agreement.desync import step_digest
 from tpsample.core.digest import mix
-from tpsample.core.word import TOKEN_BITS
 
 CULPRIT = 2
-
-
-def _sampler(case: Case, exchange: str, **arguments) -> LMHeadSampler:
-    return own_sampler(case.weight, exchange=exchange, **arguments)
 
 
 def _other_seed(case: Case, sampler: LMHeadSampler) -> None:
@@ -50,7 +44,7 @@ FAULTS = {
 def _plant(case: Case, exchange: str, plant, culprits: tuple[int, ...]) -> list[tuple]:
     found = []
     every = 1 if exchange == "peer" else 2
-    sampler = _sampler(case, exchange, desync_every=every)
+    sampler = own_sampler(case.weight, exchange=exchange, desync_every=every)
     for step in range(2 * every):
         if dist.get_rank() in culprits and step == every:
             plant(case, sampler)
@@ -78,7 +72,7 @@ def test_without_a_majority_all_are_named():
 
 
 def _on_demand(case: Case) -> str:
-    sampler = _sampler(case, "collective")
+    sampler = own_sampler(case.weight, exchange="collective")
     sampler.compare()  # nothing sampled yet
     sampler(case.hidden_states, case.batch, case.positions, num_samples=2)
     sampler.compare()
@@ -101,7 +95,7 @@ def _missing_all_reduce(case: Case, exchange: str) -> list[tuple[tuple[int, ...]
     own = case.hidden_states.clone()
     own[1, 0] += rank == CULPRIT
     for every in (0, 2):
-        sampler = _sampler(case, exchange, desync_every=every)
+        sampler = own_sampler(case.weight, exchange=exchange, desync_every=every)
         sampler(case.hidden_states, case.batch, case.positions)
         sampler.compare(case.hidden_states)
         if every == 0:
@@ -131,26 +125,6 @@ def test_ranks_with_other_hidden_states_are_found_and_named(exchange):
         assert ranks == (CULPRIT,)
         assert text.startswith(f"ranks {CULPRIT} were given other hidden states; every rank must ")
         assert f"rank {CULPRIT}: " in text
-
-
-def test_a_stale_word_of_another_epoch_changes_nothing():
-    """Of an earlier step, whatever its score: the epoch above the key loses to this step's."""
-    outcomes = run_ranks(2, _stale, Case.make(40, 3))
-    assert outcomes == [True] * 2
-
-
-def _stale(case: Case) -> bool:
-    sampler = _sampler(case, "peer")
-    expected = case.oracle().token_ids.tolist()
-    sampler(case.hidden_states, case.batch, case.positions)
-    sampler(case.hidden_states, case.batch, case.positions)
-    dist.barrier()
-    epoch = int(peer_of(sampler).epoch)  # 3: the parity of 1
-    peer_of(sampler).memory.own[epoch & 1] = (epoch - 2) << 52 | 0xFFFF0000 << TOKEN_BITS | 5
-    dist.barrier()
-    out = sampler(case.hidden_states, case.batch, case.positions)
-    sampler.compare()
-    return out.token_ids.tolist() == expected
 
 
 def test_the_digest_sees_every_bit_of_every_value():

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases import Case, even_shards
+from tests.support.cases import Case, even_shards, own_sampler
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -20,9 +20,6 @@ from tpsample.core.word import pack
 from tpsample.ranks import roll_call
 from tpsample.ranks.bounded_store import BoundedStore
 from tpsample.ranks.virtual import VirtualWorld
-
-EXCHANGES = ("collective", "p2p", "two_level")
-
 
 SETTLES_S = 20.0
 """How long old connections may stay: a thread lets go of them, which a busy machine delays."""
@@ -48,12 +45,9 @@ def _settled(limits: tuple[int, int]) -> tuple[int, int]:
 
 def _resets(exchange: str, times: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """(file descriptors, threads) after two resets and after many; a right step follows each."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    socket.gethostname = lambda: "ab"[rank % 2]
+    socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
     case, held = Case.make(40, 3), []
-    shard = VocabShard.even(40, rank, world_size)
-    weight = case.weight[shard.start : shard.stop]
-    sampler = LMHeadSampler(weight, exchange=exchange, backend="torch")
+    sampler = own_sampler(case.weight, exchange=exchange)
     expected = case.oracle().token_ids.tolist()
     for _ in range(times):
         sampler.reset()
@@ -69,28 +63,18 @@ def _require_no_more(held: list[tuple[tuple[int, int], tuple[int, int]]]) -> Non
         assert all(map(int.__le__, last, first)), (first, last)
 
 
-def _require_constant(exchange: str, world_size: int, times: int) -> None:
-    _require_no_more(run_ranks(world_size, _resets, exchange, times, timeout_s=60 + 2 * times))
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_resets_hold_no_more_than_the_first(exchange):
-    _require_constant(exchange, 2, 6)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_two_hundred_resets(exchange):
-    _require_constant(exchange, 3, 200)
+@pytest.mark.parametrize(("world_size", "times"), [(2, 6), *long((3, 200))])
+@pytest.mark.parametrize("exchange", ["collective", "p2p", "two_level"])
+def test_resets_hold_no_more_than_the_first(exchange, world_size, times):
+    _require_no_more(run_ranks(world_size, _resets, exchange, times, timeout_s=60 + 2 * times))
 
 
 def _lost_and_found(backend: str) -> bool:
     """Rank 1 misses a step, and a gloo group does not recover from that."""
-    case, shard = Case.make(40, 3), VocabShard.even(40, dist.get_rank(), 2)
+    case = Case.make(40, 3)
     group = dist.new_group(backend=backend, timeout=timedelta(seconds=1))
-    weight = case.weight[shard.start : shard.stop]
-    sampler = LMHeadSampler(weight, group=group, exchange="collective", backend="torch")
+    sampler = own_sampler(case.weight, group=group, exchange="collective")
     if dist.get_rank() == 0:
         with pytest.raises(PeerLost):
             sampler(case.hidden_states, case.batch, case.positions)
@@ -108,10 +92,8 @@ def _samplers(times: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return what two samplers with groups of their own hold once they are gone, and many."""
     socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
     case, held = Case.make(40, 3), []
-    shard = VocabShard.even(40, dist.get_rank(), dist.get_world_size())
     for _ in range(times):
-        weight = case.weight[shard.start : shard.stop]
-        sampler = LMHeadSampler(weight, exchange="two_level", backend="torch")
+        sampler = own_sampler(case.weight, exchange="two_level")
         sampler(case.hidden_states, case.batch, case.positions)
         sampler.close()
         del sampler
@@ -146,8 +128,7 @@ def test_a_reset_clears_the_words(exchange):
 def _reset_again(case: Case) -> None:
     """Resets of rank 0 end: its store is silent, then rank 1 does not come. A reset of both
     recovers."""
-    shard = VocabShard.even(case.vocab_size, dist.get_rank(), 2)
-    sampler = LMHeadSampler(case.weight[shard.start : shard.stop], backend="torch")
+    sampler = own_sampler(case.weight)
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
         with mock.patch.object(roll_call, "GRACE_S", 0.2):

@@ -188,7 +188,7 @@ tpsample/ranks/process.py
     reset keeps the group it replaces
     - threading.Thread(target=held.clear, daemon=True).start()
     + self.__dict__.setdefault("_kept", []).append(held)
-    > test_resets_hold_no_more_than_the_first[collective]
+    > test_resets_hold_no_more_than_the_first[collective-2-6]
     every rank brings its own changes
     - text = json.dumps(record).encode() if self.rank == src else b""
     + text, src = json.dumps(record).encode(), self.rank

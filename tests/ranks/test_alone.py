@@ -3,12 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.support.cases import Case
 from tests.support.ranks import run_ranks
-from tpsample import LMHeadSampler, RankMismatch, sample
+from tpsample import LMHeadSampler, sample
 
 
 def _alone(case: Case) -> None:
@@ -32,20 +30,3 @@ def _alone(case: Case) -> None:
 
 def test_a_rank_of_two_samples_alone():
     run_ranks(2, _alone, Case.make(65, 6), group_timeout_s=30)
-
-
-def _with_a_dtensor(case: Case) -> None:
-    weight = distribute_tensor(case.weight, init_device_mesh("cpu", (2,)), [Shard(0)])
-    with pytest.raises(RankMismatch, match="axis 0 of its mesh, got 'alone'; leave group= out"):
-        LMHeadSampler(weight, group="alone")
-
-
-def test_rows_that_are_sharded_have_a_group():
-    run_ranks(2, _with_a_dtensor, Case.make(65, 2))
-
-
-def test_another_word_is_no_group():
-    with pytest.raises(
-        TypeError, match=r"expected a torch process group, None or .alone., got 'one'"
-    ):
-        LMHeadSampler(torch.zeros(3, 2), group="one")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -39,6 +40,8 @@ def _die(*_: Any, **__: Any) -> None:
 
 
 def _make(case: Case, exchange: str, **arguments: Any) -> LMHeadSampler:
+    if exchange == "two_level":
+        socket.gethostname = lambda: "aabb"[dist.get_rank()]
     sampler = own_sampler(case.weight, exchange=exchange, chunks=2, **arguments)
     if exchange == "peer":
         peer_of(sampler).timeout_s = PEER_TIMEOUT_S * slowness()
@@ -131,6 +134,7 @@ SHORT = [
     (2, "collective", "construction"),
     (4, "collective", "mid-step"),
     (3, "p2p", "mid-step"),
+    (4, "two_level", "mid-step"),
     (2, "p2p", "between steps"),
     (2, "peer", "construction"),
     (3, "peer", "mid-push"),
@@ -174,7 +178,7 @@ def _stay_away(case: Case, exchange: str) -> tuple[str, tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("exchange", ["p2p", "peer", *long("collective")])
+@pytest.mark.parametrize("exchange", ["p2p", "peer", "two_level", *long("collective")])
 def test_a_rank_that_stays_away_is_named_and_reset_recovers(exchange):
     found = run_ranks(3, _stay_away, Case.make(60, 3), exchange, group_timeout_s=5)
     for rank in (0, 2):

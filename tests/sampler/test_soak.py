@@ -7,25 +7,29 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import resource
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch import Tensor
 
 from tests.support.cases import Case, even_shards, own_sampler
 from tests.support.judging import Tally
 from tests.support.mixtures import Story
 from tests.support.random_heads import ModelHead, OneRank
 from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tests.support.virtual import peer_of, virtual
+from tpsample import SamplingBatch
 from tpsample.core.word import EPOCH_MAX
 from tpsample.request.step import Inputs
 
 WORLD_SIZE = 2
+CASE = Case.make(24, 3, hidden_size=4)
 MAX_GROWTH_MB = 8
 """In the second half; in the first, torch's flight recorder fills with 1 kB per collective."""
 
@@ -53,17 +57,21 @@ class Growth:
         return growth
 
 
+def _steps() -> tuple[list[tuple[Inputs, SamplingBatch, Tensor]], list[list[int]]]:
+    """Steps of other rows in turn, and the tokens of each."""
+    some = [CASE.rows(index) for index in ([0, 1, 2], [2], [1, 0])]
+    steps = [(Inputs(rows.hidden_states), rows.batch, rows.positions) for rows in some]
+    return steps, [rows.oracle().token_ids.tolist() for rows in some]
+
+
 def _virtual_soak(num_steps: int, first_epoch: int) -> str:
     """Ranks of `peer` in one process, in a random order that lets any of them run ahead.
 
     A rank may start its next step before another has finished this one: as far ahead as the
     protocol lets ranks get.
     """
-    case = Case.make(24, 3, hidden_size=4)
-    steps = [case.rows([0, 1, 2]), case.rows([2]), case.rows([1, 0])]
-    expected = [rows.oracle().token_ids.tolist() for rows in steps]
-    batches = [rows.batch for rows in steps]
-    _, samplers = virtual(case, even_shards(24, WORLD_SIZE), chunks=2)
+    steps, expected = _steps()
+    _, samplers = virtual(CASE, even_shards(24, WORLD_SIZE), chunks=2)
     for sampler in samplers:
         sampler.exchange.epoch.fill_(first_epoch)
     pick, growth, ahead = random.Random(0), Growth(num_steps), 0
@@ -73,13 +81,13 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
         growth.step(number)
         for rank in pick.sample(range(WORLD_SIZE), WORLD_SIZE):
             if started[rank] == number:
-                outputs[rank] = _start(samplers[rank], steps, batches, kind)
+                outputs[rank] = samplers[rank].start(*steps[kind])
                 started[rank] += 1
         for rank in pick.sample(range(WORLD_SIZE), WORLD_SIZE):
             out = samplers[rank].finish(outputs[rank])
             assert out.token_ids.tolist() == expected[kind], f"step {number}, rank {rank}"
             if pick.random() < 0.3 and number + 1 < num_steps:
-                outputs[rank] = _start(samplers[rank], steps, batches, (number + 1) % 3)
+                outputs[rank] = samplers[rank].start(*steps[(number + 1) % 3])
                 started[rank] += 1
                 ahead += 1
     for sampler in samplers:
@@ -89,25 +97,24 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
     return f"peer: {num_steps} steps, {wraps} wraps, {ahead} ahead, {growth.mb():+.1f} MB in half"
 
 
-def _start(sampler, steps, batches, kind):
-    return sampler.start(Inputs(steps[kind].hidden_states), batches[kind], steps[kind].positions)
-
-
 def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
     """gloo ranks, each delayed at random by itself."""
-    rank, case = dist.get_rank(), Case.make(24, 3, hidden_size=4)
-    expected, batch = case.oracle().token_ids.tolist(), case.batch
-    sampler = own_sampler(case.weight, exchange=exchange, desync_every=50)
+    steps, expected = _steps()
+    sampler = own_sampler(CASE.weight, exchange=exchange, chunks=2, desync_every=50)
     if exchange == "peer":
         peer_of(sampler).epoch.fill_(EPOCH_MAX - num_steps // 2)
-    own, growth = random.Random(rank), Growth(num_steps)
+    own, growth = random.Random(dist.get_rank()), Growth(num_steps)
     for number in range(num_steps):
         growth.step(number)
         if own.random() < 0.1:
             time.sleep(own.random() * delay_s)
-        out = sampler(case.hidden_states, batch, case.positions)
-        assert out.token_ids.tolist() == expected, f"step {number}"
+        out = sampler.finish(sampler.start(*steps[number % 3]))
+        assert out.token_ids.tolist() == expected[number % 3], f"step {number}"
     sampler.check()
+    if exchange == "peer":
+        dist.barrier()
+        assert (peer_of(sampler).memory.own == 0).all()
+    sampler.close()
     return f"{exchange}: {num_steps} steps, {growth.mb():+.1f} MB in half"
 
 
@@ -129,49 +136,40 @@ def _changing_soak(num_steps: int, size: int, limit_mb: float) -> tuple[str, Tal
     return line, story.judge.tally
 
 
-def _require_flat(world_size: int, *arguments: Any, timeout_s: float = 60) -> None:
-    how = {"timeout_s": timeout_s, "group_timeout_s": 300}
-    for line, tally in run_ranks(world_size, _changing_soak, *arguments, **how):
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("world_size", "num_steps", "size", "limit_mb"),
+    [(1, 200, 2000, 4.0), *long((1, 20_000, 300, 0.5), (2, 20_000, 300, 0.5))],
+)
+def test_a_changing_batch_does_not_grow(world_size, num_steps, size, limit_mb):
+    how = {"timeout_s": 60 + num_steps / 3, "group_timeout_s": 300}
+    for line, tally in run_ranks(world_size, _changing_soak, num_steps, size, limit_mb, **how):
         print("soak,", line)
         tally.require_none_wrong("soak")
 
 
-def test_a_changing_batch_does_not_grow():
-    _require_flat(1, 200, 2000, 4.0)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_changing_batch_does_not_grow_for_long(world_size):
-    _require_flat(world_size, 20_000, 300, 0.5, timeout_s=7000)
+@pytest.mark.parametrize(("num_steps", "first_epoch"), [(30, EPOCH_MAX - 20), *long((10_000, 1))])
+def test_virtual_ranks_out_of_step_through_the_wrap(num_steps, first_epoch):
+    print("soak,", _virtual_soak(num_steps, first_epoch))
 
 
-def test_virtual_ranks_out_of_step_through_the_wrap():
-    print("soak,", _virtual_soak(30, first_epoch=EPOCH_MAX - 20))
-
-
-@pytest.mark.parametrize("exchange", ["collective", "p2p"])
-def test_delayed_processes(exchange):
-    print("soak,", *run_ranks(2, _process_soak, exchange, 200, 0.01))
-
-
-@pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_virtual_ranks_for_long():
-    print("soak,", _virtual_soak(10_000, first_epoch=1))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("exchange", ["collective", "p2p"])
-def test_delayed_processes_for_long(exchange):
-    arguments = (exchange, 100_000, 0.002)
-    print("soak,", *run_ranks(2, _process_soak, *arguments, timeout_s=7000, group_timeout_s=300))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_delayed_processes_that_share_memory_for_long():
-    arguments = ("peer", 1000, 0.002)
-    print("soak,", *run_ranks(2, _process_soak, *arguments, timeout_s=7000, group_timeout_s=300))
+@pytest.mark.parametrize(
+    ("exchange", "world_size", "num_steps", "delay_s"),
+    [
+        ("collective", 2, 200, 0.01),
+        ("p2p", 2, 200, 0.01),
+        ("peer", 3, 24, 0.1),
+        *long(
+            ("collective", 2, 100_000, 0.002),
+            ("p2p", 2, 100_000, 0.002),
+            ("peer", 2, 1000, 0.002),
+            ("peer", 4, 20, 0.1),
+        ),
+    ],
+)
+def test_delayed_processes(exchange, world_size, num_steps, delay_s):
+    how = {"timeout_s": 240 + num_steps / 10, "group_timeout_s": 300}
+    print("soak,", *run_ranks(world_size, _process_soak, exchange, num_steps, delay_s, **how))
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("tpsample-")]
