@@ -15,6 +15,7 @@ from tests.support.cases import Case
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 from tpsample.record import verify as record_module
 from tpsample.record import verify_record, write_record
+from tpsample.record.format import read
 
 HEAD = {"logit_scale": 1.5, "logit_softcap": 20.0, "philox_rounds": 7}
 
@@ -81,6 +82,9 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
         write_record(tmp_path / "step", case.hidden_states, weight, case.params, 0, out)
         (verdict,) = verify_record(tmp_path / "step")
         assert verdict.near_tie == verdict.confirmed == near
+        logits = reference.logits(case.hidden_states, weight)
+        exact = record_module.sampled_again(read(tmp_path / "step"), range(1), logits, near_tie=0.0)
+        assert not next(exact).confirmed
     cold = replace(case.params[0], temperature=1e-4, top_k=1, seed=3)
     weight[1] = weight[0] - 2**-22  # 4e-3 below in units of T: the best score, and cut by top_k
     batch = SamplingBatch.from_params(cold, vocab_size=3)

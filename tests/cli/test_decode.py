@@ -72,10 +72,9 @@ def test_ended_rows_collect_nothing_and_positions_ignore_padding(tiny_model: Mod
     )
     assert decoded.rows == [[1], [2, 3, 5]]
     assert script.seen == [[3, 1], [4, 2], [5, 3], [6, 4]]
-    assert len(decoded.steps) == len(steps) == 4
-    assert [each.token_ids.tolist() for each in decoded.steps] == [
-        *([1, 2], [eos, 3], [-1, 5], [-1, eos])
-    ]
+    assert decoded.forwards == len(steps) == 4
+    assert [row.drawn for row in decoded.draws] == [[1, eos], [2, 3, 5, eos]]
+    assert [len(row.states) for row in decoded.draws] == [2, 4]
 
 
 def test_no_token_stops_decoding(tiny_model: Model) -> None:

@@ -25,8 +25,8 @@ def test_alone():
 def test_wrong_tokens_are_an_error(monkeypatch):
     sample = tpsample.cli.doctor.reference.sample
 
-    def other(*args):
-        out = sample(*args)
+    def other(*args, **named):
+        out = sample(*args, **named)
         out.token_ids.add_(1)
         return out
 

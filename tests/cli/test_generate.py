@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import LMHeadSampler, SampleOutput, reference
+from tpsample.cli import check as checking
 from tpsample.cli import report
 from tpsample.cli.app import app
 from tpsample.cli.model import Model
@@ -133,11 +134,15 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
 
     command = ["generate", "--model", str(tiny), "--max-new-tokens", "2"]
     assert CliRunner().invoke(app, command).exit_code == 0
-    monkeypatch.setattr(Model, "sampler", lambda *a, **k: OffByOne(right(*a, **k)))
-    failed = CliRunner().invoke(app, command)
-    assert failed.exit_code == 1
-    assert "TOKENS DIFFER (10 tokens compared, 10 differ, 0 near ties)" in failed.output
-    assert "same tokens" not in failed.output
+    of_the_job = Model, "sampler", lambda *a, **k: OffByOne(right(*a, **k))
+    of_one_rank = checking, "LMHeadSampler", lambda *a, **k: OffByOne(LMHeadSampler(*a, **k))
+    for place, name, wrong in (of_the_job, of_one_rank):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, wrong)
+            failed = CliRunner().invoke(app, command)
+        assert failed.exit_code == 1
+        assert "TOKENS DIFFER (10 tokens compared, 10 differ, 0 near ties)" in failed.output
+        assert "same tokens" not in failed.output
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,9 @@ def test_decoding_with_drafts_writes_the_plain_text(
     assert done.forwards <= 9 and done.accepted > done.proposed / 2
     for each in (ngram, done):
         assert each.rows == plain.rows and 0 <= each.accepted <= each.proposed
-        for ours, step in zip(each.steps, plain.steps, strict=True):
-            torch.testing.assert_close(ours.hidden_states, step.hidden_states)
-            assert torch.equal(ours.positions, step.positions)
-            assert torch.equal(ours.token_ids, step.token_ids)
+        for ours, row in zip(each.draws, plain.draws, strict=True):
+            torch.testing.assert_close(ours.states, row.states)
+            assert (ours.prompt, ours.drawn) == (row.prompt, row.drawn)
 
 
 def test_drafts_continue_the_longest_suffix() -> None:

@@ -45,8 +45,8 @@ tpsample/cli/requests.py
     > test_answers_end_where_their_requests_say
     > test_a_letter_is_streamed_once_it_is_whole
     a record forgets the tokens so far
-    - output_token_ids=[decoded.rows[row][:t] for t, row in kept],
-    + output_token_ids=[[] for t, row in kept],
+    - row.drawn[:t] if params.reads_output else [])
+    + [])
     > test_a_record_of_a_text_is_confirmed_token_by_token
 tpsample/integrations/transformers_head.py
     the LM head keeps no forward of its own
@@ -138,17 +138,22 @@ tpsample/cli/model.py
     > test_two_ranks_split_the_model_and_write_what_it_writes
 tpsample/cli/report.py
     ranks of a split model do not compare their hidden states
-    - len(set(step)) > 1 for step
-    + len(set(step)) > 9 for step
+    - len(set(token)) > 1 for token
+    + len(set(token)) > 9 for token
     > test_ranks_with_other_hidden_states_are_found
+tpsample/cli/check.py
+    the check of generate does not look at one rank
+    - confirmed = alone and verdict.confirmed
+    + confirmed = verdict.confirmed
+    > test_a_wrong_token_fails_the_command
 tpsample/record/verify.py
     any token of a record is a near tie
-    - near = apart < NEAR_TIE
+    - near = apart < near_tie
     + near = apart < torch.inf
     > test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not
     a filtered token of a record is a near tie
-    - or expected < 0 or not kept[row, recorded]:
-    + or expected < 0:
+    - found.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
+    + found
     > test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not
     a public class is not sealed
     - @dataclass(frozen=True)

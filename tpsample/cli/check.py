@@ -1,23 +1,20 @@
-"""Checks generated tokens: samples every step again, on one rank and by the oracle."""
+"""Checks generated tokens: samples each again, on one rank and by the definition."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from tpsample import reference
 from tpsample.agreement.arguments import BackendName
-from tpsample.cli.decode import DecodedStep
 from tpsample.cli.model import Model
-from tpsample.cli.tensor_parallel import whole
 from tpsample.distributed import Job
 from tpsample.ranks.ranks import Ranks
+from tpsample.record.format import Record
+from tpsample.record.verify import SAMPLED_LOGITS, logits_of, sampled_again
 from tpsample.reference import NEAR_TIE
-from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
 
 
@@ -52,63 +49,33 @@ class Verdict(NamedTuple):
         )
 
 
-def compare(
-    emitted: Tensor, one_rank: Tensor, oracle: Tensor, scores: Tensor, *, near_tie: float
-) -> Verdict:
-    """Compare one step's tokens.
-
-    Args:
-        emitted, one_rank, oracle: int64 [B], the tokens of the job, of one rank, of the oracle.
-        scores: [B, V], the oracle's.
-        near_tie: a token that one rank emits too may lose to the oracle's by less than this.
-    """
-    best = scores.gather(1, oracle.unsqueeze(1))
-    # With filters a token outside the kept set may score above the oracle's; that is no near tie.
-    apart = (best - scores.gather(1, emitted.unsqueeze(1))).squeeze(1).abs()
-    wrong = (emitted != one_rank) | (emitted != oracle)
-    near = wrong & (emitted == one_rank) & (apart < near_tie)
-    return Verdict(len(emitted), int((wrong & ~near).sum()), int(near.sum()))
-
-
 @torch.inference_mode()
 def check(
-    model: Model,
-    batch: SamplingBatch,
-    steps: Sequence[DecodedStep],
-    job: Job,
-    backend: BackendName,
-    on_step: Callable[[], None],
+    model: Model, record: Record, job: Job, backend: BackendName, on_token: Callable[[], None]
 ) -> Verdict:
-    """Sample the recorded hidden states of every step again and compare. Collective.
-
-    The ranks share the steps out; each holds one step's logits at a time.
-
-    Args:
-        batch: as it was before the first step; the recorded tokens are appended to it.
-    """
-    weight = whole(model.lm_head_weight)
-    bias = None if model.lm_head_bias is None else whole(model.lm_head_bias)
+    """Sample every token of a record again, and compare. Collective: the ranks share them out."""
+    weight, bias, head = model.whole_head()
+    count = len(record.params)
+    own = range(count * job.rank // job.world_size, count * (job.rank + 1) // job.world_size)
+    most = max(1, min(len(own), SAMPLED_LOGITS // len(weight)))
     one_rank = LMHeadSampler(
-        weight, group=Ranks(), bias=bias, max_rows=batch.rows, backend=backend, **model.head
+        weight, group=Ranks(), bias=bias, max_rows=most, backend=backend, **head
     )
-    exact = backend == "torch" and job.device.type == "cpu"
-    near_tie, counts = 0.0 if exact else NEAR_TIE, [0, 0, 0]
-    batch.prepare(one_rank.shard)
-    for number, step in enumerate(steps):
-        if number % job.world_size == job.rank:
-            again = one_rank(step.hidden_states, batch, step.positions).token_ids
-            logits = reference.logits(step.hidden_states, weight, bias=bias, **model.head)
-            oracle = reference.sample(logits, batch, step.positions).token_ids
-            scores = reference.scores(logits, batch, step.positions)
-            seen = step.token_ids >= 0
-            rows = [each[seen] for each in (step.token_ids, again, oracle, scores)]
-            found = compare(*rows, near_tie=near_tie)
-            counts = [a + b for a, b in zip(counts, found, strict=False)]
-            on_step()
-        batch.append(step.token_ids)
+    near_tie = 0.0 if backend == "torch" and job.device.type == "cpu" else NEAR_TIE
+    differ = near_ties = 0
+    for rows, logits in logits_of(record, weight, bias, head, own):
+        part, batch = record.part(rows), record.batch(rows, len(weight))
+        again = one_rank(part["hidden_states"], batch, part["positions"]).token_ids
+        right = (again == part["token_ids"]).tolist()
+        verdicts = sampled_again(record, rows, logits, near_tie=near_tie)
+        for alone, verdict in zip(right, verdicts, strict=True):
+            confirmed = alone and verdict.confirmed
+            differ += not confirmed
+            near_ties += confirmed and verdict.near_tie
+            on_token()
 
-    emitted = repr([step.token_ids.tolist() for step in steps])
-    answers = job.gather([*counts, zlib.crc32(emitted.encode())])
+    emitted = zlib.crc32(repr(record.tensors["token_ids"].tolist()).encode())
+    answers = job.gather([len(own), differ, near_ties, emitted])
     compared, differ, near_ties, _ = map(sum, zip(*answers, strict=True))
     same = len({answer[-1] for answer in answers}) == 1
     return Verdict(compared, differ, near_ties, same)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from tpsample.cli.model import Model
 from tpsample.core import word
@@ -31,21 +30,6 @@ Ends = Callable[[int, list[int]], bool]
 
 class NoToken(RuntimeError):
     """A row could not be given a token."""
-
-
-@dataclass
-class DecodedStep:
-    """One token of each row as the sampler drew it, which a check can repeat.
-
-    Attributes:
-        hidden_states: [B, D].
-        positions: int64 [B], index in its own sequence of the token being generated.
-        token_ids: int64 [B]; -1 in a row that had ended.
-    """
-
-    hidden_states: Tensor
-    positions: Tensor
-    token_ids: Tensor
 
 
 @dataclass
@@ -68,17 +52,18 @@ class Row:
 
 @dataclass
 class Decoded:
-    """Generated token ids per row, the steps that drew them, and what the drafts were worth.
+    """Generated token ids per row, the draws that gave them, and what the drafts were worth.
 
     Attributes:
         rows: without the end of sequence.
+        draws: the same rows, with all that was drawn.
         forwards: passes of the model, the prompt's included.
         row_steps: row × pass, of rows that had not ended.
         proposed, accepted: drafts of such rows.
     """
 
     rows: list[list[int]] = field(default_factory=list)
-    steps: list[DecodedStep] = field(default_factory=list)
+    draws: list[Row] = field(default_factory=list)
     seconds: float = 0.0
     forwards: int = 0
     row_steps: int = 0
@@ -115,7 +100,8 @@ def decode(
         ValueError: a model whose cache cannot forget tokens.
     """
     device = model.lm_head_weight.device
-    rows, done = [Row(list(prompt)) for prompt in prompts], Decoded()
+    rows = [Row(list(prompt)) for prompt in prompts]
+    done = Decoded(draws=rows)
     longest = max(map(len, prompts))
     feed = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
@@ -173,7 +159,6 @@ def decode(
         mask = torch.cat([mask, torch.ones_like(last), (drafts >= 0).long()], dim=1)
     done.seconds = time.perf_counter() - start
     done.rows = [[i for i in row.drawn if i not in model.eos_token_ids] for row in rows]
-    done.steps = _steps(rows)
     return done
 
 
@@ -198,15 +183,3 @@ def _without_rejected(cache: Any, mask: Tensor, accepted: Tensor, width: int) ->
         raise ValueError("draft: this model's cache cannot forget tokens; decode without drafts")
     cache.crop(-surplus)
     return mask[:, :-surplus]
-
-
-def _steps(rows: Sequence[Row]) -> list[DecodedStep]:
-    """Return the steps of all rows, token by token."""
-    states = pad_sequence([torch.stack(row.states) for row in rows], batch_first=True)
-    drawn = [torch.tensor(row.drawn, device=states.device) for row in rows]
-    token_ids = pad_sequence(drawn, batch_first=True, padding_value=word.NO_TOKEN)
-    first = torch.tensor([len(row.prompt) for row in rows], device=states.device)
-    return [
-        DecodedStep(states[:, t].contiguous(), first + t, token_ids[:, t])
-        for t in range(token_ids.shape[1])
-    ]

@@ -17,12 +17,13 @@ from tpsample import reference
 from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
 from tpsample.cli import report
-from tpsample.cli.check import compare
 from tpsample.cli.model import Model
 from tpsample.core.machine import how_to_install, numba_missing
 from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
 from tpsample.ranks.process import ranks_of
+from tpsample.record.format import Record
+from tpsample.record.verify import sampled_again
 from tpsample.reference import NEAR_TIE
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
@@ -182,11 +183,12 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
         out = sampler(hidden_states, batch, steps)
         sampler.check()
         slowest = max(slowest, time.perf_counter() - start) if steps else 0.0
-        oracle = reference.sample(logits, batch, steps).token_ids
-        scores = reference.scores(logits, batch, steps)
+        given = {"hidden_states": hidden_states, "positions": torch.full_like(out.seeds, steps)}
+        drawn = {"seeds": out.seeds, "status": out.status, "token_ids": out.token_ids}
+        record = Record({**given, **drawn}, params, {}, {})
         near_tie = 0.0 if job.device.type == "cpu" else NEAR_TIE
-        found = compare(out.token_ids, out.token_ids, oracle, scores, near_tie=near_tie)
-        wrong += found.differ
+        verdicts = sampled_again(record, range(_ROWS), logits, near_tie=near_tie)
+        wrong += sum(not verdict.confirmed for verdict in verdicts)
         steps += 1
         # All ranks stop in the same step: when the first of them says so.
         stop = torch.tensor([int(time.perf_counter() - began > seconds)], device=job.device)

@@ -167,9 +167,9 @@ def generate(
                 sampler.check()
                 verdict = None
                 if not no_check:
-                    advance = phase("checking tokens", len(found.steps[job.rank :: job.world_size]))
-                    again = texts.batch(sampler)
-                    verdict = check(lm, again, found.steps, job, sampler.backend, advance)
+                    drawn = texts.record(found.draws)
+                    advance = phase("checking tokens", -(-len(drawn.params) // job.world_size))
+                    verdict = check(lm, drawn, job, sampler.backend, advance)
 
             if not stream:
                 for row, params in enumerate(texts.params):
@@ -179,7 +179,10 @@ def generate(
                 asked_for = [each.prompt for each in rows]
                 lines.append(("trace", trace_file.write(tracer, trace, lm, asked_for, plain.rows)))
             if record is not None and job.rank == 0:
-                lines.append(("record", texts.record(record, plain, texts.batch(sampler).seed)))
+                drawn = texts.record(plain.draws)
+                drawn.save(record)
+                told = f"{record}, {len(drawn.params)} tokens: tpsample verify {record}"
+                lines.append(("record", told))
             shown.table(lines)
             if draft:
                 shown.table(report.drafts(found, plain))

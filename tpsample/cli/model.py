@@ -60,6 +60,12 @@ class Model:
         options = {"vocab_size": vocab_size, "shard": shard, "bias": bias, **self.head, **options}
         return LMHeadSampler(weight, **options)
 
+    def whole_head(self) -> FullHead:
+        """Return all rows of the LM head. Collective if it is sharded, because it is gathered."""
+        parts: list[Any] = [self.lm_head_weight, self.lm_head_bias]
+        weight, bias = (part.full_tensor() if is_dtensor(part) else part for part in parts)
+        return weight, bias, self.head
+
     def prompt_token_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
         """Return the ids of one user turn in the model's chat template, or of the bare text.
 
@@ -152,8 +158,7 @@ def head_loader(allow_download: bool) -> LoadHead:
     """Return what loads the head of a model that a record names."""
 
     def load_head(name: str, dtype: torch.dtype) -> FullHead:
-        model = load(name, Job(), dtype, allow_download=allow_download)
-        return model.lm_head_weight, model.lm_head_bias, model.head
+        return load(name, Job(), dtype, allow_download=allow_download).whole_head()
 
     return load_head
 

@@ -146,7 +146,7 @@ def lines(
         sent = size(sampler.exchange.bytes_sent(rows) + integers)
         gathered = size(others * sampler.vocab_size * 4 * rows / job.world_size)
         travels = f"{sent} of payload sent, instead of {gathered} of gathered logits"
-    trunk = split(lm.trunk, [step.hidden_states for step in decoded.steps], job)
+    trunk = split(lm.trunk, [state for row in decoded.draws for state in row.states], job)
     if tensor_parallel and job.world_size == 1:
         trunk = [("trunk", "whole: one rank has nothing to split")]
     return [
@@ -183,7 +183,7 @@ def split(
     """Return what a split trunk did, as (name, value), and nothing if it is whole. Collective.
 
     Args:
-        hidden_states: of every step; the ranks compare theirs, whose bits must be the same.
+        hidden_states: of every token; the ranks compare theirs, whose bits must be the same.
     """
     parameters: list[Any] = list(module.parameters())
     if not any(map(is_dtensor, parameters)):
@@ -191,11 +191,11 @@ def split(
     total = sum(each.numel() * each.element_size() for each in parameters)
     local = [each.to_local() if is_dtensor(each) else each for each in parameters]
     own = sum(each.numel() * each.element_size() for each in local)
-    steps = [each.contiguous().view(torch.uint8).cpu() for each in hidden_states]
-    found = job.gather([zlib.crc32(each.numpy().tobytes()) for each in steps])
-    apart = sum(len(set(step)) > 1 for step in zip(*found, strict=True))
-    bits = f"DIFFER BETWEEN RANKS in {apart} of" if apart else "the same bits on every rank in all"
+    given = [each.contiguous().view(torch.uint8).cpu() for each in hidden_states]
+    found = job.gather([zlib.crc32(each.numpy().tobytes()) for each in given])
+    apart = sum(len(set(token)) > 1 for token in zip(*found, strict=True))
+    bits = f"DIFFER BETWEEN RANKS for {apart} of" if apart else "the same bits on every rank for"
     return [
         ("trunk", f"tensor-parallel, {size(own)} of its {size(total)} on rank 0"),
-        ("hidden states", f"{bits} {len(hidden_states)} steps"),
+        ("hidden states", f"{bits} {len(given)} tokens"),
     ]

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tpsample.cli.decode import Decoded
+from tpsample.cli.decode import Row
 from tpsample.cli.model import Model
-from tpsample.output import SampleOutput
-from tpsample.record import write_record
+from tpsample.noise import signed64
+from tpsample.record.format import Record
 from tpsample.request.as_json import from_json
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
@@ -248,27 +247,32 @@ class Texts:
         found = [text.find(stop) for stop in self._rows[row].fields.get("stop", ()) if stop in text]
         return text[: min(found, default=None)]
 
-    def record(self, path: Path, decoded: Decoded, seeds: Tensor) -> str:
-        """Write every token of every row for `tpsample verify`. Return a line that says so."""
-        steps = decoded.steps
-        drawn = [step.token_ids.ge(0).nonzero().flatten().tolist() for step in steps]
-        kept = [(t, row) for t, rows in enumerate(drawn) for row in rows]
-
-        def each(name: str) -> Tensor:
-            return torch.stack([getattr(steps[t], name)[row] for t, row in kept])
-
-        ok = torch.zeros(len(kept), dtype=torch.int32)
-        write_record(
-            path,
-            each("hidden_states"),
-            self._model.name,
-            [self.params[row] for _, row in kept],
-            each("positions"),
-            SampleOutput(each("token_ids"), ok, seeds[[row for _, row in kept]]),
-            prompt_token_ids=[self.prompts[row] for _, row in kept],
-            output_token_ids=[decoded.rows[row][:t] for t, row in kept],
+    def record(self, rows: Sequence[Row]) -> Record:
+        """Return every token that was drawn, row by row, with what it was drawn from."""
+        draws = [
+            (params, row, t, row.drawn[:t] if params.reads_output else [])
+            for params, row in zip(self.params, rows, strict=True)
+            for t in range(len(row.drawn))
+        ]
+        states = torch.stack([row.states[t] for _, row, t, _ in draws])
+        numbers = [
+            (len(row.prompt) + t, signed64(params.seed or 0), row.drawn[t])
+            for params, row, t, _ in draws
+        ]
+        columns = torch.tensor(numbers, device=states.device).T.contiguous()
+        tensors = dict(zip(("positions", "seeds", "token_ids"), columns, strict=True))
+        tensors["status"] = torch.zeros(len(draws), dtype=torch.int32, device=states.device)
+        so_far = {
+            "prompt_token_ids": [row.prompt for _, row, *_ in draws],
+            "output_token_ids": [seen for *_, seen in draws],
+        }
+        return Record(
+            {"hidden_states": states, **tensors},
+            [params for params, *_ in draws],
+            so_far,
+            self._model.head,
+            model=self._model.name,
         )
-        return f"{path}, {len(kept)} tokens: tpsample verify {path}"
 
     def _decoded(self, token_ids: list[int]) -> str:
         text: str = self._model.tokenizer.decode(token_ids, skip_special_tokens=True)

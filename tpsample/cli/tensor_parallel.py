@@ -12,9 +12,6 @@ import math
 import os
 from typing import Any
 
-from torch import Tensor
-
-from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.distributed import Job
 from tpsample.integrations import check_version
 
@@ -70,11 +67,3 @@ def check_model(name: str, config: Any, world_size: int) -> None:
 def _counts(heads: Any) -> list[int]:
     """Return a number of heads, or those of each layer, as a list."""
     return [heads] if isinstance(heads, int) else list(heads)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return all rows of the LM head. Collective where it is sharded, which then gathers it."""
-    if not is_dtensor(tensor):
-        return tensor
-    gathered: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
-    return gathered

@@ -103,20 +103,10 @@ def write_record(
     Raises:
         TypeError, ValueError: what could not be read again, such as a position below 0.
     """
-    from safetensors.torch import save_file
-
     rows = hidden_states.shape[0]
-    requests = [params] * rows if isinstance(params, SamplingParams) else list(params)
-    if len(requests) != rows or output.token_ids.shape[0] != rows:
-        raise ValueError(
-            f"params, output: expected {rows} rows as hidden_states has, got {len(requests)} and "
-            f"{output.token_ids.shape[0]}"
-        )
-    if isinstance(positions, int):
-        positions = torch.full((rows,), positions)
     tensors = {
         "hidden_states": hidden_states,
-        "positions": positions,
+        "positions": torch.full((rows,), positions) if isinstance(positions, int) else positions,
         "seeds": output.seeds,
         "status": output.status,
         "token_ids": output.token_ids,
@@ -133,23 +123,9 @@ def write_record(
         for name, lists in zip(TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
         if lists is not None
     }
-    what = {
-        "version": VERSION,
-        "layout": LAYOUT,
-        "params": [to_json(request) for request in requests],
-        "head": asdict(Head(logit_scale, logit_softcap)),
-        "philox_rounds": philox_rounds,
-        "model": model,
-        "tokens_so_far": tokens_so_far,
-    }
-    text = json.dumps(what)
-    # Copies: safetensors refuses tensors with gaps, or that share memory as a tied embedding's do.
-    copies = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    Record.of(text, copies)
-    save_file(copies, str(path), metadata={KEY: text})
+    requests = [params] * rows if isinstance(params, SamplingParams) else list(params)
+    head = asdict(Head(logit_scale, logit_softcap))
+    Record(tensors, requests, tokens_so_far, head, philox_rounds, model).save(path)
 
 
 def read(path: str | Path) -> Record:
@@ -181,19 +157,43 @@ def read(path: str | Path) -> Record:
 
 @dataclass(frozen=True)
 class Record:
-    """A record whose values have been checked, all but the head.
+    """Tokens, and what each row was drawn from. One from a file has been checked, but for its head.
 
     Attributes:
-        params: requests with their seeds, without logprobs.
+        tensors: by the names of the file, on one device.
+        params: requests; one from a file has its seed, and asks for no logprobs.
         tokens_so_far: arguments of `SamplingBatch.from_params`, a list per row.
+        head: scale and soft-cap, as `LMHeadSampler` takes them.
     """
 
     tensors: dict[str, Tensor]
     params: list[SamplingParams]
     tokens_so_far: dict[str, list[list[int]]]
     head: dict[str, Any]
-    philox_rounds: int
-    model: str | None
+    philox_rounds: int = 10
+    model: str | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, if it can be read again."""
+        from safetensors.torch import save_file
+
+        what = {
+            "version": VERSION,
+            "layout": LAYOUT,
+            "params": [to_json(request) for request in self.params],
+            "head": self.head,
+            "philox_rounds": self.philox_rounds,
+            "model": self.model,
+            "tokens_so_far": self.tokens_so_far,
+        }
+        text = json.dumps(what)
+        # Copies: safetensors refuses tensors with gaps, or that share memory as a tied embedding's.
+        copies = {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in self.tensors.items()
+        }
+        Record.of(text, copies)
+        save_file(copies, str(path), metadata={KEY: text})
 
     @staticmethod
     def of(text: str, tensors: dict[str, Tensor]) -> Record:
@@ -251,12 +251,17 @@ class Record:
             )
         return weight, bias, head
 
+    def part(self, rows: range) -> dict[str, Tensor]:
+        """Return the tensors of some of the rows."""
+        return {name: self.tensors[name][rows.start : rows.stop] for name in _TENSORS}
+
     def batch(self, rows: range, vocab_size: int) -> SamplingBatch:
         """Return a batch of some of the rows."""
         part = slice(rows.start, rows.stop)
         return SamplingBatch.from_params(
             self.params[part],
             vocab_size=vocab_size,
+            device=self.tensors["hidden_states"].device,
             **{name: lists[part] for name, lists in self.tokens_so_far.items()},  # type: ignore[arg-type]
         )
 

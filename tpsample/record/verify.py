@@ -58,7 +58,8 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whoever made the requests has been warned
             record = read(path)
-            return list(_verdicts(record, *record.head_of(load_head)))
+            parts = logits_of(record, *record.head_of(load_head))
+            return [each for rows, logits in parts for each in sampled_again(record, rows, logits)]
     except ImportError:
         raise
     except Exception as error:  # whatever a file brings about, it is the file that is wrong
@@ -66,25 +67,35 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
         raise ValueError(f"record: {kind}{error}") from error
 
 
-def _verdicts(
-    record: Record, weight: Tensor, bias: Tensor | None, head: dict[str, Any]
-) -> Iterator[RowVerdict]:
-    """Yield the verdicts row by row, over as many logits at a time as the memory allows."""
+def logits_of(
+    record: Record,
+    weight: Tensor,
+    bias: Tensor | None,
+    head: dict[str, Any],
+    rows: range | None = None,
+) -> Iterator[tuple[range, Tensor]]:
+    """Yield rows and their raw logits [some, V], as many at a time as the memory allows.
+
+    Args:
+        weight, bias, head: all rows of the head, as in `FullHead`.
+        rows: of the record. Default: all.
+    """
     vocab_size, hidden_size = weight.shape
     hidden_states = record.tensors["hidden_states"]
-    for rows in _slices(range(len(hidden_states)), max(hidden_size, LOGITS // vocab_size)):
-        logits = torch.empty(len(rows), vocab_size)
+    rows = range(len(hidden_states)) if rows is None else rows
+    for block in _slices(rows, max(hidden_size, LOGITS // vocab_size)):
+        logits = torch.empty(len(block), vocab_size, device=weight.device)
         for ids in _slices(range(vocab_size), WEIGHT_VALUES // hidden_size):
             part = slice(ids.start, ids.stop)
             logits[:, part] = reference.logits(
-                hidden_states[rows.start : rows.stop],
+                hidden_states[block.start : block.stop],
                 weight[part],
                 bias=None if bias is None else bias[part],
                 **head,
             )
-        for some in _slices(rows, SAMPLED_LOGITS // vocab_size):
-            first = some.start - rows.start
-            yield from _sampled_again(record, some, logits[first : first + len(some)])
+        for some in _slices(block, SAMPLED_LOGITS // vocab_size):
+            first = some.start - block.start
+            yield some, logits[first : first + len(some)]
 
 
 def _slices(whole: range, length: int) -> Iterator[range]:
@@ -94,33 +105,40 @@ def _slices(whole: range, length: int) -> Iterator[range]:
         yield range(start, min(start + length, whole.stop))
 
 
-def _sampled_again(record: Record, rows: range, logits: Tensor) -> Iterator[RowVerdict]:
-    """Yield the verdicts on rows whose raw logits these are."""
+def sampled_again(
+    record: Record, rows: range, logits: Tensor, *, near_tie: float = NEAR_TIE
+) -> Iterator[RowVerdict]:
+    """Yield the verdicts on rows whose raw logits these are.
+
+    Args:
+        near_tie: a token in the kept set may score so much less than the best.
+    """
     batch = record.batch(rows, logits.shape[1])
-    rounds, num_samples = record.philox_rounds, record.num_samples
-    positions = record.tensors["positions"][rows.start : rows.stop]
+    part, rounds = record.part(rows), record.philox_rounds
+    positions, num_samples = part["positions"], record.num_samples
     again = reference.sample(
         logits, batch, positions, num_samples=num_samples, philox_rounds=rounds
     )
-    kept = reference.kept_mask(logits, batch)
 
     @lru_cache(maxsize=4)
     def scores(sample: int) -> Tensor:
-        return reference.scores(logits, batch, positions, sample=sample, philox_rounds=rounds)
+        found = reference.scores(logits, batch, positions, sample=sample, philox_rounds=rounds)
+        return found.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
 
     def gap(row: int, sample: int, recorded: int, expected: int) -> float:
         """Returns inf for a token that could not have been drawn."""
-        if not 0 <= recorded < logits.shape[1] or expected < 0 or not kept[row, recorded]:
+        if not 0 <= recorded < logits.shape[1] or expected < 0:
             return torch.inf
         return float(scores(sample)[row, expected] - scores(sample)[row, recorded])
 
-    for row in range(len(rows)):
-        token_ids = record.tensors["token_ids"][rows[row]].view(-1).tolist()
-        recorded = token_ids, int(record.tensors["status"][rows[row]])
-        expected = again.token_ids[row].view(-1).tolist(), int(again.status[row])
-        apart, near = 0.0, recorded[1] == expected[1]
-        for sample, (one, other) in enumerate(zip(recorded[0], expected[0], strict=True)):
-            if near and one != other:
-                apart = max(apart, gap(row, sample, one, other))
-                near = apart < NEAR_TIE
-        yield RowVerdict(recorded, expected, apart, near and recorded[0] != expected[0])
+    recorded, expected = (
+        list(zip(ids.view(len(rows), -1).tolist(), codes.tolist(), strict=True))
+        for ids, codes in ((part["token_ids"], part["status"]), (again.token_ids, again.status))
+    )
+    for row, (one, other) in enumerate(zip(recorded, expected, strict=True)):
+        apart, near = 0.0, one[1] == other[1]
+        for sample, (theirs, ours) in enumerate(zip(one[0], other[0], strict=True)):
+            if near and theirs != ours:
+                apart = max(apart, gap(row, sample, theirs, ours))
+                near = apart < near_tie
+        yield RowVerdict(one, other, apart, near and one[0] != other[0])
