@@ -138,11 +138,12 @@ tpsample/distributed.py
     - (len(os.sched_getaffinity(0)) - 1) // local_world_size)
     + len(os.sched_getaffinity(0)) // local_world_size)
     > test_a_process_started_by_hand_leaves_a_core_to_others
-tpsample/agreement/step.py
+tpsample/ranks/ranks.py
     a difference names no row
-    - if any(each != values[0] for each in values):
-    + if False:
+    - while all(isinstance(each, Mapping) for each in values):
+    + while not path:
     > test_ranks_are_told_the_same_and_go_on
+tpsample/agreement/step.py
     ranks do not compare positions
     - "positions": self.positions,
     + "positions": None,

@@ -24,7 +24,7 @@ from tpsample.core.digest import column_factors, digest_rows, mix, sum_rows
 from tpsample.core.tensors import capturing
 from tpsample.errors import Desync
 from tpsample.output import SampleOutput
-from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.ranks import Ranks, each_rank
 
 
 class DesyncDetector:
@@ -101,7 +101,7 @@ def _require_equal(digests: list[int], did: str) -> None:
     (common, count), *_ = Counter(digests).most_common()
     majority = 2 * count > len(digests)
     ranks = [r for r, digest in enumerate(digests) if not majority or digest != common]
-    each = ", ".join(f"rank {rank}: {d & (2**64 - 1):016x}" for rank, d in enumerate(digests))
+    each = each_rank([f"{digest & (2**64 - 1):016x}" for digest in digests])
     raise Desync(f"ranks {', '.join(map(str, ranks))} {did}: {each}", ranks)
 
 

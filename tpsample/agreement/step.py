@@ -16,7 +16,7 @@ would be merged with its peers' old ones.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +27,8 @@ from tpsample.core.row_noise import SeedSource
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.swap import SwapExchange
-from tpsample.ranks.ranks import Ranks, gather_or_raise
+from tpsample.ranks.ranks import SAME, Ranks, gather_or_raise, require_equal
+from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step_batch import StepBatch
 
@@ -80,7 +81,7 @@ class Call:
         return digest_text(str({name: _digest(part) for name, part in self.parts.items()}))
 
     def texts(self) -> dict[str, Any]:
-        """Return all parts as JSON values, to say where they differ. A list is one of rows."""
+        """Return all parts as JSON values by name, to say where they differ."""
         return {name: _text(part) for name, part in self.parts.items()}
 
 
@@ -181,7 +182,8 @@ class StepAgreement:
             return
         try:
             texts = {} if call is None else call.texts()
-            raise RankMismatch(difference(gather_or_raise(self._ranks, texts, error)))
+            require_equal(gather_or_raise(self._ranks, texts, error), _EXPECTED)
+            raise RankMismatch(f"batch: {SAME}, got other parts of it")
         finally:  # no rank takes this step
             self._swap.ranks.roll.step = step_before
 
@@ -199,22 +201,11 @@ def _digest(part: Any) -> object:
     return part.digest if isinstance(part, BatchPlan) else part
 
 
-def _text(part: Any) -> Any:
-    if isinstance(part, BatchPlan):
-        return part.text.split("\n")
-    if not isinstance(part, Tensor):
-        return part if isinstance(part, int) else str(part)
-    if part.is_floating_point():  # nine digits tell any two numbers of fp32 apart
-        return [f"{each:.{9 if part.itemsize <= 4 else 17}g}" for each in part.tolist()]
-    return part.tolist()
-
-
-_SAME = "must be the same on every rank"
 _EXPECTED = {
     "call": "every rank must make the same call",
-    "rows without a seed": f"{_SAME}, and so must be how many seeds were drawn before",
-    "positions": f"{_SAME}; a rank that skipped a step has others",
-    "tokens so far": f"{_SAME}, by digest; every rank appends the same tokens as often",
+    "rows without a seed": f"{SAME}, and so must be how many seeds were drawn before",
+    "positions": f"{SAME}; a rank that skipped a step has others",
+    "tokens so far": f"{SAME}, by digest; every rank appends the same tokens as often",
 }
 """The expectation that a message prints of a part; parts without an entry must be the same."""
 
@@ -222,64 +213,21 @@ _WIDE = 8
 """Numbers of a row that a message shows together."""
 
 
-def difference(texts: list[dict[str, Any]]) -> str:
-    """Return a message about the first part of a call that is not the same on all ranks.
-
-        temperatures: row 1: must be the same on every rank, got rank 0: 0.5, rank 1: 0.25
-
-    Args:
-        texts: every rank's `Call.texts`, in which lists have an entry per row.
-    """
-    for name in texts[0]:
-        shown: list[Any] = [text.get(name) for text in texts]
-        if any(each != shown[0] for each in shown):
-            return _in_batch(shown) if name == "batch" else _in_part(name, shown)
-    return f"batch: {_SAME}, got other parts of it"
-
-
-def _in_part(name: str, shown: list[Any]) -> str:
-    """Say where the values of a part first differ."""
-    expected, where = _EXPECTED.get(name, _SAME), name
-    if all(isinstance(each, list) for each in shown):
-        where, shown = _first(f"{name}: row", shown)
-    if all(isinstance(each, list) and len(each) > _WIDE for each in shown):
-        where, shown = _first(f"{where}, column", shown)
-    return f"{where}: {expected}, got {_each(shown)}"
+def _text(part: Any) -> Any:
+    """Return a part as JSON values by name: of rows, and of fields or of many columns."""
+    if isinstance(part, BatchPlan):
+        names = [field.name for field in fields(SamplingParams) if field.name != "seed"]
+        texts = [{name: repr(getattr(each, name)) for name in names} for each in part.requests]
+        options = {"kept_cap": part.kept_cap, "fixed_rounds": part.fixed_rounds}
+        return _named("row", texts) | options | {"stored rows": str(part.stored_list)}
+    if not isinstance(part, Tensor):
+        return part if isinstance(part, int) else str(part)
+    if part.is_floating_point():  # nine digits tell any two numbers of fp32 apart
+        digits = 9 if part.itemsize <= 4 else 17
+        return _named("row", [f"{each:.{digits}g}" for each in part.tolist()])
+    wide = part.ndim > 1 and part.shape[1] > _WIDE
+    return _named("row", [_named("column", row) if wide else row for row in part.tolist()])
 
 
-def _first(of: str, lists: list[list[Any]]) -> tuple[str, list[Any]]:
-    """Return the name and the values of the first entry in which lists differ."""
-    for place, values in enumerate(zip(*lists, strict=False)):
-        if any(each != values[0] for each in values):
-            return f"{of} {place}", list(values)
-    return f"{of}s", [len(each) for each in lists]
-
-
-def _in_batch(plans: list[list[str]]) -> str:
-    """Say in which row, and in which of its fields, the ranks' requests first differ."""
-    for lines in zip(*plans, strict=False):
-        if len(set(lines)) > 1:
-            row, _, first = lines[0].partition(": ")
-            fields = [dict(_fields(line.partition(": ")[2])) for line in lines]
-            for field in dict(_fields(first)):
-                values = [of_rank.get(field) for of_rank in fields]
-                if len(set(values)) > 1:
-                    return f"batch: {row}: {field}: {_SAME}, got {_each(values)}"
-            return f"batch: {_SAME}, got {_each(lines)}"
-    return f"batch: {_SAME}, got batches of {_each([len(plan) for plan in plans])} lines"
-
-
-def _fields(line: str) -> list[tuple[str, str]]:
-    """Return the fields of a line such as ``temperature=1.0, top_k=0``; values may have commas."""
-    found: list[tuple[str, str]] = []
-    for part in line.split(", "):
-        name, equals, value = part.partition("=")
-        if equals and name.isidentifier():
-            found.append((name, value))
-        elif found:
-            found[-1] = (found[-1][0], f"{found[-1][1]}, {part}")
-    return found
-
-
-def _each(values: Any) -> str:
-    return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+def _named(of: str, values: list[Any]) -> dict[str, Any]:
+    return {f"{of} {place}": value for place, value in enumerate(values)}

@@ -6,6 +6,7 @@ ranks are added.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample.core.checks import describe
 from tpsample.errors import RankMismatch, UnsupportedParameter
 from tpsample.ranks.roll_call import RollCall
 
@@ -151,10 +153,33 @@ def gather_or_raise(
     return records
 
 
-def require_equal(records: list[dict[str, Any]]) -> None:
-    """Raise on every rank if the ranks' records, of the same names, differ in one."""
-    for name in records[0]:
-        values = [record[name] for record in records]
-        if any(value != values[0] for value in values):
-            each = ", ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(values))
-            raise RankMismatch(f"{name}: must be the same on every rank, got {each}")
+SAME = "must be the same on every rank"
+
+
+def require_equal(
+    records: Sequence[Mapping[str, Any]], expected: Mapping[str, str] | None = None
+) -> None:
+    """Raise on every rank where the ranks' records, whose values may be records, first differ.
+
+        temperatures: row 1: must be the same on every rank, got rank 0: 0.5, rank 1: 0.25
+
+    Args:
+        expected: what a message says of a value that need not only be the same, by its name.
+    """
+    path: list[str] = []
+    values: Sequence[Any] = records
+    while all(isinstance(each, Mapping) for each in values):
+        names = dict.fromkeys(name for each in values for name in each)
+        differ = [n for n in names if any(each.get(n) != values[0].get(n) for each in values)]
+        if not differ:
+            return
+        path.append(differ[0])
+        values = [each.get(differ[0]) for each in values]
+    told = (expected or {}).get(path[0], SAME)
+    shown = [describe(each) if isinstance(each, Mapping) else each for each in values]
+    raise RankMismatch(f"{': '.join(path)}: {told}, got {each_rank(shown)}")
+
+
+def each_rank(values: Sequence[Any]) -> str:
+    """Return the value of each rank as a message shows them."""
+    return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
