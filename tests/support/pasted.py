@@ -6,14 +6,21 @@ launcher prints what it would start, and that is looked at in turn.
 
 from __future__ import annotations
 
-import json
+import argparse
+import contextlib
+import importlib.util
+import io
 import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+from torch.distributed.run import get_args_parser
 
 from tests.support.commands import ROOT, run_command
 
@@ -59,12 +66,15 @@ def options_of(command: str) -> list[Options]:
     if program.startswith("launch/") and program.endswith(".sh"):
         return _launcher(program, rest, env)
     if program in ("salloc", "sbatch"):
-        return options_of(shlex.join(_from_launcher(command, rest)))
+        return options_of(shlex.join(_from(rest, re.compile("^launch/"))))
     if program in ("srun", "mpirun", "env"):
-        return options_of(shlex.join(_from_python(command, rest)))
+        return options_of(shlex.join(_from(rest, _PYTHON)))
     name = Path(program).name
-    if name in ("pip", "torchrun"):
-        return [(name, rest), *(_pip(rest) if name == "pip" else _torchrun(rest))]
+    if name == "pip":
+        _require_installable(rest)
+        return [(name, rest)]
+    if name == "torchrun":
+        return [(name, rest), *_python(_from(rest, re.compile(r"^-m$|\.py$")))]
     if name == "tpsample":
         return _python(["-m", "tpsample.cli", *rest])
     if name == "vllm":
@@ -72,27 +82,58 @@ def options_of(command: str) -> list[Options]:
     raise UnknownWords(f"{command!r}: nobody here knows how to run {program!r}")
 
 
-def wrong_options(asked: list[Options]) -> list[str]:
-    """Say what is wrong with each, "" if nothing is; torch is imported once for all."""
-    child = Path(__file__).with_name("options.py")
-    with tempfile.NamedTemporaryFile("w+", suffix=".json") as file:
-        json.dump(asked, file)
-        file.flush()
-        done = run_command("bash", "-c", f"{sys.executable} {child} < {file.name}")
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    wrong: list[str] = json.loads(done.stdout)
-    return wrong
+class Parsed(BaseException):
+    """The options are right, and nothing more is to happen."""
 
 
-def run_as_pasted(command: str, timeout_s: float = 240) -> str:
-    """Run a command in the root of the repository; return what went wrong, "" if nothing did."""
-    try:
-        done = run_command("bash", "-c", command, timeout_s=timeout_s)
-    except subprocess.TimeoutExpired as late:
-        return str(late)
-    said = (done.stdout + done.stderr)[-2000:]
-    return "" if done.returncode == 0 else f"exit status {done.returncode}: {said}"
+def wrong_with(module: str, words: list[str]) -> str:
+    """Let a module parse its options and stop there; return what is wrong with them, or ""."""
+    from typer.core import TyperCommand  # of the extra cli
+
+    def stop(*_: object) -> NoReturn:
+        raise Parsed
+
+    def parse_and_stop(self: Any, *given: Any, **named: Any) -> NoReturn:
+        parse(self, *given, **named)
+        raise Parsed
+
+    parse, printed = argparse.ArgumentParser.parse_args, io.StringIO()
+    with (
+        mock.patch.object(argparse.ArgumentParser, "parse_args", parse_and_stop),
+        mock.patch.object(TyperCommand, "invoke", stop),
+        mock.patch.object(sys, "argv", [module, *words]),
+        contextlib.redirect_stderr(printed),
+        contextlib.redirect_stdout(printed),
+    ):
+        try:
+            return _wrong(module, words)
+        except Parsed:
+            return ""
+        except SystemExit as ended:
+            return "" if ended.code in (0, None) else f"{module}: {printed.getvalue().strip()}"
+        except Exception as error:
+            return f"{module}: {type(error).__name__}: {error}"
+
+
+def _wrong(module: str, words: list[str]) -> str:
+    if module == "pip":
+        from pip._internal.commands import create_command
+
+        create_command(words[0]).parse_args(words[1:])
+        return ""
+    if module == "torchrun":
+        get_args_parser().parse_args(words)
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        return f"no module named {module}"
+    if spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text()
+    if not any(parser in source for parser in ("parse_args", "import app", "import main", "app()")):
+        takes_a_path = "sys.argv[1" in source
+        return "" if len(words) <= takes_a_path else f"{module} reads no options"
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return f"{module} did not parse its options"
 
 
 def _engine(words: list[str]) -> list[Options]:
@@ -124,14 +165,6 @@ def _python(words: list[str]) -> list[Options]:
         _require_paths(words[:1])
         return [(words[0][:-3].replace("/", "."), words[1:])]
     raise UnknownWords(f"python {shlex.join(words)}: expected -m MODULE or a file")
-
-
-def _torchrun(words: list[str]) -> list[Options]:
-    """Return what the script that torchrun starts would parse."""
-    for place, word in enumerate(words):
-        if word == "-m" or word.endswith(".py"):
-            return _python(words[place:])
-    raise UnknownWords(f"torchrun {shlex.join(words)}: starts no script")
 
 
 def _make(words: list[str], env: dict[str, str]) -> list[Options]:
@@ -167,24 +200,18 @@ def _launcher(script: str, words: list[str], env: dict[str, str]) -> list[Option
     return options_of(shlex.join(started))
 
 
-def _from_launcher(command: str, words: list[str]) -> list[str]:
+def _from(words: list[str], pattern: re.Pattern[str]) -> list[str]:
+    """Return the words from the first on that has a pattern, which is the program started."""
     for place, word in enumerate(words):
-        if word.startswith("launch/"):
+        if pattern.search(word):
             return words[place:]
-    raise UnknownWords(f"{command!r}: starts no launcher")
+    raise UnknownWords(f"{shlex.join(words)}: starts nothing that is known here")
 
 
-def _from_python(command: str, words: list[str]) -> list[str]:
-    for place, word in enumerate(words):
-        if _PYTHON.match(word):
-            return words[place:]
-    raise UnknownWords(f"{command!r}: starts no Python")
-
-
-def _pip(words: list[str]) -> list[Options]:
-    """Check what pip is to install: this project with extras of its own, or a pinned package."""
+def _require_installable(words: list[str]) -> None:
+    """Refuse what pip could not install: extras that are not there, another pinned package."""
     if tomllib is None:
-        return []
+        return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in words:
         if extras := re.fullmatch(r"\.\[(.*)\]", word):
@@ -193,7 +220,6 @@ def _pip(words: list[str]) -> list[Options]:
                     raise UnknownWords(f"pip {shlex.join(words)}: there is no extra {extra!r}")
         if "==" in word and word not in (ROOT / "Makefile").read_text():
             raise UnknownWords(f"pip {shlex.join(words)}: {word} is not what the Makefile installs")
-    return []
 
 
 def _require_paths(paths: object) -> None:
