@@ -153,7 +153,7 @@ tpsample/native/head.py
     native: a mask is left out
     - if len(head.mask):
     + if False:
-    > screening/test_words.py::test_controls
+    > screening/test_words.py::test_many_rows
     native: drafts are left out of the history
     -                     history[i] += I32(2)
     +                     history[i] += I32(0)
@@ -162,7 +162,7 @@ tpsample/native/draw.py
     native: the sign of logit_scale is not looked at
     - is_plain(head), head.logit_scale < F32(0)
     + is_plain(head), False
-    > screening/test_words.py::test_head_and_bias
+    > screening/test_words.py::test_many_rows
 tpsample/native/numbers.py
     native: a sum that is not decided is trusted
     -     if decided or sums_are_exact(

@@ -3,8 +3,6 @@ returns the same tokens with it as without."""
 
 from __future__ import annotations
 
-import itertools
-import random
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,6 @@ from tests.support.screening import (
     DTYPES,
     HEADS,
     assert_same_words,
-    controlled,
     problem,
     random_steps,
     requests,
@@ -30,12 +27,10 @@ from tpsample import (
     VocabShard,
 )
 from tpsample.core import word
-from tpsample.core.score import Head, logits_tile, score_tile
+from tpsample.core.score import logits_tile, score_tile
 from tpsample.kernels.epilogue import GROUP
 from tpsample.local.screen_launches import MAX_SLOTS, Screen
 from tpsample.local.triton_backend import TritonBackend
-
-ODD_HEADS = (Head(0.25), Head(-3.0), Head(1.0, 2.5), Head(7.0, 30.0), Head(1e-30))
 
 
 def words(local: TritonBackend, case, batch, num_samples=1, parts=1) -> list[torch.Tensor]:
@@ -110,49 +105,9 @@ def test_heads(name):
             assert 0 < listed(screen) < 0.3
 
 
-# Each size and each start is in some case.
-ODD_SHARDS = [(1, 3), (3, 1), (15, 2), (17, 1), (17, 3), (64, 0), (131, 2)]
-
-
-@pytest.mark.parametrize(
-    ("size", "start"),
-    [
-        *ODD_SHARDS,
-        *long(
-            *(
-                case
-                for case in itertools.product([1, 3, 15, 17, 64, 131], range(4))
-                if case not in ODD_SHARDS
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("start", "size"), list(enumerate([64, 3, 15, 17, 1, 131])))
 def test_odd_shards(size, start):
     compare(problem("normal", size, 4, 16), start=start, parts=3, num_samples=2)
-
-
-@pytest.mark.parametrize("head", ODD_HEADS)
-def test_head_and_bias(head):
-    bias = torch.randn(700, generator=torch.Generator().manual_seed(3)) * 20
-    bias[::5] = -torch.inf
-    case = replace(problem("normal", 700, 9, 48), head=head)
-    compare(case, start=2)
-    compare(replace(case, bias=bias), start=2, num_samples=2)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_controls(seed):
-    pick = random.Random(seed)
-    rows, v = pick.choice([1, 9]), pick.choice([300, 1100])
-    tokens = [[pick.randrange(v) for _ in range(pick.randrange(30))] for _ in range(rows)]
-    batch = SamplingBatch.from_params(
-        controlled(rows, v + 20, pick),
-        vocab_size=v + 20,
-        prompt_token_ids=tokens,
-        output_token_ids=tokens,
-    )
-    case = replace(problem(pick.choice(list(HEADS)), v, rows, 32, seed), head=Head(2.0, 20.0))
-    compare(case, batch, start=9, num_samples=2, parts=2)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -252,9 +207,9 @@ def test_ranks_need_not_agree_on_it():
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "first_seed"), [(60, 0), *long((5000, 1000))], ids=["few", "many"]
+    ("num_rows", "first_seed"), [(150, 0), *long((5000, 1000))], ids=["few", "many"]
 )
 def test_mixtures(num_rows, first_seed):
     sizes, batches = (97, 513, 1531), (1, 5, 12, 20)
-    for case, batch, others in random_steps(num_rows, first_seed, sizes, batches):
+    for _, case, batch, others in random_steps(num_rows, first_seed, sizes, batches):
         compare(case, batch, **others)

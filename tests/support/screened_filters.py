@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.screening import Problem
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.local.backend import Backend
@@ -98,9 +97,3 @@ def filtered(pick: random.Random, **others: object) -> SamplingParams:
         seed=pick.randrange(2**40),
         **others,  # type: ignore[arg-type]
     )
-
-
-def part_of(case: Problem, shard: VocabShard) -> tuple[Tensor, VocabShard, Tensor | None]:
-    """The arguments of a backend that owns these ids."""
-    own = slice(shard.start, shard.stop)
-    return case.weight[own], shard, None if case.bias is None else case.bias[own]

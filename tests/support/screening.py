@@ -23,6 +23,9 @@ from tpsample.request.step import Step
 
 PASSES = ("fp32", "int8")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ODD_HEADS = (
+    *(Head(), Head(0.3), Head(-3.0), Head(1e-30), Head(1.0, 2.5), Head(-2.0, 5.0), Head(7.0, 30.0)),
+)
 
 
 @dataclass(frozen=True)
@@ -165,33 +168,52 @@ def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
     return made
 
 
+def any_requests(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
+    return controlled(rows, v, pick) if pick.random() < 0.5 else requests(rows)
+
+
 def random_steps(
     num_rows: int,
     first_seed: int,
     sizes: Sequence[int] = (65, 257, 1531, 4000),
     batches: Sequence[int] = (2, 16, 64),
-) -> Iterator[tuple[Problem, SamplingBatch | None, dict[str, int]]]:
-    """Yield steps of any head, of so many rows together: the problem, its batch, and the rest.
+    starts: Sequence[int] = (0, 1, 2, 3, 1000),
+    params: Callable[[int, int, random.Random], list[SamplingParams]] = any_requests,
+) -> Iterator[tuple[random.Random, Problem, SamplingBatch, dict[str, int]]]:
+    """Yield steps of any head, of so many rows together: what picks, the problem, its batch, and
+    the rest.
 
     The rest is where the shard starts, the number of samples, and that of parts.
     """
     done, seed = 0, first_seed
     while done < num_rows:
         pick = random.Random(seed)
-        v, b = pick.choice(sizes), pick.choice(batches)
+        v, b, start = pick.choice(sizes), pick.choice(batches), pick.choice(starts)
         case = problem(pick.choice(list(HEADS)), v, b, pick.choice([16, 65, 128]), seed)
+        if pick.random() < 0.2:  # whole numbers, so that logits tie
+            case = Problem(case.weight.round(), case.hidden_states.round())
+        if pick.random() < 0.05:
+            case.hidden_states[pick.randrange(b), 0] = pick.choice([torch.nan, torch.inf])
+        bias = torch.randn(v, generator=torch.Generator().manual_seed(seed)) * pick.choice([3, 20])
+        bias[::5] = pick.choice([0.0, -torch.inf])
         case = replace(
             case.to(pick.choice(DTYPES)),
-            head=pick.choice([Head(), Head(0.3), Head(-2.0), Head(1.0, 5.0)]),
-            bias=pick.choice([None, torch.randn(v) * 5]),
+            head=pick.choice(ODD_HEADS),
+            bias=pick.choice([None, bias]),
         )
-        start, batch = pick.choice([0, 1, 2, 1000]), None
-        if pick.random() < 0.5:
-            params = controlled(b, start + v, pick)
-            tokens = [[pick.randrange(start + v) for _ in range(20)] for _ in range(b)]
-            batch = SamplingBatch.from_params(params, vocab_size=start + v, output_token_ids=tokens)
+        tokens = [[pick.randrange(start + v) for _ in range(20)] for _ in range(b)]
+        batch = SamplingBatch.from_params(
+            params(b, start + v, pick),
+            vocab_size=start + v,
+            prompt_token_ids=tokens,
+            output_token_ids=[each[:9] for each in tokens],
+        )
+        if pick.random() < 0.2:
+            forced = [pick.choice([-1, start, start + v]) for _ in range(b)]
+            batch.forced_token_ids = torch.tensor(forced)
         samples = pick.choice([1, 1, 3])
-        yield case, batch, {"start": start, "num_samples": samples, "parts": pick.choice([1, 4])}
+        others = {"start": start, "num_samples": samples, "parts": pick.choice([1, 4, 9])}
+        yield pick, case, batch, others
         done, seed = done + b * samples, seed + 1
 
 
