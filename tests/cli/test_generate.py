@@ -40,7 +40,7 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     assert texts(both.stdout) == texts(alone.stdout)
     assert re.search(r"exchange +p2p", both.stdout)
     # 5 rows × 8 bytes, against half of 5 rows of fp32 logits
-    assert re.search(r"40 B of payload sent, instead of 10 kB of gathered logits", both.stdout)
+    assert re.search("40 bytes of payload sent, instead of 10.0 kB of gathered", both.stdout)
 
 
 def test_filters_change_the_texts_and_pass_the_check(tiny: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.filesize import decimal as size
 
 import tpsample
 from tpsample import reference
@@ -153,8 +154,8 @@ def _copies(world_size: int) -> str:
     """Say what memory the copies of some heads would take on each rank."""
     of_heads = []
     for vocab_size, hidden_size in _HEADS:
-        copied = report.size(vocab_size * (hidden_size + NUMBERS) / world_size)
-        head = report.size(vocab_size * hidden_size * 2 / world_size)
+        copied = size(vocab_size * (hidden_size + NUMBERS) // world_size)
+        head = size(vocab_size * hidden_size * 2 // world_size)
         of_heads.append(f"{copied} beside {head} of bf16 weights for {vocab_size} x {hidden_size}")
     return f"with screening=int8 takes, per rank, {', '.join(of_heads)}"
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import typer
 from rich.console import Console
+from rich.filesize import decimal as size
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -123,15 +124,6 @@ def started(job: Place) -> str:
     return f"{job.world_size} rank{'s' * (job.world_size != 1)}, started by {job.source}"
 
 
-def size(num_bytes: float) -> str:
-    """Return bytes for people, such as 80 B or 2.7 MB."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} GB"
-
-
 def lines(
     lm: Model, sampler: LMHeadSampler, decoded: Decoded, job: Job, *, tensor_parallel: bool
 ) -> list[tuple[str, str]]:
@@ -144,7 +136,7 @@ def lines(
         # Filtered rows exchange integers beside their words.
         integers = sampler.ranks.bytes_sent // decoded.forwards
         sent = size(sampler.exchange.bytes_sent(rows) + integers)
-        gathered = size(others * sampler.vocab_size * 4 * rows / job.world_size)
+        gathered = size(others * sampler.vocab_size * 4 * rows // job.world_size)
         travels = f"{sent} of payload sent, instead of {gathered} of gathered logits"
     trunk = split(lm.trunk, [state for row in decoded.draws for state in row.states], job)
     if tensor_parallel and job.world_size == 1:
