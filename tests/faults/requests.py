@@ -25,7 +25,7 @@ tpsample/request/batch.py
     > test_any_arrangement_is_the_batch_built_of_its_rows[0]
     one request for all rows loses its prompt
     - [single] * num_rows)
-    + [type(single)(single.params, (), single.output)] * num_rows)
+    + [single._replace(prompt=())] * num_rows)
     > test_one_request_for_all_rows_carries_all_it_was_given
     one request for all rows loses its temperature
     - repeated.temperature.copy_(self.temperature.expand(num_rows))
@@ -40,7 +40,7 @@ tpsample/request/batch.py
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
     > test_rows_updated_between_verifications_of_one_width_are_what_is_verified
     a step of the whole batch draws its empty slots
-    - if self._empty:
+    - if self._table.empty:
     + if False:
     > test_a_step_of_all_slots_is_refused_while_one_is_empty
 tpsample/request/table.py
@@ -53,8 +53,9 @@ tpsample/request/table.py
     + moved[slot] = 0
     > test_any_arrangement_is_the_batch_built_of_its_rows[0]
     an empty slot is known as such until rows move
-    - self.entries = list(map(entries.__getitem__, order))
-    + self.entries = [entries[old]._replace(flags=entries[old].flags & ~8) for old in order]
+    - self.entries = list(map([*entries, *joining].__getitem__, order))
+    + both = [*entries, *joining]
+    +         self.entries = [both[i]._replace(flags=both[i].flags & ~8) for i in order]
     > test_a_copy_of_a_batch_lives_by_itself[deepcopy]
     a seed that was written before the first step is lost
     - written.where(written != WAITING, seeds)
@@ -104,12 +105,12 @@ tpsample/request/controls/apply.py
     > test_min_tokens_empties_no_row[torch-1]
 tpsample/request/step_batch.py
     masks of rows that moved are taken
-    - if version != self.version:
+    - if version != self._table.version:
     + if False:
     > test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew
     a mask that is assigned anew stays stale
-    - self._assigned[name] = mask, self.version
-    + self._assigned[name] = mask, self._assigned.get(name, (None, self.version))[1]
+    - self._assigned[name] = mask, self._table.version
+    + self._assigned[name] = mask, self._assigned.get(name, (None, self._table.version))[1]
     > test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew
     masks of rows without penalties bind nothing
     - if not (masks or tables.has_penalties
@@ -134,7 +135,7 @@ tpsample/request/rows.py
     > test_a_slot_that_is_named_twice_counts_its_first_row
 tpsample/request/selection.py
     a selection is taken after rows have changed
-    - if self.version != self._batch.version:
+    - if self._version != self._table.version:
     + if False:
     > test_a_selection_of_rows_that_changed_is_refused[free]
     a selection that is used again keeps its masks
@@ -183,26 +184,26 @@ tpsample/core/tensors.py
     > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]
 tpsample/request/engine_tensors.py
     ranks do not compare the order of filters of an engine's tensors
-    - {"needs": self.needs, "filter_order": self.filter_order}
+    - {"needs": self.needs, "filter_order": self._order}
     + {"needs": self.needs}
     > test_ranks_with_other_numbers_or_another_order_are_told_each_value
     an infinite temperature of an engine is taken as it is
-    - self.temperature).clamp_(max=HOTTEST)
-    + self.temperature)
+    - copy_(self._temperature).clamp_(max=HOTTEST)
+    + copy_(self._temperature)
     > test_a_draft_at_an_infinite_temperature_is_one
     a top_p of 0 keeps nothing
-    - top_p = p.clamp(min=LEAST_TOP_P).where(there & (p < 1), 1.0)
-    + top_p = p.where(there & (p < 1), 1.0)
+    - p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0)
+    + p.where(p < 1, 1.0)
     > test_values_out_of_range_have_a_meaning
     what an engine writes to its tensors is not seen
-    - self.temperature, self.seed, self.filters = temperature, seed, filters
-    + self.temperature, self.seed, self.filters = temperature.clone(), seed, filters
+    - self._temperature, self._seed = temperature.detach(), seed.detach()
+    + self._temperature, self._seed = temperature.clone(), seed.detach()
     > test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]
 tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
-    - self._table.load(rows, checked, **options)
-    + self._table.load(rows, checked, **options)
-    +             self.version -= 1
+    - self._table.load(rows, entries)
+    + self._table.load(rows, entries)
+    +             self._table.version -= 1
     > test_a_selection_of_rows_that_changed_is_refused[free]
 tpsample/request/plan.py
     the plan of a selection sends to the device

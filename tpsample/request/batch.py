@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from tpsample.core.tensors import ordinary_tensors
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.request import engine_tensors
 from tpsample.request.batch_checks import (
@@ -18,7 +17,6 @@ from tpsample.request.batch_checks import (
     check_requests,
     check_sizes,
     request_list,
-    token_lists,
 )
 from tpsample.request.changing_rows import ChangingRows
 from tpsample.request.entries import NO_REQUEST, WAITING
@@ -111,9 +109,7 @@ class SamplingBatch(ChangingRows):
         check_device(device)
         slots, vocab_size = check_sizes(vocab_size, max_rows, len(requests)), int(vocab_size)
         check_kept(kept_cap, fixed_rounds)
-        prompts = token_lists("prompt_token_ids", prompt_token_ids, len(requests))
-        outputs = token_lists("output_token_ids", output_token_ids, len(requests))
-        checked = check_requests(0, requests, prompts, outputs, vocab_size)
+        checked = check_requests(0, requests, prompt_token_ids, output_token_ids, vocab_size)
         table = RequestTable(slots, vocab_size, device)
         batch = SamplingBatch(table, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
         batch._arrange(list(range(len(checked))), checked)
@@ -130,9 +126,8 @@ class SamplingBatch(ChangingRows):
         Raises:
             ValueError: a size out of range.
         """
-        none = [NO_REQUEST.params] * slots
+        none = [NO_REQUEST] * slots
         batch = SamplingBatch.from_params(none, vocab_size=vocab_size, device=device)
-        batch.free(range(slots))
         batch._ready_to_select()
         return batch
 
@@ -197,29 +192,15 @@ class SamplingBatch(ChangingRows):
         """
         return self._table.launches
 
-    def prepare(self, shard: VocabShard) -> None:
-        """Make the state of a shard, for a sampler that comes after tokens have been appended.
-
-        Raises:
-            TypeError: not a VocabShard.
-            ValueError: a shard that reaches past V, or one whose counts are no longer known.
-        """
-        if not isinstance(shard, VocabShard):
-            raise TypeError(f"shard: expected a VocabShard, got {shard!r}")
-        if shard.stop > self.vocab_size:
-            raise ValueError(f"shard: {shard} reaches past vocab_size={self.vocab_size}")
-        if self._table.controls is not None:
-            self._table.controls.state(shard)
-
     def for_rows(self, num_rows: int) -> SamplingBatch:
         """Return this batch, or its one request repeated for so many rows.
 
         Raises:
             ValueError: the batch was built from a list of another length, or has empty slots.
         """
-        if self._empty:
+        if self._table.empty:
             raise ValueError(
-                f"batch: slots {self._empty} have no request; name the slots of the step by "
+                f"batch: slots {self._table.empty} have no request; name the slots of the step by "
                 "batch.select, or drop these"
             )
         if num_rows == self.rows:

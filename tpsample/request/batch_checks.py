@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,42 +11,33 @@ from torch import Tensor
 from tpsample.core.checks import check_int, describe, fits, is_integer, is_listing
 from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.errors import UnsupportedParameter
+from tpsample.request.entries import Entry
 from tpsample.request.params import SamplingParams
 
 MAX_ROWS = 2**20
 
 
-@dataclass(frozen=True)
-class CheckedRequest:
-    """A request with its tokens so far, copied because the caller's lists may change afterwards.
-
-    Prompt ids outside the vocabulary, such as the placeholders of an image, are left out.
-    """
-
-    params: SamplingParams
-    prompt: tuple[int, ...]
-    output: tuple[int, ...]
-
-
 def check_requests(
-    first_row: int,
-    requests: Sequence[Any],
-    prompts: Sequence[Any],
-    outputs: Sequence[Any],
-    vocab_size: int,
-) -> list[CheckedRequest]:
-    """Check the requests of the rows from `first_row` on, with the tokens so far of each.
+    first_row: int, params: Any, prompts: Any, outputs: Any, vocab_size: int
+) -> list[Entry]:
+    """Return entries of the requests of the rows from `first_row` on.
+
+    Args:
+        prompts, outputs: the tokens so far, one list per row; None stands for none so far.
 
     Raises:
         TypeError, ValueError: naming the row.
     """
+    requests = request_list(params)
+    lists = (
+        _token_lists("prompt_token_ids", prompts, len(requests)),
+        _token_lists("output_token_ids", outputs, len(requests)),
+    )
     checked = []
-    for row, (params, prompt, output) in enumerate(
-        zip(requests, prompts, outputs, strict=True), first_row
-    ):
-        if not isinstance(params, SamplingParams):
-            raise TypeError(f"params[{row}]: expected SamplingParams, got {type(params).__name__}")
-        params.check_vocab(vocab_size)
+    for row, (request, prompt, output) in enumerate(zip(requests, *lists, strict=True), first_row):
+        if not isinstance(request, SamplingParams):
+            raise TypeError(f"params[{row}]: expected SamplingParams, got {type(request).__name__}")
+        request.check_vocab(vocab_size)
         prompt = _ids(f"prompt_token_ids[{row}]", prompt)
         output = _ids(f"output_token_ids[{row}]", output)
         outside = [token_id for token_id in output if not 0 <= token_id < vocab_size]
@@ -56,7 +46,7 @@ def check_requests(
                 f"output_token_ids[{row}]: expected ids in [0, {vocab_size}), got {outside[0]}"
             )
         inside = tuple([token_id for token_id in prompt if 0 <= token_id < vocab_size])
-        checked.append(CheckedRequest(params, inside, output))
+        checked.append(Entry.of(request, vocab_size, inside, output))
     return checked
 
 
@@ -88,7 +78,7 @@ def request_list(params: Any) -> list[Any]:
     return list(params)
 
 
-def token_lists(name: str, lists: Sequence[Sequence[int]] | None, num_rows: int) -> Sequence[Any]:
+def _token_lists(name: str, lists: Any, num_rows: int) -> Sequence[Any]:
     """Return one list of tokens so far per row; None stands for none so far."""
     if lists is None:
         return [()] * num_rows
@@ -96,7 +86,7 @@ def token_lists(name: str, lists: Sequence[Sequence[int]] | None, num_rows: int)
         raise TypeError(f"{name}: expected one list of token ids per row, got {lists!r}")
     if len(lists) != num_rows:
         raise ValueError(f"{name}: expected one list per row ({num_rows}), got {len(lists)}")
-    return lists
+    return list(lists)
 
 
 def check_sizes(vocab_size: Any, max_rows: Any, num_rows: int) -> int:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor
 
-from tpsample.core.row_noise import SeedSource
 from tpsample.core.tensors import HasViews
 from tpsample.request.batch_checks import (
-    CheckedRequest,
     check_arranged,
     check_order,
     check_requests,
     check_rows,
-    request_list,
-    token_lists,
 )
-from tpsample.request.entries import EMPTY, NEEDS_APPEND, NO_REQUEST, STATE, UNSEEDED
+from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, STATE, Entry
 from tpsample.request.params import SamplingParams
 from tpsample.request.step_batch import StepBatch
 from tpsample.request.table import RequestTable
@@ -34,12 +30,10 @@ class ChangingRows(HasViews, StepBatch):
     another version of the rows, so selections and masks of the rows before are refused.
     """
 
-    _table: RequestTable
-
     def __init__(self, table: RequestTable) -> None:
         super().__init__(table)
         self.max_rows = table.slots
-        self._single: CheckedRequest | None = None
+        self._single: Entry | None = None
         self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
         self._needs_append = False
         self._changed()
@@ -124,9 +118,9 @@ class ChangingRows(HasViews, StepBatch):
                 or more than `max_rows` rows.
         """
         self._require_list("arrange")
-        requests, count = list(joining), len(joining)
-        checked = self._checked(self.rows, requests, prompt_token_ids, output_token_ids)
-        self._arrange(check_arranged(order, self.rows, count), checked)
+        tokens = prompt_token_ids, output_token_ids
+        checked = check_requests(self.rows, joining, *tokens, self.vocab_size)
+        self._arrange(check_arranged(order, self.rows, len(checked)), checked)
 
     def update(
         self,
@@ -183,13 +177,14 @@ class ChangingRows(HasViews, StepBatch):
             TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
         """
         self._require_list("put")
-        rows, requests = check_rows("put", slots, self.rows), request_list(params)
-        if len(rows) != len(requests) or len(set(rows)) < len(rows):
+        rows, tokens = check_rows("put", slots, self.rows), (prompt_token_ids, output_token_ids)
+        checked = check_requests(0, params, *tokens, self.vocab_size)
+        if len(rows) != len(checked) or len(set(rows)) < len(rows):
             raise ValueError(
-                f"put: expected as many requests as slots, each slot once, got {len(requests)} "
+                f"put: expected as many requests as slots, each slot once, got {len(checked)} "
                 f"requests for {slots!r}"
             )
-        self._load(rows, self._checked(0, requests, prompt_token_ids, output_token_ids))
+        self._load(rows, checked)
 
     def free(self, slots: int | Sequence[int]) -> None:
         """Let requests leave their slots. A row of a selection that names such a slot has the
@@ -200,12 +195,7 @@ class ChangingRows(HasViews, StepBatch):
         """
         self._require_list("free")
         rows = list(dict.fromkeys(check_rows("free", slots, self.rows)))
-        self._load(rows, [NO_REQUEST] * len(rows), empty=True)
-
-    def draw_seeds(self, source: SeedSource) -> None:
-        if self.unseeded:
-            self._table.draw_seeds(self.unseeded, source)
-            self.unseeded = []
+        self._load(rows, [Entry.of(NO_REQUEST, self.vocab_size)] * len(rows))
 
     def note_step(self, positions: Tensor) -> None:
         """Warn once if rows look at their output, and a step at later positions comes without the
@@ -225,38 +215,25 @@ class ChangingRows(HasViews, StepBatch):
     def _state_slots(self) -> Tensor:
         return self._table.numbers[STATE, : self.rows]
 
-    def _checked(
-        self, first_row: int, requests: list[SamplingParams], prompts: Tokens, outputs: Tokens
-    ) -> list[CheckedRequest]:
-        """Return requests with their tokens so far, in which nothing is wrong."""
-        so_far = (
-            token_lists("prompt_token_ids", prompts, len(requests)),
-            token_lists("output_token_ids", outputs, len(requests)),
-        )
-        return check_requests(first_row, requests, *so_far, self.vocab_size)
-
-    def _load(self, rows: list[int], checked: list[CheckedRequest], **options: Any) -> None:
+    def _load(self, rows: list[int], entries: list[Entry]) -> None:
         """Replace the requests of some rows, and nothing of the others."""
         if rows:
-            self._table.load(rows, checked, **options)
+            self._table.load(rows, entries)
             self._changed()
 
-    def _arrange(self, order: list[int], checked: list[CheckedRequest]) -> None:
+    def _arrange(self, order: list[int], joining: list[Entry]) -> None:
         """Keep these rows, in this order; an index from B on names a joining request."""
         if len(order) > self.max_rows:
             raise ValueError(
                 f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "
                 "the batch with a larger max_rows"
             )
-        self._table.arrange(order, checked)
+        self._table.arrange(order, joining)
         self._changed()
 
     def _changed(self) -> None:
         """Note what follows from the rows as they are now."""
-        self.version += 1
         self._view()
-        self.unseeded = self._table.flagged(UNSEEDED)
-        self._empty = self._table.flagged(EMPTY)
         self._needs_append = bool(self._table.flagged(NEEDS_APPEND))
         self._last_positions = None
 

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.core.row_noise import SeedSource
-from tpsample.core.tensors import ALIGNED
-from tpsample.core.vocab_shard import VocabShard
+from tpsample.core.tensors import columns_of
 from tpsample.request.batch_checks import check_parameter, check_sizes
-from tpsample.request.filters import RowFilter, RowFilters, Way, keeps_all
+from tpsample.request.entries import GATE
+from tpsample.request.filters import COLUMNS, LogprobRows, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan
-from tpsample.request.rows import OPEN, SHUT, SlotRows, Slots
+from tpsample.request.rows import OPEN, SlotRows
 from tpsample.request.selection import Selection
+from tpsample.request.table import RequestTable
 
 HOTTEST = 2.0**100
 """A higher temperature counts as this one, because log2 e / T must not vanish."""
@@ -49,14 +49,19 @@ class Needs:
     min_p: bool = False
 
 
-class EngineTensors(Slots):
-    """The tensors by slot, temperature and seed with S entries.
+class EngineTensors(RequestTable):
+    """A table that each step writes anew, of the caller's tensors by slot.
+
+    Args:
+        temperature, seed: fp32 and int64 [S].
+        filters: those of top_k, top_p and min_p that were given, by name.
+        filter_order: of all rows.
 
     Attributes:
-        filters: those of top_k, top_p and min_p that were given, by name.
-        needs: which of them are read.
-        filter_order: of all rows.
+        needs: which of the filters are read.
     """
+
+    needs: Needs
 
     def __init__(
         self,
@@ -64,65 +69,68 @@ class EngineTensors(Slots):
         temperature: Tensor,
         seed: Tensor,
         filters: dict[str, Tensor],
-        needs: Needs,
         filter_order: str,
     ) -> None:
-        self.vocab_size, self.slots, self.device = vocab_size, len(seed), seed.device
-        self.temperature, self.seed, self.filters = temperature, seed, filters
-        self.needs, self.filter_order = needs, filter_order
-        self.gate = torch.full((len(seed) + 1,), OPEN, dtype=torch.int64, device=seed.device)
-        self.gate[-1] = SHUT
-        self.make_controls()
+        super().__init__(len(seed), vocab_size, seed.device)
+        self._temperature, self._seed = temperature.detach(), seed.detach()
+        self._filters, self._order = filters, filter_order
+        self.numbers[GATE, : len(seed)].fill_(OPEN)
+
+    def expect(self, needs: object) -> None:
+        """Read these filters from now on. They must be there to be read."""
+        if not isinstance(needs, Needs):
+            raise TypeError(f"needs: expected Needs, got {needs!r}")
+        missing = [name for name, it in vars(needs).items() if it and name not in self._filters]
+        if missing:
+            raise ValueError(f"needs: {missing[0]} may occur, but no tensor of that name was given")
+        self.needs, self.stores_logits = needs, needs != Needs()
+        unfiltered = keeps_all(self.vocab_size)._replace(joint=self._order == "joint")
+        columns = columns_of(unfiltered.packed(), COLUMNS, device=self.device)
+        self.numbers[:COLUMNS, : self.slots].copy_(columns[:, :1])
+        kind = unfiltered._replace(
+            top_k=1 if needs.top_k else self.vocab_size,
+            top_p=0.5 if needs.top_p else 1.0,
+            way=Way.THRESHOLD if self._may_go_by_threshold else Way.REJECTION,
+        )
+        self._found = {kind}, -1, False
 
     @property
-    def stores_logits(self) -> bool:  # type: ignore[override]
-        return self.needs != Needs()
+    def _may_go_by_threshold(self) -> bool:
+        return self.needs.top_k and self.needs.top_p and self._order != "joint"
 
     def state(self, rows: SlotRows) -> dict[str, object]:
-        read = {name: each for name, each in self.filters.items() if vars(self.needs)[name]}
-        options = {"needs": self.needs, "filter_order": self.filter_order}
-        return options | {name: rows.pick_drawn(name, each) for name, each in read.items()}
+        read = {name: each for name, each in self._filters.items() if vars(self.needs)[name]}
+        options = {"needs": self.needs, "filter_order": self._order}
+        its = {name: rows.pick_any(name, each) for name, each in read.items()}
+        none = rows.undrawn.rows
+        return options | {name: each.masked_fill_(none, 0) for name, each in its.items()}
 
     def temperature_of(self, rows: SlotRows) -> Tensor:
-        return rows.pick_drawn("temperature", self.temperature).clamp_(max=HOTTEST)
+        self.temperature[:-1].copy_(self._temperature).clamp_(max=HOTTEST)
+        return super().temperature_of(rows)
 
     def seed_of(self, rows: SlotRows) -> Tensor:
-        return rows.pick_drawn("seed", self.seed)
+        self.seed[:-1].copy_(self._seed)
+        return super().seed_of(rows)
 
-    def read(self, rows: SlotRows) -> tuple[RowFilters | None, None]:
-        vocab_size, needs, joint = self.vocab_size, self.needs, self.filter_order == "joint"
-        there = ~rows.undrawn.rows
-        top_k = torch.full_like(rows.index, vocab_size)
-        top_p = torch.ones_like(rows.index, dtype=torch.float64)
-        log_min_p = torch.full_like(top_p, -torch.inf)
+    def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
+        needs, columns = self.needs, self.numbers[:COLUMNS, : self.slots]
+        top_k, by_threshold = columns[0], columns[7]
+        top_p, log_min_p, of_total = columns[1:4].view(torch.float64)
         if needs.top_k:
-            k = rows.pick_any("top_k", self.filters["top_k"]).to(torch.int64)
-            top_k = k.where(there & (k >= 1) & (k < vocab_size), vocab_size)
+            k = self._filters["top_k"].to(torch.int64)
+            top_k.copy_(k.where((k >= 1) & (k < self.vocab_size), self.vocab_size))
         if needs.top_p:
-            p = rows.pick_any("top_p", self.filters["top_p"]).double()
-            top_p = p.clamp(min=LEAST_TOP_P).where(there & (p < 1), 1.0)
+            p = self._filters["top_p"].double()
+            top_p.copy_(p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0))
         if needs.min_p:
-            p = rows.pick_any("min_p", self.filters["min_p"]).double()
-            log_min_p = p.clamp(max=1.0).log().where(there & (p > 0), -torch.inf)
-        of_total = torch.full_like(log_min_p, -torch.inf)
-        if self.filter_order != "min_p_last":
-            of_total = log_min_p
-        no = torch.zeros_like(top_k)
-        both = (top_k < vocab_size) & (top_p < 1)
-        bits = [no, no + joint, no, no if joint else both.to(torch.int64)]
-        numbers = (each.view(torch.int64) for each in (top_p, log_min_p, of_total))
-        by_threshold = needs.top_k and needs.top_p and not joint
-        kind = keeps_all(vocab_size)._replace(
-            top_k=1 if needs.top_k else vocab_size,
-            top_p=0.5 if needs.top_p else 1.0,
-            joint=joint,
-            way=Way.THRESHOLD if by_threshold else Way.REJECTION,
-        )
-        columns = torch.stack([top_k, *numbers, *bits])
-        padded = torch.nn.functional.pad(columns, (0, -len(rows) % ALIGNED))
-        kinds: list[RowFilter] = [keeps_all(vocab_size), kind]
-        every = list(range(len(rows)))
-        return RowFilters(rows.numbers, every, padded, kinds, known=False), None
+            p = self._filters["min_p"].double()
+            log_min_p.copy_(p.clamp(max=1.0).log().where(p > 0, -torch.inf))
+            if self._order != "min_p_last":
+                of_total.copy_(log_min_p)
+        if self._may_go_by_threshold:
+            by_threshold.copy_((top_k < self.vocab_size) & (top_p < 1))
+        return super().read(rows)
 
 
 class TensorBatch(Selection):
@@ -148,16 +156,11 @@ class TensorBatch(Selection):
 
     @needs.setter
     def needs(self, needs: Needs) -> None:
-        self._table.needs = check_needs(needs, self._table.filters)
+        self._table.expect(needs)
 
     @property
     def plan(self) -> BatchPlan:
         return self._plan
-
-    @property
-    def unseeded(self) -> list[int]:  # type: ignore[override]
-        """None, because every row has a seed."""
-        return []
 
     def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
         """Return the rows of a step, by slot; see `SamplingBatch.select`."""
@@ -170,22 +173,6 @@ class TensorBatch(Selection):
                 f"of {self.rows}; name the rows of the step by select"
             )
         return self
-
-    def prepare(self, shard: VocabShard) -> None:
-        """Do nothing, because no parameter has state."""
-
-    def draw_seeds(self, source: SeedSource) -> None:
-        """Do nothing, because every row has a seed."""
-
-
-def check_needs(needs: object, filters: dict[str, Tensor]) -> Needs:
-    """Check that what may occur is there to be read."""
-    if not isinstance(needs, Needs):
-        raise TypeError(f"needs: expected Needs, got {needs!r}")
-    missing = [name for name, needed in vars(needs).items() if needed and name not in filters]
-    if missing:
-        raise ValueError(f"needs: {missing[0]} may occur, but no tensor of that name was given")
-    return needs
 
 
 def over(
@@ -227,5 +214,6 @@ def over(
         raise ValueError(
             f"filter_order: expected sequential, joint or min_p_last, got {filter_order!r}"
         )
-    its = Needs(**dict.fromkeys(given, True)) if needs is None else check_needs(needs, given)
-    return TensorBatch(EngineTensors(vocab_size, temperature, seed, given, its, filter_order))
+    table = EngineTensors(vocab_size, temperature, seed, given, filter_order)
+    table.expect(Needs(**dict.fromkeys(given, True)) if needs is None else needs)
+    return TensorBatch(table)

@@ -6,7 +6,6 @@ import struct
 from typing import NamedTuple
 
 from tpsample.noise import signed64
-from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.filters import COLUMNS, RowFilter, keeps_all
 from tpsample.request.params import SamplingParams
 from tpsample.request.rows import OPEN, SHUT
@@ -23,12 +22,12 @@ no request, its output changes its logits."""
 WAITING = 0x54505F5741495421
 """The seed of a row that waits for one, an arbitrary number that nobody else writes."""
 
-NO_REQUEST = CheckedRequest(SamplingParams(temperature=0.0, seed=0), (), ())
+NO_REQUEST = SamplingParams(temperature=0.0, seed=0)
 """It stands in a slot that has no request."""
 
 
 class Entry(NamedTuple):
-    """A slot as the host knows it.
+    """A slot as the host knows it: a request that was checked, with its tokens so far.
 
     Attributes:
         params: its request.
@@ -36,6 +35,9 @@ class Entry(NamedTuple):
         flags: FILTERED to NEEDS_APPEND.
         top: how many of the most likely tokens it reports.
         packed: what the device reads: the numbers before STATE.
+        prompt, output: the tokens so far, if the request looks at them. They are copies, because
+            the caller's lists may change. Prompt ids outside the vocabulary, such as the
+            placeholders of an image, are left out.
     """
 
     params: SamplingParams
@@ -43,6 +45,8 @@ class Entry(NamedTuple):
     flags: int
     top: int
     packed: bytes
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
 
     @property
     def processed(self) -> bool:
@@ -50,18 +54,26 @@ class Entry(NamedTuple):
         return self.params.logprobs_mode.startswith("processed")
 
     @staticmethod
-    def of(params: SamplingParams, vocab_size: int, *, empty: bool = False) -> Entry:
-        """Return the entry of a request, whose numbers are computed once per request."""
-        known = params.memo.get((vocab_size, empty))
+    def of(
+        params: SamplingParams,
+        vocab_size: int,
+        prompt: tuple[int, ...] = (),
+        output: tuple[int, ...] = (),
+    ) -> Entry:
+        """Return the entry of a request, whose numbers are computed once per request.
+
+        `NO_REQUEST` itself stands for none.
+        """
+        known = params.memo.get(vocab_size)
         if known is None:
-            known = params.memo[vocab_size, empty] = _known(params, vocab_size, empty)
-        return Entry(params, *known)
+            known = params.memo[vocab_size] = _known(params, vocab_size)
+        so_far = (prompt, output) if params.reads_output else ()
+        return Entry(params, *known, *so_far)
 
 
-def _known(
-    params: SamplingParams, vocab_size: int, empty: bool
-) -> tuple[RowFilter, int, int, bytes]:
+def _known(params: SamplingParams, vocab_size: int) -> tuple[RowFilter, int, int, bytes]:
     filters, mode = RowFilter.of(params, vocab_size), params.logprobs_mode
+    empty = params is NO_REQUEST
     top = params.logprobs or 0
     top = vocab_size if top == -1 else min(top, vocab_size)
     flags = (

@@ -7,7 +7,6 @@ so a step that uses rows again allocates nothing.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -15,8 +14,6 @@ from torch import Tensor
 
 from tpsample.core.tensors import ALIGNED, HasViews, Scratch, ordinary_tensors
 from tpsample.core.word import Status
-from tpsample.request.controls.tables import ControlTables
-from tpsample.request.filters import LogprobRows, RowFilters
 
 OPEN, SHUT = 2**62, -1
 """The gate of a slot that may be drawn, above the number of any row; and of one that may not."""
@@ -98,64 +95,14 @@ class SlotRows(HasViews):
         index.masked_fill_(undrawn, none)
         torch.remainder(index, max(none, 1), out=self.inside)
 
+    def pick(self, name: str, table: Tensor) -> Tensor:
+        """Return what a table [S + 1, …] holds for each row."""
+        return self.scratch.pick(name, table, self.index)
+
     def pick_any(self, name: str, table: Tensor) -> Tensor:
         """Return what a table [S, …] holds for each row; any slot's where the row is not drawn."""
         return self.scratch.pick(name, table, self.inside)
 
-    def pick_drawn(self, name: str, table: Tensor) -> Tensor:
-        """Return what a table [S] holds for each row, 0 where the row is not drawn."""
-        return self.pick_any(name, table).masked_fill_(self.undrawn.rows, 0)
-
     def pick_columns(self, name: str, table: Tensor) -> Tensor:
         """Return the columns that rows have in a table [n, S + 1], as `columns_of` pads them."""
         return self.scratch.pick(name, table, self._padded, dim=1)
-
-
-class Slots(ABC):
-    """Parameters of requests by slot, as rows on the device read them.
-
-    Attributes:
-        vocab_size: V.
-        device: of all tensors.
-        slots: S.
-        temperature, seed: fp32 and int64 [S + 1], 0 in the last slot, which is no slot.
-        gate: int64 [S + 1], OPEN where a slot may be drawn, else SHUT.
-        stores_logits: whether a row may have filters or ask for logprobs.
-        controls: penalties and constraints; None until a request or a mask needs them.
-    """
-
-    vocab_size: int
-    device: torch.device
-    slots: int
-    temperature: Tensor
-    seed: Tensor
-    gate: Tensor
-    stores_logits: bool
-    controls: ControlTables | None = None
-
-    def state_slots(self, rows: SlotRows) -> Tensor:
-        """Return int64 [B], where the controls of each row are."""
-        return rows.index
-
-    @abstractmethod
-    def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
-        """Return the filters and logprobs of all rows, None where no slot has some. It is called
-        where some row may have either."""
-
-    def state(self, rows: SlotRows) -> dict[str, object]:
-        """Return what these rows read and no plan has, as `StepBatch.state` does."""
-        return {}
-
-    def temperature_of(self, rows: SlotRows) -> Tensor:
-        """Return the temperatures of some rows, fp32 [B]; a row that is not drawn is greedy."""
-        return rows.scratch.pick("temperature", self.temperature, rows.index)
-
-    def seed_of(self, rows: SlotRows) -> Tensor:
-        """Return the seeds of some rows, int64 [B]."""
-        return rows.scratch.pick("seed", self.seed, rows.index)
-
-    def make_controls(self) -> ControlTables:
-        """Return the tables of controls, which are made when they are first needed."""
-        if self.controls is None:
-            self.controls = ControlTables(self.slots, self.vocab_size, self.device)
-        return self.controls

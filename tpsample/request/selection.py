@@ -23,13 +23,13 @@ import copy
 
 from torch import Tensor
 
-from tpsample.core.row_noise import SeedSource
 from tpsample.core.tensors import readable
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_slots
+from tpsample.request.entries import STATE
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.rows import SlotRows, Slots, Undrawn
+from tpsample.request.rows import SlotRows, Undrawn
 from tpsample.request.step_batch import StepBatch
+from tpsample.request.table import RequestTable
 
 
 class Selection(StepBatch):
@@ -44,10 +44,10 @@ class Selection(StepBatch):
         num_rows: B.
     """
 
-    def __init__(self, batch: StepBatch, table: Slots, num_rows: int) -> None:
+    def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
         super().__init__(table)
         self._batch, self.rows = batch, num_rows
-        self._rows = SlotRows(num_rows, table.device)
+        self._rows, self._version = SlotRows(num_rows, table.device), table.version
 
     @staticmethod
     def of(batch: StepBatch, slots: Tensor, out: Selection | None = None) -> Selection:
@@ -78,7 +78,7 @@ class Selection(StepBatch):
 
     def take(self, slots: Tensor) -> Selection:
         """Become these slots of the batch as it is now, without masks of its own."""
-        self.version = self._batch.version
+        self._version = self._table.version
         self._assigned.clear()
         self._rows.resolve(slots, self._table.gate)
         return self
@@ -99,11 +99,6 @@ class Selection(StepBatch):
         return self._table.seed_of(self._rows)
 
     @property
-    def unseeded(self) -> list[int]:  # type: ignore[override]
-        """The slots of the batch that still wait for their seed."""
-        return self._batch.unseeded
-
-    @property
     def plan(self) -> BatchPlan:
         """The plan of the batch."""
         return self._batch.plan
@@ -122,18 +117,12 @@ class Selection(StepBatch):
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got a "
                 f"selection of {self.rows} slots; pad slots with -1"
             )
-        if self.version != self._batch.version:
+        if self._version != self._table.version:
             raise ValueError(
                 "batch: requests joined, left, moved or changed since this selection was made; "
                 "call batch.select again"
             )
         return self
-
-    def prepare(self, shard: VocabShard) -> None:
-        self._batch.prepare(shard)
-
-    def draw_seeds(self, source: SeedSource) -> None:
-        self._batch.draw_seeds(source)
 
     def read(self, times: int = 1) -> BatchView:
         table = self._table
@@ -155,7 +144,7 @@ class Selection(StepBatch):
         return BatchView(temperature, seed, plan, self._controls(), undrawn)
 
     def _state_slots(self) -> Tensor:
-        return self._table.state_slots(self._rows)
+        return self._rows.pick("state slots", self._table.numbers[STATE])
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
         self.for_rows(num_rows)

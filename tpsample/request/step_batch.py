@@ -16,7 +16,8 @@ from tpsample.request.batch_checks import check_appended, check_per_row
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.tables import num_words
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.rows import Slots, Undrawn
+from tpsample.request.rows import Undrawn
+from tpsample.request.table import RequestTable
 
 
 class StepBatch(Sealed, ABC):
@@ -26,17 +27,13 @@ class StepBatch(Sealed, ABC):
         vocab_size: V.
         device: of all tensors.
         rows: B.
-        unseeded: the rows that still wait for their seed.
-        version: another one after rows joined, left, moved or changed.
     """
 
     rows: int
-    unseeded: list[int]
-    version: int = 0
 
-    def __init__(self, table: Slots) -> None:
+    def __init__(self, table: RequestTable) -> None:
         self.vocab_size, self.device, self._table = table.vocab_size, table.device, table
-        # Each with the version of the rows that it was assigned to.
+        # Each with the version of the table that it was assigned to.
         self._assigned: dict[str, tuple[Tensor, int]] = {}
 
     def __copy__(self) -> StepBatch:
@@ -60,6 +57,11 @@ class StepBatch(Sealed, ABC):
         """How a step treats the requests; ranks compare it."""
 
     @property
+    def unseeded(self) -> list[int]:
+        """The slots that still wait for their seed, which are the rows of a whole batch."""
+        return self._table.unseeded
+
+    @property
     def stores_logits(self) -> bool:
         """Whether a step keeps logits of some of these rows on their ranks."""
         return self.plan.stored_index is not None
@@ -73,13 +75,24 @@ class StepBatch(Sealed, ABC):
     def for_rows(self, num_rows: int) -> StepBatch:
         """Return the batch of so many rows; a ValueError if this one has another number."""
 
-    @abstractmethod
     def prepare(self, shard: VocabShard) -> None:
-        """Make the state of a shard."""
+        """Make the state of a shard, for a sampler that comes after tokens have been appended.
 
-    @abstractmethod
+        Raises:
+            TypeError: not a VocabShard.
+            ValueError: a shard that reaches past V, or one whose counts are no longer known.
+        """
+        if not isinstance(shard, VocabShard):
+            raise TypeError(f"shard: expected a VocabShard, got {shard!r}")
+        if shard.stop > self.vocab_size:
+            raise ValueError(f"shard: {shard} reaches past vocab_size={self.vocab_size}")
+        if self._table.controls is not None:
+            self._table.controls.state(shard)
+
     def draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
+        if self._table.unseeded:
+            self._table.draw_seeds(source)
 
     @abstractmethod
     def read(self, times: int = 1) -> BatchView:
@@ -185,12 +198,12 @@ class StepBatch(Sealed, ABC):
             return
         check_per_row(name, mask, dtype, self.rows, self.device, *width)
         self._table.make_controls()
-        self._assigned[name] = mask, self.version
+        self._assigned[name] = mask, self._table.version
 
     def check_masks(self, num_rows: int) -> None:
         """Raise a ValueError if a mask is not of so many rows, or of rows that have changed."""
         for name, (mask, version) in self._assigned.items():
-            if version != self.version:
+            if version != self._table.version:
                 raise ValueError(
                     f"batch.{name}: rows of the batch joined, left, moved or changed since it was "
                     "assigned; assign it anew, or None"

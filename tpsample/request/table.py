@@ -32,11 +32,11 @@ from tpsample.core.tensors import (
     ordinary_tensors,
     reals,
 )
-from tpsample.request.batch_checks import CheckedRequest
-from tpsample.request.controls.tables import needs_controls
+from tpsample.request.controls.tables import ControlTables, needs_controls, padded, widened
 from tpsample.request.entries import (
     ASKS,
     ASKS_LOGPROBS,
+    EMPTY,
     FILTERED,
     GATE,
     NO_REQUEST,
@@ -49,7 +49,7 @@ from tpsample.request.entries import (
 )
 from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan
-from tpsample.request.rows import SHUT, SlotRows, Slots
+from tpsample.request.rows import SHUT, SlotRows
 
 _HAS = [bytes(bool(flags & wanted) for flags in range(256)) for wanted in range(32)]
 """By wanted flags, 0 or 1 for each value of an entry's flags: whether it has one of them."""
@@ -58,17 +58,26 @@ _PARAMS, _FILTERS, _FLAGS = map(itemgetter, range(3))
 """Of an entry, in a third of the time that attributes take."""
 
 
-class RequestTable(HasViews, Slots):
+class RequestTable(HasViews):
     """S slots. The first ones are in use: they have a request or are empty.
 
     Attributes:
+        vocab_size: V.
+        device: of all tensors.
+        slots: S.
         entries: of the slots in use, in order.
-        temperature: fp32 [S + 1].
+        version: another one after requests joined, left, moved or changed.
+        unseeded, empty: the slots that wait for their seed, and those without a request.
+        stores_logits: whether a slot has filters or asks for logprobs.
+        temperature: fp32 [S + 1], 0 in the last slot, which is no slot.
         numbers: int64 [15, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
-        seed: int64 [S + 1], a part of them.
+        seed, gate: int64 [S + 1], parts of them; OPEN where a slot may be drawn, else SHUT.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
+        controls: penalties and constraints; None until a request or a mask needs them.
     """
 
+    version = 0
+    controls: ControlTables | None = None
     _found: tuple[set[RowFilter], int, bool] | None  # `_asked`, until the entries change
 
     @ordinary_tensors
@@ -79,7 +88,7 @@ class RequestTable(HasViews, Slots):
         self._note()
         self._states, self._scratch = list(range(slots)), Scratch(self.device)
         self._moves = 0
-        empty = Entry.of(NO_REQUEST.params, vocab_size, empty=True)
+        empty = Entry.of(NO_REQUEST, vocab_size)
         width = slots + 1 + -(slots + 1) % ALIGNED
         column = columns_of(empty.packed + bytes(8), STATE + 1, device=self.device)[:, :1]
         self.numbers = column.repeat(1, width)
@@ -96,7 +105,7 @@ class RequestTable(HasViews, Slots):
         return list(compress(range(len(has)), has)) if 1 in has else []
 
     @ordinary_tensors
-    def arrange(self, order: list[int], joining: Sequence[CheckedRequest]) -> None:
+    def arrange(self, order: list[int], joining: Sequence[Entry]) -> None:
         """Keep the requests of these slots as those of the first slots, in this order.
 
         Args:
@@ -108,13 +117,13 @@ class RequestTable(HasViews, Slots):
             joined = {slot: joining[old - count] for slot, old in enumerate(order) if old >= count}
         if order[:count] != list(range(count)):
             self._move(order, list(joined))
-        entries = entries + [Entry.of(each.params, self.vocab_size) for each in joining]
-        self.entries = list(map(entries.__getitem__, order))
+        self.entries = list(map([*entries, *joining].__getitem__, order))
         self.load(list(joined), list(joined.values()))
 
     def _note(self) -> None:
         """Note what follows from the entries."""
         self._flags, self._found = bytes(map(_FLAGS, self.entries)), None
+        self.unseeded, self.empty = self.flagged(UNSEEDED), self.flagged(EMPTY)
         self.stores_logits = 1 in self._flags.translate(_HAS[FILTERED | ASKS_LOGPROBS])
 
     def _move(self, order: list[int], joined: list[int]) -> None:
@@ -147,17 +156,11 @@ class RequestTable(HasViews, Slots):
             self.numbers[GATE, len(order) : slots].fill_(SHUT)
 
     @ordinary_tensors
-    def load(
-        self, slots: Sequence[int], requests: Sequence[CheckedRequest], *, empty: bool = False
-    ) -> None:
-        """Write requests into some of the slots in use.
-
-        Args:
-            empty: they stand for none.
-        """
-        entries = [Entry.of(each.params, self.vocab_size, empty=empty) for each in requests]
+    def load(self, slots: Sequence[int], entries: Sequence[Entry]) -> None:
+        """Write requests into some of the slots in use."""
         for slot, entry in zip(slots, entries, strict=True):
             self.entries[slot] = entry
+        self.version += 1
         self._note()
         if not entries:
             return
@@ -169,25 +172,20 @@ class RequestTable(HasViews, Slots):
         index = send("slots", integers(slots, device=None)[0])
         self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
         self.temperature.index_copy_(0, index, send("temperatures", temperatures))
-        self._load_chosen(index, [list(entry.params.logprob_token_ids or ()) for entry in entries])
+        chosen = [entry.params.logprob_token_ids or () for entry in entries]
+        self.chosen = widened(self.chosen, word.NO_TOKEN, max(map(len, chosen)))
+        if width := self.chosen.shape[1]:
+            ids = padded(chosen, word.NO_TOKEN, width, torch.int64).view(-1, width)
+            self.chosen.index_copy_(0, index, send("ids", ids))
         if any(needs_controls(entry.params) for entry in entries):
             self.make_controls()
         if self.controls is not None:
-            self.controls.load([self._states[slot] for slot in slots], requests)
-
-    def _load_chosen(self, index: Tensor, chosen: list[list[int]]) -> None:
-        missing = max(map(len, chosen)) - self.chosen.shape[1]
-        if missing > 0:
-            self.chosen = torch.nn.functional.pad(self.chosen, (0, missing), value=word.NO_TOKEN)
-        width = self.chosen.shape[1]
-        if width:
-            padded = [i for ids in chosen for i in (*ids, *[word.NO_TOKEN] * (width - len(ids)))]
-            (flat,) = integers(padded, device=None)
-            self.chosen.index_copy_(0, index, self._scratch.send("ids", flat.view(-1, width)))
+            self.controls.load([self._states[slot] for slot in slots], entries)
 
     @ordinary_tensors
-    def draw_seeds(self, waiting: list[int], source: SeedSource) -> None:
+    def draw_seeds(self, source: SeedSource) -> None:
         """Give slots that wait for their seed the next ones, unless the caller wrote others."""
+        waiting = self.unseeded
         index = self._scratch.send("slots", integers(waiting, device=None)[0])
         written = self.seed.index_select(0, index)
         seeds = self._scratch.send("seeds", source.draw(len(waiting)))
@@ -196,6 +194,12 @@ class RequestTable(HasViews, Slots):
             entry = self.entries[slot]
             self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
         self._note()
+
+    def make_controls(self) -> ControlTables:
+        """Return the tables of controls, which are made when they are first needed."""
+        if self.controls is None:
+            self.controls = ControlTables(self.slots, self.vocab_size, self.device)
+        return self.controls
 
     def plan(self, times: int = 1, **options: Any) -> BatchPlan:
         """Return the plan of a step of all slots in use, in order.
@@ -263,10 +267,21 @@ class RequestTable(HasViews, Slots):
             *(self._moves, self.make_controls().launches),
         )
 
-    def state_slots(self, rows: SlotRows) -> Tensor:
-        return rows.scratch.pick("state slots", self.numbers[STATE], rows.index)
+    def state(self, rows: SlotRows) -> dict[str, object]:
+        """Return what these rows read and no plan has, as `StepBatch.state` does."""
+        return {}
+
+    def temperature_of(self, rows: SlotRows) -> Tensor:
+        """Return the temperatures of some rows, fp32 [B]; a row that is not drawn is greedy."""
+        return rows.pick("temperature", self.temperature)
+
+    def seed_of(self, rows: SlotRows) -> Tensor:
+        """Return the seeds of some rows, int64 [B]."""
+        return rows.pick("seed", self.seed)
 
     def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
+        """Return the filters and logprobs of all rows, None where no slot has some. It is called
+        where some row may have either."""
         (asked, top, in_processed_mode), count, filters = self._asked, len(rows), None
         numbers, every = rows.pick_columns("numbers", self.numbers), list(range(count))
         if asked:
@@ -276,7 +291,7 @@ class RequestTable(HasViews, Slots):
             return filters, None
         bits = rows.scratch.take("bits", torch.bool, TOP - ASKS, count)
         asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, :count], 0, out=bits)
-        chosen = rows.scratch.pick("chosen", self.chosen, rows.index)
+        chosen = rows.pick("chosen", self.chosen)
         its_modes, tops = [in_processed_mode] * count, numbers[TOP, :count]
         return filters, LogprobRows(
             *(every, rows.numbers, top, tops, chosen),

@@ -27,8 +27,8 @@ from tpsample.core.digest import digest_text, mix
 from tpsample.core.tensors import ALIGNED, HasViews, Scratch, integers, ordinary_tensors, reals
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
-from tpsample.request.batch_checks import CheckedRequest
 from tpsample.request.controls.token_state import TokenState
+from tpsample.request.entries import Entry
 from tpsample.request.params import SamplingParams
 
 ABSENT = -2
@@ -85,7 +85,7 @@ class ControlTables(HasViews):
         self._idle = torch.tensor(requests, device=device)
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self._scratch = Scratch(device)
-        self._requests: dict[int, tuple[CheckedRequest, int]] = {}  # and the appends before it
+        self._requests: dict[int, tuple[Entry, int]] = {}  # and the appends before it
         self._states: dict[VocabShard, TokenState] = {}
         self._appends = 0
 
@@ -106,7 +106,7 @@ class ControlTables(HasViews):
         return self.has_penalties or self.has_masks
 
     @ordinary_tensors
-    def load(self, slots: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
+    def load(self, slots: Sequence[int], requests: Sequence[Entry]) -> None:
         """Start the state of some slots anew, with one write per table for all of them."""
         params = [each.params for each in requests]
         for slot, request in zip(slots, requests, strict=True):
@@ -136,31 +136,24 @@ class ControlTables(HasViews):
             state.reserve(history=self.has_penalties, bias=self.has_bias)
             state.load(slots, requests)
 
-    def _load_words(self, index: Tensor, requests: Sequence[CheckedRequest]) -> None:
+    def _load_words(self, index: Tensor, requests: Sequence[Entry]) -> None:
         """Write stop ids, bad words and the last output tokens of slots, int64 [n]."""
         params = [each.params for each in requests]
         stops = [sorted(set(p.stop_token_ids or ())) if p.min_tokens else [] for p in params]
         words = [[sequence[::-1] for sequence in p.bad_words or ()] for p in params]
         longest = max((len(sequence) for each in words for sequence in each), default=1)
-        self.stop_ids = _widened(self.stop_ids, NO_TOKEN, max(map(len, stops)))
-        self.bad_words = _widened(self.bad_words, NO_TOKEN, max(map(len, words)), longest)
-        self.recent = _widened(self.recent, ABSENT, longest - 1)
-        _, most, longest = self.bad_words.shape
-        width = self.recent.shape[1]
+        self.stop_ids = widened(self.stop_ids, NO_TOKEN, max(map(len, stops)))
+        self.bad_words = widened(self.bad_words, NO_TOKEN, max(map(len, words)), longest)
+        self.recent = widened(self.recent, ABSENT, longest - 1)
+        most, width = self.bad_words.shape[1], self.recent.shape[1]
         latest = [each.output[::-1][:width] for each in requests]
-        padded = [
-            _padded(sequence, NO_TOKEN, longest)
-            for each in words
-            for sequence in (*each, *[()] * (most - len(each)))
-        ]
-        its_stops = [_padded(ids, NO_TOKEN, self.stop_ids.shape[1]) for ids in stops]
-        its_latest = [_padded(ids, ABSENT, width) for ids in latest]
-        for name, table, values in (
-            ("stop ids", self.stop_ids, its_stops),
-            ("bad words", self.bad_words, padded),
-            ("recent", self.recent, its_latest),
+        sequences = [seq for each in words for seq in (*each, *[()] * (most - len(each)))]
+        for name, table, values, value in (
+            ("stop ids", self.stop_ids, stops, NO_TOKEN),
+            ("bad words", self.bad_words, sequences, NO_TOKEN),
+            ("recent", self.recent, latest, ABSENT),
         ):
-            (flat,) = integers(itertools.chain(*values), device=None, dtype=torch.int32)
+            flat = padded(values, value, table.shape[-1], torch.int32)
             sent = self._scratch.send(name, flat.view(len(requests), *table.shape[1:]))
             table.index_copy_(0, index, sent)
 
@@ -256,8 +249,8 @@ def signed32(words: Tensor) -> Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
-def _widened(table: Tensor, value: int, *widths: int) -> Tensor:
-    """Return the table [slots, …] with further axes at least so wide; new places hold `value`."""
+def widened(table: Tensor, value: int, *widths: int) -> Tensor:
+    """Return a table [slots, …] with further axes at least so wide; new places hold `value`."""
     shape = [max(old, new) for old, new in zip(table.shape[1:], widths, strict=True)]
     if list(table.shape[1:]) == shape:
         return table
@@ -266,11 +259,13 @@ def _widened(table: Tensor, value: int, *widths: int) -> Tensor:
     return wider
 
 
-def _padded(ids: Sequence[int], value: int, width: int) -> list[int]:
-    return [*ids, *[value] * (width - len(ids))]
+def padded(lists: Sequence[Sequence[int]], value: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Return lists of ids as one tensor on the host, each followed by `value` up to a width."""
+    ids = itertools.chain(*([*ids, *[value] * (width - len(ids))] for ids in lists))
+    return integers(ids, device=None, dtype=dtype)[0]
 
 
-def _digest(request: CheckedRequest) -> int:
+def _digest(request: Entry) -> int:
     """Return a digest of the tokens so far, 0 if nothing looks at them."""
     if not request.params.reads_output:
         return 0

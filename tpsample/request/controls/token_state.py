@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tpsample.core.tensors import Scratch, StepBuffer, integers, ordinary_tensors, reals
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.request.batch_checks import CheckedRequest
-from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
+from tpsample.request.entries import Entry
+from tpsample.request.params import MAX_LOGIT_BIAS
 
 TOUCHED_BLOCK = 64
 """Ids per entry of `touched`; kernel tiles are powers of two."""
@@ -24,8 +24,6 @@ _BLOCK_SHIFT = TOUCHED_BLOCK.bit_length() - 1
 
 HAS_HISTORY, HAS_BIAS = 1, 2
 """Bits of `touched`."""
-
-_NONE = CheckedRequest(SamplingParams(), (), ())
 
 
 class TokenState:
@@ -66,7 +64,7 @@ class TokenState:
             self.bias = self.bias.new_zeros(self._slots, self.width)
 
     @ordinary_tensors
-    def load(self, slots: Sequence[int], requests: Sequence[CheckedRequest]) -> None:
+    def load(self, slots: Sequence[int], requests: Sequence[Entry]) -> None:
         """Start some slots anew from host values; ids of other shards are passed over."""
         dense = [table for table in (self.history, self.bias) if table.shape[1] > 1]
         if not dense:
@@ -76,12 +74,12 @@ class TokenState:
                 table[slot].zero_()
         if self.history.shape[1] > 1:
             # Nothing looks at the tokens of a row without penalties, and only one at its prompt.
-            penalised = [each if each.params.penalised else _NONE for each in requests]
-            whole = [each.params.repetition_scope == "all" for each in penalised]
-            prompts = [
-                each.prompt if all_ else () for each, all_ in zip(penalised, whole, strict=True)
-            ]
-            history, outputs = self.history.view(-1), [each.output for each in penalised]
+            prompts, outputs = [], []
+            for each in requests:
+                in_prompt = each.params.penalised and each.params.repetition_scope == "all"
+                prompts.append(each.prompt if in_prompt else ())
+                outputs.append(each.output if each.params.penalised else ())
+            history = self.history.view(-1)
             if any(prompts):
                 history.index_fill_(0, self._places(slots, prompts, HAS_HISTORY), 1)
             if any(outputs):
