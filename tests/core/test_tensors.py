@@ -6,27 +6,26 @@ import torch
 
 import tpsample.agreement.desync
 from tpsample.agreement.desync import DesyncDetector
-from tpsample.core.tensors import StepBuffer
+from tpsample.core.tensors import Scratch
 from tpsample.output import SampleOutput
 from tpsample.ranks.process import ranks_of
 
 
 def test_a_smaller_step_uses_the_same_memory_again():
-    buffer = StepBuffer(10, torch.float32, torch.device("cpu"))
-    first = buffer.take(4)
+    scratch = Scratch(torch.device("cpu"))
+    first = scratch.take("logits", torch.float32, 4, 10)
     assert first.shape == (4, 10) and first.dtype == torch.float32
-    assert buffer.take(2).data_ptr() == first.data_ptr()
-    assert buffer._flat.nbytes == 4 * 10 * 4
+    assert scratch.take("logits", torch.float32, 2, 10).data_ptr() == first.data_ptr()
+    assert scratch._memory["logits"].nbytes == 4 * 10 * 4
 
 
 def test_what_is_outgrown_stays_and_is_no_more_than_what_is_used():
-    buffer = StepBuffer(3, torch.int32, torch.device("cpu"))
-    places = {buffer.take(rows).data_ptr(): None for rows in range(1, 200)}
-    assert sorted(tensor.data_ptr() for tensor in [*buffer._outgrown, buffer._flat]) == sorted(
-        [*places, buffer._outgrown[0].data_ptr()]
-    )
+    scratch = Scratch(torch.device("cpu"))
+    places = {scratch.take("x", torch.int32, rows, 3).data_ptr(): None for rows in range(1, 200)}
+    used, outgrown = scratch._memory["x"], scratch._outgrown
+    assert {tensor.data_ptr() for tensor in [*outgrown, used]} - {0} == set(places)
     assert len(places) == 9  # 1, 2, 4 … 256 rows
-    assert sum(tensor.nbytes for tensor in buffer._outgrown) < buffer._flat.nbytes
+    assert sum(tensor.nbytes for tensor in outgrown) < used.nbytes
 
 
 def test_a_step_that_is_captured_is_counted_and_not_compared(monkeypatch):

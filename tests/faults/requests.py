@@ -178,8 +178,8 @@ tpsample/core/tensors.py
     - return self.take(name, values.dtype, *values.shape).copy_(values)
     + return values.to(self._device)
     > test_requests_come_and_go_without_allocations_on_the_device[plain]
-    a step buffer grows under inference mode
-    - with torch.inference_mode(False):  # the next step may be outside of it
+    memory grows under inference mode
+    - with torch.inference_mode(False):  # the next use may be outside of it
     + with torch.no_grad():
     > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]
 tpsample/request/engine_tensors.py

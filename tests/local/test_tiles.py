@@ -108,7 +108,7 @@ def _build_with_own_table(backend: str) -> str:
 def test_ranks_with_other_tables_refuse_to_be_built():
     for message in run_ranks(2, _build_with_own_table, "triton"):
         assert message == (
-            "tile_table: must be the same on every rank, got rank 0: 'table 0', rank 1: 'table 1'"
+            "tile_table: must be the same on every rank, got rank 0: table 0, rank 1: table 1"
         )
     assert run_ranks(2, _build_with_own_table, "torch") == ["built"] * 2  # it uses no table
 

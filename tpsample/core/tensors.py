@@ -21,18 +21,19 @@ _KINDS = {
 """The arrays whose bits are those of a tensor."""
 
 
-def integers(
-    *lists: Iterable[int], device: torch.device | str | None, dtype: torch.dtype = torch.int64
+def tensors_of(
+    *lists: Iterable[float], device: torch.device | str | None, dtype: torch.dtype = torch.int64
 ) -> list[Tensor]:
-    """Return each list of integers or bools as a tensor."""
-    return _tensors(lists, device, dtype)
-
-
-def reals(
-    *lists: Iterable[float], device: torch.device | str | None, dtype: torch.dtype = torch.float64
-) -> list[Tensor]:
-    """Return each list of floats as a tensor, rounded once."""
-    return _tensors(lists, device, dtype)
+    """Return each list of numbers or bools as a tensor; reals are rounded once."""
+    found = []
+    for values in lists:
+        listed = array(_KINDS[dtype], values)
+        if listed:
+            on_host = torch.frombuffer(listed, dtype=dtype)
+            found.append(on_host if device is None else on_host.to(device))
+        else:  # which torch.frombuffer refuses
+            found.append(torch.empty(0, dtype=dtype, device=device))
+    return found
 
 
 ALIGNED = 16
@@ -48,20 +49,6 @@ def columns_of(rows: bytes, count: int, *, device: torch.device | str | None) ->
     padded = bytearray(rows) + bytes(8 * count * (max(1, given) + -max(1, given) % ALIGNED - given))
     by_row = torch.frombuffer(padded, dtype=torch.int64).view(-1, count)
     return by_row.T.contiguous().to(device)
-
-
-def _tensors(
-    lists: tuple[Iterable[float], ...], device: torch.device | str | None, dtype: torch.dtype
-) -> list[Tensor]:
-    found = []
-    for values in lists:
-        numbers = array(_KINDS[dtype], values)
-        if numbers:
-            on_host = torch.frombuffer(numbers, dtype=dtype)
-            found.append(on_host if device is None else on_host.to(device))
-        else:  # which torch.frombuffer refuses
-            found.append(torch.empty(0, dtype=dtype, device=device))
-    return found
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -101,49 +88,31 @@ class HasViews:
         raise NotImplementedError
 
 
-class StepBuffer:
-    """Tensors [num_rows, width] out of one allocation, which grows when it must.
-
-    Old buffers are kept, because a captured CUDA graph may still write to them. Together they are
-    never larger than the current one.
-    """
-
-    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._width = width
-        with torch.inference_mode(False):
-            self._flat = torch.empty(0, dtype=dtype, device=device)
-        self._outgrown: list[Tensor] = []
-
-    def take(self, num_rows: int) -> Tensor:
-        """Return an uninitialised tensor, which replaces the one taken before."""
-        size = num_rows * self._width
-        if self._flat.numel() < size:
-            self._outgrown.append(self._flat)
-            with torch.inference_mode(False):  # the next step may be outside of it
-                self._flat = self._flat.new_empty(max(size, 2 * self._flat.numel()))
-        return self._flat[:size].view(num_rows, self._width)
-
-
 class Scratch:
     """Tensors by name, so that steps and new requests allocate none.
 
-    The next use of a name writes its tensor anew.
+    The next use of a name writes its tensor anew. Its memory grows when it must. Outgrown memory is
+    kept, because a captured CUDA graph may still write to it; it is never more than what is used.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers: dict[str, StepBuffer] = {}
+        self._memory: dict[str, Tensor] = {}
         self._taken: dict[str, Tensor] = {}
+        self._outgrown: list[Tensor] = []
 
     def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """Return an uninitialised tensor. A name always has the same dtype."""
         taken = self._taken.get(name)
         if taken is None or taken.shape != shape:
-            if name not in self._buffers:
-                self._buffers[name] = StepBuffer(1, dtype, self._device)
+            size = math.prod(shape)
             with torch.inference_mode(False):  # the next use may be outside of it
-                taken = self._buffers[name].take(math.prod(shape)).view(shape)
-            self._taken[name] = taken
+                memory = self._memory.get(name, torch.empty(0, dtype=dtype, device=self._device))
+                if memory.numel() < size:
+                    self._outgrown.append(memory)
+                    memory = memory.new_empty(max(size, 2 * memory.numel()))
+                    self._memory[name] = memory
+                taken = self._taken[name] = memory[:size].view(shape)
         return taken
 
     def pick(self, name: str, table: Tensor, index: Tensor, dim: int = 0) -> Tensor:

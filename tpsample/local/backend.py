@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.row_noise import RowNoise
-from tpsample.core.tensors import StepBuffer
+from tpsample.core.tensors import Scratch
 from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.plan import BatchView
@@ -33,9 +33,7 @@ class Backend(ABC):
         self._weight, self._shard, self._bias = settings.weight, settings.shard, settings.bias
         self._head, self._rounds = settings.head, settings.philox_rounds
         self._num_ids = len(self._shard)
-        self._logits = StepBuffer(self._num_ids, torch.float32, settings.device)
-        # Of steps that only store: they may come between the halves of another step.
-        self._stored_only = StepBuffer(self._num_ids, torch.float32, settings.device)
+        self._scratch = Scratch(settings.device)
 
     def follow(self) -> None:
         """Follow the weight and the bias, the same tensors, which now lie elsewhere in memory.
@@ -70,9 +68,9 @@ class Backend(ABC):
         if len(batch.seed) and batch.controls is not None:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored_index is not None:
-            raw_and_processed = 1 if controls is None else 2
-            memory = self._logits if num_samples else self._stored_only
-            logits = memory.take(raw_and_processed * len(batch.plan.stored_list))
+            num_rows = len(batch.plan.stored_list) * (1 if controls is None else 2)
+            name = "logits" if num_samples else "logits of a step that only stores"
+            logits = self._scratch.take(name, torch.float32, num_rows, self._num_ids)
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
         return Step(hidden_states, batch, noise, controls, logits, out, local_logits)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tpsample.core.tensors import ALIGNED, integers
+from tpsample.core.tensors import ALIGNED, tensors_of
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS = 256
@@ -206,7 +206,7 @@ class LogprobRows:
         def index(listed: list[int], count: int) -> Tensor | slice:
             if lists_all(listed, count):
                 return slice(0, count)
-            return integers(listed, device=self.row_index.device)[0]
+            return tensors_of(listed, device=self.row_index.device)[0]
 
         return replace(
             self,

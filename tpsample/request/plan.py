@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text
-from tpsample.core.tensors import integers, ordinary_tensors
+from tpsample.core.tensors import ordinary_tensors, tensors_of
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.filters import LogprobRows, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
@@ -97,7 +97,7 @@ class BatchPlan:
         if filters is not None and len(filters) == len(stored):
             index = filters.row_index
         else:
-            (index,) = integers(stored, device=device)
+            (index,) = tensors_of(stored, device=device)
         places = torch.arange(len(stored), dtype=torch.int32, device=device)
         none = torch.full((self.num_rows,), -1, dtype=torch.int32, device=device)
         return index, none.index_copy_(0, index, places)
@@ -140,14 +140,14 @@ class BatchPlan:
         lists = [plain]
         for places in (self.bounded, whole, drawn):
             lists += [[stored[place] for place in places], places]
-        return RowKinds(*integers(*lists, device="cpu"))
+        return RowKinds(*tensors_of(*lists, device="cpu"))
 
     @cached_property
     @ordinary_tensors
     def drawn(self) -> Tensor | None:
         """int64, the rows whose words the local step has to find, in order; None for all."""
         rows = sorted(set(range(self.num_rows)).difference(self._replaced))
-        return None if len(rows) == self.num_rows else integers(rows, device=self.device)[0]
+        return None if len(rows) == self.num_rows else tensors_of(rows, device=self.device)[0]
 
     @cached_property
     def text(self) -> str:

@@ -28,9 +28,8 @@ from tpsample.core.tensors import (
     HasViews,
     Scratch,
     columns_of,
-    integers,
     ordinary_tensors,
-    reals,
+    tensors_of,
 )
 from tpsample.request.controls.tables import ControlTables, needs_controls, padded, widened
 from tpsample.request.entries import (
@@ -140,7 +139,7 @@ class RequestTable(HasViews):
         for slot, old in zip(joined, free, strict=False):
             moved[slot] = old
         moved += free[len(joined) :]
-        (index,) = integers(moved, device=self.device)
+        (index,) = tensors_of(moved, device=self.device)
         self.temperature[:slots].copy_(self.temperature.index_select(0, index))
         # Without filters and logprobs, the slots do not differ in the numbers before the gate.
         numbers = self.numbers[0 if self.stores_logits else GATE :]
@@ -168,8 +167,8 @@ class RequestTable(HasViews):
         packed = bytearray().join([entry.packed for entry in entries])
         columns = torch.frombuffer(packed, dtype=torch.int64).view(-1, STATE).T
         heat = [entry.params.temperature for entry in entries]
-        (temperatures,) = reals(heat, device=None, dtype=torch.float32)
-        index = send("slots", integers(slots, device=None)[0])
+        (temperatures,) = tensors_of(heat, device=None, dtype=torch.float32)
+        index = send("slots", tensors_of(slots, device=None)[0])
         self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
         self.temperature.index_copy_(0, index, send("temperatures", temperatures))
         chosen = [entry.params.logprob_token_ids or () for entry in entries]
@@ -186,7 +185,7 @@ class RequestTable(HasViews):
     def draw_seeds(self, source: SeedSource) -> None:
         """Give slots that wait for their seed the next ones, unless the caller wrote others."""
         waiting = self.unseeded
-        index = self._scratch.send("slots", integers(waiting, device=None)[0])
+        index = self._scratch.send("slots", tensors_of(waiting, device=None)[0])
         written = self.seed.index_select(0, index)
         seeds = self._scratch.send("seeds", source.draw(len(waiting)))
         self.seed.index_copy_(0, index, written.where(written != WAITING, seeds))
@@ -236,7 +235,7 @@ class RequestTable(HasViews):
             rows = [slot * times + i for slot in slots for i in range(times)]
             slots = [slot for slot in slots for _ in range(times)]
         padding = slots[:1] * (-len(rows) % ALIGNED)
-        index, of_slot = integers(rows, slots + padding, device=self.device)
+        index, of_slot = tensors_of(rows, slots + padding, device=self.device)
         columns = self.numbers[:GATE].index_select(1, of_slot)
         return slots, rows, index, of_slot[: len(rows)], columns
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text, mix
-from tpsample.core.tensors import ALIGNED, HasViews, Scratch, integers, ordinary_tensors, reals
+from tpsample.core.tensors import ALIGNED, HasViews, Scratch, ordinary_tensors, tensors_of
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.request.controls.token_state import TokenState
@@ -114,18 +114,18 @@ class ControlTables(HasViews):
         self.has_penalties |= any(each.penalised for each in params)
         self.has_bias |= any(each.logit_bias for each in params)
         self.has_masks |= any(each.masked for each in params)
-        places, digests = integers(slots, map(_digest, requests), device=None)
+        places, digests = tensors_of(slots, map(_digest, requests), device=None)
         index, send = self._scratch.send("slots", places), self._scratch.send
         wants = [PENALISED * each.penalised + BIASED * bool(each.logit_bias) for each in params]
         least = [each.min_tokens if each.stop_token_ids else 0 for each in params]
         lengths = [len(each.output) for each in requests]
-        (numbers,) = integers([*wants, *least, *lengths], device=None, dtype=torch.int32)
+        (numbers,) = tensors_of([*wants, *least, *lengths], device=None, dtype=torch.int32)
         penalties = [
             penalty
             for p in params
             for penalty in (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
         ]
-        (its_penalties,) = reals(penalties, device=None, dtype=torch.float32)
+        (its_penalties,) = tensors_of(penalties, device=None, dtype=torch.float32)
         self._numbers.index_copy_(1, index, send("numbers", numbers.view(3, -1)))
         self.token_digest.index_copy_(0, index, send("digests", digests))
         self.penalties.index_copy_(0, index, send("penalties", its_penalties.view(-1, 3)))
@@ -262,7 +262,7 @@ def widened(table: Tensor, value: int, *widths: int) -> Tensor:
 def padded(lists: Sequence[Sequence[int]], value: int, width: int, dtype: torch.dtype) -> Tensor:
     """Return lists of ids as one tensor on the host, each followed by `value` up to a width."""
     ids = itertools.chain(*([*ids, *[value] * (width - len(ids))] for ids in lists))
-    return integers(ids, device=None, dtype=dtype)[0]
+    return tensors_of(ids, device=None, dtype=dtype)[0]
 
 
 def _digest(request: Entry) -> int:

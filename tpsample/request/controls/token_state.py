@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.core.tensors import Scratch, StepBuffer, integers, ordinary_tensors, reals
+from tpsample.core.tensors import Scratch, ordinary_tensors, tensors_of
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.entries import Entry
 from tpsample.request.params import MAX_LOGIT_BIAS
@@ -46,7 +46,7 @@ class TokenState:
         self.shard, self.first_id = shard, shard.start // 4 * 4
         blocks = -(-(shard.stop - self.first_id) // TOUCHED_BLOCK)
         self.width = max(1, blocks) * TOUCHED_BLOCK
-        self._slots, self._mask = slots, StepBuffer(self.width // 32, torch.int32, device)
+        self._slots = slots
         self._two = torch.tensor([2], dtype=torch.int32, device=device)
         self._scratch = Scratch(device)
         self.history = torch.zeros(1, 1, dtype=torch.int32, device=device)
@@ -90,7 +90,7 @@ class TokenState:
         own = [[i for i in each if start <= i < stop] for each in biases]
         if any(own):
             values = [each[i] for each, ids in zip(biases, own, strict=True) for i in ids]
-            (clamped,) = reals(values, device=None, dtype=torch.float32)
+            (clamped,) = tensors_of(values, device=None, dtype=torch.float32)
             clamped.clamp_(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
             biased = self._places(slots, own, HAS_BIAS)
             self.bias.view(-1).index_copy_(0, biased, self._scratch.send("biases", clamped))
@@ -112,12 +112,12 @@ class TokenState:
 
     def mask_buffer(self, num_rows: int) -> Tensor:
         """Return uninitialised int32 [num_rows, width / 32], which the next step uses again."""
-        return self._mask.take(num_rows)
+        return self._scratch.take("mask", torch.int32, num_rows, self.width // 32)
 
     def _places(self, slots: Sequence[int], ids: Sequence[Sequence[int]], bit: int) -> Tensor:
         """Return where the ids of slots that are of this shard lie in [slots · width], int64 [n] on
         the device, and note in `touched` that something is known of them."""
-        listed, of_slot, lengths = integers(
+        listed, of_slot, lengths = tensors_of(
             itertools.chain(*ids), slots, map(len, ids), device=None
         )
         mine = (listed >= self.shard.start) & (listed < self.shard.stop)
