@@ -14,12 +14,7 @@ import torch.distributed as dist
 
 from tests.support.judging import Tally
 from tests.support.mixtures import Story
-from tests.support.other_batches import engine_tensors, one_request_for_all
-from tests.support.random_heads import (
-    ModelHead,
-    OneRank,
-    VirtualRanks,
-)
+from tests.support.random_heads import ModelHead, OneRank, VirtualRanks
 from tests.support.random_requests import THEMES
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -60,9 +55,6 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
             judged=lambda number: number % world_size == rank,
         )
         tally += story.run(STEPS)
-        if options["philox_rounds"] == 10:
-            tally += one_request_for_all(pick, story.head, ranks, name)
-            tally += engine_tensors(pick, story.head, ranks, name, rank=rank)
         ranks.close()
         rows, seed = rows + story.taken, seed + 1
     return tally
@@ -81,8 +73,6 @@ def _through_the_kernels(first_seed: int, num_rows: int) -> Tally:
         ranks = VirtualRanks(head, pick, from_logits=seed % 3 == 2, **how)
         story = Story(pick, head, ranks, theme, max_rows=4, rounds=rounds, name=name)
         tally += story.run(4)
-        if rounds == 10:
-            tally += engine_tensors(pick, story.head, ranks, name)
         ranks.close()
         seed += 1
     return tally

@@ -49,7 +49,6 @@ class ChangingBatch:
         self.max_rows, self.moved = min(max_rows, theme.most_rows), False
         self.empty: int | None = None
         self.rows = [self._row() for _ in range(pick.randint(1, self.max_rows))]
-        self.kept_cap = pick.choice([None, None, None, 1, 8, 1000])
         with surroundings(pick) as around:
             self.note(f"{len(self.rows)} rows, built in {around or 'nothing'}")
             outputs = [list(row.output) for row in self.rows]
@@ -59,8 +58,7 @@ class ChangingBatch:
                 prompt_token_ids=[list(row.prompt) for row in self.rows],
                 output_token_ids=outputs,
                 max_rows=self.max_rows,
-                kept_cap=self.kept_cap,
-                fixed_rounds=self.kept_cap is None and pick.random() < 0.4,
+                fixed_rounds=pick.random() < 0.4,
             )
             for output in outputs:  # the batch has taken what it was given
                 output.append(0)

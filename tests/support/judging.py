@@ -12,7 +12,7 @@ from torch import Tensor, int64
 from tests.support import oracle, oracle_steps
 from tests.support.oracle import Answer, Context, Request
 from tests.support.random_requests import Row
-from tpsample import KeptSets, Logprobs, SampleOutput, Status, VerifyOutput
+from tpsample import Logprobs, SampleOutput, Status, VerifyOutput
 
 
 @dataclass
@@ -141,29 +141,6 @@ class Judge:
             self.wrong(row, f"{asked.logprobs_mode} {values} for {wanted}")
         if not abs(told.entropies[at].item() - report.entropy) < 1e-4:
             self.wrong(row, f"entropy {told.entropies[at].item()} for {report.entropy}")
-
-    def kept_sets(
-        self, rows: Sequence[Row], found: KeptSets | None, answers: list[list[Answer]], cap: int
-    ) -> None:
-        """Compare the kept set of every row with a filter that is on, in order."""
-        told = {} if found is None else {r: i for i, r in enumerate(found.rows.tolist())}
-        for r, (row, (answer, *_)) in enumerate(zip(rows, answers, strict=True)):
-            asked = row.request
-            on = 0 < asked.top_k < self.size or asked.top_p < 1 or asked.min_p > 0
-            if r not in told or found is None:
-                if on and not asked.greedy:
-                    self.wrong(row, "no kept set")
-                continue
-            if asked.greedy or answer.status != oracle.OK:
-                continue
-            at = told[r]
-            wanted = [v for v in oracle.order_of(answer.logits).tolist() if answer.kept[v]]
-            ids = found.token_ids[found.offsets[at] : found.offsets[at + 1]].tolist()
-            over = len(wanted) > cap
-            if found.sizes[at] != len(wanted) or bool(found.overflow[at]) != over:
-                self.wrong(row, f"kept {found.sizes[at]} for {len(wanted)}")
-            elif ids != ([] if over else wanted):
-                self.wrong(row, f"kept {ids} for {wanted}")
 
     def verified(
         self,

@@ -90,7 +90,7 @@ class Story:
             take_head(self.ranks, self.pick, self.head)
 
     def _sample(self) -> None:
-        if self.its.kept_cap is None and self.its.rows and self.pick.random() < 0.3:
+        if self.its.rows and self.pick.random() < 0.3:
             self._sample_slots()
         else:
             self._sample_rows(self.its.rows, self.its.batch)
@@ -140,8 +140,6 @@ class Story:
                 self.judge.sampled(rows, self.judge.drawn(found, undrawn), answers)
             for out in outs:
                 self.judge.sampled(rows, self.judge.drawn(out, undrawn), answers)
-                if self.its.kept_cap is not None:
-                    self.judge.kept_sets(rows, out.kept, answers, self.its.kept_cap)
         self.its.append(rows, outs[0].token_ids, batch)
 
     def _verify(self) -> None:
