@@ -84,11 +84,6 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "bad_words: expected sequences of token ids, such as [[5, 6]], got 5 among them; words of "
         "text are the tokenizer's to encode",
     ),
-    "bad_words of text": (
-        lambda: SamplingParams(bad_words=["the"]),
-        "bad_words: expected sequences of token ids, such as [[5, 6]], got 'the' among them; words "
-        "of text are the tokenizer's to encode",
-    ),
     "max_tokens": (
         lambda: request(temperature=1, max_tokens=16),
         "max_tokens: not a field of SamplingParams; when an answer ends is the engine's to decide, "
@@ -199,10 +194,6 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: request(min_tokens=2),
         "min_tokens=2 has no effect without the ids it holds back; give them in stop_token_ids, "
         "the end-of-sequence id among them",
-    ),
-    "a device that is elsewhere": (
-        lambda: SamplingBatch.from_params([], vocab_size=V, device="nowhere"),
-        "device: torch has no 'nowhere' here (",
     ),
     "a kept set of a selection": (
         lambda: batch_of(cap=4).select(torch.tensor([0])),

@@ -147,11 +147,6 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: getattr(sampler_over()(HIDDEN, batch_of(), 0), "tokens"),  # noqa: B009
         "SampleOutput has no 'tokens'; it has token_ids, status, seeds, logprobs, kept",
     ),
-    "a list of positions": (
-        lambda: sampler_over()(HIDDEN, batch_of(), [3, 4]),
-        "positions: expected an int or an int64 tensor [2] on cpu, got [3, 4]; a "
-        "position is the index, in its sequence, of the token being generated",
-    ),
     "a draft of coupled verification": (
         lambda: verify(
             sampler_over(),
