@@ -93,13 +93,7 @@ def test_the_law_is_that_of_the_processors(name):
     """After 0, 1, 2 and 4 new tokens: the same kept set, and the same probabilities in it."""
     processors = lp.LogitsProcessorList(CASES[name])
     generator = torch.Generator().manual_seed(5)
-    asked = requests(*processors)
-    batch = SamplingBatch.from_params(
-        asked.params,
-        vocab_size=V,
-        prompt_token_ids=asked.prompt_token_ids,
-        output_token_ids=asked.output_token_ids,
-    )
+    batch = SamplingBatch.from_params(**requests(*processors), vocab_size=V)
     done = 0
     for output in OUTPUTS:
         for token in output[done:]:
@@ -118,14 +112,14 @@ def test_the_law_is_that_of_the_processors(name):
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_top_k_keeps_the_ties_that_transformers_keeps(k):
     asked, generator = requests(lp.TopKLogitsWarper(k)), torch.Generator().manual_seed(k)
-    batch = SamplingBatch.from_params(asked.params, vocab_size=V)
+    batch = SamplingBatch.from_params(**asked, vocab_size=V)
     logits = torch.randint(0, 3, (3, V), generator=generator).float()
     expected = lp.TopKLogitsWarper(k)(IDS, logits.clone())
     assert torch.equal(reference.kept_mask(logits, batch), expected > -torch.inf)
 
 
 def test_greedy_rows_have_penalties_and_no_noise():
-    (first, *_) = requests(CASES["repetition"][0], do_sample=False).params
+    (first, *_) = requests(CASES["repetition"][0], do_sample=False)["params"]
     assert first.greedy and first.repetition_penalty == 1.7
 
 

@@ -12,6 +12,7 @@ shards, and nothing is gathered. Anything else is refused by name, see README.md
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers.generation import GenerationMode
+from transformers.generation import GenerationMode, StoppingCriteriaList
 
 from tpsample.core.word import Status
 from tpsample.errors import UnsupportedParameter
@@ -79,25 +80,22 @@ def generate(
     )
     head = TransformersHead(model)
     own = head.sampler(rows) if sampler is None else sampler
+    config = copy.copy(generation_config)
+    config.do_sample, config.disable_compile = False, True  # the argmax of `_Drawn` is a draw
     try:
         batch = SamplingBatch.from_params(
-            requests.params,
-            vocab_size=own.vocab_size,
-            device=own.weight.device,
-            prompt_token_ids=requests.prompt_token_ids,
-            output_token_ids=requests.output_token_ids,
+            **requests, vocab_size=own.vocab_size, device=own.weight.device
         )
-        positions = torch.tensor([len(row) for row in prompts.rows], device=own.weight.device)
+        positions = torch.tensor([len(row) for row in prompts.rows], device=input_ids.device)
+        draws = _Draws(stopping_criteria, own, head, batch, positions)
+        if stream_to is not None:
+            stream_to.put(input_ids.cpu())
         with head.aside():
-            return _decode(
-                model,
-                input_ids,
-                stopping_criteria,
-                generation_config,
-                stream_to,
-                model_kwargs,
-                lambda step: _tokens(own, head, batch, positions + step),
+            found: Tensor = model._sample(
+                input_ids, draws.draw, draws, config, streamer=stream_to, **model_kwargs
             )
+        draws.check()
+        return found
     finally:
         if sampler is None:
             own.close()
@@ -108,62 +106,57 @@ def sampler_of(model: Any, max_rows: int) -> LMHeadSampler:
     return TransformersHead(model).sampler(max_rows)
 
 
-def _tokens(
-    sampler: LMHeadSampler, head: TransformersHead, batch: SamplingBatch, positions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return tokens and status of a step, whose hidden states the head has kept."""
-    assert head.hidden_states is not None
-    hidden_states = head.hidden_states[:, -1].to(sampler.weight.dtype).contiguous()
-    out = sampler(hidden_states, batch, positions)
-    batch.append(out.token_ids)
-    return out.token_ids, out.status
+class _Drawn:
+    """Stands for scores [B, V] in `GenerationMixin._sample`; its argmax are the tokens drawn."""
+
+    def __init__(self, token_ids: Tensor) -> None:
+        self._token_ids = token_ids
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any, kwargs: Any = None) -> Tensor:
+        assert function is torch.argmax
+        token_ids: Tensor = args[0]._token_ids
+        return token_ids
 
 
-def _decode(
-    model: Any,
-    input_ids: Tensor,
-    stopping_criteria: Any,
-    config: Any,
-    streamer: Any,
-    model_kwargs: dict[str, Any],
-    sample: Any,
-) -> Tensor:
-    """The loop of `GenerationMixin._sample`, in which `sample(step)` draws the tokens."""
-    pad = config._pad_token_tensor
-    ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    unfinished = torch.ones(len(input_ids), dtype=torch.int64, device=input_ids.device)
-    if streamer is not None:
-        streamer.put(input_ids.cpu())
-    outputs = model._prefill(input_ids, config, model_kwargs, is_first_iteration=True)
-    step, going = 0, True
-    while going:
-        if step:
-            inputs = model.prepare_inputs_for_generation(
-                input_ids,
-                next_sequence_length=1 if model_kwargs["use_cache"] else None,
-                **model_kwargs,
-            )
-            outputs = model(**inputs, return_dict=True)
-        model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-        token_ids, status = (x.to(input_ids.device) for x in sample(step))
-        failed = (status != Status.OK) & (unfinished == 1)
-        if ends:
-            token_ids = token_ids * unfinished + pad.to(input_ids.device) * (1 - unfinished)
-        input_ids = torch.cat([input_ids, token_ids.unsqueeze(1)], dim=1)
-        unfinished = unfinished & ~stopping_criteria(input_ids, None)
-        going, any_failed = torch.stack([unfinished.any(), failed.any()]).tolist()
-        if any_failed:
-            row = int(failed.nonzero()[0])
+class _Draws(StoppingCriteriaList):  # type: ignore[misc]
+    """Draws the tokens of a call, and lets it end where a row that goes on has none."""
+
+    def __init__(
+        self,
+        criteria: Any,
+        sampler: LMHeadSampler,
+        head: TransformersHead,
+        batch: SamplingBatch,
+        positions: Tensor,
+    ) -> None:
+        super().__init__(criteria)
+        self._sampler, self._head, self._batch, self._step = sampler, head, batch, 0
+        self._positions = positions.to(batch.device)
+        self._failed = self._done = torch.zeros_like(positions, dtype=torch.bool)
+
+    def draw(self, input_ids: Tensor, scores: Tensor) -> _Drawn:
+        """Stand in for the logits processors, with the hidden states that the head has kept."""
+        assert self._head.hidden_states is not None
+        hidden_states = self._head.hidden_states[:, -1].to(self._sampler.weight.dtype)
+        out = self._sampler(hidden_states.contiguous(), self._batch, self._positions + self._step)
+        self._batch.append(out.token_ids)
+        self._status, self._step = out.status, self._step + 1
+        return _Drawn(out.token_ids.to(input_ids.device))
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        ends: Tensor = super().__call__(input_ids, scores, **options)
+        self._failed = (self._status != Status.OK).to(ends.device) & ~self._done
+        self._done = self._done | ends
+        return ends | self._failed.any()
+
+    def check(self) -> None:
+        """Raise if the call ended because a row had no token."""
+        for row in self._failed.nonzero().flatten().tolist():
             raise RuntimeError(
-                f"generate: row {row} has no token {step} behind its prompt, status "
-                f"{Status(int(status[row])).name}"
+                f"generate: row {row} has no token {self._step - 1} behind its prompt, status "
+                f"{Status(int(self._status[row])).name}"
             )
-        if streamer is not None:
-            streamer.put(token_ids.cpu())
-        step += 1
-    if streamer is not None:
-        streamer.end()
-    return input_ids
 
 
 def _check_dropped(frame: Any) -> None:

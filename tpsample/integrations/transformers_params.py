@@ -167,23 +167,14 @@ class Prompts:
         return Prompts(rows, padding, length)
 
 
-@dataclasses.dataclass(frozen=True)
-class Requests:
-    """The arguments of `SamplingBatch.from_params`."""
-
-    params: list[SamplingParams]
-    prompt_token_ids: list[list[int]]
-    output_token_ids: list[list[int]]
-
-
 def requests_of(
     processors: Sequence[Any],
     *,
     do_sample: bool,
     prompts: Prompts,
     seeds: Sequence[int | None],
-) -> Requests:
-    """Return the requests of a call of `generate`.
+) -> dict[str, Any]:
+    """Return the requests of a call of `generate`, as arguments of `SamplingBatch.from_params`.
 
     Raises:
         UnsupportedParameter: a processor that is not honoured, by name.
@@ -217,7 +208,8 @@ def requests_of(
         if begins_before and own.get("min_tokens"):
             own["min_tokens"] += len(row)
         params.append(SamplingParams(**own, seed=seed))
-    return Requests(params, none, rows) if begins_before else Requests(params, rows, none)
+    before, after = (none, rows) if begins_before else (rows, none)
+    return {"params": params, "prompt_token_ids": before, "output_token_ids": after}
 
 
 def _once(fields: Fields, name: str, value: object, processor: Any) -> None:
