@@ -9,18 +9,19 @@ ncu -k regex:lm_head -c 1 python -m benchmarks.run shard --batches 64    one ste
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.lab import machine
 from benchmarks.lab.harness import Benchmark, Run, execute
 from benchmarks.lab.page import write_page
-from benchmarks.lab.problem import WrongToken
-from benchmarks.lab.results import RESULT, Row
+from benchmarks.lab.problem import DTYPES, WrongToken
+from benchmarks.lab.results import POINT, RESULT, Result, Row
 from benchmarks.lab.shapes import shape_named
 from benchmarks.questions import BENCHMARKS
 from tpsample.distributed import join
@@ -31,6 +32,10 @@ _ASKED = ", ".join(name for name, each in BENCHMARKS.items() if not each.by_defa
 _HELP = f"Any of {_NAMES}; default all but {_ASKED}."
 _OTHERS = "`scaling` is a command of its own; see its --help."
 
+Shapes = Annotated[str, typer.Option(help="Such as 128256x8192,151936x4096.")]
+Batches = Annotated[str, typer.Option(help="Such as 1,64,256.")]
+Dtype = Annotated[str, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}.")]
+
 
 @app.command()
 def bench(
@@ -39,8 +44,9 @@ def bench(
         typer.Argument(help=f"{_HELP} {_OTHERS}"),
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Sizes for a CPU: 15 s on 2 cores.")] = False,
-    shapes: Annotated[str, typer.Option(help="Such as 128256x8192,151936x4096.")] = "",
-    batches: Annotated[str, typer.Option(help="Such as 1,64,256.")] = "",
+    shapes: Shapes = "",
+    batches: Batches = "",
+    dtype: Dtype = "bf16",
     repeats: Annotated[int, typer.Option(help="Timed steps per candidate; 0 is the default.")] = 0,
     output: Annotated[
         Path | None,
@@ -48,24 +54,55 @@ def bench(
     ] = None,
 ) -> None:
     """Measure tpsample against its baselines and limits. Wrong ids abort a benchmark."""
-    for name in names or ():
-        if name not in BENCHMARKS:
-            raise typer.BadParameter(f"expected any of {_NAMES}, got {name!r}; {_OTHERS}")
-    settings: dict[str, object] = {"repeats": repeats} if repeats else {}
-    try:
-        if shapes:
-            settings["shapes"] = tuple(shape_named(name) for name in shapes.split(","))
-        if batches:
-            settings["batches"] = tuple(int(batch) for batch in batches.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    known(f"names ({_OTHERS})", names or (), BENCHMARKS)
+    settings = sizes(shapes, batches, dtype) | ({"repeats": repeats} if repeats else {})
     folder = output or machine.default_output(tiny)
     with join(timeout_s=600) as job:
         if job.device.type == "cpu" and not tiny and not shapes:
             raise typer.BadParameter("no GPU here: try --tiny, or name --shapes and --batches")
         for name in names or [each.name for each in BENCHMARKS.values() if each.by_default]:
-            run = Run.small(job, **settings) if tiny else Run(job, **settings)  # type: ignore[arg-type]
+            run = Run.small(job, **settings) if tiny else Run(job, **settings)
             run_one(BENCHMARKS[name], run, folder)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of an option, each once.
+
+    Raises:
+        typer.BadParameter: they are no numbers of at least 1.
+    """
+    words = dict.fromkeys(text.split(","))
+    if wrong := [word for word in words if not word.isdecimal() or int(word) < 1]:
+        raise typer.BadParameter(f"expected numbers of at least 1, got {wrong[0]!r}")
+    return tuple(int(word) for word in words)
+
+
+def known(option: str, names: Collection[str], expected: Collection[str]) -> list[str]:
+    """Return the names that an option has.
+
+    Raises:
+        typer.BadParameter: one is unknown.
+    """
+    if wrong := [name for name in names if name not in expected]:
+        raise typer.BadParameter(
+            f"{option}: expected any of {', '.join(expected)}, got {wrong[0]!r}"
+        )
+    return list(names)
+
+
+def sizes(shapes: str, batches: str, dtype: str) -> dict[str, Any]:
+    """Return the fields of a `Run` that options name.
+
+    Raises:
+        typer.BadParameter: there is no such shape, number or dtype.
+    """
+    found: dict[str, Any] = {"dtype": known("dtype", [dtype], DTYPES)[0]}
+    try:
+        if shapes:
+            found["shapes"] = tuple(shape_named(name) for name in shapes.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return found | ({"batches": numbers(batches)} if batches else {})
 
 
 def run_one(benchmark: Benchmark, run: Run, output: Path) -> None:
@@ -78,23 +115,37 @@ def run_one(benchmark: Benchmark, run: Run, output: Path) -> None:
     console = Console(stderr=True, quiet=job.rank != 0)
     folder = output / machine.folder_name(name, machine.describe(job.device, job.world_size))
     path = folder / RESULT if job.rank == 0 else None
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    try:
+        if not shown(console, benchmark, run, path).rows:
+            console.print(f"{name}: nothing measured: {' '.join(run.notes)}", soft_wrap=True)
+    except WrongToken as error:
+        console.print(f"[bold red]{name}: wrong token, nothing was measured: {error}")
+        raise typer.Exit(1) from error
+    finally:
+        if path is not None and path.exists():
+            console.print(f"{name}: {write_page(folder)}", soft_wrap=True)
+
+
+def shown(
+    console: Console, benchmark: Benchmark, run: Run, path: Path | None, **options: Any
+) -> Result:
+    """`execute` a benchmark, and show where it is and which candidates it leaves out."""
+    name = benchmark.name
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    # No thread of its own may run while a step is timed.
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
         task = progress.add_task(name)
 
-        def show(row: Row) -> None:
-            point = f"{row['shape']} batch {row['batch']} {row['candidate']}"
-            progress.update(task, description=f"{name}: {point}")
+        def show(rows: list[Row]) -> None:
+            for row in rows:
+                point = ", ".join(f"{name} {row[name]}" for name in POINT if name in row)
+                text = f"{name}: {point}, {row['candidate']}"
+                progress.update(task, description=text, refresh=True)
+                if "why" in row:
+                    said = f"{point}: {row['candidate']} left out: {row['why']}"
+                    progress.console.print(said, soft_wrap=True)
 
-        try:
-            if not execute(benchmark, run, path, on_row=show).rows:
-                console.print(f"{name}: nothing measured: {' '.join(run.notes)}", soft_wrap=True)
-        except WrongToken as error:
-            console.print(f"[bold red]{name}: wrong token, nothing was measured: {error}")
-            raise typer.Exit(1) from error
-        finally:
-            if path is not None and path.exists():
-                console.print(f"{name}: {write_page(folder)}", soft_wrap=True)
+        return execute(benchmark, run, path, on_rows=show, **options)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import torch
 from benchmarks.engines.environment import make_environment, make_model, versions
 from benchmarks.engines.rounds import SHOWN, TPSAMPLE, VIEWS, VLLM, notes, rows
 from benchmarks.engines.server import NAME, Kind, Server, client_variables, say
-from benchmarks.lab import harness, machine, quiet
+from benchmarks.lab import machine
 from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT, Result
 
@@ -219,7 +219,6 @@ def main(arguments: list[str] | None = None) -> int:
         machine=machine.describe(torch.device("cpu")),
         settings={"requests": options.requests, "threads": os.environ.get("OMP_NUM_THREADS", "1")},
         views=[vars(view) for view in VIEWS],
-        sessions=[harness.session()],
     )
     cache.mkdir(parents=True, exist_ok=True)
     python = make_environment(cache)
@@ -228,17 +227,17 @@ def main(arguments: list[str] | None = None) -> int:
     rates = (float("inf"), options.rate)
     bench = Bench(python, make_model(cache), cache / "bench", options.requests, rates)
     start = time.monotonic()
-    for number, ranks in enumerate(counts, 1):
-        deadline = start + 60 * options.minutes * number / len(counts)
-        try:
-            bench.measure(ranks, options.rounds, deadline)
-            if all(each["ranks"] != ranks for each in bench.rounds):
-                raise Void("no round ended in time")
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-            why = " ".join(str(error).split())[:300]
-            result.warnings.append(f"Not measured on {ranks} ranks: {why}")
-            say(result.warnings[-1])
-    result.sessions[0] |= {"ended": harness.now(), "after": quiet.load()}
+    with result.session():
+        for number, ranks in enumerate(counts, 1):
+            deadline = start + 60 * options.minutes * number / len(counts)
+            try:
+                bench.measure(ranks, options.rounds, deadline)
+                if all(each["ranks"] != ranks for each in bench.rounds):
+                    raise Void("no round ended in time")
+            except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+                why = " ".join(str(error).split())[:300]
+                result.warnings.append(f"Not measured on {ranks} ranks: {why}")
+                say(result.warnings[-1])
     result.settings |= {"versions": versions(python), **bench.commands}
     result.rows = rows(bench.rounds, options.requests)
     result.notes = notes(bench.rounds, bench.texts, options.requests)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab.local_ranks import free_port
 from benchmarks.lab.machine import ROOT
 from benchmarks.lab.orphans import with_parent
 
@@ -176,10 +176,3 @@ def summed(metrics: str, name: str) -> float:
     """Return the sum of a counter in the text form of Prometheus."""
     lines = [line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     return sum(float(line.split()[-1]) for line in lines)
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -19,7 +19,7 @@ from benchmarks.gpu.slots import SLOT_KINDS, steps_over_slots
 from benchmarks.lab import ranks
 from benchmarks.lab.allocations import noise_on_cpu, noise_on_gpu
 from benchmarks.lab.launches import listed
-from benchmarks.lab.problem import Problem, gate, make_sampler, make_weight, near_tie
+from benchmarks.lab.problem import DTYPES, Problem, gate, make_sampler, make_weight, near_tie
 from benchmarks.lab.timing import one_line
 from tpsample import (
     LMHeadSampler,
@@ -32,7 +32,6 @@ from tpsample import (
 from tpsample.local.screen_launches import accumulation_error
 from tpsample.request.kinds import KINDS, batches_of
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ODD_BOUNDS = (33331, 64000)
 """Where the second and the third shard start: the first of them at no multiple of 4."""
 _DRY_ODD_BOUNDS = (333, 500)

@@ -121,7 +121,7 @@ def run_of(name: str, dry_run: bool, device: Any) -> Any:
 def _benchmark(name: str, dry_run: bool, output: Path, until: float) -> Iterator[dict[str, Any]]:
     """Yield the folder of the result, and at the end what it has beside its rows.
 
-    Every row is told when it is measured, so that none is lost with a folder.
+    The rows of a point are told when it is measured, so that none is lost with a folder.
     """
     from benchmarks.gpu.numerics import device_of
     from benchmarks.gpu.record import tell
@@ -138,7 +138,7 @@ def _benchmark(name: str, dry_run: bool, output: Path, until: float) -> Iterator
         BENCHMARKS[name],
         run,
         folder / RESULT,
-        on_row=lambda row: tell({"rows": [row]}),
+        on_rows=lambda rows: tell({"rows": rows}),
         seconds=seconds,
     )
     yield {**result.checks, **result.measured}

@@ -88,13 +88,12 @@ def _multiply_then(sample: Sampler, problem: Problem) -> Tensor:
     return sample(problem.hidden_states @ problem.weight.T)
 
 
-def notes(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[str]:
+def notes(device: torch.device, dtype: str) -> list[str]:
     """Return what a reader has to know about the baselines with a weight of this dtype."""
-    name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     lines = [
-        f"Baselines multiply in {name} with the vendor's library, store the logits and sample from "
-        "them without dividing by a temperature (T = 1). They draw noise of their own, anew at "
-        f"every step; {GUMBEL} alone has tpsample's noise and ids.",
+        f"Baselines multiply in {dtype} with the vendor's library, store the logits and sample "
+        "from them without dividing by a temperature (T = 1). They draw noise of their own, anew "
+        f"at every step; {GUMBEL} alone has tpsample's noise and ids.",
         *third_party.notes(device),
     ]
     if device.type != "cuda":

@@ -1,6 +1,6 @@
-"""Runs a benchmark, which yields result rows, and keeps what it measured.
+"""Runs a benchmark, which yields the rows of each point, and keeps what it measured.
 
-The result is written after every row, so a run that is cut short keeps what it measured.
+The result is written after every point, so a run that is cut short keeps what it measured.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.lab import machine, quiet
-from benchmarks.lab.problem import Candidate, NearTies, Problem, WrongToken, make_weight
+from benchmarks.lab import machine
+from benchmarks.lab.problem import DTYPES, Candidate, NearTies, Problem, WrongToken, make_weight
 from benchmarks.lab.results import Result, Row, View
 from benchmarks.lab.shapes import BATCHES, SHAPES, TINY, TINY_BATCHES, Shape
-from benchmarks.lab.timing import Timing, measure, prepare
+from benchmarks.lab.timing import Timing, measure, one_line, prepare
 from tpsample.distributed import Job
 
 
@@ -36,6 +35,8 @@ class Benchmark:
     """A question that is answered by rows, and the views of them.
 
     Attributes:
+        rows: yields the rows of a point in a list, which is written as a whole. A row with `why` is
+            a candidate that is left out.
         by_default: whether `benchmarks.run` takes it where none is named. A benchmark that takes
             minutes, or needs root or a model, is not.
     """
@@ -43,7 +44,7 @@ class Benchmark:
     name: str
     question: str
     views: list[View]
-    rows: Callable[[Run], Iterator[Row]]
+    rows: Callable[[Run], Iterator[list[Row]]]
     by_default: bool = True
 
 
@@ -52,23 +53,28 @@ class Run:
     """The settings of a benchmark, and the facts that it has beside its rows.
 
     Attributes:
+        dtype: of the weights, a name in `DTYPES`.
         tiny: short runs for a CPU. With the tiny shape they say nothing about speed.
+        options: settings of one benchmark alone.
         deadline: no point is begun after this `time.monotonic()`.
+        done: points that were measured earlier, as `Result.points` has them.
         notes, measured: go into the result as they are.
-        checked_rows, near_ties: what the gate has seen.
+        checks: what the gate has seen, which goes into the result too.
         uncaptured: steps of tpsample that were timed without a CUDA graph, and why.
     """
 
     job: Job = field(default_factory=Job)
     shapes: tuple[Shape, ...] = SHAPES
     batches: tuple[int, ...] = BATCHES
+    dtype: str = "bf16"
     repeats: int = 50
     tiny: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
     deadline: float = float("inf")
+    done: set[tuple[Any, ...]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
-    checked_rows: int = 0
-    near_ties: NearTies = field(default_factory=NearTies)
+    checks: dict[str, float] = field(default_factory=NearTies().checks)
     uncaptured: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -91,7 +97,8 @@ class Run:
         self.notes += [line for line in lines if line not in self.notes]
 
     def weight(self, shape: Shape) -> Tensor:
-        return make_weight(shape.vocab_size, shape.hidden_size, self.device)
+        dtype = DTYPES[self.dtype]
+        return make_weight(shape.vocab_size, shape.hidden_size, self.device, dtype)
 
     def time(
         self,
@@ -141,34 +148,55 @@ class Run:
             OutOfTime: it is too late to time them.
         """
         self._still_in_time()
-        self.near_ties += problem.check(token_ids, logits)
-        self.checked_rows += problem.rows
+        self._count(problem.check(token_ids, logits), problem.rows)
 
     def time_checked(
         self,
-        candidates: dict[str, Candidate],
+        candidates: Mapping[str, Candidate],
         others: Mapping[str, Callable[[], object]],
         align: Callable[[], object] | None = None,
+        left_out: dict[str, str] | None = None,
     ) -> dict[str, Timing]:
         """Gate the candidates, time them among `others`, and see that replays gave the same ids.
+
+        Args:
+            left_out: takes the names of candidates that are wrong or raise on any rank, and why;
+                they have no time then. Without it that is an error.
 
         Raises:
             WrongToken: a candidate's ids are not the oracle's, or a timed step's are others.
             OutOfTime: it is too late to begin.
         """
         self._still_in_time()
+        wrong = {} if left_out is None else left_out
         gated = {}
         for name, candidate in candidates.items():
-            self.near_ties += candidate.check()
-            self.checked_rows += candidate.problem.rows
+            found, why = NearTies(), None
+            try:
+                found = candidate.check()
+            except Exception as error:
+                if left_out is None:
+                    raise
+                why = one_line(error)
+            if said := [each for each in self.job.gather(why) if each is not None]:
+                wrong[name] = said[0]
+                continue
+            self._count(found, candidate.token_ids.shape[-1])
             gated[name] = candidate.token_ids.clone()
             candidate.token_ids.fill_(-1)
-        steps = {name: candidate.step for name, candidate in candidates.items()}
-        eager = [name for name, candidate in candidates.items() if not candidate.graph]
-        times = self.time({**steps, **others}, align, own=candidates, eager=eager)
-        for name, candidate in candidates.items():
-            if not torch.equal(candidate.token_ids, gated[name]):
-                raise WrongToken(f"{name}: the timed steps gave other tokens than the checked one")
+        steps = {name: candidates[name].step for name in gated}
+        eager = [name for name in gated if not candidates[name].graph]
+        own = gated if left_out is None else ()
+        times = self.time({**steps, **others}, align, own=own, eager=eager)
+        for name, token_ids in gated.items():
+            if name not in times:
+                wrong[name] = "its step raises; see the notes"
+            elif not all(self.job.gather(torch.equal(candidates[name].token_ids, token_ids))):
+                wrong[name] = "the timed steps gave other tokens than the checked one"
+                del times[name]
+        if left_out is None:
+            for name, why in wrong.items():
+                raise WrongToken(f"{name}: {why}")
         return times
 
     def require_graphs(self) -> None:
@@ -177,19 +205,34 @@ class Run:
             steps = "; ".join(f"{name}: {why}" for name, why in self.uncaptured.items())
             raise NotCaptured(f"not captured in a CUDA graph: {steps}")
 
+    def _count(self, found: NearTies, rows: int) -> None:
+        known = NearTies(int(self.checks["near_ties"]), self.checks["largest_gap"])
+        self.checks |= (known + found).checks(int(self.checks["rows_compared"]) + rows)
+
     def _still_in_time(self) -> None:
-        if time.monotonic() > self.deadline:
+        if self.job.gather(time.monotonic() > self.deadline)[0]:
             raise OutOfTime
 
 
-def session() -> dict[str, Any]:
-    """Return how a session of measurements begins: its command, when, and the machine's load."""
-    return {"command": machine.command(), "started": now(), "before": quiet.load()}
-
-
-def now() -> str:
-    """Return the time, with its zone."""
-    return datetime.now().astimezone().isoformat(timespec="seconds")
+def unmeasured(benchmark: Benchmark, run: Run) -> Result:
+    """Return the result of a benchmark before anything is measured."""
+    return Result(
+        benchmark=benchmark.name,
+        question=benchmark.question,
+        machine=machine.describe(run.device, run.job.world_size),
+        settings={
+            "shapes": [shape.name for shape in run.shapes],
+            "batches": list(run.batches),
+            "dtype": run.dtype,
+            "repeats": run.repeats,
+            "tiny": run.tiny,
+            **run.options,
+        },
+        views=[vars(view) for view in benchmark.views],
+        notes=run.notes,
+        measured=run.measured,
+        checks=run.checks,
+    )
 
 
 def execute(
@@ -197,15 +240,17 @@ def execute(
     run: Run,
     path: Path | None,
     *,
-    on_row: Callable[[Row], None] = lambda row: None,
+    on_rows: Callable[[list[Row]], None] = lambda rows: None,
     seconds: float = float("inf"),
+    earlier: Result | None = None,
 ) -> Result:
     """Run a benchmark and keep its result in the JSON file `path`.
 
     Args:
         path: None writes nothing (ranks other than 0).
-        on_row: called after each row.
-        seconds: no point is begun after this long; the result then says so.
+        on_rows: called with the rows that were just written.
+        seconds: no point is begun after this long, by the clock of rank 0; the result then says so.
+        earlier: the result that goes on, on rank 0.
 
     Raises:
         WrongToken: after the result was marked as aborted.
@@ -213,27 +258,14 @@ def execute(
         OSError: the file cannot be written; likewise.
     """
     run.deadline = time.monotonic() + seconds
-    result = Result(
-        benchmark=benchmark.name,
-        question=benchmark.question,
-        machine=machine.describe(run.device, run.job.world_size),
-        settings={
-            "shapes": [shape.name for shape in run.shapes],
-            "batches": list(run.batches),
-            "repeats": run.repeats,
-            "tiny": run.tiny,
-        },
-        views=[vars(view) for view in benchmark.views],
-        notes=run.notes,
-        measured=run.measured,
-        sessions=[session()],
-    )
+    result = unmeasured(benchmark, run) if earlier is None else earlier
+    run.notes, run.measured, run.checks = result.notes, result.measured, result.checks
+    run.done = {tuple(point) for point in run.job.gather(result.points())[0]}
 
     unwritten: OSError | None = None
 
     def flush() -> None:
         nonlocal unwritten
-        result.checks = run.near_ties.checks(run.checked_rows)
         unwritten = None
         try:
             if path is not None:
@@ -242,10 +274,12 @@ def execute(
             unwritten = error
 
     try:
-        for row in benchmark.rows(run):
-            result.rows.append(row)
-            flush()
-            on_row(row)
+        with result.session():
+            for rows in benchmark.rows(run):
+                result.rows += [row for row in rows if "why" not in row]
+                result.left_out += [row for row in rows if "why" in row]
+                flush()
+                on_rows(rows)
         run.require_graphs()
     except OutOfTime:
         run.note(f"Stopped after {seconds:.0f} s; what is missing was not measured.")
@@ -254,7 +288,6 @@ def execute(
         result.aborted = str(error)
         raise
     finally:
-        result.sessions[0] |= {"ended": now(), "after": quiet.load()}
         flush()
     if unwritten is not None:
         raise unwritten

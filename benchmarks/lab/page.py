@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.lab import quiet, text
 from benchmarks.lab.plots import QUARTILES, plot, rows_of, scale_of, unique
-from benchmarks.lab.results import RESULT, Result, Row
+from benchmarks.lab.results import POINT, RESULT, Result, Row
 from benchmarks.lab.shapes import TINY
 
 PAGE = "README.md"
@@ -92,7 +92,7 @@ def _wins_and_losses(rows: list[Row]) -> list[str]:
     return sections
 
 
-_POINT = ("candidate", "shape", "mode", "world_size", "batch")
+_POINT = ("candidate", *POINT)
 
 
 def _point(row: Row, among: list[Row], names: bool = False) -> tuple[object, ...]:

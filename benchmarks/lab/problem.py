@@ -26,6 +26,9 @@ _COLDEST = 0.1
 
 _ORACLE_ROWS = 64
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""The dtypes of weights."""
+
 
 class WrongToken(AssertionError):
     """A candidate returned a token the oracle does not: nothing measured with it may be shown."""
@@ -41,7 +44,7 @@ class NearTies:
     def __add__(self, other: NearTies) -> NearTies:
         return NearTies(self.rows + other.rows, max(self.largest_gap, other.largest_gap))
 
-    def checks(self, rows_compared: int) -> dict[str, float]:
+    def checks(self, rows_compared: int = 0) -> dict[str, float]:
         """Return what a result says of the gate."""
         return {
             "rows_compared": rows_compared,
@@ -61,8 +64,8 @@ class Problem:
     """B rows over one LM head.
 
     Attributes:
-        weight: [V, D] bf16, about N(0, 1/D), so logits are about N(0, 1).
-        hidden_states: [B, D] bf16, about N(0, 1).
+        weight: [V, D], about N(0, 1/D), so logits are about N(0, 1).
+        hidden_states: [B, D], of the same dtype, about N(0, 1).
         params: one request per row, all with a seed.
         positions: int64 [B].
         fixed_rounds: whether filtered rows are drawn as in a captured graph, in every step.
@@ -231,11 +234,13 @@ class Candidate:
         return sum(each, NearTies())
 
 
-def make_weight(vocab_size: int, hidden_size: int, device: torch.device) -> Tensor:
-    """Return a random bf16 LM head [V, D], the same in every run."""
+def make_weight(
+    vocab_size: int, hidden_size: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """Return a random LM head [V, D], the same in every run."""
     generator = torch.Generator(device).manual_seed(0)
     shape = (vocab_size, hidden_size)
-    weight = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(shape, generator=generator, device=device, dtype=dtype)
     return weight.mul_(hidden_size**-0.5)
 
 

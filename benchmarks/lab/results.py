@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import quiet
+from benchmarks.lab import machine, quiet
 from benchmarks.lab.timing import Timing
 
 SCHEMA = 2
 RESULT = "result.json"
 
 Row = dict[str, Any]
+POINT = ("shape", "mode", "world_size", "batch")
+"""The columns that say where a row was measured, as far as it has them."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +99,20 @@ class Result:
                 raise ValueError(f"{path}: a row lacks {', '.join(sorted(missing))}: {row}")
         return result
 
-    def note(self, *lines: str) -> None:
-        """Add notes, each once."""
-        self.notes += [line for line in lines if line not in self.notes]
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Note how a session of measurements begins and ends: command, times and loads."""
+        begun = {"command": machine.command(), "started": _now(), "before": quiet.load()}
+        self.sessions.append(begun)
+        try:
+            yield
+        finally:
+            begun |= {"ended": _now(), "after": quiet.load()}
 
-    def add_checks(self, checks: dict[str, float]) -> None:
-        """Add what a gate has seen: counts are added, the largest gap is kept."""
-        for name, value in checks.items():
-            known = self.checks.get(name, 0)
-            self.checks[name] = max(known, value) if name == "largest_gap" else known + value
+    def points(self) -> list[tuple[Any, ...]]:
+        """Return the points that were measured or left out, each once."""
+        every = (tuple(row.get(name) for name in POINT) for row in (*self.rows, *self.left_out))
+        return list(dict.fromkeys(every))
 
     def disturbances(self) -> list[str]:
         """Return why the times are not those of a quiet machine; [] if it was quiet."""
@@ -116,6 +126,10 @@ class Result:
                 name=f"session {number}" if len(self.sessions) > 1 else "the run",
             )
         return found
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def row(candidate: str, kind: str, timing: Timing, **point: Any) -> Row:

@@ -17,11 +17,6 @@ class Shape:
     def name(self) -> str:
         return f"{self.vocab_size}x{self.hidden_size}"
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the weight in bf16."""
-        return 2 * self.vocab_size * self.hidden_size
-
 
 SHAPES = (
     Shape(128256, 8192, "Llama-3 70B"),

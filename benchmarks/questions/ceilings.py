@@ -20,7 +20,7 @@ _BYTES, _TINY_BYTES = 2 * 2**30, 2**16
 _MATMUL, _TINY_MATMUL = 8192, 64
 
 
-def rows(run: Run) -> Iterator[Row]:
+def rows(run: Run) -> Iterator[list[Row]]:
     """One row per limit; the rates are in the record, in TB/s (10^12 bytes)."""
     yield from _memory(run)
     if has_triton(run.device):
@@ -31,20 +31,20 @@ def rows(run: Run) -> Iterator[Row]:
     yield from _matmul(run)
 
 
-def _memory(run: Run) -> Iterator[Row]:
+def _memory(run: Run) -> Iterator[list[Row]]:
     """A copy, a read, and a read that stays in L2."""
     source = torch.empty(_TINY_BYTES if run.tiny else _BYTES, dtype=torch.uint8, device=run.device)
     target = torch.empty_like(source.random_())
     times = run.time({"copy": lambda: target.copy_(source), **reads.weight_reads(source)})
-    yield _rate(run, "copy", times.pop("copy"), 2 * source.numel())
-    yield _rate(run, "read", fastest(times, times), source.numel())
+    copy = _rate(run, "copy", times.pop("copy"), 2 * source.numel())
+    yield [copy, _rate(run, "read", fastest(times, times), source.numel())]
     if not has_triton(run.device):
         return
     reread, num_bytes = l2_read(source, run.tiny)
-    yield _rate(run, "l2", run.time({"l2": reread})["l2"], num_bytes)
+    yield [_rate(run, "l2", run.time({"l2": reread})["l2"], num_bytes)]
 
 
-def _tiles(run: Run) -> Iterator[Row]:
+def _tiles(run: Run) -> Iterator[list[Row]]:
     """The weights of each shape, whole and the first of eight shards, in the shape of the tiles."""
     for shape in run.shapes:
         weight = run.weight(shape)
@@ -54,10 +54,10 @@ def _tiles(run: Run) -> Iterator[Row]:
             point = {"shape": shape.name, "batch": 1, "world_size": world_size}
             rate = _tb_per_s(2 * shard.numel(), timing.median_us)
             run.measured.setdefault("tile_read_tb_per_s", rate)  # the first: largest, and whole
-            yield {**row(TILE_READ, "limit", timing, **point), "tb_per_s": rate}
+            yield [{**row(TILE_READ, "limit", timing, **point), "tb_per_s": rate}]
 
 
-def _starts(run: Run) -> Iterator[Row]:
+def _starts(run: Run) -> Iterator[list[Row]]:
     """Graphs of one kernel that does next to nothing, and of two, which overlap where they may."""
     from benchmarks.lab.kernels import empty_kernel
 
@@ -75,16 +75,16 @@ def _starts(run: Run) -> Iterator[Row]:
     times = run.time({"one kernel": lambda: empty(False), "two kernels": two})
     for name, timing in times.items():
         run.measured[f"{name.replace(' ', '_')}_us"] = timing.median_us
-        yield row(name, "limit", timing, shape="nothing", batch=1)
+        yield [row(name, "limit", timing, shape="nothing", batch=1)]
 
 
-def _matmul(run: Run) -> Iterator[Row]:
+def _matmul(run: Run) -> Iterator[list[Row]]:
     size = _TINY_MATMUL if run.tiny else _MATMUL
     a, b = (torch.randn(size, size, device=run.device).bfloat16() for _ in range(2))
     product = torch.empty_like(a)
     timing = run.time({"matmul": lambda: torch.mm(a, b, out=product)})["matmul"]
     run.measured["matmul_tflops"] = 2 * size**3 / timing.median_us / 1e6
-    yield row("matmul", "limit", timing, shape=f"{size}x{size}x{size}", batch=1)
+    yield [row("matmul", "limit", timing, shape=f"{size}x{size}x{size}", batch=1)]
 
 
 def _rate(run: Run, name: str, timing: Timing, num_bytes: int) -> Row:

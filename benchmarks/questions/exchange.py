@@ -25,7 +25,7 @@ COMPARED = "collective, desync_every=1"
 VIRTUAL_WORLD_SIZES = (2, 4, 8)
 
 
-def rows(run: Run) -> Iterator[Row]:
+def rows(run: Run) -> Iterator[list[Row]]:
     """One row per world size, batch, exchange and number of chunks."""
     if run.job.world_size > 1:
         yield from _processes(run)
@@ -44,7 +44,7 @@ def rows(run: Run) -> Iterator[Row]:
         yield from _virtual(run, world_size)
 
 
-def _processes(run: Run) -> Iterator[Row]:
+def _processes(run: Run) -> Iterator[list[Row]]:
     world_size = run.job.world_size
     weight = make_weight(ROWS_PER_RANK * world_size, HIDDEN_SIZE, run.device)
     shard = VocabShard.even(len(weight), run.job.rank, world_size)
@@ -59,12 +59,12 @@ def _processes(run: Run) -> Iterator[Row]:
             sampler = make_sampler(part, batch, group=Ranks(), chunks=chunks)
             candidates[_local(chunks)] = alone.sampled_by(sampler)
         times = run.time_checked(candidates, {}, ranks.align(run))
-        yield from _rows(times, built, batch, world_size, "processes")
+        yield list(_rows(times, built, batch, world_size, "processes"))
         for sampler in built.values():
             sampler.close()
 
 
-def _virtual(run: Run, world_size: int) -> Iterator[Row]:
+def _virtual(run: Run, world_size: int) -> Iterator[list[Row]]:
     weight = make_weight(ROWS_PER_RANK * world_size, HIDDEN_SIZE, run.device)
     for batch in run.batches:
         problem = Problem.make(weight, batch)
@@ -74,7 +74,7 @@ def _virtual(run: Run, world_size: int) -> Iterator[Row]:
             candidates[name], built[name] = ranks.virtual(problem, world_size, chunks=chunks)
             candidates[_local(chunks)] = _locals(problem, world_size, chunks)
         times = run.time_checked(candidates, {})
-        yield from _rows(times, built, batch, world_size, "virtual ranks")
+        yield list(_rows(times, built, batch, world_size, "virtual ranks"))
 
 
 def _locals(problem: Problem, world_size: int, chunks: int) -> Candidate:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from benchmarks.lab import baselines
 from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.problem import Problem, make_sampler
@@ -26,25 +24,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
 shows the cost of the threshold, and checks its tokens where the others seldom come to it."""
 
 
-def rows(run: Run) -> Iterator[Row]:
+def rows(run: Run) -> Iterator[list[Row]]:
     """Yield the times of every shape, batch size and setting."""
-    dtype = torch.bfloat16 if run.device.type == "cuda" else torch.float32  # as `generate` has it
     run.note(
-        *baselines.notes(run.device, dtype),
+        *baselines.notes(run.device, run.dtype),
         "sort, topk and mask are samplers in plain PyTorch; benchmarks/lab/baselines.py says "
         "who samples so.",
         "Random weights and hidden states make logits about N(0, 2²), which are flatter than a "
         "model's, so filters keep more tokens.",
     )
     for shape in run.shapes:
-        weight = run.weight(shape).to(dtype)
+        weight = run.weight(shape)
         for batch in run.batches:
             problem = Problem.make(weight, batch)
             hidden_states = 2 * problem.hidden_states
             yield from _times(run, shape, replace(problem, hidden_states=hidden_states))
 
 
-def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
+def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[list[Row]]:
     """One setting after the other, each in turn with the plain step."""
     point = {"shape": shape.name, "batch": plain.rows}
     sampler = make_sampler(plain.weight, plain.rows)
@@ -68,15 +65,14 @@ def _times(run: Run, shape: Shape, plain: Problem) -> Iterator[Row]:
             beside[eager] = "plain, no graph"
         times = run.time_checked(candidates, others)
         if name == next(iter(SETTINGS)):
-            for plain_name in beside.values():
-                yield row(plain_name, "plain", times[plain_name], **point)
+            yield [row(each, "plain", times[each], **point) for each in beside.values()]
         kinds = {**dict.fromkeys(beside, "tpsample"), **dict.fromkeys(others, "baseline")}
         measured = [row(n, kinds[n], times[n], **point) for n in kinds if n in times]
-        for each in with_ratios(measured):
+        for each in measured:
             if each["kind"] == "tpsample":
                 plain_us = times[beside[each["candidate"]]].median_us
                 each["over_plain"] = each["median_us"] / plain_us
-            yield each
+        yield with_ratios(measured)
 
 
 BENCHMARK = Benchmark(

@@ -97,7 +97,7 @@ def counts(weight: Tensor, hidden: Tensor, temperature: float) -> dict[str, dict
     }
 
 
-def rows(run: Run) -> Iterator[Row]:
+def rows(run: Run) -> Iterator[list[Row]]:
     """Yield the counts of ids and of groups at each temperature."""
     weight, hidden = (x.bfloat16() for x in real_rows(run.job))
     run.note(
@@ -108,7 +108,7 @@ def rows(run: Run) -> Iterator[Row]:
     for temperature in TEMPERATURES:
         for name, found in counts(weight, hidden, temperature).items():
             point: Row = {"shape": "bundled model", "batch": len(hidden), "candidate": name}
-            yield {**point, "kind": "tpsample", "temperature": temperature, **found}
+            yield [{**point, "kind": "tpsample", "temperature": temperature, **found}]
 
 
 BENCHMARK = Benchmark(

@@ -43,7 +43,7 @@ class Question:
     max_rows: int = 512
 
 
-def rows(run: Run, question: Question) -> Iterator[Row]:
+def rows(run: Run, question: Question) -> Iterator[list[Row]]:
     """Yield one row per number of shards, shape, batch size and candidate; ids are checked first.
 
     The share of token ids that a screen left is in the rows of steps that have one.
@@ -84,7 +84,7 @@ def rows(run: Run, question: Question) -> Iterator[Row]:
                     if percent is not None:
                         each["listed_percent"] = percent
                 tile_us = times[TILE_READ].median_us if by_tiles else None
-                yield from with_ratios(found, times["limit"].median_us, tile_us)
+                yield with_ratios(found, times["limit"].median_us, tile_us)
 
 
 def listed_percent(sampler: LMHeadSampler | None) -> float | None:
@@ -95,7 +95,7 @@ def listed_percent(sampler: LMHeadSampler | None) -> float | None:
 
 def _baselines(run: Run, problem: Problem) -> Steps:
     """Return every baseline on one rank; the one with tpsample's noise has passed the gate."""
-    run.note(*baselines.notes(run.device))
+    run.note(*baselines.notes(run.device, run.dtype))
     logits = problem.hidden_states @ problem.weight.T
     run.check(problem, baselines.gumbel_argmax(problem)(logits), logits)
     return baselines.single_rank(problem)

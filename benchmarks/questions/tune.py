@@ -58,7 +58,7 @@ def candidates(rule: Tile, gpu: Gpu) -> list[Tile]:
     return list(dict.fromkeys([rule, *(tile_table.fitted(tile, gpu) for tile in tried)]))
 
 
-def rows(run: Run) -> Iterator[Row]:
+def rows(run: Run) -> Iterator[list[Row]]:
     """Yield a row per tile of each shard, shape and batch; the rule's is the baseline."""
     gpu = Gpu.of(run.device)
     # One batch of every batch tile: the largest.
@@ -68,7 +68,7 @@ def rows(run: Run) -> Iterator[Row]:
             weight = run.weight(shape)
             shard = weight[: len(VocabShard.even(shape.vocab_size, 0, world_size))]
             for batch in batches.values():
-                yield from _of_point(run, Problem.make(shard, batch), gpu)
+                yield _of_point(run, Problem.make(shard, batch), gpu)
 
 
 def _of_point(run: Run, problem: Problem, gpu: Gpu) -> list[Row]:

@@ -101,7 +101,7 @@ class Ways:
         return Run(self._job, repeats=repeats).time(steps, align)
 
 
-def rows(run: Run) -> Iterator[Row]:
+def rows(run: Run) -> Iterator[list[Row]]:
     """Yield the counts on two hosts, of one rank and of two each; then the times of two each."""
     if said := obstacle():
         run.note(f"Not here: {said}.")
@@ -127,12 +127,12 @@ def rows(run: Run) -> Iterator[Row]:
             for batch in run.batches:
                 times = job.ask("time", batch, run.repeats, hosts.delay_s)[0]
                 point = {"shape": shape.name, "mode": f"{mbit} Mbit/s, {delay_ms:g} ms"}
-                yield from with_ratios(
+                yield with_ratios(
                     [row(way, _kind(way), times[way], **point, batch=batch) for way in times]
                 )
 
 
-def _counts(run: Run, hosts: Hosts, job: RanksOnHosts, name: str) -> Iterator[Row]:
+def _counts(run: Run, hosts: Hosts, job: RanksOnHosts, name: str) -> Iterator[list[Row]]:
     """Yield the bytes and packets that all interfaces sent per step, by way and batch."""
     for batch in run.batches:
         for way in (*EXCHANGES, *(kind.name for kind in KINDS)):
@@ -142,15 +142,9 @@ def _counts(run: Run, hosts: Hosts, job: RanksOnHosts, name: str) -> Iterator[Ro
             payload = max(job.ask("step", way, batch, STEPS))
             time.sleep(0.3)
             wire = [(b - a) / STEPS for a, b in zip(before, hosts.sent(), strict=True)]
-            yield {
-                "shape": name,
-                "batch": batch,
-                "candidate": way,
-                "kind": _kind(way),
-                "payload_bytes": payload,
-                "wire_bytes": wire[0],
-                "packets": wire[1],
-            }
+            counted = {"payload_bytes": payload, "wire_bytes": wire[0], "packets": wire[1]}
+            point = {"shape": name, "batch": batch}
+            yield [{**point, "candidate": way, "kind": _kind(way), **counted}]
 
 
 def _kind(way: str) -> str:

@@ -36,7 +36,7 @@ import torch
 import triton
 
 from benchmarks.lab import text
-from benchmarks.lab.problem import tile_text
+from benchmarks.lab.problem import DTYPES, tile_text
 from benchmarks.static.aot import GPUS, Binary, compile_all, jitted, programs_per_sm
 from benchmarks.static.builds import (
     GREEDY,
@@ -59,7 +59,7 @@ from benchmarks.static.sass import (
 )
 from tpsample.local.tile_table import Tile, all_tiles
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int8: "i8"}
+DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items()}
 MAX_EPILOGUE = 30.0
 FLASHSAMPLING_EPILOGUE = 104.8
 """The epilogue of FlashSampling (arXiv 2603.15854: `tl.rand` and two software logarithms) copied
@@ -120,7 +120,7 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         kernel=subject.kernel.split(":")[1],
         variant=subject.variant,
         arch=subject.arch,
-        dtype=DTYPES[subject.dtype] if subject.dtype else "",
+        dtype=DTYPE_NAMES[subject.dtype] if subject.dtype else "",
         tile=tile_text(tile) if tile else "",
         registers=binary.registers,
         stack_bytes=binary.stack_bytes,

@@ -119,10 +119,10 @@ class TestEachBenchmark:
     def test_a_deadline_leaves_whole_points(self):
         run = Run.small(batches=(1, 2), repeats=1)
 
-        def past(row):
+        def past(rows):
             run.deadline = 0.0
 
-        result = execute(BENCHMARKS["single_gpu"], run, None, on_row=past)
+        result = execute(BENCHMARKS["single_gpu"], run, None, on_rows=past)
         assert {each["batch"] for each in result.rows} == {1}
         assert {each["kind"] for each in result.rows} == {"tpsample", "baseline", "limit"}
         assert any("not measured" in note for note in result.notes)

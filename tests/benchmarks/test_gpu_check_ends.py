@@ -145,7 +145,7 @@ def test_a_benchmark_whose_result_cannot_be_written_measures_and_tells_every_row
     rows, path = [], tmp_path / "file" / RESULT
     with pytest.raises(OSError):
         execute(
-            BENCHMARKS["ceilings"], Run.small(batches=(1,), repeats=1), path, on_row=rows.append
+            BENCHMARKS["ceilings"], Run.small(batches=(1,), repeats=1), path, on_rows=rows.append
         )
     assert len(rows) == len(list(BENCHMARKS["ceilings"].rows(Run.small(repeats=1)))) > 0
 

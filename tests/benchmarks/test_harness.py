@@ -72,8 +72,12 @@ class TestGate:
     def test_works_without_triton(self, monkeypatch):
         for module in (baselines, reads):
             monkeypatch.setattr(module, "has_triton", lambda device: False)
-        rows = list(BENCHMARKS["single_gpu"].rows(_small()))
-        assert {each["kind"] for each in rows} == {"tpsample", "baseline", "limit"}
+        points = BENCHMARKS["single_gpu"].rows(_small())
+        assert {each["kind"] for rows in points for each in rows} == {
+            "tpsample",
+            "baseline",
+            "limit",
+        }
 
 
 class TestFilteredSteps:
@@ -123,7 +127,7 @@ def test_a_page_says_how_busy_the_machine_was(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "available", lambda: False)
     monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(quiet, "load", lambda: loads.pop(0))
-    made_up = Benchmark("made up", "?", [View("", "Time", x="batch")], lambda run: iter([point]))
+    made_up = Benchmark("made up", "?", [View("", "Time", x="batch")], lambda run: iter([[point]]))
     execute(made_up, Run.small(), tmp_path / RESULT)
     page = write_page(tmp_path).read_text()
     assert "no time from here: the load average was 9.0 when the run ended" in page

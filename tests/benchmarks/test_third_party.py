@@ -69,7 +69,7 @@ def _problem() -> Problem:
 def test_what_is_absent_is_left_out_with_a_way_to_add_it(folder):
     problem = _problem()
     assert set(baselines.single_rank(problem)) == {baselines.RACE, baselines.GUMBEL}
-    notes = "\n".join(baselines.notes(CPU))
+    notes = "\n".join(baselines.notes(CPU, "bf16"))
     assert "FlashInfer was not measured, because there is no package flashinfer" in notes
     assert "FlashSampling was not measured, because there is no package fused_mm" in notes
     assert notes.count(f"set {third_party.FOLDER}=DIR") == 2
@@ -118,11 +118,11 @@ def test_on_a_cpu_they_are_named_and_not_called(folder, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv(third_party.FOLDER, str(folder))
     _add_fakes(folder)
-    assert "FlashInfer was not measured, because it needs a GPU." in baselines.notes(CPU)
+    assert "FlashInfer was not measured, because it needs a GPU." in baselines.notes(CPU, "bf16")
     assert "FlashInfer" not in baselines.single_rank(_problem())
 
 
 def test_a_variable_that_names_no_folder_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv(third_party.FOLDER, str(tmp_path / "missing"))
     with pytest.raises(ValueError, match="TPSAMPLE_BASELINES: expected a folder"):
-        baselines.notes(CPU)
+        baselines.notes(CPU, "bf16")

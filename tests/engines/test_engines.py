@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.engines.server import free_port, summed, variables
+from benchmarks.engines.server import summed, variables
+from benchmarks.lab.local_ranks import free_port
 from tests.engines import command, comparison, on_hosts, page, verdicts
 from tests.engines.asked import DRAFTED, KINDS, OPENAI, SIXTEEN
 from tests.engines.traffic import GROUP_METHODS, Traffic

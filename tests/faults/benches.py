@@ -3,27 +3,27 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
-benchmarks/scaling/command.py
+benchmarks/scaling.py
     two scaling runs share a folder
-    - fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    + fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    - fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    + fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     > test_two_runs_do_not_share_a_folder
-benchmarks/scaling/ranks.py
+benchmarks/lab/harness.py
     a candidate that is wrong on another rank alone is timed
-    - if why := next((each for each in job.gather(why) if each is not None), None):
-    + if why := next((each for each in job.gather(why)[:1] if each is not None), None):
+    - if said := [each for each in self.job.gather(why) if each is not None]:
+    + if said := [each for each in self.job.gather(why)[:1] if each is not None]:
     > test_a_candidate_that_is_wrong_on_a_rank_is_left_out_and_said
-benchmarks/scaling/plan.py
+benchmarks/questions/scaling.py
     a scaling run begins again after a kill
-    - if point not in done]
-    + if done is not None]
+    - if found in run.done:
+    + if False:
     > test_a_killed_run_goes_on_where_it_was
 benchmarks/lab/quiet.py
     a busy machine is called quiet
     - if busy > BUSY_LOAD * cores:
     + if busy > BUSY_AFTER * cores:
     > test_a_machine_that_was_not_quiet_is_named
-benchmarks/lab/harness.py
+benchmarks/lab/results.py
     a busy end of a benchmark is not said
     - "after": quiet.load()}
     + }
@@ -33,7 +33,7 @@ benchmarks/lab/baselines.py
     - softmax_race(logits.masked_fill(logits < least, -torch.inf))
     + softmax_race(logits)
     > test_every_sampler_draws_from_the_kept_set_alone_and_all_of_it
-benchmarks/scaling/candidates.py
+benchmarks/questions/scaling_candidates.py
     a baseline may draw what the filters drop
     - least = logits.float().masked_fill(~kept, torch.inf).amin(dim=1)
     + least = logits.float().amin(dim=1)

@@ -164,7 +164,7 @@ class TestTuner:
 
     def test_takes_the_shards_first_that_are_named_first(self, monkeypatch):
         monkeypatch.setattr(
-            tune, "_of_point", lambda run, problem, gpu: [(problem.weight.shape, problem.rows)]
+            tune, "_of_point", lambda run, problem, gpu: (problem.weight.shape, problem.rows)
         )
         run = Run(shapes=(TINY, dataclasses.replace(TINY, hidden_size=32)), batches=(1, 2, 20))
         weights = [(rows, size) for rows in (125, 1000) for size in (64, 32)]

@@ -2,62 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import itertools
 from typing import Any
 
-import torch
-
-from benchmarks.lab import machine
-from benchmarks.lab.results import Result, Row, row, with_ratios
-from benchmarks.lab.shapes import TINY
+from benchmarks.lab import harness
+from benchmarks.lab.harness import Run
+from benchmarks.lab.results import POINT, Result, Row, row, with_ratios
 from benchmarks.lab.timing import Timing
-from benchmarks.scaling import plan
-from benchmarks.scaling.candidates import MODES, STORED, TPSAMPLE
-from benchmarks.scaling.plan import Point, Settings
+from benchmarks.questions.scaling import benchmark
+from benchmarks.questions.scaling_candidates import MODES, STORED, TPSAMPLE
+from tpsample.distributed import Job
 
 QUIET = {"load": [0.0, 0.0, 0.0], "busy_cores": 0.0, "gpu_percent": []}
 
 
+def a_run(**changes: Any) -> Run:
+    """One tiny shape, two batch sizes, plain requests; `changes` are of its fields and options."""
+    options = {"world_sizes": [1, 2], "modes": ["plain"], "exchanges": ["auto"], "threads": 1}
+    options |= {name: changes.pop(name) for name in options if name in changes}
+    return Run.small(Job(world_size=2), **({"repeats": 1, "options": options} | changes))
+
+
 def unmeasured(**changes: Any) -> Result:
-    """A result of nothing yet, on this machine: one tiny shape, two batch sizes, plain requests."""
-    values: dict[str, Any] = {
-        "world_sizes": (1, 2),
-        "shapes": (TINY.name,),
-        "batches": (1, 3),
-        "modes": ("plain",),
-        "repeats": 1,
-        "threads": 1,
-        "tiny": True,
-    }
-    described = machine.describe(torch.device("cpu"), 2)
-    return plan.unmeasured(described, Settings(**(values | changes)))
+    """A result of nothing yet, on this machine."""
+    run = a_run(**changes)
+    return harness.unmeasured(benchmark(run), run)
 
 
 def made_up(ours_us: float = 10.0, **changes: Any) -> Result:
     """A complete result: tpsample takes `ours_us`, all-to-all 20 µs, all-gather 30."""
-    result = unmeasured(**{"modes": tuple(MODES), "tiny": False, **changes})
+    result = unmeasured(**{"modes": list(MODES), "tiny": False, **changes})
     result.machine |= {"cpu_cores": 2, "hardware": "NVIDIA Made Up", "triton_interpreter": False}
     result.sessions = [
         {"started": "then", "ended": "later", "command": "this", "before": QUIET, "after": QUIET}
     ]
-    settings = Settings.of(result)
-    for world_size in settings.world_sizes:
-        for point in settings.points(world_size):
-            result.rows += _rows(point, ours_us)
+    sizes = (result.settings[name] for name in ("shapes", "modes", "world_sizes", "batches"))
+    for point in itertools.product(*sizes):
+        result.rows += _rows(dict(zip(POINT, point, strict=True)), ours_us)
     return result
 
 
-def _rows(point: Point, ours_us: float) -> list[Row]:
-    timed = [("tpsample", TPSAMPLE, "tpsample", ours_us, 8 * (point.world_size - 1) * point.batch)]
-    ways = ["all-gather", "all-to-all"] if point.world_size > 1 else [STORED]
-    for way in ways:
+def _rows(point: Row, ours_us: float) -> list[Row]:
+    batch, several = point["batch"], point["world_size"] > 1
+    timed = [("tpsample", TPSAMPLE, "tpsample", ours_us, 8 * several * batch)]
+    for way in ["all-gather", "all-to-all"] if several else [STORED]:
         slowest_us = 30.0 if way == "all-gather" else 20.0
-        timed.append((f"{way} + race", way, "baseline", slowest_us, 2000 * point.batch))
-        timed.append((f"{way} + slow", way, "baseline", 9 * slowest_us, 2000 * point.batch))
+        timed.append((f"{way} + race", way, "baseline", slowest_us, 2000 * batch))
+        timed.append((f"{way} + slow", way, "baseline", 9 * slowest_us, 2000 * batch))
     rows = with_ratios(
         [
             {
-                **row(name, kind, Timing((us, us, us), True), **asdict(point)),
+                **row(name, kind, Timing((us, us, us), True), **point),
                 "family": family,
                 "bytes_sent": sent,
                 "fastest": not name.endswith("slow"),
@@ -66,5 +61,5 @@ def _rows(point: Point, ours_us: float) -> list[Row]:
         ]
     )
     for each in rows:
-        each["tokens_per_s"] = point.batch / each["median_us"] * 1e6
+        each["tokens_per_s"] = batch / each["median_us"] * 1e6
     return rows

@@ -27,7 +27,7 @@ def bench(context: typer.Context) -> None:
     """Measure tpsample against its baselines and limits (source checkout only)."""
     arguments, name, module = context.args, "tpsample bench", "benchmarks.run"
     if arguments[:1] == ["scaling"]:
-        module, name, arguments = "benchmarks.scaling.command", f"{name} scaling", arguments[1:]
+        module, name, arguments = "benchmarks.scaling", f"{name} scaling", arguments[1:]
     try:
         run = importlib.import_module(module).app
     except ModuleNotFoundError as error:

@@ -8,15 +8,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks import scaling as command
 from benchmarks.lab import baselines
 from benchmarks.lab.baselines import GUMBEL, RACE
+from benchmarks.lab.harness import Run
 from benchmarks.lab.problem import Problem, make_weight
 from benchmarks.lab.results import RESULT, Result
 from benchmarks.lab.whole_logits import AllToAll
-from benchmarks.scaling import candidates
-from benchmarks.scaling.candidates import MODES, ONE_RANK, TPSAMPLE
-from benchmarks.scaling.plan import complete
-from benchmarks.scaling.ranks import measure_missing
+from benchmarks.questions import scaling as question
+from benchmarks.questions import scaling_candidates
+from benchmarks.questions.scaling import missing
+from benchmarks.questions.scaling_candidates import MODES, ONE_RANK, TPSAMPLE
 from tests.support import scaling
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -29,7 +31,7 @@ def _wrong_first_row(out):
     return out
 
 
-def _two_ranks(path: Path, fault: str = "") -> int:
+def _two_ranks(run: Run, path: Path, fault: str = "") -> None:
     rank = dist.get_rank()
     if fault == "one rank of tpsample" and rank == 1:
         finish = LMHeadSampler.finish
@@ -39,24 +41,24 @@ def _two_ranks(path: Path, fault: str = "") -> int:
     if fault == "columns":
         logits = AllToAll.logits
         AllToAll.logits = lambda self, hidden_states: logits(self, hidden_states).roll(1, 1)
-    told: list[object] = []
     own = None if rank else path  # the other rank may be on a host without the file
-    measure_missing(Job(rank, 2, rank, 2, "test"), own, on_point=lambda *it: told.append(it))
-    return len(told)
+    command.measure(Job(rank, 2, rank, 2, "test"), run, own)
 
 
-def _record(folder: Path, **changes) -> Path:
+def _run(folder: Path, **changes) -> tuple[Run, Path]:
+    """A run, and the file of its result."""
     scaling.unmeasured(**changes).save(folder / RESULT)
-    return folder / RESULT
+    return scaling.a_run(**changes), folder / RESULT
 
 
-@pytest.mark.parametrize("modes", [("plain",), *long((tuple(MODES),))], ids=len)
-def test_two_ranks_measure_every_candidate(modes, tmp_path):
-    exchanges = ("auto", "two_level")
-    path = _record(tmp_path, world_sizes=(2,), modes=modes, batches=(3,), exchanges=exchanges)
-    assert run_ranks(2, _two_ranks, path) == [len(modes), 0]
+@pytest.mark.parametrize("dtype", ["bf16", *long(("fp32",))])
+@pytest.mark.parametrize("modes", [["plain"], *long((list(MODES),))], ids=len)
+def test_two_ranks_measure_every_candidate(modes, dtype, tmp_path):
+    sizes = {"world_sizes": [2], "modes": modes, "exchanges": ["auto", "two_level"]}
+    run, path = _run(tmp_path, **sizes, batches=(3,), dtype=dtype)
+    run_ranks(2, _two_ranks, run, path)
     result = Result.load(path)
-    assert complete(result) and not result.left_out
+    assert not missing(result) and not result.left_out
     for mode in modes:
         rows = [row for row in result.rows if row["mode"] == mode]
         sent = {row["family"]: row["bytes_sent"] for row in rows}
@@ -77,8 +79,8 @@ def test_two_ranks_measure_every_candidate(modes, tmp_path):
     ],
 )
 def test_a_candidate_that_is_wrong_on_a_rank_is_left_out_and_said(fault, left, why, tmp_path):
-    path = _record(tmp_path, world_sizes=(2,), batches=(3,))
-    run_ranks(2, _two_ranks, path, fault)
+    run, path = _run(tmp_path, world_sizes=[2], batches=(3,))
+    run_ranks(2, _two_ranks, run, path, fault)
     result = Result.load(path)
     assert {each["candidate"] for each in result.left_out} == left
     assert all(why in each["why"] for each in result.left_out)
@@ -96,39 +98,48 @@ def test_ids_that_change_while_they_are_timed_are_left_out(tmp_path, monkeypatch
         return out if len(calls) == 1 else _wrong_first_row(out)
 
     monkeypatch.setattr(LMHeadSampler, "finish", drifting)
-    path = _record(tmp_path, world_sizes=(1,), batches=(1,))
-    measure_missing(Job(), path)
+    run, path = _run(tmp_path, world_sizes=[1], batches=(1,))
+    command.measure(Job(), run, path)
     result = Result.load(path)
     assert "timed steps" in result.left_out[0]["why"]
     assert {row["kind"] for row in result.rows} == {"baseline"}
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path):
-    path = _record(tmp_path, world_sizes=(1,), batches=(1,), modes=("plain", "top_k 50"))
+def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
+    run, path = _run(tmp_path, world_sizes=[1], batches=(1,), modes=["plain", "top_k 50"])
+    measured = []
 
-    def killed(*_):
-        raise KeyboardInterrupt
+    def of_point(run, weight, point):
+        measured.append(point["mode"])
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return original(run, weight, point)
 
+    original = question._of_point
+    monkeypatch.setattr(question, "_of_point", of_point)
     with pytest.raises(KeyboardInterrupt):
-        measure_missing(Job(), path, on_point=killed)
-    first = Result.load(path).rows
-    told = []
-    measure_missing(Job(), path, on_point=lambda point, left_out: told.append(point.mode))
+        command.measure(Job(), run, path)
+    first = Result.load(path)
+    command.measure(Job(), run, path)
     result = Result.load(path)
-    assert complete(result) and told == ["top_k 50"]
-    assert result.rows[: len(first)] == first
+    assert not missing(result) and measured == ["plain", "top_k 50", "top_k 50"]
+    assert result.rows[: len(first.rows)] == first.rows
+    assert result.checks["rows_compared"] == 2 * first.checks["rows_compared"] > 0
+    assert len(set(result.notes)) == len(result.notes) and len(result.sessions) == 2
 
 
 def test_no_point_is_begun_when_the_time_is_over(tmp_path):
-    path = _record(tmp_path, world_sizes=(1,))
-    measure_missing(Job(), path, seconds=-1.0)
+    run, path = _run(tmp_path, world_sizes=[1])
+    command.measure(Job(), run, path, seconds=-1.0)
     assert Result.load(path).rows == []
 
 
 def _check_baseline(mode, monkeypatch, sample):
     monkeypatch.setattr(baselines, "samplers", lambda problem, **filters: {"planted": sample})
     weight = make_weight(1000, 64, torch.device("cpu"))
-    entries = candidates.build(Problem.make(weight, 4), mode, 0, 1)
+    run = scaling.a_run()
+    run.job = Job()
+    entries = scaling_candidates.build(run, Problem.make(weight, 4), mode)
     (entry,) = [each for each in entries if each.kind == "baseline"]
     entry.check()
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import scaling as command
+from benchmarks.lab import local_ranks
 from benchmarks.lab.page import PAGE
 from benchmarks.lab.results import RESULT, Result
-from benchmarks.scaling import command, plan
-from benchmarks.scaling.candidates import ONE_RANK, STORED, TPSAMPLE
+from benchmarks.questions.scaling import missing
+from benchmarks.questions.scaling_candidates import ONE_RANK, STORED, TPSAMPLE
 from tests.support import scaling
 from tests.support.commands import ROOT, TORCHRUN, run_command
 from tests.support.limits import slowness
@@ -46,16 +48,6 @@ def _until_a_point_is_done(words: list[str], folder: Path, end: signal.Signals) 
         process.wait(90 * slowness())
 
 
-def _once_alone(words: list[str]):
-    """Run the command; again as long as the ranks of the one that was killed are at work."""
-    for _ in range(100):
-        done = run_command(*words)
-        if "another run is at work" not in done.stderr:
-            return done
-        time.sleep(0.2)
-    raise AssertionError(done.stderr)
-
-
 @pytest.mark.parametrize(
     ("end", "worlds"), [(signal.SIGKILL, "1,2"), *long((signal.SIGTERM, "2,1"))]
 )
@@ -64,29 +56,22 @@ def test_a_killed_run_goes_on_by_the_same_command(end, worlds, tmp_path):
     words += ["--repeats", "10", "--output", str(tmp_path)]
     _until_a_point_is_done([sys.executable, *words], tmp_path, end)
     (folder,) = tmp_path.iterdir()
-    if end == signal.SIGTERM:
-        with command._alone(folder):  # no rank is left to hold the lock
-            pass
     before = Result.load(folder / RESULT).rows[:1]
-    done = _once_alone([sys.executable, *words])
+    done = run_command(sys.executable, *words)
     assert done.returncode == 0, done.stderr
     result = Result.load(folder / RESULT)
-    assert plan.complete(result) and result.rows[:1] == before
-    done = list(dict.fromkeys(plan.Point.of(row) for row in result.rows))
-    assert done == [each for world in worlds.split(",") for each in points(result, int(world))]
+    assert not missing(result) and result.rows[:1] == before
+    points = [(int(world), mode) for world in worlds.split(",") for mode in ("plain", "top_k 50")]
+    assert points == list(dict.fromkeys((row["world_size"], row["mode"]) for row in result.rows))
     for world, expected in (
         (1, {TPSAMPLE, STORED}),
         (2, {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}),
     ):
         families = {row["family"] for row in result.rows if row["world_size"] == world}
         assert families == expected, result.left_out
-    assert len(result.sessions) == 2 and "ended" not in result.sessions[0]
+    assert "ended" not in result.sessions[0] and "ended" in result.sessions[-1]
     page = (folder / PAGE).read_text()
     assert "| killed |" in page and "Not complete" not in page
-
-
-def points(result: Result, world_size: int) -> list[plan.Point]:
-    return plan.Settings.of(result).points(world_size)
 
 
 def _invoke(*words: str):
@@ -96,12 +81,7 @@ def _invoke(*words: str):
 @pytest.fixture
 def no_ranks(monkeypatch):
     """Nothing is started; the record stays as it is."""
-
-    def saved(folder, record, *_):
-        record.save(folder / RESULT)
-        return []
-
-    monkeypatch.setattr(command, "_run", saved)
+    monkeypatch.setattr(command, "run_on_ranks", lambda *_: 0)
 
 
 def test_more_ranks_than_the_machine_has_are_left_out(tmp_path, no_ranks, monkeypatch):
@@ -114,10 +94,12 @@ def test_more_ranks_than_the_machine_has_are_left_out(tmp_path, no_ranks, monkey
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
-    at_work = pytest.raises(command.typer.BadParameter, match="at work in")
-    with command._alone(tmp_path), at_work, command._alone(tmp_path):
+    def begun():
+        return command._begun(tmp_path, scaling.a_run(), False)
+
+    with begun(), pytest.raises(command.typer.BadParameter, match="at work in"), begun():
         pass
-    with command._alone(tmp_path):
+    with begun():
         pass
 
 
@@ -136,45 +118,54 @@ def test_an_unfinished_run_of_another_day_goes_on(tmp_path):
     older = tmp_path / "scaling-cpux2-2020-01-02" / RESULT
     older.parent.mkdir()
     older.write_text('{"schema": 1}')
-    today, settings = result.machine["date"], plan.Settings.of(result)
-    found = command._start_or_go_on(tmp_path, result.machine, settings, False)
-    assert found[0] == path.parent
+    assert command._new_or_going_on(tmp_path, result, False)[0] == path
     complete = scaling.made_up()
-    complete.machine, settings = result.machine, plan.Settings.of(complete)
+    complete.machine = result.machine
     complete.save(path)
-    found = command._start_or_go_on(tmp_path, result.machine, settings, False)
-    assert found[0].name.endswith(today) and found[1].rows == []
+    new = scaling.unmeasured(modes=complete.settings["modes"], tiny=False)
+    found = command._new_or_going_on(tmp_path, new, False)
+    assert found[0].parent.name.endswith(new.machine["date"]) and found[1] is new
 
 
 @pytest.mark.parametrize(
-    "words", [["--shapes", "1x1"], ["--batches", "x"], ["--modes", "none"], ["--world-sizes", "0"]]
+    "words",
+    [
+        ["--shapes", "1x1"],
+        ["--batches", "x"],
+        ["--modes", "none"],
+        ["--world-sizes", "0"],
+        ["--dtype", "x"],
+    ],
 )
 def test_refuses_what_it_does_not_know(words, tmp_path):
     assert _invoke("--tiny", *words, "--output", str(tmp_path)).exit_code == 2
     assert not list(tmp_path.iterdir())
 
 
+def _one_dies(job):
+    assert job.world_size == 2
+    if job.rank == 1:
+        raise SystemExit(3)
+    time.sleep(600)
+
+
+def test_a_rank_that_dies_ends_the_others():
+    assert local_ranks.run_on_ranks(2, 1, _one_dies) == 3
+
+
 def test_ranks_that_die_are_said_and_the_rest_is_measured(tmp_path, monkeypatch):
-    start = subprocess.Popen
-
-    def dying(words, **options):
-        words = (
-            words if words[1:3] != ["-m", "torch.distributed.run"] else [words[0], "-c", "1 / 0"]
-        )
-        return start(words, **options)
-
-    monkeypatch.setattr(command.subprocess, "Popen", dying)
+    start = local_ranks.run_on_ranks
+    monkeypatch.setattr(command, "run_on_ranks", lambda w, *_: 1 if w == 2 else start(w, *_))
     words = (*TINY, "--world-sizes", "2,1", "--repeats", "1", "--output", str(tmp_path))
     shown = _invoke(*words)
     assert shown.exit_code == 1 and "W = 2: the ranks ended with code 1" in shown.output
     (folder,) = tmp_path.iterdir()
     assert {row["world_size"] for row in Result.load(folder / RESULT).rows} == {1}
     assert "W = 2: the ranks ended" in (folder / PAGE).read_text()
-    assert "ZeroDivisionError" in (folder / command.LOG).read_text()
 
 
 def test_an_installed_package_says_where_it_is(monkeypatch):
-    monkeypatch.setitem(sys.modules, "benchmarks.scaling.command", None)
+    monkeypatch.setitem(sys.modules, "benchmarks.scaling", None)
     shown = CliRunner().invoke(app, ["bench", "scaling"])
     assert shown.exit_code == 1 and "are in the source checkout" in shown.output
 
@@ -185,7 +176,7 @@ def test_ranks_that_torchrun_started_measure_and_one_writes(tmp_path):
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob(f"*/{RESULT}")
     result = Result.load(path)
-    assert plan.complete(result) and not result.left_out
+    assert not missing(result) and not result.left_out
     assert {row["world_size"] for row in result.rows} == {2}
     assert {row["candidate"] for row in result.rows if row["kind"] == "tpsample"} == {
         TPSAMPLE,

@@ -1,4 +1,4 @@
-"""The candidates of a point: tpsample, and what an engine would do with the same logits.
+"""The candidates of a point of scaling: tpsample, and what an engine does with the same logits.
 
 A candidate belongs to a family, which has one colour in every picture. Before a time counts, the
 ids of tpsample are held against the oracle; those of a baseline, which draws noise of its own,
@@ -7,7 +7,7 @@ must be tokens that the request allows, of logits that are the product's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.lab import baselines
+from benchmarks.lab.harness import Run
 from benchmarks.lab.problem import Candidate, NearTies, Problem, WrongToken, make_sampler
 from benchmarks.lab.whole_logits import KINDS, WholeLogits
 from tpsample import LMHeadSampler, SamplingBatch, VocabShard, reference
@@ -43,31 +44,35 @@ _MASS_TOLERANCE = 0.005
 """How much more than top_p a baseline may keep, since it adds up the mass in fp32."""
 
 
-@dataclass
-class Entry:
+@dataclass(frozen=True, kw_only=True)
+class Entry(Candidate):
     """A candidate of a point.
 
     Attributes:
+        family: of `FAMILIES`.
         kind: "tpsample", "baseline" or "one rank".
-        check: takes the step; raises `WrongToken` for an id that may not come out. Collective.
         bytes_sent: by this rank in a step.
-        ids: where a step of tpsample leaves its ids, which are looked at again after the timing.
+        judge: of a baseline, which draws noise of its own and leaves no ids: takes the step, and
+            raises `WrongToken` for an id that may not come out. Collective.
     """
 
     name: str
     family: str
-    kind: str
-    step: Callable[[], object]
-    check: Callable[[], NearTies]
-    bytes_sent: Callable[[], int]
-    ids: Tensor | None = None
+    kind: str = "baseline"
+    bytes_sent: Callable[[], int] = lambda: 0
+    judge: Callable[[], None] | None = None
     close: Callable[[], None] = lambda: None
 
+    def check(self) -> NearTies:
+        if self.judge is None:
+            return super().check()
+        self.judge()
+        return NearTies()
 
-def build(
-    plain: Problem, mode: str, rank: int, world_size: int, exchanges: Sequence[str] = ("auto",)
-) -> list[Entry]:
+
+def build(run: Run, plain: Problem, mode: str) -> list[Entry]:
     """Return every candidate of a point. Collective."""
+    rank, world_size = run.job.rank, run.job.world_size
     problem = plain.filtered(**MODES[mode]) if MODES[mode] else plain
     # As in benchmarks.questions.filters: a captured graph draws filtered rows in fixed rounds.
     on_gpu = plain.weight.device.type == "cuda"
@@ -78,7 +83,7 @@ def build(
         return [_of_sampler(TPSAMPLE, "tpsample", ours, single), *_stored(problem, mode)]
     shard = VocabShard.even(len(weight), rank, world_size)
     entries = []
-    for exchange in exchanges:
+    for exchange in run.options["exchanges"]:
         own = weight[shard.start : shard.stop]
         sampler = make_sampler(own, rows, shard=shard, exchange=exchange)
         entry = _of_sampler(TPSAMPLE, "tpsample", ours, sampler)
@@ -92,8 +97,8 @@ def build(
 def _of_sampler(name: str, kind: str, problem: Problem, sampler: LMHeadSampler) -> Entry:
     candidate = problem.sampled_by(sampler)
     sent = partial(_sent_by, sampler, candidate)
-    step, check, ids = candidate.step, candidate.check, candidate.token_ids
-    return Entry(name, name, kind, step, check, sent, ids, sampler.close)
+    facts: dict[str, Any] = {"name": name, "family": name, "kind": kind, "bytes_sent": sent}
+    return Entry(**vars(candidate), **facts, close=sampler.close)
 
 
 def _sent_by(sampler: LMHeadSampler, candidate: Candidate) -> int:
@@ -109,12 +114,11 @@ def _stored(problem: Problem, mode: str) -> list[Entry]:
     """Return the baselines on one rank."""
 
     def entry(name: str, step: Callable[[], Tensor]) -> Entry:
-        def check() -> NearTies:
+        def judge() -> None:
             _require_allowed(problem, problem.hidden_states @ problem.weight.T, step())
-            return NearTies()
 
         title = name if name == baselines.FLASHSAMPLING else f"{STORED} + {name}"
-        return Entry(title, STORED, "baseline", step, check, lambda: 0)
+        return Entry(problem, step, _no_ids(problem), name=title, family=STORED, judge=judge)
 
     steps = baselines.single_rank(problem, **MODES[mode])
     return [entry(name, steps[name]) for name in _chosen(steps, problem)]
@@ -126,7 +130,7 @@ def _of_way(way: WholeLogits, problem: Problem, mode: str) -> list[Entry]:
     own = problem.take(way.own_rows(problem.rows) or range(1))
 
     def entry(name: str, sample: baselines.Sampler) -> Entry:
-        def check() -> NearTies:
+        def judge() -> None:
             seen: list[Tensor] = []
 
             def noted(logits: Tensor) -> Tensor:
@@ -137,14 +141,18 @@ def _of_way(way: WholeLogits, problem: Problem, mode: str) -> list[Entry]:
             if seen:
                 _require_product(own, seen[0])
                 _require_allowed(own, seen[0], seen[1])
-            return NearTies()
 
         step = partial(way.tokens, problem.hidden_states, sample)
         sent = partial(way.bytes_sent, problem.rows)
-        return Entry(f"{way.name} + {name}", way.name, "baseline", step, check, sent)
+        facts: dict[str, Any] = {"family": way.name, "bytes_sent": sent, "judge": judge}
+        return Entry(problem, step, _no_ids(problem), name=f"{way.name} + {name}", **facts)
 
     found = baselines.samplers(own, **MODES[mode])
     return [entry(name, found[name]) for name in _chosen(found, problem)]
+
+
+def _no_ids(problem: Problem) -> Tensor:
+    return problem.positions.new_empty(0)
 
 
 def _chosen(names: Iterable[str], problem: Problem) -> list[str]:

@@ -1,3 +1,0 @@
-from benchmarks.scaling.command import app
-
-app(prog_name="python -m benchmarks.scaling")
