@@ -269,8 +269,11 @@ def test_ranks_with_other_numbers_or_another_order_are_told_each_value():
     ("change", "told"),
     [
         ({"temperature": torch.ones(ROWS, dtype=torch.float64)}, "temperature: expected a tensor"),
-        ({"top_k": torch.ones(ROWS)}, "top_k: expected a tensor torch.int32 or torch.int64"),
-        ({"top_p": torch.ones(ROWS + 1)}, rf"top_p: expected .* \[{ROWS}\] on cpu, as seed has"),
+        ({"top_k": torch.ones(ROWS)}, rf"top_k: expected a tensor \[{ROWS}\] of int32 or int64 on"),
+        (
+            {"top_p": torch.ones(ROWS + 1)},
+            rf"top_p: expected .* \[{ROWS}\] of .* on cpu, as seed has",
+        ),
         ({"seed": [1]}, "seed: expected a tensor"),
         ({"min_p": None, "needs": Needs(min_p=True)}, "needs: min_p may occur"),
         ({"needs": {"top_k": True}}, "needs: expected Needs"),

@@ -19,6 +19,7 @@ from tpsample.core.checks import (
     check_current,
     check_int,
     check_num_samples,
+    check_tensor,
     describe,
     fits,
     positions_tensor,
@@ -147,11 +148,8 @@ class StepChecks:
         weight, vocab_size = self._settings.weight, self._settings.vocab_size
         check_hidden_states(hidden_states, weight)
         rows = hidden_states.shape[0]
-        if not fits(token_ids, (torch.int64,), (rows,), weight.device):
-            raise ValueError(
-                f"token_ids: expected int64 {(rows,)} on {weight.device}, the token that came at "
-                f"each position, got {describe(token_ids)}"
-            )
+        came = ", the token that came at each position"
+        check_tensor("token_ids", token_ids, (torch.int64,), (rows,), weight.device, came)
         wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
         if len(wrong):
             raise ValueError(
@@ -174,12 +172,7 @@ class StepChecks:
         self._settings.ranks.require_group("compare, desync_every")
         if hidden_states is None:
             return Call("compare")
-        device = self._settings.device
-        if not fits(hidden_states, (), "BD", device):
-            raise ValueError(
-                f"hidden_states: expected a floating-point tensor [B, D] on {device}, "
-                f"got {describe(hidden_states)}"
-            )
+        check_tensor("hidden_states", hidden_states, (), "BD", self._settings.device)
         return Call("compare hidden states", hidden_states.shape[0])
 
 

@@ -10,6 +10,9 @@ from typing import Any, SupportsInt, TypeGuard
 import torch
 from torch import Tensor
 
+INDICES = (torch.int32, torch.int64)
+"""The dtypes of what names rows or counts them."""
+
 _LONGEST = 80
 """Characters of a value that a message shows."""
 
@@ -80,6 +83,28 @@ def fits(
         if size != expected and not isinstance(expected, str):
             return False
     return value.dtype in dtypes if dtypes else value.is_floating_point()
+
+
+def check_tensor(
+    name: str,
+    value: object,
+    dtypes: Sequence[torch.dtype],
+    shape: Sequence[int | str],
+    device: torch.device,
+    meaning: str = "",
+) -> None:
+    """Raise a ValueError unless a value `fits`.
+
+    Args:
+        meaning: is told after the sizes.
+    """
+    if not fits(value, dtypes, shape, device):
+        kinds = " or ".join(str(dtype).partition(".")[2] for dtype in dtypes)
+        sizes = ", ".join(map(str, shape))
+        raise ValueError(
+            f"{name}: expected a tensor [{sizes}] of {kinds or 'any float'} on {device}{meaning}, "
+            f"got {describe(value)}"
+        )
 
 
 def describe(value: object) -> str:

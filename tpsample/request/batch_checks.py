@@ -147,35 +147,6 @@ def check_arranged(order: Any, count: int, joining: int) -> list[int]:
     return checked
 
 
-def check_slots(slots: Any, device: torch.device) -> None:
-    """Check the tensor that names the rows of a selection; it is not read."""
-    if not fits(slots, (torch.int32, torch.int64), "B", device):
-        raise ValueError(
-            f"slots: expected an int32 or int64 tensor [B] on {device}, got {describe(slots)}"
-        )
-
-
-def check_parameter(name: str, value: Any, seed: Tensor | None, *dtypes: torch.dtype) -> None:
-    """Check one of the tensors that a batch reads in place: as many rows, on the same device."""
-    like = value if seed is None else seed
-    device = like.device if isinstance(like, Tensor) else torch.device("cpu")
-    shape: Sequence[int | str] = "B" if seed is None else (len(seed),)
-    if not fits(value, dtypes, shape, device):
-        expected = " or ".join(str(dtype) for dtype in dtypes)
-        where = "" if seed is None else f" [{len(seed)}] on {seed.device}, as seed has"
-        raise ValueError(f"{name}: expected a tensor {expected}{where}, got {describe(value)}")
-
-
-def check_appended(token_ids: Any, device: torch.device) -> int:
-    """Return the number of rows of the tokens of a step."""
-    if not fits(token_ids, (torch.int64,), "Bn"[: getattr(token_ids, "ndim", 2)], device):
-        raise ValueError(
-            f"token_ids: expected an int64 tensor [B] or [B, n] on {device}, "
-            f"got {describe(token_ids)}"
-        )
-    return token_ids.shape[0]
-
-
 def check_per_row(
     name: str,
     value: Any,

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from tpsample.core.tensors import HasViews
 from tpsample.request.batch_checks import (
     check_arranged,
     check_order,
@@ -23,7 +22,7 @@ from tpsample.request.table import RequestTable
 Tokens = Sequence[Sequence[int]] | None
 
 
-class ChangingRows(HasViews, StepBatch):
+class ChangingRows(StepBatch):
     """The part of `SamplingBatch` that changes its rows, which are the slots of its table.
 
     The slot of a row is its index, until `drop`, `permute` or `arrange` moves rows. A change makes
@@ -41,17 +40,17 @@ class ChangingRows(HasViews, StepBatch):
     @property
     def rows(self) -> int:  # type: ignore[override]
         """How many rows the batch has, B."""
-        return self._row_seed.shape[0]
+        return self._table.row_seed.shape[0]
 
     @property
     def temperature(self) -> Tensor:
         """fp32 [B]; below 1e-5 the row is greedy. It may be written in place."""
-        return self._row_temperature
+        return self._table.row_temperature
 
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits. It may be written in place."""
-        return self._row_seed
+        return self._table.row_seed
 
     @property
     def requests(self) -> list[SamplingParams]:
@@ -233,15 +232,8 @@ class ChangingRows(HasViews, StepBatch):
 
     def _changed(self) -> None:
         """Note what follows from the rows as they are now."""
-        self._view()
         self._needs_append = bool(self._table.flagged(NEEDS_APPEND))
         self._last_positions = None
-
-    def _view(self) -> None:
-        # Kept, because torch.compile would compile anew for every length of a list it looks at.
-        count = len(self._table.entries)
-        self._row_temperature = self._table.temperature[:count]
-        self._row_seed = self._table.seed[:count]
 
     def _require_list(self, method: str) -> None:
         """Raise a ValueError if the rows share one request, so that none can change alone."""

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import INDICES, check_tensor
 from tpsample.core.tensors import columns_of
-from tpsample.request.batch_checks import check_parameter, check_sizes
+from tpsample.request.batch_checks import check_sizes
 from tpsample.request.entries import GATE
 from tpsample.request.filters import COLUMNS, LogprobRows, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan
@@ -204,12 +205,11 @@ def over(
     check_sizes(vocab_size, None, 0)
     filters: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     given = {name: each for name, each in filters.items() if each is not None}
-    check_parameter("seed", seed, None, torch.int64)
-    check_parameter("temperature", temperature, seed, torch.float32)
+    check_tensor("seed", seed, (torch.int64,), "S", getattr(seed, "device", torch.device("cpu")))
+    reals, like = (torch.float32, torch.float64), (seed.shape, seed.device, ", as seed has")
+    check_tensor("temperature", temperature, reals[:1], *like)
     for name, each in given.items():
-        integral = name == "top_k"
-        dtypes = (torch.int32, torch.int64) if integral else (torch.float32, torch.float64)
-        check_parameter(name, each, seed, *dtypes)
+        check_tensor(name, each, INDICES if name == "top_k" else reals, *like)
     if filter_order not in ("sequential", "joint", "min_p_last"):
         raise ValueError(
             f"filter_order: expected sequential, joint or min_p_last, got {filter_order!r}"

@@ -23,8 +23,8 @@ import copy
 
 from torch import Tensor
 
+from tpsample.core.checks import INDICES, check_tensor
 from tpsample.core.tensors import readable
-from tpsample.request.batch_checks import check_slots
 from tpsample.request.entries import STATE
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.rows import SlotRows, Undrawn
@@ -60,7 +60,7 @@ class Selection(StepBatch):
             TypeError, ValueError: slots of another shape, dtype or device, or another kind of
                 `out`.
         """
-        check_slots(slots, batch.device)
+        check_tensor("slots", slots, INDICES, "B", batch.device)
         if out is None:
             out = Selection(batch, batch._table, len(slots))
         elif not isinstance(out, Selection):
@@ -102,10 +102,6 @@ class Selection(StepBatch):
     def plan(self) -> BatchPlan:
         """The plan of the batch."""
         return self._batch.plan
-
-    @property
-    def stores_logits(self) -> bool:
-        return self._table.stores_logits
 
     @property
     def undrawn(self) -> Undrawn | None:

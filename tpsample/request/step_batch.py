@@ -9,10 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import check_tensor
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.request.batch_checks import check_appended, check_per_row
+from tpsample.request.batch_checks import check_per_row
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.tables import num_words
 from tpsample.request.plan import BatchPlan, BatchView
@@ -64,7 +65,7 @@ class StepBatch(Sealed, ABC):
     @property
     def stores_logits(self) -> bool:
         """Whether a step keeps logits of some of these rows on their ranks."""
-        return self.plan.stored_index is not None
+        return self._table.stores_logits
 
     @property
     def undrawn(self) -> Undrawn | None:
@@ -150,7 +151,9 @@ class StepBatch(Sealed, ABC):
         Raises:
             ValueError: another shape, dtype or device; or a selection of a batch that has changed.
         """
-        self._append(check_appended(token_ids, self.device), token_ids)
+        shape = "Bn" if getattr(token_ids, "ndim", 1) == 2 else "B"
+        check_tensor("token_ids", token_ids, (torch.int64,), shape, self.device, ", or [B, n]")
+        self._append(token_ids.shape[0], token_ids)
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
         controls = self._table.controls

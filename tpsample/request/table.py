@@ -61,9 +61,7 @@ class RequestTable(HasViews):
     """S slots. The first ones are in use: they have a request or are empty.
 
     Attributes:
-        vocab_size: V.
-        device: of all tensors.
-        slots: S.
+        vocab_size, slots, device: V, S, and that of all tensors.
         entries: of the slots in use, in order.
         version: another one after requests joined, left, moved or changed.
         unseeded, empty: the slots that wait for their seed, and those without a request.
@@ -71,6 +69,7 @@ class RequestTable(HasViews):
         temperature: fp32 [S + 1], 0 in the last slot, which is no slot.
         numbers: int64 [15, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
         seed, gate: int64 [S + 1], parts of them; OPEN where a slot may be drawn, else SHUT.
+        row_temperature, row_seed: of the slots in use.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
         controls: penalties and constraints; None until a request or a mask needs them.
     """
@@ -84,7 +83,6 @@ class RequestTable(HasViews):
         self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
         self.vocab_size, self.slots, self.device = vocab_size, slots, self.temperature.device
         self.entries: list[Entry] = []
-        self._note()
         self._states, self._scratch = list(range(slots)), Scratch(self.device)
         self._moves = 0
         empty = Entry.of(NO_REQUEST, vocab_size)
@@ -93,10 +91,13 @@ class RequestTable(HasViews):
         self.numbers = column.repeat(1, width)
         self.numbers[STATE] = torch.arange(width, device=self.device)
         self.chosen = self.numbers.new_full((slots + 1, 0), word.NO_TOKEN)
-        self._view()
+        self._note()
 
     def _view(self) -> None:
+        count = len(self.entries)
         self.seed, self.gate = (self.numbers[i, : self.slots + 1] for i in (SEED, GATE))
+        # Kept, because torch.compile would compile anew for every length of a list it looks at.
+        self.row_temperature, self.row_seed = self.temperature[:count], self.seed[:count]
 
     def flagged(self, flag: int) -> list[int]:
         """Return the slots with a flag."""
@@ -124,6 +125,7 @@ class RequestTable(HasViews):
         self._flags, self._found = bytes(map(_FLAGS, self.entries)), None
         self.unseeded, self.empty = self.flagged(UNSEEDED), self.flagged(EMPTY)
         self.stores_logits = 1 in self._flags.translate(_HAS[FILTERED | ASKS_LOGPROBS])
+        self._view()
 
     def _move(self, order: list[int], joined: list[int]) -> None:
         """Move the numbers of the slots: those that stay, those that join, then those not in use.
@@ -184,12 +186,11 @@ class RequestTable(HasViews):
     @ordinary_tensors
     def draw_seeds(self, source: SeedSource) -> None:
         """Give slots that wait for their seed the next ones, unless the caller wrote others."""
-        waiting = self.unseeded
-        index = self._scratch.send("slots", tensors_of(waiting, device=None)[0])
+        index = self._scratch.send("slots", tensors_of(self.unseeded, device=None)[0])
         written = self.seed.index_select(0, index)
-        seeds = self._scratch.send("seeds", source.draw(len(waiting)))
+        seeds = self._scratch.send("seeds", source.draw(len(self.unseeded)))
         self.seed.index_copy_(0, index, written.where(written != WAITING, seeds))
-        for slot in waiting:
+        for slot in self.unseeded:
             entry = self.entries[slot]
             self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
         self._note()

@@ -11,7 +11,7 @@ from torch import Tensor
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
 from tpsample.core import word
-from tpsample.core.checks import check_int, describe, fits, positions_tensor, require_plain
+from tpsample.core.checks import check_int, check_tensor, positions_tensor, require_plain
 from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score
@@ -112,9 +112,5 @@ def check_draft_logits(
     """
     require_plain(name, logits)
     shard, device = sampler.shard, sampler.weight.device
-    shape = (*leading, len(shard))
-    if not fits(logits, (), shape, device):
-        raise ValueError(
-            f"{name}: expected the drafter's logits [{', '.join(map(str, shape))}] on {device}, "
-            f"the columns of {shard}, got {describe(logits)}"
-        )
+    columns = f", the columns of {shard} of the drafter's logits"
+    check_tensor(name, logits, (), (*leading, len(shard)), device, columns)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
 from tpsample.core import word
-from tpsample.core.checks import describe, fits, positions_tensor
+from tpsample.core.checks import INDICES, check_tensor, positions_tensor
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -234,18 +234,10 @@ def check_verify(
     """Check the arguments of `verify` or `verify_logits`; an error names the argument."""
     check_request(sampler, method, batch)
     device, lengths = sampler.weight.device, drafts.lengths
-    if not fits(drafts.token_ids, (torch.int64,), "BK", device):
-        raise ValueError(
-            f"draft_token_ids: expected an int64 tensor [B, K] on {device}, "
-            f"got {describe(drafts.token_ids)}"
-        )
+    check_tensor("draft_token_ids", drafts.token_ids, (torch.int64,), "BK", device)
     num_rows, num_drafts = drafts.token_ids.shape
-    whole = torch.int32, torch.int64
-    if lengths is not None and not fits(lengths, whole, (num_rows,), device):
-        raise ValueError(
-            f"lengths: expected an int32 or int64 tensor [{num_rows}] on {device}, got "
-            f"{describe(lengths)}"
-        )
+    if lengths is not None:
+        check_tensor("lengths", lengths, INDICES, (num_rows,), device)
     sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
     if num_rows * (num_drafts + 1) > sampler.max_rows:
         raise ValueError(

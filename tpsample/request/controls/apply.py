@@ -153,46 +153,24 @@ class StepControls:
 
     def apply(self, logits: Tensor, first_id: int) -> Tensor:
         """Process fp32 logits [B, n] of the ids from `first_id` on, all of this shard."""
-        columns = self._columns(first_id, logits.shape[1])
-        slots, tables = self.rows.slots, self.rows.tables
-        return self._change(
-            logits,
-            None if self.mask is None else self._allowed(columns),
-            self.state.bias[slots, columns] if tables.has_bias else None,
-            self._history(columns, first_id) if tables.has_penalties else None,
-            tables.penalties[slots].unsqueeze(1),
-        )
-
-    @staticmethod
-    def _change(
-        logits: Tensor,
-        allowed: Tensor | None,
-        bias: Tensor | None,
-        history: Tensor | None,
-        penalties: Tensor,
-    ) -> Tensor:
-        """Process logits of any shape; `penalties` is [..., 3]."""
-        if allowed is not None:
+        slots, tables, state = self.rows.slots, self.rows.tables, self.state
+        start, num_ids = first_id - state.first_id, logits.shape[1]
+        columns = slice(start, start + num_ids)
+        if self.mask is not None:
+            column = torch.arange(start, start + num_ids, device=logits.device)
+            allowed = (self.mask[:, column >> 5] >> (column & 31)) & 1 != 0
             logits = torch.where(allowed, logits, -torch.inf)
-        if bias is not None:
-            logits = logits + bias
-        if history is not None:
-            repetition, frequency, presence = penalties.unbind(dim=-1)
+        if tables.has_bias:
+            logits = logits + state.bias[slots, columns]
+        if tables.has_penalties:
+            history = self._history(columns, first_id)
+            repetition, frequency, presence = tables.penalties[slots].unsqueeze(1).unbind(dim=-1)
             scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
             logits = torch.where(history != 0, scaled, logits)
             count = history >> 1
             logits = logits - frequency * count
             logits = logits - presence * (count > 0)
         return logits
-
-    def _columns(self, first_id: int, num_ids: int) -> slice:
-        start = first_id - self.state.first_id
-        return slice(start, start + num_ids)
-
-    def _allowed(self, columns: slice) -> Tensor:
-        assert self.mask is not None
-        column = torch.arange(columns.start, columns.stop, device=self.mask.device)
-        return (self.mask[:, column >> 5] >> (column & 31)) & 1 != 0
 
     def _history(self, columns: slice, first_id: int) -> Tensor:
         history = self.state.history[self.rows.slots, columns]
