@@ -49,8 +49,8 @@ def test_a_row_has_the_tokens_it_has_alone_however_the_batch_moves():
             i, j = trace.sample(range(len(running)), 2)
             running[i], running[j] = running[j], running[i]
         scheduled = [name for name in running if trace.random() < 0.9]
-        batch = rows.arrange(scheduled, load)
-        assert rows.ends.tolist() == [name % V for name in scheduled]
+        batch = rows.arrange(scheduled, load).batch
+        assert rows.rows.ends.tolist() == [name % V for name in scheduled]
         if not scheduled:
             continue
         hidden = torch.stack([hidden_of(name, len(outputs[name])) for name in scheduled])
@@ -78,7 +78,7 @@ def alone(sampler: LMHeadSampler, name: int, output: list[int]) -> int:
 
 def test_a_batch_that_did_not_change_is_not_touched():
     rows = EngineRows(V, ROWS, torch.device("cpu"))
-    rows.arrange([1, 2], request_of)
-    plan, ends = rows.batch.plan, rows.ends
-    assert rows.arrange([1, 2], request_of) is rows.batch
-    assert rows.batch.plan is plan and rows.ends is ends
+    before = rows.arrange([1, 2], request_of)
+    plan = before.batch.plan
+    assert rows.arrange([1, 2], request_of) is before
+    assert before.batch.plan is plan

@@ -9,7 +9,6 @@ from tests.support.vllm_fakes import D, LogprobsTensors, Output, Request, V, V1S
 from tpsample import SamplingBatch, reference
 from tpsample.integrations import vllm_v1, vllm_v2
 from tpsample.integrations.vllm_params import to_params
-from tpsample.integrations.vllm_steps import Kinds
 
 WEIGHT = fakes.whole_weight()
 HIDDEN = torch.randn(8, D, generator=torch.Generator().manual_seed(4))
@@ -27,7 +26,7 @@ def v1(depth: int = 1, group="alone", **config):
     if depth > 1:
         runner.rejection_sampler = None
     head = fakes.head_of(runner, group=group, depth=depth)
-    vllm_v1.attach(runner, head, Kinds(Output, LogprobsTensors))
+    vllm_v1.attach(runner, head, Output, LogprobsTensors)
     for name, request in REQUESTS.items():
         runner.requests[name] = V1State(request, PROMPTS[name])
     return runner
@@ -35,8 +34,8 @@ def v1(depth: int = 1, group="alone", **config):
 
 def v2(**config):
     runner = fakes.v2_runner(**config)
-    kinds = Kinds(Output, LogprobsTensors)
-    vllm_v2.attach(runner, fakes.head_of(runner), kinds, fakes.count_sampled)
+    kinds = Output, LogprobsTensors
+    vllm_v2.attach(runner, fakes.head_of(runner), *kinds, fakes.count_sampled)
     for slot, (name, request) in enumerate(REQUESTS.items(), 1):
         fakes.v2_request(runner, name, slot, request, PROMPTS[name])
     return runner

@@ -16,6 +16,7 @@ from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.request.selection import Selection
 
 
 class EngineRequest(NamedTuple):
@@ -31,29 +32,59 @@ class EngineRequest(NamedTuple):
     end: int
 
 
+class StepRows(NamedTuple):
+    """The rows of a step.
+
+    Attributes:
+        batch: the rows, as the sampler takes them.
+        names: of their requests.
+        ids: int64 [B, 1 + C]: the token that ends each request, ids of its own that it wants
+            logprobs of, then -1.
+    """
+
+    batch: SamplingBatch | Selection
+    names: Sequence[Hashable]
+    ids: Tensor
+
+    @property
+    def ends(self) -> Tensor:
+        """The token that ends each request, int64 [B]."""
+        return self.ids[:, 0]
+
+    @staticmethod
+    def of(
+        batch: SamplingBatch, names: Sequence[Hashable], requests: Sequence[EngineRequest | None]
+    ) -> StepRows:
+        """Return the rows of these requests; a slot may have none."""
+        ids = [
+            (0,) if r is None else (r.end, *(r.params.logprob_token_ids or ())) for r in requests
+        ]
+        width = max(map(len, ids), default=1)
+        padded = torch.tensor([[*each, *[-1] * (width - len(each))] for each in ids]).long()
+        return StepRows(
+            batch, names, padded.view(len(ids), width).to(batch.device, non_blocking=True)
+        )
+
+
 class EngineRows(Sealed):
     """The batch of an engine, by the names of its rows.
 
     Attributes:
-        batch: its rows are those of the last `arrange`.
-        names: of the rows, in order.
-        ends: int64 [B], the token that ends each row's request.
-        wanted: int64 [B, C], ids of its own that each row's request wants logprobs of, then -1.
+        rows: those of the last `arrange`.
     """
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self.batch = SamplingBatch.from_params(
+        self._batch = SamplingBatch.from_params(
             [], vocab_size=vocab_size, device=device, max_rows=max_rows
         )
-        self.names: list[Hashable] = []
+        self.rows = StepRows.of(self._batch, [], [])
         self._requests: dict[Hashable, EngineRequest] = {}
-        self.ends, self.wanted = ends_and_wanted([], device)
 
     @ordinary_tensors
     def arrange(
         self, names: Sequence[Hashable], load: Callable[[Hashable], EngineRequest]
-    ) -> SamplingBatch:
-        """Return the batch with these rows.
+    ) -> StepRows:
+        """Let the batch have these rows, and return them.
 
         Args:
             names: a name never stands for another request, and stands in a batch once.
@@ -61,40 +92,17 @@ class EngineRows(Sealed):
                 one that sat out a step; it returns all tokens so far.
         """
         names = list(names)
-        if names == self.names:
-            return self.batch
-        place = {name: row for row, name in enumerate(self.names)}
-        new = [name for name in names if name not in place]
-        joining = [load(name) for name in new]
-        place.update((name, len(self.names) + index) for index, name in enumerate(new))
-        self.batch.arrange(
+        if names == self.rows.names:
+            return self.rows
+        joining = {name: load(name) for name in names if name not in self._requests}
+        known = self._requests | joining
+        place = {name: row for row, name in enumerate(known)}
+        self._batch.arrange(
             [place[name] for name in names],
-            [request.params for request in joining],
-            prompt_token_ids=[request.prompt_token_ids for request in joining],
-            output_token_ids=[request.output_token_ids for request in joining],
+            [request.params for request in joining.values()],
+            prompt_token_ids=[request.prompt_token_ids for request in joining.values()],
+            output_token_ids=[request.output_token_ids for request in joining.values()],
         )
-        self._requests.update(zip(new, joining, strict=True))
-        self._requests = {name: self._requests[name] for name in names}
-        self.names = names
-        requests = list(self._requests.values())
-        self.ends, self.wanted = ends_and_wanted(requests, self.ends.device)
-        return self.batch
-
-
-def ends_and_wanted(
-    requests: Sequence[EngineRequest | None], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return the token that ends each request, and the ids whose logprobs it wants.
-
-    Returns:
-        int64 [B], and int64 [B, C] with -1 after the ids of a request that wants fewer.
-    """
-    ends = [0 if each is None else each.end for each in requests]
-    wanted = [() if each is None else each.params.logprob_token_ids or () for each in requests]
-    width = max(map(len, wanted), default=0)
-    padded = [[*ids, *[-1] * (width - len(ids))] for ids in wanted]
-    tensors = torch.tensor(ends, dtype=torch.int64), torch.tensor(padded, dtype=torch.int64)
-    return (
-        tensors[0].to(device, non_blocking=True),
-        tensors[1].view(len(ends), width).to(device, non_blocking=True),
-    )
+        self._requests = {name: known[name] for name in names}
+        self.rows = StepRows.of(self._batch, names, list(self._requests.values()))
+        return self.rows

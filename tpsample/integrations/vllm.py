@@ -26,7 +26,6 @@ from vllm.v1.outputs import LogprobsTensors  # noqa: E402
 from tpsample.integrations import vllm_v1, vllm_v2  # noqa: E402
 from tpsample.integrations.vllm_head import VllmHead, only_processor  # noqa: E402
 from tpsample.integrations.vllm_modes import check_modes  # noqa: E402
-from tpsample.integrations.vllm_steps import Kinds  # noqa: E402
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -77,9 +76,9 @@ def attach(runner: Any) -> VllmHead:
             f"model: it brings its own sampler, {type(runner.sampler).__name__}, which would be "
             "left out"
         )
-    kinds = Kinds(SamplerOutput, LogprobsTensors)
     if runner.vllm_config.use_v2_model_runner:
-        vllm_v2.attach(runner, head, kinds, get_num_sampled_and_rejected)
+        count = get_num_sampled_and_rejected
+        vllm_v2.attach(runner, head, SamplerOutput, LogprobsTensors, count)
     else:
-        vllm_v1.attach(runner, head, kinds)
+        vllm_v1.attach(runner, head, SamplerOutput, LogprobsTensors)
     return head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,45 +14,13 @@ from torch import Tensor
 
 from tpsample.core.sealed import Sealed
 from tpsample.core.word import Status
-from tpsample.integrations.engine_rows import EngineRequest
+from tpsample.integrations.engine_rows import EngineRequest, StepRows
 from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_params import admit, end_of
 from tpsample.output import Logprobs
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import LogprobsMode
-from tpsample.request.selection import Selection
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
-
-
-class Kinds(NamedTuple):
-    """The classes of vLLM that a runner hands on."""
-
-    output: Callable[..., Any]
-    logprobs: Callable[..., Any]
-
-
-class Tables(NamedTuple):
-    """Logprobs as vLLM takes them: int32 and fp32 [rows, 1 + N], and the drawn tokens' ranks."""
-
-    token_ids: Tensor
-    values: Tensor
-    ranks: Tensor
-
-
-class RunnerRows(NamedTuple):
-    """The rows of a step.
-
-    Attributes:
-        names: of their requests, for the log.
-        ends: int64 [B], the token that ends each request.
-        wanted: int64 [B, C], ids of its own that each request wants logprobs of, then -1.
-    """
-
-    batch: SamplingBatch | Selection
-    names: Sequence[object]
-    ends: Tensor
-    wanted: Tensor
 
 
 class EngineSteps(Sealed):
@@ -62,10 +30,13 @@ class EngineSteps(Sealed):
         head: samples what the model's head was given.
         grammar: int32 [rows, ceil(V / 32)] for the next step, or None.
         logprobs_mode: of the whole server.
+        kind: vLLM's class of logprobs: int32 and fp32 [rows, 1 + N], and the drawn tokens' ranks.
     """
 
-    def __init__(self, head: VllmHead, logprobs_mode: LogprobsMode) -> None:
-        self.head, self.logprobs_mode = head, logprobs_mode
+    def __init__(
+        self, head: VllmHead, logprobs_mode: LogprobsMode, kind: Callable[..., Any]
+    ) -> None:
+        self.head, self.logprobs_mode, self.kind = head, logprobs_mode, kind
         self.vocab_size, self.device = head.sampler.vocab_size, head.sampler.weight.device
         self.grammar: Tensor | None = None
         self._failures = Failures(self.device, head.sampler.count_failed)
@@ -83,8 +54,8 @@ class EngineSteps(Sealed):
         return EngineRequest(params, prompt, output, end_of(own))
 
     def sample(
-        self, kept: Tensor, rows: RunnerRows, positions: Tensor, unfinished: Tensor
-    ) -> tuple[Tensor, Tables | None]:
+        self, kept: Tensor, rows: StepRows, positions: Tensor, unfinished: Tensor
+    ) -> tuple[Tensor, Any]:
         """Return the tokens of a step, int64 [B], and logprobs if a row asks. Collective.
 
         Args:
@@ -99,14 +70,14 @@ class EngineSteps(Sealed):
         return token_ids, self.tables(rows, out.logprobs, token_ids)
 
     def ended(
-        self, rows: RunnerRows, token_ids: Tensor, status: Tensor, unfinished: Tensor
+        self, rows: StepRows, token_ids: Tensor, status: Tensor, unfinished: Tensor
     ) -> Tensor:
         """Return the tokens [B], with the token that ends its request where a row has none."""
         failed = status != Status.OK
         self._failures.note(rows.names, status.masked_fill(unfinished, int(Status.OK)))
         return torch.where(failed, rows.ends, token_ids)
 
-    def tables(self, rows: RunnerRows, logprobs: Logprobs | None, drawn: Tensor) -> Tables | None:
+    def tables(self, rows: StepRows, logprobs: Logprobs | None, drawn: Tensor) -> Any:
         """Return logprobs of rows · positions as vLLM takes them; `drawn` are their tokens.
 
         vLLM reads the first columns of each row: the token drawn, then as many as the request
@@ -114,29 +85,28 @@ class EngineSteps(Sealed):
         """
         if logprobs is None:
             return None
-        token_ids, values = logprobs.token_ids, logprobs.values
-        if rows.wanted.shape[1]:
-            wanted = rows.wanted.repeat_interleave(len(token_ids) // len(rows.wanted), dim=0)
+        token_ids, values, wanted = logprobs.token_ids, logprobs.values, rows.ids[:, 1:]
+        if wanted.shape[1]:
+            wanted = wanted.repeat_interleave(len(token_ids) // len(wanted), dim=0)
             place = [(token_ids == ids.unsqueeze(1)).int().argmax(dim=1) for ids in wanted.T]
             index = torch.arange(token_ids.shape[1], device=self.device).repeat(len(token_ids), 1)
             own = index[:, 1 : 1 + len(place)]
             own.copy_(torch.stack(place, dim=1).where(wanted >= 0, own))
             token_ids, values = token_ids.gather(1, index), values.gather(1, index)
         # A row without a token reports the one that ends it, at a probability of nothing.
-        token_ids = torch.cat([drawn.clamp(min=0).unsqueeze(1), token_ids[:, 1:].clamp(min=0)], 1)
-        values = values.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        return Tables(token_ids.to(torch.int32), values.float(), logprobs.ranks[:, 0])
+        token_ids = torch.cat([drawn.unsqueeze(1), token_ids[:, 1:]], dim=1)
+        return self._told(token_ids, values, logprobs.ranks)
 
-    def prompt_tables(self, kept: Tensor, token_ids: Tensor, top: int) -> Tables:
+    def prompt_tables(self, kept: Tensor, token_ids: Tensor, top: int) -> Any:
         """Return logprobs of a prompt's tokens, or their logits in such a mode. Collective."""
         top = self.vocab_size if top == -1 else top
         as_logits = self.logprobs_mode.endswith("logits")
         found = self.head.scores(kept, token_ids, top, as_logits=as_logits)
-        return Tables(
-            found.token_ids.to(torch.int32).clamp(min=0),
-            found.values.nan_to_num(nan=-torch.inf, neginf=-torch.inf).float(),
-            found.ranks[:, 0],
-        )
+        return self._told(found.token_ids, found.values, found.ranks)
+
+    def _told(self, token_ids: Tensor, values: Tensor, ranks: Tensor) -> Any:
+        values = values.nan_to_num(nan=-torch.inf, neginf=-torch.inf).float()
+        return self.kind(token_ids.clamp(min=0).to(torch.int32), values, ranks[:, 0])
 
     def keep_grammar(
         self,

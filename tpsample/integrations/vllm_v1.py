@@ -8,21 +8,23 @@ runner.sample_tokens                    keeps the grammar's bits for the step
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tpsample.integrations.engine_rows import EngineRequest, EngineRows
+from tpsample.integrations.engine_rows import EngineRequest, EngineRows, StepRows
 from tpsample.integrations.vllm_head import VllmHead
-from tpsample.integrations.vllm_steps import EngineSteps, Kinds, RunnerRows, Tables
+from tpsample.integrations.vllm_steps import EngineSteps
 from tpsample.speculative.verify import verify
 
+Kind = Callable[..., Any]
 
-def attach(runner: Any, head: VllmHead, kinds: Kinds) -> None:
-    """Let a runner sample with tpsample."""
-    sampler = V1Sampler(runner, head, kinds)
+
+def attach(runner: Any, head: VllmHead, output: Kind, logprobs: Kind) -> None:
+    """Let a runner sample with tpsample, and hand its tokens on in these classes of vLLM."""
+    sampler = V1Sampler(runner, head, output, logprobs)
     runner.sampler = sampler
     if hasattr(runner, "rejection_sampler"):
         runner.rejection_sampler = V1Verifier(sampler)
@@ -32,48 +34,42 @@ def attach(runner: Any, head: VllmHead, kinds: Kinds) -> None:
 class V1Sampler(nn.Module):
     """Stands where vLLM's `Sampler` stands."""
 
-    def __init__(self, runner: Any, head: VllmHead, kinds: Kinds) -> None:
+    def __init__(self, runner: Any, head: VllmHead, output: Kind, logprobs: Kind) -> None:
         super().__init__()
-        self.runner, self.kinds = runner, kinds
+        self.runner, self.output = runner, output
         self.logprobs_mode = runner.model_config.logprobs_mode
-        self.steps = EngineSteps(head, self.logprobs_mode)
+        self.steps = EngineSteps(head, self.logprobs_mode, logprobs)
         self._rows = EngineRows(self.steps.vocab_size, runner.max_num_reqs, self.steps.device)
 
     def forward(self, logits: Tensor, sampling_metadata: Any, **_: Any) -> Any:
         """Sample the runner's batch. The logits are the [rows, 0] of the head."""
         if self.is_dummy(sampling_metadata):
             ids = torch.zeros(len(logits), 1, dtype=torch.int32, device=logits.device)
-            return self.kinds.output(sampled_token_ids=ids, logprobs_tensors=None)
+            return self.output(sampled_token_ids=ids, logprobs_tensors=None)
         kept = self.steps.head.take(logits)
         rows = self.rows()
         count = len(rows.names)
         positions = self.runner.seq_lens[:count]
         token_ids, tables = self.steps.sample(kept, rows, positions, self.unfinished(count))
-        return self.kinds.output(
+        return self.output(
             sampled_token_ids=token_ids.to(torch.int32).unsqueeze(1),
-            logprobs_tensors=self.logprobs(tables),
+            logprobs_tensors=tables,
         )
 
     def is_dummy(self, sampling_metadata: Any) -> bool:
         """Whether this is no step of the runner's batch, but one that warms up."""
         return sampling_metadata is not self.runner.input_batch.sampling_metadata
 
-    def rows(self) -> RunnerRows:
+    def rows(self) -> StepRows:
         """Return the rows of the runner's batch."""
         # vLLM rewinds them for rows in the middle of a prompt, which those of a CPU cannot.
         self.runner.input_batch.generators.clear()
-        rows = self._rows
-        rows.arrange(self.runner.input_batch.req_ids, self._load)
-        return RunnerRows(rows.batch, rows.names, rows.ends, rows.wanted)
+        return self._rows.arrange(self.runner.input_batch.req_ids, self._load)
 
     def unfinished(self, rows: int) -> Tensor:
         """Return bool [B], the rows that are in the middle of their prompt."""
         mask: Tensor = self.runner.discard_request_mask.gpu[:rows]
         return mask.bool()
-
-    def logprobs(self, tables: Tables | None) -> Any:
-        """Return logprobs in vLLM's class."""
-        return None if tables is None else self.kinds.logprobs(*tables)
 
     def compute_logprobs(self, logits: Tensor) -> Tensor:
         """Return the [rows, 0] of the head; `gather_logprobs` is called with it next."""
@@ -82,7 +78,7 @@ class V1Sampler(nn.Module):
     def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
         """Return the logprobs of a prompt's tokens. Collective."""
         kept = self.steps.head.take(logprobs)
-        return self.logprobs(self.steps.prompt_tables(kept, token_ids, num_logprobs))
+        return self.steps.prompt_tables(kept, token_ids, num_logprobs)
 
     def _load(self, name: Hashable) -> EngineRequest:
         """Return a request that joins, by the runner's name for it."""
@@ -107,7 +103,7 @@ class V1Verifier(nn.Module):
         width = metadata.max_spec_len + 1
         if sampler.is_dummy(sampling_metadata):
             ids = torch.zeros(len(counts), width, dtype=torch.int32, device=logits.device)
-            return sampler.kinds.output(sampled_token_ids=ids, logprobs_tensors=None)
+            return sampler.output(sampled_token_ids=ids, logprobs_tensors=None)
         flat = steps.head.take(logits)
         steps.head.follow_weight()
         place = torch.arange(width, device=logits.device)
@@ -133,9 +129,9 @@ class V1Verifier(nn.Module):
         behind = steps.ended(rows, out.token_ids.gather(1, last).squeeze(1), out.status, unfinished)
         token_ids = out.token_ids.scatter(1, last, behind.unsqueeze(1))
         tables = steps.tables(rows, out.logprobs, token_ids.flatten())
-        return sampler.kinds.output(
+        return sampler.output(
             sampled_token_ids=token_ids.to(torch.int32),
-            logprobs_tensors=sampler.logprobs(tables),
+            logprobs_tensors=tables,
         )
 
 

@@ -20,21 +20,23 @@ import torch
 from torch import Tensor
 
 from tpsample.core.sealed import Sealed
-from tpsample.integrations.engine_rows import EngineRequest, ends_and_wanted
+from tpsample.integrations.engine_rows import EngineRequest, StepRows
 from tpsample.integrations.vllm_head import VllmHead
-from tpsample.integrations.vllm_steps import EngineSteps, Kinds, RunnerRows, Tables
+from tpsample.integrations.vllm_steps import EngineSteps
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.selection import Selection
 
+Kind = Callable[..., Any]
 Count = Callable[..., tuple[Tensor, Tensor]]
 """vLLM's `get_num_sampled_and_rejected`."""
 
 
-def attach(runner: Any, head: VllmHead, kinds: Kinds, count_sampled: Count) -> None:
-    """Let a runner sample with tpsample."""
-    sampler = V2Sampler(runner.sampler, runner.max_num_reqs, head, kinds, count_sampled)
+def attach(runner: Any, head: VllmHead, output: Kind, logprobs: Kind, count_sampled: Count) -> None:
+    """Let a runner sample with tpsample, and hand its tokens on in these classes of vLLM."""
+    steps = EngineSteps(head, runner.sampler.logprobs_mode, logprobs)
+    sampler = V2Sampler(runner.sampler, runner.max_num_reqs, steps, output, count_sampled)
     runner.sampler = sampler
-    runner.prompt_logprobs_worker = PromptLogprobs(sampler.steps, kinds.logprobs)
+    runner.prompt_logprobs_worker = PromptLogprobs(steps)
     runner.structured_outputs_worker.apply_grammar_bitmask = sampler.keep_grammar
 
 
@@ -42,17 +44,17 @@ class V2Sampler:
     """Stands where vLLM's `Sampler` stands, whose states others read."""
 
     def __init__(
-        self, own: Any, max_rows: int, head: VllmHead, kinds: Kinds, count_sampled: Count
+        self, own: Any, max_rows: int, steps: EngineSteps, output: Kind, count_sampled: Count
     ) -> None:
-        self._own, self._kinds, self._count_sampled = own, kinds, count_sampled
-        self.steps = EngineSteps(head, own.logprobs_mode)
+        self._own, self._output, self._count_sampled = own, output, count_sampled
+        self.steps = steps
         self.batch = SamplingBatch.of_slots(
             max_rows, vocab_size=self.steps.vocab_size, device=self.steps.device
         )
         self._selected: dict[int, Selection] = {}  # by the number of their rows
         self._joining: dict[int, Any] = {}
         self._requests: dict[int, EngineRequest] = {}
-        self._ends, self._wanted = ends_and_wanted([], self.steps.device)
+        self._slots = StepRows.of(self.batch, (), [])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -81,19 +83,18 @@ class V2Sampler:
         known = states.req_id_to_index
         if not known.keys() >= set(input_batch.req_ids):  # a step that warms up
             ids = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
-            return self._kinds.output(ids, None, None, num_sampled, num_rejected)
+            return self._output(ids, None, None, num_sampled, num_rejected)
         if self._joining:
             self._join({known[name]: name for name in known})
         slots = input_batch.idx_mapping
         selected = self.batch.select(slots, out=self._selected.get(len(slots)))
         self._selected[len(slots)] = selected
-        ends, wanted = self._ends[slots], self._wanted[slots]
-        rows = RunnerRows(selected, input_batch.req_ids, ends, wanted)
+        rows = StepRows(selected, input_batch.req_ids, self._slots.ids[slots])
         positions = input_batch.positions[input_batch.logits_indices] + 1
         token_ids, tables = self.steps.sample(kept, rows, positions, num_sampled == 0)
-        return self._kinds.output(
+        return self._output(
             token_ids.view(-1, 1),
-            None if tables is None else self._kinds.logprobs(*tables),
+            tables,
             None,
             num_sampled,
             num_rejected,
@@ -116,9 +117,8 @@ class V2Sampler:
             params, prompts, outputs, _ = zip(*joined.values(), strict=True)
             self.batch.put(list(joined), params, prompt_token_ids=prompts, output_token_ids=outputs)
         self._requests = there | joined
-        self._ends, self._wanted = ends_and_wanted(
-            [self._requests.get(slot) for slot in range(self.batch.rows)], self.steps.device
-        )
+        requests = [self._requests.get(slot) for slot in range(self.batch.rows)]
+        self._slots = StepRows.of(self.batch, (), requests)
 
     def _tokens(self, slot: int) -> tuple[list[int], list[int]]:
         """Return prompt and output of a slot, which the runner keeps on the device."""
@@ -131,10 +131,10 @@ class V2Sampler:
 class PromptLogprobs(Sealed):
     """Stands where vLLM's `PromptLogprobsWorker` stands; a prompt comes chunk by chunk."""
 
-    def __init__(self, steps: EngineSteps, logprobs: Callable[..., Any]) -> None:
-        self._steps, self._logprobs = steps, logprobs
+    def __init__(self, steps: EngineSteps) -> None:
+        self._steps = steps
         self._asked: dict[str, int] = {}
-        self._found: dict[str, list[Tables]] = {}
+        self._found: dict[str, list[Any]] = {}
 
     def add_request(self, req_id: str, req_idx: int, sampling_params: Any) -> None:
         """Remember how many of the most likely tokens a request asks for."""
@@ -181,7 +181,7 @@ class PromptLogprobs(Sealed):
                 self._found.setdefault(name, []).append(tables)
             if complete and name in self._found:
                 parts = zip(*self._found.pop(name), strict=True)
-                done[name] = self._logprobs(*(torch.cat(part) for part in parts))
+                done[name] = self._steps.kind(*map(torch.cat, parts))
         return done
 
     def compute_prompt_token_id_logprobs(self, *_: Any) -> dict[str, Any]:
