@@ -8,6 +8,7 @@ batch changes its size, and the tokens are those of a call outside. Without `des
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,13 +22,12 @@ from tpsample.request.plan import BatchPlan, BatchView
 
 # An operator takes tensors and numbers, so it finds its `LMHeadSampler` by number.
 _samplers: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_handles = itertools.count()
 
 
 def register(sampler: object) -> int:
     """Return a number that stands for the sampler as long as it lives."""
-    handle = len(_samplers)
-    while handle in _samplers:
-        handle += 1
+    handle = next(_handles)
     _samplers[handle] = sampler
     return handle
 

@@ -5,7 +5,7 @@ from tests.faults.fault import faults
 FAULTS = faults(r"""
 tpsample/core/score.py
     a greedy row draws
-    - return torch.where(random, product - noise.double(), product).float()
+    - return torch.where(row_noise.random, product - noise.double(), product).float()
     + return (product - noise.double()).float()
     > test_greedy_ties_go_to_the_lowest_id
 tpsample/noise.py

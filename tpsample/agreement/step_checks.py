@@ -73,18 +73,15 @@ class StepChecks:
         Args:
             leading: B and K + 1, of a verification.
         """
-        weight = self._settings.weight
-        if inputs.are_logits:
-            check_local_logits(inputs.given, weight, self._settings.shard, leading)
-            return
-        self._caller.follow()
-        copy = self._local.copy
-        if copy is not None and not copy.is_current():
-            raise ValueError(
-                "lm_head_weight: changed after the sampler had made its 8-bit copy of it, so "
-                "screened tokens could be wrong; call sampler.refresh() on every rank"
-            )
-        check_hidden_states(inputs.given, weight, leading)
+        if not inputs.are_logits:
+            self._caller.follow()
+            copy = self._local.copy
+            if copy is not None and not copy.is_current():
+                raise ValueError(
+                    "lm_head_weight: changed after the sampler had made its 8-bit copy of it, so "
+                    "screened tokens could be wrong; call sampler.refresh() on every rank"
+                )
+        check_inputs(inputs, self._settings, leading)
 
     def step(
         self,
@@ -146,7 +143,7 @@ class StepChecks:
         self.ready()
         self._caller.follow()
         weight, vocab_size = self._settings.weight, self._settings.vocab_size
-        check_hidden_states(hidden_states, weight)
+        check_inputs(Inputs(hidden_states), self._settings)
         rows = hidden_states.shape[0]
         came = ", the token that came at each position"
         check_tensor("token_ids", token_ids, (torch.int64,), (rows,), weight.device, came)
@@ -212,80 +209,70 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
             )
 
 
-def check_hidden_states(
-    hidden_states: Tensor, weight: Tensor, leading: tuple[int, int] | None = None
+def check_inputs(
+    inputs: Inputs, settings: Settings, leading: tuple[int, int] | None = None
 ) -> None:
-    """Check that these are hidden states [B, D]; with `leading` [B, K + 1, D] of drafts."""
-    if weight.shape[1] == 0:
+    """Check that these are rows of a sampler; with `leading` [B, K + 1, …], rows of drafts."""
+    name, given, weight = inputs.name, inputs.given, settings.weight
+    width = len(settings.shard) if inputs.are_logits else weight.shape[1]
+    if weight.shape[1] == 0 and not inputs.are_logits:
         raise ValueError(
             "hidden_states: this sampler has no weight, lm_head_weight is "
             f"{list(weight.shape)}; call sample_logits, or build it over the LM head"
         )
-    if leading is not None:
-        _check_of_drafts("hidden_states", hidden_states, leading, weight.shape[1])
-    require_plain("hidden_states", hidden_states)
-    if not isinstance(hidden_states, Tensor) or (hidden_states.ndim != 2 and leading is None):
+    require_plain(name, given)
+    if leading is not None and (not isinstance(given, Tensor) or given.shape[:-1] != leading):
+        raise ValueError(
+            f"{name}: expected {[*leading, width]}, those of the token before the drafts and "
+            f"of each draft, for draft_token_ids {[leading[0], leading[1] - 1]}; "
+            f"got {describe(given)}"
+        )
+    rows = given
+    if inputs.are_logits:
+        rows = given if leading is None else given.flatten(0, 1)
+        _check_local_logits(rows, weight, settings.shard)
+    else:
+        _check_hidden_states(rows, weight, axes=2 if leading is None else 3)
+    if rows.shape[-1] > 1 and rows.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: expected a contiguous last axis, got strides {rows.stride()}; call "
+            ".contiguous()"
+        )
+
+
+def _check_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> None:
+    if not isinstance(rows, Tensor) or rows.ndim != axes:
         way_out = {
             1: "; one row is hidden_states.unsqueeze(0)",
             3: "; pass those of the last position, hidden_states[:, -1]",
-        }.get(getattr(hidden_states, "ndim", 0), "")
+        }.get(getattr(rows, "ndim", 0), "")
         raise ValueError(
             f"hidden_states: expected a tensor [B, {weight.shape[1]}], "
-            f"got {describe(hidden_states)}{way_out}"
+            f"got {describe(rows)}{way_out}"
         )
-    if hidden_states.shape[-1] != weight.shape[1]:
+    if rows.shape[-1] != weight.shape[1]:
         way_out = ""
-        if hidden_states.shape[-1] == weight.shape[0]:
+        if rows.shape[-1] == weight.shape[0]:
             way_out = (
                 "; lm_head_weight seems to be [D, V_local]: build the sampler of "
                 "lm_head_weight.T.contiguous()"
             )
         raise ValueError(
             f"hidden_states: expected D = {weight.shape[1]} columns as lm_head_weight has, "
-            f"got {describe(hidden_states)}{way_out}"
+            f"got {describe(rows)}{way_out}"
         )
-    if hidden_states.dtype != weight.dtype or hidden_states.device != weight.device:
+    if rows.dtype != weight.dtype or rows.device != weight.device:
         raise ValueError(
             f"hidden_states: expected {weight.dtype} on {weight.device} like lm_head_weight, "
-            f"got {describe(hidden_states)}; convert with .to(lm_head_weight)"
-        )
-    if hidden_states.shape[-1] > 1 and hidden_states.stride(-1) != 1:
-        raise ValueError(
-            f"hidden_states: expected a contiguous last axis, got strides "
-            f"{hidden_states.stride()}; call .contiguous()"
+            f"got {describe(rows)}; convert with .to(lm_head_weight)"
         )
 
 
-def check_local_logits(
-    local_logits: Tensor,
-    weight: Tensor,
-    shard: VocabShard,
-    leading: tuple[int, int] | None = None,
-) -> None:
-    """Check that these are logits of a rank's shard; with `leading` [B, K + 1, …] of drafts."""
-    own = len(shard)
-    if leading is not None:
-        _check_of_drafts("local_logits", local_logits, leading, own)
-        local_logits = local_logits.flatten(0, 1)
-    require_plain("local_logits", local_logits)
-    widths = own, weight.shape[0]
-    if not any(fits(local_logits, WEIGHT_DTYPES, ("B", n), weight.device) for n in widths):
-        padded = "" if own == weight.shape[0] else f" or [B, {weight.shape[0]}]"
+def _check_local_logits(rows: Tensor, weight: Tensor, shard: VocabShard) -> None:
+    own, padded = len(shard), weight.shape[0]
+    if not any(fits(rows, WEIGHT_DTYPES, ("B", width), weight.device) for width in (own, padded)):
+        other = "" if own == padded else f" or [B, {padded}]"
         raise ValueError(
-            f"local_logits: expected fp32, bf16 or fp16 [B, {own}]{padded} on {weight.device}, the "
-            f"columns of {shard}, got {describe(local_logits)}"
-        )
-    if local_logits.shape[1] > 1 and local_logits.stride(1) != 1:
-        raise ValueError(
-            f"local_logits: expected a contiguous last axis, got strides {local_logits.stride()}; "
-            "call .contiguous()"
-        )
-
-
-def _check_of_drafts(name: str, given: Tensor, leading: tuple[int, int], width: int) -> None:
-    if not isinstance(given, Tensor) or given.shape[:-1] != leading:
-        raise ValueError(
-            f"{name}: expected {[*leading, width]}, those of the token before the drafts and "
-            f"of each draft, for draft_token_ids {[leading[0], leading[1] - 1]}; "
-            f"got {describe(given)}"
+            f"local_logits: expected fp32, bf16 or fp16 [B, {own}]{other} on {weight.device}, the "
+            f"columns of {shard}, got {describe(rows)}"
         )

@@ -111,10 +111,5 @@ def score_tokens(logits: Tensor, token_ids: Tensor, row_noise: RowNoise, sample:
 
 def score(logits: Tensor, noise: Tensor, row_noise: RowNoise) -> Tensor:
     """Return fp32 scores [B, n] of logits [B, n] with L = `noise` [B, n]."""
-    return score_values(logits, noise, row_noise.scale, row_noise.random)
-
-
-def score_values(logits: Tensor, noise: Tensor, scale: Tensor, random: Tensor) -> Tensor:
-    """Return fp32 scores of logits with L = `noise`, all of one shape, or broadcast to it."""
-    product = logits.double() * scale.double()
-    return torch.where(random, product - noise.double(), product).float()
+    product = logits.double() * row_noise.scale.double()
+    return torch.where(row_noise.random, product - noise.double(), product).float()

@@ -1,9 +1,10 @@
-"""The vocabulary rows that a rank owns. Pure Python."""
+"""The vocabulary rows that a rank owns."""
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
+
+from tpsample.core.checks import is_integer
 
 
 @dataclass(frozen=True, order=True)
@@ -52,10 +53,6 @@ class VocabShard:
 
 def _whole(name: str, value: object) -> int:
     """Return an integer, of NumPy and torch too, as one of Python's."""
-    try:
-        whole = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        whole = None
-    if whole is None:
+    if not is_integer(value):
         raise TypeError(f"{name}: expected an int, got {value!r}")
-    return whole
+    return int(value)

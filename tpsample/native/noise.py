@@ -190,7 +190,7 @@ def exact_noise(token_id, stream, rounds):
 
 @jit()
 def exact_score(logit, token_id, stream):
-    """Return the score of a logit, fp32, as `tpsample.core.score.score_values` has it."""
+    """Return the score of a logit, fp32, as `tpsample.core.score.score` has it."""
     product = F64(logit) * F64(stream.scale)
     if stream.random == F32(0):
         return F32(product)
