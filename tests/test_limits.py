@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import limits
-from tests.support.commands import run_command
+from tests.support.commands import lives, run_command, wait_for
 from tests.support.ranks import RankFailed, run_ranks
 
 FAMILY = """
@@ -22,19 +22,6 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-def _gone(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat")
-    return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
-
-
-def _wait_until_gone(pid: int) -> bool:
-    for _ in range(1000):  # a killed process is gone when the system gets round to it
-        if _gone(pid):
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def test_a_grandchild_ends_with_a_command_that_ends(tmp_path: Path) -> None:
     # Its output goes elsewhere, because run_command waits until nobody holds the pipes.
     script = FAMILY.replace(
@@ -42,13 +29,13 @@ def test_a_grandchild_ends_with_a_command_that_ends(tmp_path: Path) -> None:
     )
     done = run_command(sys.executable, "-c", script, 0)
     assert done.returncode == 0, done.stderr
-    assert _wait_until_gone(int(done.stdout))
+    wait_for(lambda: not lives(int(done.stdout)))
 
 
 def test_a_grandchild_ends_with_a_command_at_its_limit() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as late:
         run_command(sys.executable, "-c", FAMILY, 600, timeout_s=3)
-    assert _wait_until_gone(int(late.value.stdout))
+    wait_for(lambda: not lives(int(late.value.stdout)))
 
 
 def _nap() -> str:

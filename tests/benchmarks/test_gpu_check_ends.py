@@ -19,6 +19,7 @@ from benchmarks.lab.harness import Run, execute
 from benchmarks.lab.page import PAGE
 from benchmarks.lab.results import RESULT, Result
 from benchmarks.questions import BENCHMARKS
+from tests.support.commands import lives, wait_for
 from tests.support.limits import slowness
 from tests.support.tiers import long
 
@@ -171,24 +172,48 @@ def test_the_archive_has_the_folders_of_this_run_alone(pretended, tmp_path):
     assert not list(tmp_path.glob("**/*.part"))
 
 
+def _started(section: str, output: Path) -> subprocess.Popen[str]:
+    """A run whose section has begun; what it starts inherits a variable that names its folder."""
+    words = ("--dry-run", "--sections", section, "--seconds", "300", "--output", str(output))
+    command = [sys.executable, "-m", "benchmarks.gpu.check", *words]
+    env = os.environ | {"STARTED_FOR": str(output)}
+    run = subprocess.Popen(command, cwd=check.ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("environment")  # the next section has begun
+    return run
+
+
+def _at_work(output: Path, word: str = "--section") -> list[int]:
+    """The living processes that a run has started, by a word of their command."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = (process / "cmdline").read_text().split("\0")
+            is_its = f"STARTED_FOR={output}" in (process / "environ").read_text().split("\0")
+            if is_its and word in words and "benchmarks.lab.orphans" not in words:
+                found.append(int(process.name))
+    return [process for process in found if lives(process)]
+
+
+def _kept(output: Path) -> dict:
+    """The sections of the record, which is in the archive, too."""
+    with tarfile.open(output / ARCHIVE) as tar:
+        assert "gpu_check-dry-run/check.json" in tar.getnames()
+    sections = json.loads((output / "gpu_check-dry-run" / "check.json").read_text())["sections"]
+    assert sections["environment"]["status"] == "passed"
+    return sections
+
+
 @pytest.mark.parametrize(("section", "processes"), [("tiles", 2), *long(("noise", 1))])
 def test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew(
     section, processes, tmp_path
 ):
-    words = ("--dry-run", "--sections", section, "--seconds", "200", "--output", str(tmp_path))
-    command = [sys.executable, "-m", "benchmarks.gpu.check", *words]
-    run = subprocess.Popen(command, cwd=check.ROOT, stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    assert run.stdout.readline().startswith("environment")  # the next section has begun
-    _wait_for(lambda: len(_sections(tmp_path)) == processes)
+    run = _started(section, tmp_path)
+    wait_for(lambda: len(_at_work(tmp_path)) == processes)
     run.send_signal(signal.SIGTERM)
     assert run.wait(30 * slowness()) == 128 + signal.SIGTERM
-    assert not _sections(tmp_path)
-    record = json.loads((tmp_path / "gpu_check-dry-run" / "check.json").read_text())
-    assert record["sections"]["environment"]["status"] == "passed"
-    assert "told to stop" in record["sections"][section]["error"]
-    with tarfile.open(tmp_path / ARCHIVE) as tar:
-        assert "gpu_check-dry-run/check.json" in tar.getnames()
+    assert not _at_work(tmp_path)
+    assert "told to stop" in _kept(tmp_path)[section]["error"]
 
 
 @pytest.mark.parametrize(
@@ -197,90 +222,32 @@ def test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew(
 )
 def test_a_run_that_is_killed_outright_leaves_its_results_and_no_process(section, child, tmp_path):
     """Nothing can be cleaned up then: the section notices that its parent has gone."""
-    words = ("--dry-run", "--sections", section, "--output", str(tmp_path))
-    command = [sys.executable, "-m", "benchmarks.gpu.check", *words]
-    run = subprocess.Popen(command, cwd=check.ROOT, stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    assert run.stdout.readline().startswith("environment")
-    rows = list[dict]()
+    run, rows = _started(section, tmp_path), list[dict]()
 
-    def at_work() -> bool:
+    def measured() -> bool:
         """It has measured something, or started its processes."""
         if section == "processes":
-            return bool(_processes(child, run.pid))
+            return bool(_at_work(tmp_path, child))
         for path in tmp_path.glob(f"{section}-*/{RESULT}"):
             rows[:] = Result.load(path).rows
         return len(rows) > 1
 
-    _wait_for(at_work)
-    children = _processes(child, run.pid)
+    wait_for(measured)
+    children = _at_work(tmp_path, child)
     for each in children:
-        os.kill(int(each.parent.name), signal.SIGSTOP)  # so that none ends by itself
+        os.kill(each, signal.SIGSTOP)  # so that none ends by itself
     run.kill()
     run.wait()
     try:
-        _wait_for(lambda: not any(map(_lives, children)), 20)
+        wait_for(lambda: not any(map(lives, children)), 20)
     finally:
-        for each in filter(_lives, children):
-            os.kill(int(each.parent.name), signal.SIGKILL)
+        for each in filter(lives, children):
+            os.kill(each, signal.SIGKILL)
     assert children
-    assert not _sections(tmp_path)
-    record = json.loads((tmp_path / "gpu_check-dry-run" / "check.json").read_text())
-    assert record["sections"]["environment"]["status"] == "passed"
-    with tarfile.open(tmp_path / ARCHIVE) as tar:
-        assert "gpu_check-dry-run/check.json" in tar.getnames()
+    assert not _at_work(tmp_path)
+    _kept(tmp_path)
     for path in tmp_path.glob(f"{section}-*/{RESULT}"):
         assert Result.load(path).rows[: len(rows)] == rows
-
-
-def _wait_for(holds, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds * slowness()
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _lives(process: Path) -> bool:
-    """Whether it runs: who has ended stays in the list until its parent looks."""
-    with contextlib.suppress(OSError):
-        return process.with_name("stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
-
-
-def _words(process: Path) -> list[str]:
-    """Its command; nothing if it has ended."""
-    with contextlib.suppress(OSError):
-        return process.read_bytes().decode().split("\0")
-    return []
-
-
-def _processes(word: str, above: int) -> list[Path]:
-    """Living processes below another, by a word of their command."""
-    everything = Path("/proc").glob("[0-9]*/cmdline")
-    return [
-        process
-        for process in everything
-        if word in (words := _words(process)) and "benchmarks.lab.orphans" not in words
-        if _lives(process) and above in _above(process)
-    ]
-
-
-def _above(process: Path) -> list[int]:
-    """The parents of a process, up to the first."""
-    found, number = list[int](), int(process.parent.name)
-    with contextlib.suppress(OSError):
-        while number > 1:
-            text = Path(f"/proc/{number}/stat").read_text()
-            number = int(text.rsplit(")", 1)[1].split()[1])
-            found.append(number)
-    return found
-
-
-def _sections(output: Path) -> list[Path]:
-    """Living processes of sections that write below a folder."""
-    everything = Path("/proc").glob("[0-9]*/cmdline")
-    mine = {"--section", str(output)}
-    return [process for process in everything if mine <= set(_words(process)) and _lives(process)]
 
 
 def test_a_process_whose_parent_has_gone_does_not_begin():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from benchmarks.gpu.record import ARCHIVE, Record
 from benchmarks.gpu.sections import Section
 from benchmarks.lab import machine
 from benchmarks.lab.page import PAGE
+from tests.support.commands import lives, wait_for
 
 CPU = torch.device("cpu")
 
@@ -89,12 +89,7 @@ child.wait()
 """
         ended, out, _ = check.wait_for([sys.executable, "-c", code], 3.0, check.Ending(60))
         assert ended is None
-        for _ in range(100):  # whoever adopts it has to reap it
-            state = Path(f"/proc/{int(out)}/stat")
-            if not state.exists() or state.read_text().split()[2] == "Z":
-                return
-            time.sleep(0.05)
-        raise AssertionError("the child lives on")
+        wait_for(lambda: not lives(int(out)))  # whoever adopts it has to reap it
 
     def test_the_commit_of_files_without_their_repository(self, monkeypatch):
         monkeypatch.setattr(machine, "printed", lambda *command: None)

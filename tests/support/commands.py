@@ -11,6 +11,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,22 @@ def run_command(
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def lives(process: int) -> bool:
+    """Whether a process runs: one that has ended stays in the list until its parent looks."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{process}/stat").read_text()
+        return stat.rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until something holds, for so many seconds times `slowness()`."""
+    deadline = time.monotonic() + seconds * slowness()
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def invoke(*words: object) -> Any:

@@ -15,7 +15,7 @@ from tests.support.oracle import Context, Request
 from tests.support.random_requests import Theme, request
 from tpsample import SamplingBatch, SamplingParams
 
-THEME = Theme(("plain", "greedy", "filtered"), controlled=0.9, told=0.0)
+THEME = Theme(("plain", "greedy", "greedy", "filtered"), controlled=1.0, told=0.0)
 
 
 def oracle_request(params: SamplingParams) -> Request:
