@@ -110,7 +110,7 @@ def test_a_trace_is_the_models_own_distribution(
     entropies = torch.special.entr(log_softmax.exp()).sum(dim=1)
     assert (found["entropies"][2] - entropies).abs().max() < 1e-4
 
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     path.with_suffix(".png").unlink()
     without = CliRunner().invoke(app, [*command, "--trace", str(path)])
     assert without.exit_code == 0 and "no plot without matplotlib: " in without.output

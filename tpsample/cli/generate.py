@@ -114,10 +114,11 @@ def generate(
     the table compares the two.
     """
     with report.errors(NoToken):
-        if trace is not None:
-            trace_file.check_path(trace)
-        if record is not None and not record.parent.is_dir():
-            raise ValueError(f"record: no folder {str(record.parent)!r} to write {record.name} in")
+        for option, path in (("trace", trace), ("record", record)):
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"{option}: no folder {str(path.parent)!r} for {path.name}")
+        if trace is not None and trace.suffix != ".safetensors":
+            raise ValueError(f"trace: expected a name ending in .safetensors, got {str(trace)!r}")
         rows = asked(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),

@@ -16,18 +16,6 @@ MAX_LABELS = 100
 """Tokens of a row that are written under its plot."""
 
 
-def check_path(path: Path) -> None:
-    """Check that a trace can be written there, before anything is generated.
-
-    Raises:
-        ValueError: another kind of name, or no such folder.
-    """
-    if path.suffix != ".safetensors":
-        raise ValueError(f"trace: expected a name ending in .safetensors, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"trace: no folder {str(path.parent)!r} to write {path.name} in")
-
-
 def write(
     trace: TopKTrace, path: Path, model: Model, prompts: Sequence[str], rows: list[list[int]]
 ) -> str:
@@ -47,33 +35,21 @@ def plot(
 ) -> bool:
     """Plot entropy and confidence, a panel per row. Return False without matplotlib."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return False
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     longest = max(1, *map(len, texts))
     size = (max(6.0, min(0.22 * longest, 30.0)), 2.6 * len(texts))
-    figure, axes = plt.subplots(len(texts), 1, figsize=size, squeeze=False, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(texts), 1, squeeze=False)
     for row, (axis, words) in enumerate(zip(axes[:, 0], texts, strict=True)):
-        entropies, drawn, top = (
-            tensors[name][row, : len(words)] for name in ("entropies", "logprobs", "top_logprobs")
-        )
-        steps = range(len(words))
-        axis.plot(
-            steps, entropies.tolist(), color="tab:blue", label="entropy of the raw logits, nats"
-        )
-        axis.bar(
-            steps, top[:, 0].exp().tolist(), color="tab:orange", alpha=0.3, label="top probability"
-        )
-        axis.plot(
-            steps,
-            drawn.exp().tolist(),
-            ".",
-            color="tab:red",
-            label="probability of the token drawn",
-        )
+        own = {name: each[row, : len(words)] for name, each in tensors.items() if each.ndim > 1}
+        top, drawn = (own[name].exp().numpy() for name in ("top_logprobs", "logprobs"))
+        steps, entropies = range(len(words)), own["entropies"].numpy()
+        axis.plot(steps, entropies, color="tab:blue", label="entropy of the raw logits, nats")
+        axis.bar(steps, top[:, 0], color="tab:orange", alpha=0.3, label="top probability")
+        axis.plot(steps, drawn, ".", color="tab:red", label="probability of the token drawn")
         axis.set(xlim=(-0.5, longest - 0.5), ylim=(0, None))
         axis.set_title(titles[row], fontsize="small", loc="left")
         if len(words) <= MAX_LABELS:
@@ -83,5 +59,4 @@ def plot(
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper right", fontsize="small")
     figure.savefig(path, dpi=120)
-    plt.close(figure)
     return True
