@@ -4,6 +4,10 @@ from tests.faults.fault import faults
 
 FAULTS = faults(r"""
 tpsample/speculative/acceptance.py
+    an output without drafts has the seeds of the batch
+    - seed = batch.seed[::width].clone()
+    + seed = batch.seed[::width].contiguous()
+    > test_the_seeds_of_an_output_without_drafts_are_its_own[rejection]
     a draft is accepted without its own law
     - return leading((u * q < p) & (q > 0))
     + return leading((u < p) & (q > 0))
@@ -50,11 +54,6 @@ tpsample/output.py
     - return index <= num_accepted.unsqueeze(1)
     + return index < num_accepted.unsqueeze(1)
     > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
-tpsample/speculative/ratio.py
-    an output without drafts has the seeds of the batch
-    - seed = batch.seed[::width].clone()
-    + seed = batch.seed[::width].contiguous()
-    > test_the_seeds_of_an_output_without_drafts_are_its_own[rejection]
 tpsample/speculative/verify.py
     a row has one draft more than its length says
     - place < self.lengths.unsqueeze(1)

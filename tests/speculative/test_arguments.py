@@ -16,7 +16,7 @@ METHODS = ("rejection", "block")
         ({"draft_token_ids": torch.zeros(2, 3, dtype=torch.int64)}, r"expected \[2, 4, 1\]"),
         ({"hidden_states": torch.ones(2, 2, 1)}, r"hidden_states: expected \[2, 3, 1\]"),
         ({"method": "coupled"}, "draft: method="),
-        ({"draft": torch.zeros(2, 2, 9)}, r"draft: expected the drafter's logits \[2, 2, 10\]"),
+        ({"draft": torch.zeros(2, 2, 9)}, r"draft: expected a tensor \[2, 2, 10\]"),
         ({"positions": torch.zeros(6, dtype=torch.int64)}, "positions: expected"),
     ],
 )

@@ -14,9 +14,10 @@ and one with a +inf logit, is certain of its first token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core import word
@@ -39,7 +40,7 @@ class Laws:
         first_id: global id of the first column.
         drafts: int64 [B, S], -1 where there is none, or one that the draft's law excludes.
         temperature: fp32 [B, S], 1 for greedy rows.
-        top, draft_top: fp32 [B, S] and [B, K], largest logits over all ranks.
+        top, draft_top: fp32 [B, S], largest logits over all ranks; anything where no draft can be.
         cut: int64 [B, S]; a token is kept iff its order word is >= this one.
         status: int32 [B, S]; where it is not OK there is no draft, and the law means nothing.
         total, draft_total: int64 [B, S], Z_P and Z_Q; 1 for an empty law.
@@ -82,7 +83,8 @@ class Laws:
         draft_words = _top_words(rows, draft) if draft is not None else drafts[:, :0]
         own = torch.cat([rows.first_words(1).view(shape), draft_words], dim=1)
         best = ranks.gather_integers(own).amax(dim=0)
-        top_word, draft_word = best[:, : shape[1]], best[:, shape[1] :]
+        top_word = best[:, : shape[1]]
+        draft_word = F.pad(best[:, shape[1] :], (0, 2 * shape[1] - best.shape[1]))
         top = word.value_of(top_word)
 
         cut = torch.full_like(top_word, word.LOWEST_DRAWABLE)
@@ -93,10 +95,8 @@ class Laws:
         certain = ~rows.noise.random.view(shape) | (top == torch.inf)
         cut = torch.where(certain, top_word, cut)
 
-        nan_draft = torch.zeros_like(status, dtype=torch.bool)
-        nan_draft[:, : draft_word.shape[1]] = word.key_of(draft_word) == word.KEY_NAN
-        nan_draft &= (drafts >= 0) & (status == Status.OK)
-        status = status.masked_fill(nan_draft, int(Status.NAN))
+        nan_draft = (word.key_of(draft_word) == word.KEY_NAN) & (drafts >= 0)
+        status = status.masked_fill(nan_draft & (status == Status.OK), int(Status.NAN))
         empty = torch.zeros(shape, dtype=torch.float64, device=drafts.device)
         laws = Laws(
             target=rows.logits.view(*shape, -1),
@@ -150,7 +150,7 @@ class Laws:
         logits = self.draft[:, :, tile].float()
         positions = logits.shape[1]
         temperature = self.temperature[:, :positions].unsqueeze(2)
-        below = below_top(logits, self.draft_top.unsqueeze(2), temperature)
+        below = below_top(logits, self.draft_top[:, :positions].unsqueeze(2), temperature)
         possible = (logits > -torch.inf) & (self.drafts[:, :positions] >= 0).unsqueeze(2)
         draft = torch.zeros_like(target, dtype=torch.int64)
         draft[:, :positions] = masses(below) * possible
@@ -168,14 +168,12 @@ class Laws:
         """Return the laws at one position of each row, int64 [B]: S = 1. The logits are copied."""
         places = index.unsqueeze(1)
         row_index = torch.arange(len(index), device=index.device).unsqueeze(1)
-        per_position = ("drafts", "temperature", "top", "cut", "status", "total", "draft_total")
-        chosen = {name: getattr(self, name).gather(1, places) for name in (*per_position, "p", "q")}
+        names = {field.name for field in fields(self)} - {"target", "draft", "first_id"}
+        chosen = {name: getattr(self, name).gather(1, places) for name in names}
         if self.draft is not None and self.draft.shape[1]:
             # The last position has no draft, so the logits of any other serve.
-            places = places.clamp(max=self.draft.shape[1] - 1)
-            chosen["draft"] = self.draft[row_index, places]
-            chosen["draft_top"] = self.draft_top.gather(1, places)
-        return replace(self, target=self.target[row_index, index.unsqueeze(1)], **chosen)
+            chosen["draft"] = self.draft[row_index, places.clamp(max=self.draft.shape[1] - 1)]
+        return replace(self, target=self.target[row_index, places], **chosen)
 
 
 def residual(coefficient: Tensor, p: Tensor, q: Tensor) -> Tensor:

@@ -24,10 +24,10 @@ from tpsample.speculative.acceptance import (
     emit,
     leading,
     position_of_rows,
+    recovery_scores,
     uniforms,
 )
 from tpsample.speculative.drafting import Method
-from tpsample.speculative.ratio import recovery_scores
 
 
 def verify(

@@ -17,9 +17,8 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.acceptance import leading, position_of_rows
+from tpsample.speculative.acceptance import leading, position_of_rows, verify_by_ratio
 from tpsample.speculative.drafting import Method, check_draft_logits, check_request
-from tpsample.speculative.ratio import verify_by_ratio
 
 
 class Drafts(NamedTuple):
