@@ -29,7 +29,7 @@ def test_controls_change_the_texts_and_pass_the_check(tiny: Path, world_size: in
     settings = (
         *("repetition_penalty=1.5", "presence_penalty=1", "frequency_penalty=0.5"),
         *('logit_bias={"7": 3}', f'bad_words=["{first}"]', "min_tokens=4"),
-        *("top_k=300", "top_p=0.95"),
+        *("top_k=300", "top_p=0.95", "min_p=0.001"),
     )
     controls = tuple(word for setting in settings for word in ("--set", setting))
     if world_size == 1:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,50 +91,46 @@ def test_the_token_that_ends_a_request_is_its_own():
     assert vllm_params.end_of(Request(eos_token_id=None, all_stop_token_ids=set())) == 0
 
 
-def refused_runners():
-    each = fakes.runner()
-    each.model_config.logits_processors = ["own.Processor"]
-    yield "--logits-processors", each
-    for name, field in (("--enable-lora", "lora_config"), ("--watermark-config", None)):
-        each = fakes.runner()
-        setattr(each.vllm_config, field or "watermark_config", object())
-        yield name, each
-    for name, field in (
-        ("--return-sampling-mask", "return_sampling_mask"),
-        ("--enable-trace-replay", "enable_trace_replay"),
-        ("--enable-prompt-embeds", "enable_prompt_embeds"),
-    ):
-        each = fakes.runner()
-        setattr(each.model_config, field, True)
-        yield name, each
-    each = fakes.runner()
-    each.vllm_config.parallel_config.enable_batch_sharded_sampling = True
-    yield "--enable-batch-sharded-sampling", each
-    each = fakes.runner()
-    each.vllm_config.parallel_config.prefill_context_parallel_size = 2
-    yield "--prefill-context-parallel-size", each
-    each = fakes.runner()
-    each.vllm_config.speculative_config = fakes.SimpleNamespace(method="eagle3")
-    yield "--speculative-config", each
-    each = fakes.runner()
-    each.vllm_config.speculative_config = fakes.SimpleNamespace(method="ngram")
-    each.vllm_config.use_v2_model_runner = True
-    yield "--speculative-config", each
-    each = fakes.runner()
-    each.vllm_config.scheduler_config.async_scheduling = True
-    yield "--async-scheduling", each
-    each = fakes.runner()
-    each.broadcast_pp_output = True
-    yield "--distributed-executor-backend external_launcher", each
-    each = fakes.runner()
-    each.is_pooling_model = True
-    yield "--runner pooling", each
+OTHER_DRAFTS, N_GRAMS = (SimpleNamespace(method=method) for method in ("eagle3", "ngram"))
+REFUSED_MODES: list[tuple[str, dict[str, Any]]] = [
+    ("--logits-processors", {"model_config.logits_processors": ["own.Processor"]}),
+    ("--enable-lora", {"vllm_config.lora_config": object()}),
+    ("--watermark-config", {"vllm_config.watermark_config": object()}),
+    ("--return-sampling-mask", {"model_config.return_sampling_mask": True}),
+    ("--enable-trace-replay", {"model_config.enable_trace_replay": True}),
+    ("--enable-prompt-embeds", {"model_config.enable_prompt_embeds": True}),
+    (
+        "--enable-batch-sharded-sampling",
+        {"vllm_config.parallel_config.enable_batch_sharded_sampling": True},
+    ),
+    (
+        "--prefill-context-parallel-size",
+        {"vllm_config.parallel_config.prefill_context_parallel_size": 2},
+    ),
+    ("--speculative-config", {"vllm_config.speculative_config": OTHER_DRAFTS}),
+    (
+        "--speculative-config",
+        {"vllm_config.speculative_config": N_GRAMS, "vllm_config.use_v2_model_runner": True},
+    ),
+    ("--async-scheduling", {"vllm_config.scheduler_config.async_scheduling": True}),
+    ("--distributed-executor-backend external_launcher", {"broadcast_pp_output": True}),
+    ("--runner pooling", {"is_pooling_model": True}),
+]
 
 
-@pytest.mark.parametrize(("name", "runner"), list(refused_runners()), ids=lambda x: str(x)[:30])
-def test_a_mode_that_is_not_honoured_is_refused_by_name(name, runner):
+def runner_with(settings: dict[str, Any]) -> Any:
+    """A runner with some attributes, by their paths, that are not what a server has."""
+    runner = fakes.runner()
+    for path, value in settings.items():
+        *owners, name = path.split(".")
+        setattr(functools.reduce(getattr, owners, runner), name, value)
+    return runner
+
+
+@pytest.mark.parametrize(("name", "settings"), REFUSED_MODES, ids=lambda x: str(x)[:30])
+def test_a_mode_that_is_not_honoured_is_refused_by_name(name, settings):
     with pytest.raises(UnsupportedParameter, match=rf"does not run so: {name}: [^;]*(; |$)"):
-        vllm_modes.check_modes(runner)
+        vllm_modes.check_modes(runner_with(settings))
 
 
 def test_modes_of_the_surroundings_are_refused_too(monkeypatch):
@@ -147,16 +145,14 @@ def test_modes_of_the_surroundings_are_refused_too(monkeypatch):
     vllm_modes.check_modes(fakes.runner())
 
 
-@pytest.mark.parametrize(("asynchronous", "v2"), [(False, False), (True, True)])
-def test_without_asynchronous_scheduling_or_with_runner_v2_a_server_starts(asynchronous, v2):
-    each = fakes.runner()
-    each.vllm_config.scheduler_config.async_scheduling = asynchronous
-    each.vllm_config.use_v2_model_runner = v2
-    vllm_modes.check_modes(each)
+@pytest.mark.parametrize("either", [False, True])
+def test_without_asynchronous_scheduling_or_with_runner_v2_a_server_starts(either):
+    paths = "vllm_config.scheduler_config.async_scheduling", "vllm_config.use_v2_model_runner"
+    vllm_modes.check_modes(runner_with(dict.fromkeys(paths, either)))
 
 
 def test_every_refused_mode_has_a_case():
-    cases = {name for name, _ in refused_runners()}
+    cases = {name for name, _ in REFUSED_MODES}
     surroundings = {"entry points vllm.logits_processors", "VLLM_COMPUTE_NANS_IN_LOGITS"}
     assert cases | surroundings == set(vllm_modes.REFUSED)
 
