@@ -61,10 +61,6 @@ tpsample/request/table.py
     - written.where(written != WAITING, seeds)
     + written.where(written != written, seeds)
     > test_a_seed_that_was_written_before_the_first_step_is_the_rows
-    a row without filters takes the way of those with top_k alone
-    - kinds = [keeps_all(self.vocab_size), *asked]
-    + kinds = [*asked]
-    > test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens
     a request that comes to a slot has the filters of the one before
     - self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
     + self.numbers[GATE:STATE].index_copy_(1, index, columns[GATE:])
@@ -116,24 +112,27 @@ tpsample/request/step_batch.py
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties
     > test_masks_of_all_rows_and_of_slots_bind
-tpsample/request/rows.py
+tpsample/request/selection.py
     a slot that two rows name is appended to twice
-    - torch.ne(self.scratch.pick("winner", first, index), self.numbers, out=undrawn)
-    + torch.lt(self.scratch.pick("winner", first, index), 0, out=undrawn)
+    - torch.ne(scratch.pick("winner", first, index), self._numbers, out=undrawn)
+    + torch.lt(scratch.pick("winner", first, index), 0, out=undrawn)
     > test_a_slot_that_is_named_twice_counts_its_first_row
     a row that is not drawn reads a row that masks do not have
-    - torch.remainder(index, max(none, 1), out=self.inside)
-    + torch.clamp(index, max=none - 1, out=self.inside)
+    - torch.remainder(index, max(none, 1), out=self._inside)
+    + torch.clamp(index, max=none - 1, out=self._inside)
     > test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn
     a slot without a request is drawn
     - none + 1).copy_(gate)
-    + none + 1).fill_(OPEN)
+    + none + 1).fill_(2**62)
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
     a row that is not drawn writes to the slot that it names
     - index.masked_fill_(undrawn, none)
     + index
     > test_a_slot_that_is_named_twice_counts_its_first_row
-tpsample/request/selection.py
+    a row without filters takes the way of those with top_k alone
+    - kinds = [keeps_all(self.vocab_size), *asked]
+    + kinds = [*asked]
+    > test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens
     a selection is taken after rows have changed
     - if self._version != self._table.version:
     + if False:
@@ -184,8 +183,8 @@ tpsample/core/tensors.py
     > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]
 tpsample/request/engine_tensors.py
     ranks do not compare the order of filters of an engine's tensors
-    - {"needs": self.needs, "filter_order": self._order}
-    + {"needs": self.needs}
+    - {"needs": needs, "filter_order": self._order, **read}
+    + {"needs": needs, **read}
     > test_ranks_with_other_numbers_or_another_order_are_told_each_value
     an infinite temperature of an engine is taken as it is
     - copy_(self._temperature).clamp_(max=HOTTEST)

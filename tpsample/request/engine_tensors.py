@@ -24,10 +24,9 @@ from torch import Tensor
 from tpsample.core.checks import INDICES, check_tensor
 from tpsample.core.tensors import columns_of
 from tpsample.request.batch_checks import check_sizes
-from tpsample.request.entries import GATE
-from tpsample.request.filters import COLUMNS, LogprobRows, RowFilters, Way, keeps_all
+from tpsample.request.entries import GATE, OPEN
+from tpsample.request.filters import COLUMNS, Way, keeps_all
 from tpsample.request.plan import BatchPlan
-from tpsample.request.rows import OPEN, SlotRows
 from tpsample.request.selection import Selection
 from tpsample.request.table import RequestTable
 
@@ -94,27 +93,18 @@ class EngineTensors(RequestTable):
             way=Way.THRESHOLD if self._may_go_by_threshold else Way.REJECTION,
         )
         self._found = {kind}, -1, False
+        read = {name: each for name, each in self._filters.items() if vars(needs)[name]}
+        self.compared = {"needs": needs, "filter_order": self._order, **read}
 
     @property
     def _may_go_by_threshold(self) -> bool:
         return self.needs.top_k and self.needs.top_p and self._order != "joint"
 
-    def state(self, rows: SlotRows) -> dict[str, object]:
-        read = {name: each for name, each in self._filters.items() if vars(self.needs)[name]}
-        options = {"needs": self.needs, "filter_order": self._order}
-        its = {name: rows.pick_any(name, each) for name, each in read.items()}
-        none = rows.undrawn.rows
-        return options | {name: each.masked_fill_(none, 0) for name, each in its.items()}
-
-    def temperature_of(self, rows: SlotRows) -> Tensor:
+    def follow(self) -> None:
         self.temperature[:-1].copy_(self._temperature).clamp_(max=HOTTEST)
-        return super().temperature_of(rows)
-
-    def seed_of(self, rows: SlotRows) -> Tensor:
         self.seed[:-1].copy_(self._seed)
-        return super().seed_of(rows)
 
-    def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
+    def follow_filters(self) -> None:
         needs, columns = self.needs, self.numbers[:COLUMNS, : self.slots]
         top_k, by_threshold = columns[0], columns[7]
         top_p, log_min_p, of_total = columns[1:4].view(torch.float64)
@@ -131,7 +121,6 @@ class EngineTensors(RequestTable):
                 of_total.copy_(log_min_p)
         if self._may_go_by_threshold:
             by_threshold.copy_((top_k < self.vocab_size) & (top_p < 1))
-        return super().read(rows)
 
 
 class TensorBatch(Selection):

@@ -8,12 +8,14 @@ from typing import NamedTuple
 from tpsample.noise import signed64
 from tpsample.request.filters import COLUMNS, RowFilter, keeps_all
 from tpsample.request.params import SamplingParams
-from tpsample.request.rows import OPEN, SHUT
 
 ASKS, PROCESSED, AS_LOGITS, TOP, GATE, SEED, STATE = range(COLUMNS, COLUMNS + 7)
 """Numbers of a slot after its filters: whether it asks for logprobs, whether in a
 processed mode, and of logits, how many of the most likely, its gate, its seed, and the slot of its
 state in the tables of controls, which a request does not write."""
+
+OPEN, SHUT = 2**62, -1
+"""The gate of a slot that may be drawn, above the number of any row; and of one that may not."""
 
 FILTERED, ASKS_LOGPROBS, UNSEEDED, EMPTY, NEEDS_APPEND = (1 << bit for bit in range(5))
 """Bits of the flags of a slot: it has filters, it asks for logprobs, it waits for its seed, it has

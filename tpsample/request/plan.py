@@ -18,7 +18,18 @@ from tpsample.core.tensors import ordinary_tensors, tensors_of
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.filters import LogprobRows, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
-from tpsample.request.rows import Undrawn
+
+
+class Undrawn(NamedTuple):
+    """The rows of a step that are not drawn.
+
+    Attributes:
+        rows: bool [B].
+        status: int32 [B], of such a row; those of the others mean nothing.
+    """
+
+    rows: Tensor
+    status: Tensor
 
 
 class RowKinds(NamedTuple):

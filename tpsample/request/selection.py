@@ -14,29 +14,36 @@ A row is not drawn, and no state moves for it, if
     there is no such slot, no request is
     in it, or an earlier row names it       an error of the caller; its status is BAD_SLOT
 
-Its token is the sampler's `on_failed`. No such number is used as an address.
+Its token is the sampler's `on_failed`. No such number is used as an address. Such a row reads the
+last slot, in which no request ever is.
 """
 
 from __future__ import annotations
 
 import copy
 
+import torch
 from torch import Tensor
 
 from tpsample.core.checks import INDICES, check_tensor
-from tpsample.core.tensors import readable
-from tpsample.request.entries import STATE
-from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.rows import SlotRows, Undrawn
+from tpsample.core.tensors import ALIGNED, HasViews, Scratch, ordinary_tensors, readable
+from tpsample.core.word import Status
+from tpsample.request.controls.apply import ControlRows
+from tpsample.request.entries import ASKS, STATE, TOP
+from tpsample.request.filters import LogprobRows, RowFilters, keeps_all
+from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.step_batch import StepBatch
 from tpsample.request.table import RequestTable
 
+PADDING = -1
+"""The slot of a row that nobody wants."""
 
-class Selection(StepBatch):
+
+class Selection(HasViews, StepBatch):
     """B rows of a batch, accepted wherever the batch is. `SamplingBatch.select` makes it.
 
-    It means the slots that its tensor held when it was made, in memory of its own, which `select`
-    may be told to use again.
+    It means the slots that its tensor held when it was made. All that a step reads of them lies in
+    memory of its own, which `select` may be told to use again, so that such a step allocates none.
 
     Args:
         batch: whose slots these are; a batch of all slots in order is a selection of itself.
@@ -44,10 +51,23 @@ class Selection(StepBatch):
         num_rows: B.
     """
 
+    @ordinary_tensors
     def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
         super().__init__(table)
-        self._batch, self.rows = batch, num_rows
-        self._rows, self._version = SlotRows(num_rows, table.device), table.version
+        self._batch, self.rows, self._version = batch, num_rows, table.version
+        self._scratch = Scratch(self.device)
+        self._numbers = torch.arange(num_rows, device=self.device)
+        self._stored_numbers = self._numbers.to(torch.int32)
+        # The slot that each row reads, S if it is not drawn. Inside is 0 then, because every table
+        # has a first row, and masks have no more rows than slots are in use.
+        self._padded = self._numbers.new_zeros(num_rows + -num_rows % ALIGNED)
+        self._inside = torch.zeros_like(self._numbers)
+        none = torch.zeros_like(self._stored_numbers)
+        self._undrawn = Undrawn(none.to(torch.bool), none)
+        self._view()
+
+    def _view(self) -> None:
+        self._index = self._padded[: self.rows]
 
     @staticmethod
     def of(batch: StepBatch, slots: Tensor, out: Selection | None = None) -> Selection:
@@ -77,11 +97,42 @@ class Selection(StepBatch):
         return out.take(slots)
 
     def take(self, slots: Tensor) -> Selection:
-        """Become these slots of the batch as it is now, without masks of its own."""
+        """Become these slots of the batch as it is now, without masks of its own.
+
+        Of the rows that name a slot the first goes through its gate, if it is open:
+
+            slots    3  -1   0   3  99     gates of S = 5 slots: 0 and 3 are open
+            index    3   5   0   5   5
+        """
         self._version = self._table.version
         self._assigned.clear()
-        self._rows.resolve(slots, self._table.gate)
+        gate, scratch, (undrawn, status) = self._table.gate, self._scratch, self._undrawn
+        none = len(gate) - 1
+        index = self._index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
+        first = scratch.take("first", torch.int64, none + 1).copy_(gate)
+        first.scatter_reduce_(0, index, self._numbers, "amin")
+        torch.ne(scratch.pick("winner", first, index), self._numbers, out=undrawn)
+        torch.ne(slots, PADDING, out=status).mul_(int(Status.BAD_SLOT))
+        index.masked_fill_(undrawn, none)
+        torch.remainder(index, max(none, 1), out=self._inside)
         return self
+
+    @ordinary_tensors
+    def _repeated(self, times: int) -> Selection:
+        """Return the rows with each standing `times` times in a row."""
+        found = Selection(self._batch, self._table, self.rows * times)
+        its, others = ((rows._index, rows._inside, *rows._undrawn) for rows in (found, self))
+        for each, other in zip(its, others, strict=True):
+            each.copy_(other.repeat_interleave(times))
+        return found
+
+    def _pick(self, name: str, table: Tensor) -> Tensor:
+        """Return what a table [S + 1, …] holds for each row."""
+        return self._scratch.pick(name, table, self._index)
+
+    def _pick_any(self, name: str, table: Tensor) -> Tensor:
+        """Return what a table [S, …] holds for each row; any slot's where the row is not drawn."""
+        return self._scratch.pick(name, table, self._inside)
 
     def __copy__(self) -> Selection:
         """Return a selection of the same batch, with memory and masks of its own."""
@@ -91,12 +142,14 @@ class Selection(StepBatch):
     @property
     def temperature(self) -> Tensor:
         """fp32 [B], read of the batch. To change one, write to the batch or to its tensors."""
-        return self._table.temperature_of(self._rows)
+        self._table.follow()
+        return self._pick("temperature", self._table.temperature)
 
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits, read of the batch as `temperature` is."""
-        return self._table.seed_of(self._rows)
+        self._table.follow()
+        return self._pick("seed", self._table.seed)
 
     @property
     def plan(self) -> BatchPlan:
@@ -105,7 +158,7 @@ class Selection(StepBatch):
 
     @property
     def undrawn(self) -> Undrawn | None:
-        return None if self._batch is self else self._rows.undrawn
+        return None if self._batch is self else self._undrawn
 
     def for_rows(self, num_rows: int) -> Selection:
         if num_rows != self.rows:
@@ -121,26 +174,48 @@ class Selection(StepBatch):
         return self
 
     def read(self, times: int = 1) -> BatchView:
+        rows = self if times == 1 else self._repeated(times)
+        return rows._read(self._controls(), None if self.undrawn is None else rows._undrawn)
+
+    def _read(self, controls: ControlRows | None, undrawn: Undrawn | None) -> BatchView:
         table = self._table
-        rows = self._rows if times == 1 else self._rows.repeated(times)
+        table.follow()
+        temperature, seed = self._pick("temperature", table.temperature), table.seed
         stores = table.stores_logits
-        filters, logprobs = table.read(rows) if stores else (None, None)
+        filters, logprobs = self._filtered() if stores else (None, None)
         plan = BatchPlan(
-            len(rows),
+            self.rows,
             self.vocab_size,
             self.device,
             filters,
             logprobs,
             fixed_rounds=not readable(self.device),
             stores_all=stores,
-            numbers=(rows.numbers, rows.stored_numbers),
+            numbers=(self._numbers, self._stored_numbers),
         )
-        temperature, seed = table.temperature_of(rows), table.seed_of(rows)
-        undrawn = None if self._batch is self else rows.undrawn
-        return BatchView(temperature, seed, plan, self._controls(), undrawn)
+        return BatchView(temperature, self._pick("seed", seed), plan, controls, undrawn)
+
+    def _filtered(self) -> tuple[RowFilters | None, LogprobRows | None]:
+        """Return the filters and logprobs of all rows, None where no slot has some."""
+        table, filters, rows = self._table, None, self._numbers
+        table.follow_filters()
+        (asked, top, in_processed_mode), every = table.asked, list(range(self.rows))
+        numbers = self._scratch.pick("numbers", table.numbers, self._padded, dim=1)
+        if asked:
+            kinds = [keeps_all(self.vocab_size), *asked]
+            filters = RowFilters(rows, every, numbers, kinds, known=False)
+        if top < 0:
+            return filters, None
+        bits = self._scratch.take("bits", torch.bool, TOP - ASKS, self.rows)
+        asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, : self.rows], 0, out=bits)
+        chosen, tops = self._pick("chosen", table.chosen), numbers[TOP, : self.rows]
+        modes = [in_processed_mode] * self.rows
+        return filters, LogprobRows(
+            every, rows, top, tops, chosen, modes, processed, as_logits, asks
+        )
 
     def _state_slots(self) -> Tensor:
-        return self._rows.pick("state slots", self._table.numbers[STATE])
+        return self._pick("state slots", self._table.numbers[STATE])
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
         self.for_rows(num_rows)
@@ -156,7 +231,7 @@ class Selection(StepBatch):
 
     def _masks(self) -> dict[str, Tensor]:
         by_slot, own = self._by_slot(), super()._masks()
-        return own | {name: self._rows.pick_any(name, mask) for name, mask in by_slot.items()}
+        return own | {name: self._pick_any(name, mask) for name, mask in by_slot.items()}
 
     def check_masks(self, num_rows: int) -> None:
         left = list(self._by_slot())
@@ -170,9 +245,12 @@ class Selection(StepBatch):
         super().check_masks(num_rows)
 
     def state(self) -> dict[str, object]:
-        found = self._table.state(self._rows) | super().state()
+        undrawn, status = self._undrawn
+        found = self._table.compared | super().state()
+        for name, its in self._table.compared.items():
+            if isinstance(its, Tensor):
+                found[name] = self._pick_any(name, its).masked_fill_(undrawn, 0)
         if self._batch is self:
             return found
         # Of rows that are not drawn only the status counts.
-        undrawn, status = self._rows.undrawn
-        return {"slots": self._rows.index.where(~undrawn, -1 - status), **found}
+        return {"slots": self._index.where(~undrawn, -1 - status), **found}

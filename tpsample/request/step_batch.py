@@ -16,8 +16,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.batch_checks import check_per_row
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.tables import num_words
-from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.rows import Undrawn
+from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.table import RequestTable
 
 

@@ -1,10 +1,10 @@
 """The requests of a batch by slot, on the host and on the device.
 
 The rows of a step are an index into this table. Either they are the slots in use, in order, which
-the host knows. Or a tensor names them, which the host never reads (`tpsample.request.rows`). Then
-the host cannot know their requests, so the step does all that any slot may need: if one slot has a
-filter, every row is sampled as a row with filters, and a row without any keeps all of its tokens.
-The same holds for logprobs. The tokens are the same in both cases.
+the host knows. Or a tensor names them, which the host never reads (`tpsample.request.selection`).
+Then the host cannot know their requests, so the step does all that any slot may need: if one slot
+has a filter, every row is sampled as a row with filters, and a row without any keeps all of its
+tokens. The same holds for logprobs. The tokens are the same in both cases.
 
 All integers of a slot lie in one tensor, so one operation writes a request, and one reads the rows
 of a step. The tensors keep their place in memory as requests come and go, so a captured CUDA graph
@@ -40,15 +40,15 @@ from tpsample.request.entries import (
     GATE,
     NO_REQUEST,
     SEED,
+    SHUT,
     STATE,
     TOP,
     UNSEEDED,
     WAITING,
     Entry,
 )
-from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way, keeps_all
+from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way
 from tpsample.request.plan import BatchPlan
-from tpsample.request.rows import SHUT, SlotRows
 
 _HAS = [bytes(bool(flags & wanted) for flags in range(256)) for wanted in range(32)]
 """By wanted flags, 0 or 1 for each value of an entry's flags: whether it has one of them."""
@@ -72,11 +72,13 @@ class RequestTable(HasViews):
         row_temperature, row_seed: of the slots in use.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
         controls: penalties and constraints; None until a request or a mask needs them.
+        compared: what ranks compare beside, by name: tensors [S] and other values.
     """
 
     version = 0
+    compared: dict[str, object] = {}  # noqa: RUF012
     controls: ControlTables | None = None
-    _found: tuple[set[RowFilter], int, bool] | None  # `_asked`, until the entries change
+    _found: tuple[set[RowFilter], int, bool] | None  # `asked`, until the entries change
 
     @ordinary_tensors
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str | None) -> None:
@@ -241,7 +243,7 @@ class RequestTable(HasViews):
         return slots, rows, index, of_slot[: len(rows)], columns
 
     @property
-    def _asked(self) -> tuple[set[RowFilter], int, bool]:
+    def asked(self) -> tuple[set[RowFilter], int, bool]:
         """The filters of all slots that have some; the most tokens that one reports, -1 if none
         asks for logprobs; and whether one asks in a processed mode."""
         if self._found is None:
@@ -256,7 +258,7 @@ class RequestTable(HasViews):
     @property
     def launches(self) -> tuple[object, ...]:
         """A value to compare: for equal values a step of any slots makes equal launches."""
-        filters, top, processed = self._asked
+        filters, top, processed = self.asked
         others = {each for each in filters if each.way is not Way.TOP_WORDS}
         return (
             *(bool(filters), top, processed, self.chosen.shape[1]),
@@ -267,33 +269,8 @@ class RequestTable(HasViews):
             *(self._moves, self.make_controls().launches),
         )
 
-    def state(self, rows: SlotRows) -> dict[str, object]:
-        """Return what these rows read and no plan has, as `StepBatch.state` does."""
-        return {}
+    def follow(self) -> None:
+        """Write temperatures and seeds that are another's as they are now. Here nothing is."""
 
-    def temperature_of(self, rows: SlotRows) -> Tensor:
-        """Return the temperatures of some rows, fp32 [B]; a row that is not drawn is greedy."""
-        return rows.pick("temperature", self.temperature)
-
-    def seed_of(self, rows: SlotRows) -> Tensor:
-        """Return the seeds of some rows, int64 [B]."""
-        return rows.pick("seed", self.seed)
-
-    def read(self, rows: SlotRows) -> tuple[RowFilters | None, LogprobRows | None]:
-        """Return the filters and logprobs of all rows, None where no slot has some. It is called
-        where some row may have either."""
-        (asked, top, in_processed_mode), count, filters = self._asked, len(rows), None
-        numbers, every = rows.pick_columns("numbers", self.numbers), list(range(count))
-        if asked:
-            kinds = [keeps_all(self.vocab_size), *asked]
-            filters = RowFilters(rows.numbers, every, numbers, kinds, known=False)
-        if top < 0:
-            return filters, None
-        bits = rows.scratch.take("bits", torch.bool, TOP - ASKS, count)
-        asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, :count], 0, out=bits)
-        chosen = rows.pick("chosen", self.chosen)
-        its_modes, tops = [in_processed_mode] * count, numbers[TOP, :count]
-        return filters, LogprobRows(
-            *(every, rows.numbers, top, tops, chosen),
-            *(its_modes, processed, as_logits, asks),
-        )
+    def follow_filters(self) -> None:
+        """Write the filters that are another's as they are now."""
