@@ -40,10 +40,10 @@ def real_rows(job: Job) -> tuple[Tensor, Tensor]:
     model = load(None, job, torch.float32)
     with torch.no_grad():
         states = [
-            model.trunk(torch.tensor([model.prompt_token_ids(text)])).last_hidden_state[0]
+            model.hidden_states(torch.tensor([model.prompt_token_ids(text)]))[0][0]
             for text in PROMPTS
         ]
-    return model.lm_head_weight.detach(), torch.cat(states)
+    return model.lm_head.weight, torch.cat(states)
 
 
 def intervals(weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
 
 def sampler_of(model: Model, params: list[SamplingParams]) -> tuple[LMHeadSampler, SamplingBatch]:
     sampler = LMHeadSampler(
-        model.lm_head_weight, max_rows=len(params), backend="torch", **model.head
+        model.lm_head.weight, max_rows=len(params), backend="torch", **model.lm_head.options
     )
     return sampler, SamplingBatch.from_params(params, vocab_size=VOCAB_SIZE)
 

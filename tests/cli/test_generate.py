@@ -89,8 +89,9 @@ def test_a_trace_is_the_models_own_distribution(
     row = found["token_ids"][2].tolist()
     ids = torch.tensor([prompt + row[:-1]])
     with torch.no_grad():
-        hidden_states = tiny_model.trunk(ids).last_hidden_state[0, len(prompt) - 1 :]
-    logits = reference.logits(hidden_states, tiny_model.lm_head_weight, **tiny_model.head)
+        hidden_states = tiny_model.hidden_states(ids)[0][0, len(prompt) - 1 :]
+    weight, _, options = tiny_model.whole_head()
+    logits = reference.logits(hidden_states, weight, **options)
     log_softmax = logits.double().log_softmax(dim=1)
     assert found["lengths"][2] == 5
     # The cache of the trunk adds up in another order: what differs is not the sampler's.

@@ -40,7 +40,7 @@ def test_decoding_with_drafts_writes_the_plain_text(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts are the plain text but for every fifth token, or n-grams."""
-    sampler = LMHeadSampler(tiny_model.lm_head_weight, max_rows=4 * 5, backend="torch")
+    sampler = LMHeadSampler(tiny_model.lm_head.weight, max_rows=4 * 5, backend="torch")
 
     def run(num_drafts: int) -> decoding.Decoded:
         batch = SamplingBatch.from_params(PARAMS, vocab_size=VOCAB_SIZE)

@@ -76,7 +76,7 @@ def _on_ranks(llama: Path, folder: Path) -> list[Any]:
     return [
         _shown(job, llama, trace=trace, record=record),
         _shown(job, llama, draft="ngram", num_drafts=3, screening="int8", backend="auto"),
-        report.split(split.trunk, [torch.zeros(2, 3)] * 3, _OtherRank(0, 2)),
+        report.split(split.causal_lm, [torch.zeros(2, 3)] * 3, _OtherRank(0, 2)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The bundled model is converted once, and a head that the model changes is refused."""
+"""The bundled model is converted once, and hidden states are those of the LM head."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import pytest
 import torch
 
 from tpsample.cli import model as model_module
+from tpsample.distributed import Job
 
-TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
+pytest.importorskip("transformers", reason="needs the extra hf")
 
 
-def test_a_head_that_is_not_given_what_the_trunk_returns_is_refused(tiny: Path) -> None:
-    causal_lm = TRANSFORMERS.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
-    found = model_module.head_of(causal_lm)
-    assert (found.scale, found.softcap) == (1.0, 4.0)
-    causal_lm.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],))
-    with pytest.raises(ValueError, match="changes its hidden states before its LM head"):
-        model_module.head_of(causal_lm)
+def test_hidden_states_are_those_that_the_head_is_given(tiny: Path) -> None:
+    """Whatever the model does to them between its trunk and its head."""
+    model = model_module.load(str(tiny), Job(), torch.float32)
+    ids = torch.tensor([[5, 7, 9]])
+    plain, _ = model.hidden_states(ids)
+    assert torch.equal(plain, model.causal_lm.base_model(ids).last_hidden_state)
+    model.causal_lm.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    assert torch.equal(model.hidden_states(ids)[0], 2 * plain)
 
 
 class TestBundledCache:

@@ -170,7 +170,7 @@ def test_a_soft_cap_and_a_scale_of_the_configuration_are_known(tmp_path):
     found = generate(capped, do_sample=False, repetition_penalty=1.0, max_new_tokens=4)
     assert found == plain[:, IDS.shape[1] :].tolist()
     head = adapter().TransformersHead(capped)
-    assert (head.scale, head.softcap) == (1.0, 4.0)
+    assert head.options == {"logit_scale": 1.0, "logit_softcap": 4.0}
 
 
 class _OwnLinear(torch.nn.Linear):

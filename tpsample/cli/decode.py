@@ -99,25 +99,26 @@ def decode(
         NoToken: the logits of a row are NaN, or all masked.
         ValueError: a model whose cache cannot forget tokens.
     """
-    device = model.lm_head_weight.device
+    device = model.lm_head.weight.device
     rows = [Row(list(prompt)) for prompt in prompts]
     done = Decoded(draws=rows)
     longest = max(map(len, prompts))
     feed = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    drafts, cache = positions.new_zeros(len(rows), 0), None
+    cache: Any = None
+    drafts = positions.new_zeros(len(rows), 0)
     start = time.perf_counter()
     while True:
-        out = model.trunk(
-            input_ids=feed,
+        states, cache = model.hidden_states(
+            feed,
             attention_mask=mask,
             position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, -feed.shape[1] :],
             past_key_values=cache,
             use_cache=True,
         )
-        cache, width = out.past_key_values, drafts.shape[1] + 1
-        hidden_states = out.last_hidden_state[:, -width:].contiguous()
+        width = drafts.shape[1] + 1
+        hidden_states = states[:, -width:].contiguous()
         if width > 1:
             drawn = verify(sampler, hidden_states, drafts, batch, positions)
             token_ids, counts, status = drawn.token_ids, drawn.num_accepted, drawn.status

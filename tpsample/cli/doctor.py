@@ -18,8 +18,8 @@ from tpsample import reference
 from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
 from tpsample.cli import report
-from tpsample.cli.model import Model
 from tpsample.core.machine import how_to_install, numba_missing
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
 from tpsample.ranks.process import ranks_of
@@ -28,6 +28,7 @@ from tpsample.record.verify import sampled_again
 from tpsample.reference import NEAR_TIE
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.sampler import LMHeadSampler
 from tpsample.screening.int8_copy import NUMBERS
 
 _HEADS = ((128256, 8192), (151936, 4096))
@@ -172,9 +173,11 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
         SamplingParams(temperature=0.7, seed=2),
         SamplingParams(top_k=20, top_p=0.9, seed=3),
     ]
-    model = Model("doctor", torch.nn.Identity(), None, weight, None, {}, frozenset())
-    name = "auto" if exchange == "none" else exchange
-    sampler = model.sampler(job, max_rows=_ROWS, exchange=name, backend=backend)
+    shard = VocabShard.even(_VOCAB_SIZE, job.rank, job.world_size)
+    options: dict[str, Any] = {"exchange": "auto" if exchange == "none" else exchange}
+    sampler = LMHeadSampler(
+        weight[shard.start : shard.stop], shard=shard, max_rows=_ROWS, backend=backend, **options
+    )
     batch = SamplingBatch.from_params(params, vocab_size=_VOCAB_SIZE, device=job.device)
     logits = reference.logits(hidden_states, weight)
     wrong = steps = 0

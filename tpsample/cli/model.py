@@ -33,35 +33,38 @@ class Model:
     """A model as decoding and sampling need it, the same on every rank.
 
     Attributes:
-        trunk: token ids to hidden states, final norm included.
-        lm_head_weight: [V, D], all rows; a DTensor of them where the model is tensor-parallel.
-        lm_head_bias: [V] or None, likewise.
-        head: `logit_scale` and `logit_softcap`, as `LMHeadSampler` takes them.
+        causal_lm: a causal language model of transformers.
         eos_token_ids: ids that end a sequence.
     """
 
     name: str
-    trunk: torch.nn.Module
+    causal_lm: Any
     tokenizer: Any
-    lm_head_weight: Tensor
-    lm_head_bias: Tensor | None
-    head: dict[str, Any]
+    lm_head: TransformersHead
     eos_token_ids: frozenset[int]
 
     def sampler(self, job: Job, **options: Any) -> LMHeadSampler:
         """Return a sampler over this rank's rows of the LM head. Collective."""
-        weight, bias, vocab_size = self.lm_head_weight, self.lm_head_bias, len(self.lm_head_weight)
+        weight, bias = self.lm_head.weight, self.lm_head.bias
+        vocab_size = len(weight)
         if not is_dtensor(weight):  # which brings its shard
             shard = VocabShard.even(vocab_size, job.rank, job.world_size)
             own = slice(shard.start, shard.stop)
             weight, bias = weight[own], None if bias is None else bias[own]
-        return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **self.head, **options)
+        options |= self.lm_head.options
+        return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **options)
 
     def whole_head(self) -> FullHead:
         """Return all rows of the LM head. Collective if it is sharded, because it is gathered."""
-        parts: list[Any] = [self.lm_head_weight, self.lm_head_bias]
+        parts: list[Any] = [self.lm_head.weight, self.lm_head.bias]
         weight, bias = (part.full_tensor() if is_dtensor(part) else part for part in parts)
-        return weight, bias, self.head
+        return weight, bias, self.lm_head.options
+
+    def hidden_states(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
+        """Return hidden states [B, T, D] as the LM head is given them, and the cache."""
+        with self.lm_head.aside():
+            out = self.causal_lm(input_ids=input_ids, **inputs)
+        return self.lm_head.hidden_states, out.past_key_values
 
     def prompt_token_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
         """Return the ids of one user turn in the model's chat template, or of the bare text.
@@ -119,37 +122,14 @@ def load(
         raise ValueError(f"model: cannot load {name!r}: {way_out or error}") from error
     causal_lm = causal_lm.to(job.device).eval()
 
-    head = head_of(causal_lm)
-    lm_head = causal_lm.get_output_embeddings()
     eos = causal_lm.generation_config.eos_token_id
     return Model(
         name=name,
-        trunk=causal_lm.base_model,
+        causal_lm=causal_lm,
         tokenizer=tokenizer,
-        lm_head_weight=lm_head.weight.detach(),
-        lm_head_bias=None if lm_head.bias is None else lm_head.bias.detach(),
-        head={"logit_scale": head.scale, "logit_softcap": head.softcap},
+        lm_head=TransformersHead(causal_lm),
         eos_token_ids=frozenset(eos if isinstance(eos, list) else [eos]) - {None},
     )
-
-
-@torch.inference_mode()
-def head_of(causal_lm: Any) -> TransformersHead:
-    """Return the LM head of a model, which is given the hidden states that the trunk returns.
-
-    Raises:
-        ValueError: it is another kind of head, or something stands between it and the trunk.
-    """
-    head = TransformersHead(causal_lm)
-    token = torch.ones(1, 1, dtype=torch.int64, device=causal_lm.device)
-    with head.aside():
-        causal_lm(input_ids=token, use_cache=False)
-    trunk = causal_lm.base_model(input_ids=token, use_cache=False).last_hidden_state
-    if head.hidden_states is None or not torch.allclose(head.hidden_states, trunk, 0.02, 0.02):
-        raise ValueError(
-            f"model: {type(causal_lm).__name__} changes its hidden states before its LM head"
-        )
-    return head
 
 
 def head_loader(allow_download: bool) -> LoadHead:

@@ -138,7 +138,7 @@ def lines(
         sent = size(sampler.exchange.bytes_sent(rows) + integers)
         gathered = size(others * sampler.vocab_size * 4 * rows // job.world_size)
         travels = f"{sent} of payload sent, instead of {gathered} of gathered logits"
-    trunk = split(lm.trunk, [state for row in decoded.draws for state in row.states], job)
+    trunk = split(lm.causal_lm, [state for row in decoded.draws for state in row.states], job)
     if tensor_parallel and job.world_size == 1:
         trunk = [("trunk", "whole: one rank has nothing to split")]
     return [
@@ -146,7 +146,7 @@ def lines(
         ("tokens per second", f"{tokens / decoded.seconds:.1f} (all {rows} rows)"),
         ("time", f"{decoded.seconds:.1f} s for {tokens} tokens in {decoded.forwards} steps"),
         ("job", f"{started(job)}, on {device}"),
-        ("backend", f"{sampler.backend}, {str(lm.lm_head_weight.dtype).removeprefix('torch.')}"),
+        ("backend", f"{sampler.backend}, {str(lm.lm_head.weight.dtype).removeprefix('torch.')}"),
         ("exchange", sampler.exchange.name),
         ("bytes per step and rank", travels),
         *trunk,

@@ -270,7 +270,7 @@ class Texts:
             {"hidden_states": states, **tensors},
             [params for params, *_ in draws],
             so_far,
-            self._model.head,
+            self._model.lm_head.options,
             model=self._model.name,
         )
 

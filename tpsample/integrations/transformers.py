@@ -137,7 +137,6 @@ class _Draws(StoppingCriteriaList):  # type: ignore[misc]
 
     def draw(self, input_ids: Tensor, scores: Tensor) -> _Drawn:
         """Stand in for the logits processors, with the hidden states that the head has kept."""
-        assert self._head.hidden_states is not None
         hidden_states = self._head.hidden_states[:, -1].to(self._sampler.weight.dtype)
         out = self._sampler(hidden_states.contiguous(), self._batch, self._positions + self._step)
         self._batch.append(out.token_ids)

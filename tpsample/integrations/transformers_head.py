@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.sampler import LMHeadSampler
@@ -19,31 +20,34 @@ _PROBE = (-55.0, -7.0, -1.0, -0.125, 0.0, 0.5, 3.0, 31.0)
 class TransformersHead(Sealed):
     """The LM head of one model.
 
+    Attributes:
+        weight: [V, D], all rows; a DTensor of them where the model is tensor-parallel.
+        bias: [V] or None, likewise.
+        options: its scale and soft-cap, as `LMHeadSampler` takes them.
+        hidden_states: [B, T, D], as the layer was given them last in `aside`.
+
     Raises:
         UnsupportedParameter: the logits are not softcap(scale · h Wᵀ) + bias of a plain linear
             layer, as far as a forward pass of one token shows.
     """
 
     def __init__(self, model: Any) -> None:
-        self._lm_head = _linear(model)
+        self._lm_head = lm_head = _linear(model)
+        self.weight: Tensor = lm_head.weight.detach()
+        self.bias: Tensor | None = None if lm_head.bias is None else lm_head.bias.detach()
         config = model.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None)
-        self.scale = float(scale or 1 / (getattr(config, "logits_scaling", None) or 1))
-        self.softcap = getattr(config, "final_logit_softcapping", None)
-        self.hidden_states: Tensor | None = None
+        scale = float(scale or 1 / (getattr(config, "logits_scaling", None) or 1))
+        softcap = getattr(config, "final_logit_softcapping", None)
+        self.options: dict[str, Any] = {"logit_scale": scale, "logit_softcap": softcap}
+        self.hidden_states = self.weight.new_empty(0)
         self._probe(model)
 
     def sampler(self, max_rows: int) -> LMHeadSampler:
         """Return a sampler over the head, whole or sharded by tensor parallelism. Collective."""
-        weight, bias = self._lm_head.weight, self._lm_head.bias
-        sharded = hasattr(weight, "placements")
+        group: Any = None if is_dtensor(self.weight) else "alone"
         return LMHeadSampler(
-            weight,
-            group=None if sharded else "alone",
-            bias=bias,
-            logit_scale=self.scale,
-            logit_softcap=self.softcap,
-            max_rows=max_rows,
+            self.weight, group=group, bias=self.bias, max_rows=max_rows, **self.options
         )
 
     @contextmanager
@@ -91,9 +95,12 @@ class TransformersHead(Sealed):
                 raise _unknown(model, str(error)) from error
         if logits is None:
             raise _unknown(model, "it does not call the layer")
-        expected = logits.float() * self.scale
-        if self.softcap is not None:
-            expected = self.softcap * torch.tanh(expected / self.softcap)
+        expected, softcap = (
+            logits.float() * self.options["logit_scale"],
+            self.options["logit_softcap"],
+        )
+        if softcap is not None:
+            expected = softcap * torch.tanh(expected / softcap)
         near = found.shape == expected.shape and torch.allclose(found, expected, 0.02, 0.02)
         if not near:
             raise _unknown(model, f"{logits.tolist()} become {found.tolist()}")
