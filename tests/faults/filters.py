@@ -7,7 +7,7 @@ tpsample/logits/shard_logits.py
     a filtered row forgets its NaN
     - nan = word.key_of(top_word) == word.KEY_NAN
     + nan = word.key_of(top_word) < 0
-    > test_special_rows_and_several_samples[1]
+    > test_special_rows_and_several_samples[False-1]
     the rejection keeps no ties
     - return torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
     + return marks
@@ -103,7 +103,7 @@ tpsample/logits/filters.py
     words of as many rows are taken for those of all in order
     - if lists_all(index, len(words)):
     + if len(index) == len(words):
-    > test_two_rows_keep_their_tokens[1]
+    > test_any_rows_in_any_order_have_each_their_own_token[1]
     second rounds are not counted
     - ranks.counters.second_rounds += len(undecided)
     + ranks.counters.second_rounds += bool(undecided)

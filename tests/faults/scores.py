@@ -33,7 +33,7 @@ tpsample/local/torch_backend.py
     a filtered row's neighbours draw nothing
     - best[:, drawn] = drawn_best
     + pass
-    > test_each_row_has_its_token
+    > logits/test_filters.py::test_tokens_are_the_oracles[0-1]
     padding rows of the weight are seen
     - num_rows = len(self._shard)
     + num_rows = len(self._weight)

@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import uneven_shards
-from tests.support.filtered import Rows, V, grid, kinds_of_logits
+from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits
 from tests.support.ranks import run_ranks
 from tests.support.settings import settings_of
 from tests.support.tiers import long
@@ -36,10 +34,8 @@ def _mixed_rows(bias: torch.Tensor | None = None) -> Rows:
     return Rows([KINDS["zipf"], KINDS["two-valued"]], params, bias=bias)
 
 
-def _sample(rows: Rows, num_samples: int | None) -> SampleOutput:
-    shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
-    sampler = LMHeadSampler(**{**rows.head(shard), "backend": "triton"}, chunks=2)
-    return sampler(rows.hidden_states, rows.batch, rows.positions, num_samples=num_samples)
+def _by_the_kernels(rows: Rows, num_samples: int | None) -> SampleOutput:
+    return rows.step(num_samples, backend="triton", chunks=2)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +43,8 @@ def _sample(rows: Rows, num_samples: int | None) -> SampleOutput:
 )
 def test_filtered_tokens_and_logprobs_are_the_oracles(world_size, num_samples):
     rows = _mixed_rows(bias=torch.linspace(-1, 1, V))
-    oracle = rows.oracle(num_samples)
-    for out in run_ranks(world_size, _sample, rows, num_samples):
-        assert torch.equal(out.token_ids, oracle.token_ids)
-        assert torch.equal(out.status, oracle.status)
-        assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)
-        assert torch.equal(out.logprobs.ranks, oracle.logprobs.ranks)
-        error = (out.logprobs.values - oracle.logprobs.values).nan_to_num(0)
-        assert error.abs().max() < 2e-6
+    for out in run_ranks(world_size, _by_the_kernels, rows, num_samples):
+        assert_same(out, rows.oracle(num_samples))
 
 
 def _controlled_rows() -> tuple[Rows, SamplingBatch]:
@@ -98,8 +88,7 @@ def test_with_controls_the_processed_logits_are_stored_too(backend):
         setattr(batch, name, None)
     out = sampler(rows.hidden_states[1:], batch, rows.positions[1:])
     expected = reference.sample(rows.logits[1:], batch, rows.positions[1:])
-    assert torch.equal(out.token_ids, expected.token_ids)
-    assert torch.equal(out.logprobs.token_ids, expected.logprobs.token_ids)
+    assert_same(out, expected)
 
 
 @pytest.mark.parametrize("block_v", [64, 512])

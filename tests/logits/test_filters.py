@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.cases import own_shard
-from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
-from tests.support.memory import Largest
+from tests.support.cases import own_shard, uneven_shards
+from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, masked, steps
+from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingParams, Status
@@ -86,7 +86,7 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
 
     for name in taken:
         setattr(filters, name, counted(name))
-    sampler = LMHeadSampler(**rows.head(own_shard(V, even=False)))
+    sampler = rows.sampler()
     # Of given logits all are there, where a step from hidden states might list those that count.
     own = rows.logits[:, sampler.shard.start : sampler.shard.stop].contiguous()
     token_ids = sampler.sample_logits(own, rows.batch, rows.positions).token_ids
@@ -165,11 +165,6 @@ def test_a_boundary_within_one_unit_is_told_apart():
     assert kept == [n for place in (1, 2, 7, 40, 300) for n in (place, place, place + 1, place + 1)]
 
 
-def _draw_from_four(rows: Rows) -> torch.Tensor:
-    sampler = LMHeadSampler(**rows.head(own_shard(V, even=False)))
-    return sampler(rows.hidden_states, rows.batch, rows.positions).token_ids
-
-
 def test_mass_before_equal_to_the_limit_is_too_much():
     """Four equal tokens in three shards: top_p = n / 4 draws from exactly the first n."""
     ids, bias = [3, 140, 700, 1190], torch.full((V,), -math.inf)
@@ -181,8 +176,8 @@ def test_mass_before_equal_to_the_limit_is_too_much():
         for seed in range(60)
     ]
     rows = Rows([torch.zeros(V)], params, bias=bias)
-    for token_ids in run_ranks(3, _draw_from_four, rows):
-        drawn = [set(part.tolist()) for part in token_ids.split(60)]
+    for out in run_ranks(3, Rows.step, rows):
+        drawn = [set(part.tolist()) for part in out.token_ids.split(60)]
         assert drawn == [set(ids[:1]), set(ids[:2]), set(ids[:3])]
 
 
@@ -214,55 +209,34 @@ def test_the_boundary_moves_with_neither_ranks_nor_tiles(world_size):
         assert all(torch.equal(cut, expected) for cut in cuts)
 
 
-def _bytes_and_memory(rows: Rows) -> tuple[int, int]:
-    sampler = LMHeadSampler(**{**rows.head(own_shard(rows.vocab_size, even=True)), "max_rows": 64})
-    sampler.ranks.bytes_sent = 0
-    with Largest() as largest:
-        sampler(rows.hidden_states, rows.batch, rows.positions)
-    sent = sampler.ranks.bytes_sent + sampler.exchange.bytes_sent(len(rows.params))
-    return sent, largest.elements
+def _cost(rows: Rows) -> tuple[int, int]:
+    sampler, batch = rows.sampler(max_rows=64), rows.batch
+    sent, elements = cost_of(sampler, lambda: sampler(rows.hidden_states, batch, rows.positions))
+    return sent + sampler.exchange.bytes_sent(len(rows.params)), elements
 
 
-def test_a_top_p_row_costs_at_most_1600_bytes_at_8_ranks():
-    vocab_size, count = 32768, 16
-    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
-    rows = Rows([logits], [SamplingParams(top_p=0.95, seed=seed) for seed in range(count)])
-    for sent, _ in run_ranks(8, _bytes_and_memory, rows):
-        assert 0 < sent <= 1600 * count
-        assert sent < vocab_size * 7 // 8 * 4 * count / 50, "beside gathered fp32 logits"
-
-
-def test_a_top_p_row_after_a_large_top_k_costs_at_most_14_kb_at_8_ranks():
-    vocab_size, count = 32768, 16
-    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
-    changes = {"top_k": 1000, "top_p": 0.95}
-    rows = Rows([logits], [SamplingParams(seed=seed, **changes) for seed in range(count)])
-    for sent, _ in run_ranks(8, _bytes_and_memory, rows):
-        assert 0 < sent <= 14_000 * count
-
-
-@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"top_k": 600, "top_p": 0.9}, {"top_k": 50}])
-def test_no_tensor_has_the_size_of_the_gathered_logits(changes):
-    vocab_size, count, world_size = 32768, 16, 4
-    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
-    rows = Rows([logits], [SamplingParams(seed=seed, **changes) for seed in range(count)])
-    for _, elements in run_ranks(world_size, _bytes_and_memory, rows):
-        assert count * vocab_size / world_size <= elements
-        assert elements <= 1.1 * count * vocab_size / world_size
-
-
-def _sample_special(biases: list[torch.Tensor], params: list[SamplingParams], num_samples: int):
-    outputs = []
-    for bias in biases:
-        rows = Rows([torch.zeros(len(bias))], params, bias=bias)
-        sampler = LMHeadSampler(**rows.head(own_shard(len(bias), even=False)))
-        out = sampler(rows.hidden_states, rows.batch, rows.positions, num_samples=num_samples)
-        outputs.append((out.token_ids, out.status))
-    return outputs
+@pytest.mark.parametrize(
+    ("changes", "most_bytes"),
+    [
+        ({"top_p": 0.95}, 1600),
+        ({"top_k": 1000, "top_p": 0.95}, 14_000),
+        ({"top_k": 50}, 2900),
+    ],
+    ids=str,
+)
+def test_a_row_costs_few_bytes_at_8_ranks_and_memory_for_a_shard(changes, most_bytes):
+    """A row of gathered fp32 logits would cost 115 kB."""
+    logits = -1.1 * (1 + torch.arange(32768)).double().log().float()
+    rows = Rows([logits], [SamplingParams(seed=seed, **changes) for seed in range(16)])
+    sent, elements = zip(*run_ranks(8, _cost, rows), strict=True)
+    own = 16 * max(map(len, uneven_shards(32768, 8)))
+    assert min(sent) > 0 and max(sent) <= 16 * most_bytes
+    assert own <= max(elements) <= 1.1 * own
 
 
 @pytest.mark.parametrize("world_size", [1, 3, *long(8)])
-def test_special_rows_and_several_samples(world_size):
+@pytest.mark.parametrize("fixed_rounds", [False, True])
+def test_special_rows_and_several_samples(world_size, fixed_rounds):
     """A NaN, nothing left, two forced tokens, one token left: a row each, every filter, 3 draws."""
     poisoned, empty = torch.zeros(50), torch.full((50,), -math.inf)
     poisoned[31] = math.nan
@@ -278,9 +252,10 @@ def test_special_rows_and_several_samples(world_size):
             {"top_k": 9, "top_p": 0.6, "ties": "keep"}, {"temperature": 0.0, "top_k": 2},
         )
     ]  # fmt: skip
-    expected = [Rows([torch.zeros(50)], params, bias=b).oracle(num_samples=3) for b in biases]
+    how = {"fixed_rounds": fixed_rounds}
+    cases = [Rows([torch.zeros(50)], params, bias=bias, **how) for bias in biases]
     statuses = [Status.NAN, Status.EMPTY, Status.OK, Status.OK, Status.OK]
-    for outputs in run_ranks(world_size, _sample_special, biases, params, 3):
-        for (token_ids, status), oracle, its in zip(outputs, expected, statuses, strict=True):
-            assert torch.equal(token_ids, oracle.token_ids)
-            assert torch.equal(status, oracle.status) and (status == its).all()
+    for outputs in run_ranks(world_size, steps, cases, 3):
+        for out, rows, status in zip(outputs, cases, statuses, strict=True):
+            assert_same(out, rows.oracle(3))
+            assert (out.status == status).all()

@@ -4,29 +4,17 @@ import pytest
 import torch
 
 from tests.support import host_reads
-from tests.support.cases import own_shard
-from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
+from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, masked
+from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.stored import on_virtual_ranks
-from tpsample import (
-    LMHeadSampler,
-    SampleOutput,
-    SamplingBatch,
-    SamplingParams,
-    UnsupportedParameter,
-    VocabShard,
-)
+from tpsample import SampleOutput, SamplingBatch, SamplingParams, UnsupportedParameter
 from tpsample.core import score
 from tpsample.logits import finish as stored_plan
 from tpsample.ranks.ranks import Ranks
 
 KINDS = kinds_of_logits()
-
-
-def _batch(rows: Rows, fixed_rounds: bool) -> SamplingBatch:
-    return SamplingBatch.from_params(
-        rows.params, vocab_size=rows.vocab_size, fixed_rounds=fixed_rounds
-    )
+FIXED = {"fixed_rounds": True}
 
 
 def _rows() -> list[Rows]:
@@ -48,23 +36,20 @@ def _rows() -> list[Rows]:
         *asking,
     ]
     return [
-        Rows([KINDS["zipf"], KINDS["two-valued"]], mixed),
-        Rows([KINDS["ramp-in-shards"]], grid()[3::41]),
-        Rows([KINDS["normal"]], asking[1:4], bias=masked(30, 1100)),
+        Rows([KINDS["zipf"], KINDS["two-valued"]], mixed, **FIXED),
+        Rows([KINDS["ramp-in-shards"]], grid()[3::41], **FIXED),
+        Rows([KINDS["normal"]], asking[1:4], bias=masked(30, 1100), **FIXED),
     ]
 
 
 def _sample(cases: list[Rows], num_samples: int | None) -> list[SampleOutput]:
+    host_reads.meet_on_devices()
     outputs = []
     for rows in cases:
-        shard = own_shard(V, even=False)
-        host_reads.meet_on_devices()
-        sampler = LMHeadSampler(**rows.head(shard), chunks=2)
-        batch = _batch(rows, True)
+        sampler, batch = rows.sampler(chunks=2), rows.batch
         with host_reads.refused():
-            outputs.append(
-                sampler(rows.hidden_states, batch, rows.positions, num_samples=num_samples)
-            )
+            given = rows.hidden_states, batch, rows.positions
+            outputs.append(sampler(*given, num_samples=num_samples))
     return outputs
 
 
@@ -74,32 +59,25 @@ def test_tokens_and_logprobs_are_the_oracles_without_a_host_read(world_size, num
     expected = [rows.oracle(num_samples) for rows in cases]
     for outputs in run_ranks(world_size, _sample, cases, num_samples):
         for out, oracle in zip(outputs, expected, strict=True):
-            assert torch.equal(out.token_ids, oracle.token_ids)
-            assert torch.equal(out.status, oracle.status)
-            if oracle.logprobs is None:
-                assert out.logprobs is None
-                continue
-            assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)
-            assert torch.equal(out.logprobs.ranks, oracle.logprobs.ranks)
-            assert torch.equal(out.logprobs.values.isnan(), oracle.logprobs.values.isnan())
+            assert_same(out, oracle)
 
 
-def _sent(rows: list[Rows]) -> list[int]:
+def _sent(cases: list[Rows]) -> list[int]:
     """Bytes of a step per case, as this rank counts them."""
-    sent = []
-    for case in rows:
-        shard = own_shard(V, even=False)
-        sampler = LMHeadSampler(**case.head(shard))
-        sampler(case.hidden_states, _batch(case, True), case.positions)
-        sent.append(sampler.ranks.bytes_sent)
-    return sent
+    samplers = [rows.sampler() for rows in cases]
+    return [
+        cost_of(sampler, lambda s=sampler, r=rows: s(r.hidden_states, r.batch, r.positions))[0]
+        for sampler, rows in zip(samplers, cases, strict=True)
+    ]
 
 
 def test_the_rounds_do_not_depend_on_the_logits():
     """Twelve rows that one rejection would decide, and twelve that it would not."""
-    easy = Rows([KINDS["spike"]], [SamplingParams(top_p=0.99, seed=s) for s in range(12)])
-    hard = Rows([KINDS["all-equal"]], [SamplingParams(top_p=1e-6, seed=s) for s in range(12)])
-    for easy_bytes, hard_bytes in run_ranks(2, _sent, [easy, hard]):
+    cases = [
+        Rows([KINDS[kind]], [SamplingParams(top_p=top_p, seed=s) for s in range(12)], **FIXED)
+        for kind, top_p in (("spike", 0.99), ("all-equal", 1e-6))
+    ]
+    for easy_bytes, hard_bytes in run_ranks(2, _sent, cases):
         assert easy_bytes == hard_bytes > 0
 
 
@@ -134,21 +112,11 @@ def test_a_search_that_no_request_needs_is_left_out(monkeypatch, requests, excha
         monkeypatch.setattr(
             Ranks, name, lambda *a, function=function: taken.append(a) or function(*a)
         )
-    rows = Rows([KINDS["normal"]], [SamplingParams(seed=i, **r) for i, r in enumerate(requests)])
-    for out in on_virtual_ranks(rows.logits, _batch(rows, True), "torch", world_size):
+    params = [SamplingParams(seed=i, **r) for i, r in enumerate(requests)]
+    rows = Rows([KINDS["normal"]], params, **FIXED)
+    for out in on_virtual_ranks(rows.logits, rows.batch, "torch", world_size):
         assert torch.equal(out.token_ids, rows.oracle().token_ids)
     assert len(taken) == exchanges * world_size
-
-
-def _sampler(rows: Rows) -> LMHeadSampler:
-    return LMHeadSampler(**rows.head(VocabShard(0, V)))
-
-
-def test_without_it_the_host_reads():
-    """The check above would see it."""
-    rows = _rows()[1]
-    with host_reads.refused(), pytest.raises(host_reads.HostRead):
-        _sampler(rows)(rows.hidden_states, _batch(rows, False), rows.positions)
 
 
 def test_the_check_leaves_no_trace_when_ranks_cross():
@@ -162,25 +130,31 @@ def test_the_check_leaves_no_trace_when_ranks_cross():
     assert score.exact_products is product
 
 
-def test_a_plain_step_needs_no_flag():
-    rows = Rows([KINDS["zipf"]], [SamplingParams(seed=1), SamplingParams(temperature=0.0, seed=2)])
-    sampler, batch = _sampler(rows), _batch(rows, False)
+def test_only_a_plain_step_needs_no_flag():
+    """With filters the host reads, which the check sees."""
+    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0, seed=2)], grid()[3::41]
+    plain, filtered = (Rows([KINDS["zipf"]], its) for its in params)
+    sampler = filtered.sampler()
+    steps = [(each.hidden_states, each.batch, each.positions) for each in (plain, filtered)]
     with host_reads.refused():
-        out = sampler(rows.hidden_states, batch, rows.positions)
-    assert torch.equal(out.token_ids, rows.oracle().token_ids)
+        out = sampler(*steps[0])
+        with pytest.raises(host_reads.HostRead):
+            sampler(*steps[1])
+    assert_same(out, plain.oracle())
 
 
 def test_a_captured_step_takes_fixed_rounds_by_itself(monkeypatch):
     rows = _rows()[0]
-    sampler, batch = _sampler(rows), _batch(rows, False)
+    oracle, rows.options = rows.oracle(), {}
+    sampler, given = rows.sampler(), (rows.hidden_states, rows.batch, rows.positions)
     monkeypatch.setattr(stored_plan, "capturing", lambda device: True)
     with host_reads.refused():
-        out = sampler(rows.hidden_states, batch, rows.positions)
-    assert torch.equal(out.token_ids, rows.oracle().token_ids)
+        out = sampler(*given)
+    assert_same(out, oracle)
 
-    kept = SamplingBatch.from_params(rows.params, vocab_size=V, kept_cap=4)
+    rows.options = {"kept_cap": 4}
     with pytest.raises(UnsupportedParameter, match="kept_cap: not in a captured graph"):
-        sampler(rows.hidden_states, kept, rows.positions)
+        rows.step()
 
 
 def test_one_request_for_all_rows_keeps_the_flag():

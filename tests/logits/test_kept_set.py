@@ -11,6 +11,7 @@ from scipy import stats
 from tests.support import oracle
 from tests.support.controls import oracle_request
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
+from tests.support.other_samplers import by_pivots, by_transformers
 from tpsample import SamplingBatch, SamplingParams, reference
 from tpsample.core import word
 from tpsample.core.order import TOP_MASS, below_top, candidates, masses, min_p_cut
@@ -149,6 +150,7 @@ GOLDEN = {
     "ties-of-both": (TIED, {"top_k": 2, "top_p": 0.75, "ties": "keep"}, {0, 1, 3}),
     "joint-keeps-ties":
         (TIED, {"top_k": 2, "top_p": 0.5, "ties": "keep", "filter_order": "joint"}, {0, 1, 3}),
+    "just-over-the-mass-before": ([0.25] * 4, {"top_p": math.nextafter(0.5, 1)}, {0, 1, 2}),
     # SGLang, HF, llama.cpp take min_p last
     "min-p-before-top-p": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.7}, {0, 1}),
     "min-p-shrinks-the-mass": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.62}, {0}),
@@ -179,6 +181,26 @@ def test_golden(name):
     by_oracle = torch.from_numpy(oracle.kept_set(logits[0].numpy(), oracle_request(params)))
     for kept in (reference.kept_mask(logits, batch)[0], by_oracle):
         assert set(kept.nonzero().flatten().tolist()) == expected
+
+
+# What others keep of an entry of the table, where their rule is another one or might be.
+OTHERS = {
+    ("top-k-exact", by_transformers): {0, 1, 2, 3},  # as vLLM's PyTorch path and FlashInfer do
+    ("top-p-cuts-ties", by_pivots): {0, 1, 2, 3},  # none of them is more likely
+    ("top-p-cuts-ties", by_transformers): {2, 3},  # it sorts upwards
+    ("min-p-shrinks-the-mass", by_transformers): {0, 1},  # min_p last: it finds two, takes none
+    ("min-p-last-does-not", by_transformers): {0, 1},
+    ("sequential-does", by_transformers): {0},  # 0.4 of 0.7 is over 0.5
+    ("joint-does-not", by_pivots): {0, 1},
+    ("mass-before-equal-to-p-goes", by_transformers): {0},
+}
+
+
+@pytest.mark.parametrize(("name", "theirs"), OTHERS)
+def test_what_others_keep_is_as_the_table_says(name, theirs):
+    probabilities, changes, _ = GOLDEN[name]
+    kept = theirs(torch.tensor([probabilities]).log(), **changes)[0]
+    assert set(kept.nonzero().flatten().tolist()) == OTHERS[name, theirs]
 
 
 def test_the_largest_vocabulary_has_room_for_its_masses():

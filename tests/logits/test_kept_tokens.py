@@ -5,31 +5,17 @@ from dataclasses import fields
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import own_shard, uneven_shards
-from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
-from tests.support.memory import Largest
+from tests.support.cases import uneven_shards
+from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked, steps
+from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import KeptSets, LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams
+from tpsample import KeptSets, LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.core.order import order_words
 
 KINDS = kinds_of_logits()
 SIZES = [[1, 3], *long([1, 2, 8])]
-
-
-def _batch(rows: Rows, cap: int | None) -> SamplingBatch:
-    return SamplingBatch.from_params(rows.params, vocab_size=rows.vocab_size, kept_cap=cap)
-
-
-def _sample(cases: list[Rows], cap: int) -> list[SampleOutput]:
-    outputs = []
-    for rows in cases:
-        shard = own_shard(rows.vocab_size, even=False)
-        sampler = LMHeadSampler(**rows.head(shard))
-        outputs.append(sampler(rows.hidden_states, _batch(rows, cap), rows.positions))
-    return outputs
 
 
 def _assert_is_the_oracles(got: KeptSets, rows: Rows, cap: int) -> None:
@@ -53,15 +39,15 @@ def _assert_is_the_oracles(got: KeptSets, rows: Rows, cap: int) -> None:
 
 @pytest.mark.parametrize("world_sizes", SIZES, ids=str)
 def test_sets_are_the_oracles_and_the_same_everywhere(world_sizes):
-    cap = 60
+    cap, various = 60, [KINDS[name] for name in ("zipf", "two-valued", "wide", "spike")]
     cases = [
-        Rows([KINDS[name] for name in ("zipf", "two-valued", "wide", "spike")], grid()[::23]),
-        Rows([KINDS["normal"]], grid()[2::7], bias=masked(37, 1100)),
+        Rows(various, grid()[::23], kept_cap=cap),
+        Rows([KINDS["normal"]], grid()[2::7], bias=masked(37, 1100), kept_cap=cap),
     ]
     tokens = [rows.oracle().token_ids for rows in cases]
     first = None
     for world_size in world_sizes:
-        for outputs in run_ranks(world_size, _sample, cases, cap):
+        for outputs in run_ranks(world_size, steps, cases):
             first = first or outputs
             for expected, out, same in zip(tokens, outputs, first, strict=True):
                 assert torch.equal(out.token_ids, expected)
@@ -82,13 +68,12 @@ def test_by_hand():
         SamplingParams(seed=2),
         SamplingParams(seed=3, top_k=1),
     ]
-    rows = Rows([logits], params)
-    [[out]] = run_ranks(1, _sample, [rows], 3)
+    out = Rows([logits], params, kept_cap=3).step()
     assert out.kept.rows.tolist() == [1, 3]
     assert out.kept.offsets.tolist() == [0, 3, 4]
     assert out.kept.token_ids.tolist() == [2, 1, 3, 2]
     assert out.kept.log_masses.exp().tolist() == pytest.approx([0.5, 0.25, 0.25, 1.0])
-    [[out]] = run_ranks(1, _sample, [rows], 2)
+    out = Rows([logits], params, kept_cap=2).step()
     assert out.kept.offsets.tolist() == [0, 0, 1]
     assert out.kept.sizes.tolist() == [3, 1] and out.kept.overflow.tolist() == [True, False]
 
@@ -100,8 +85,9 @@ def test_rows_without_a_token_keep_nothing_and_forced_tokens_share(world_size):
     forced = torch.linspace(0, 9, 50)
     forced[[7, 44]] = math.inf
     params = [SamplingParams(seed=1, **c) for c in ({"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.5})]
-    cases = [Rows([torch.zeros(50)], params, bias=bias) for bias in (nan, empty, forced)]
-    for none, nothing, both in run_ranks(world_size, _sample, cases, 4):
+    biases, how = (nan, empty, forced), {"kept_cap": 4}
+    cases = [Rows([torch.zeros(50)], params, bias=bias, **how) for bias in biases]
+    for none, nothing, both in run_ranks(world_size, steps, cases):
         for out in (none, nothing):
             assert out.kept.sizes.tolist() == [0, 0, 0] and not out.kept.overflow.any()
             assert out.kept.offsets.tolist() == [0, 0, 0, 0] and not len(out.kept.token_ids)
@@ -112,18 +98,17 @@ def test_rows_without_a_token_keep_nothing_and_forced_tokens_share(world_size):
         assert both.kept.sizes.tolist() == mask.sum(dim=1).tolist()
 
 
-def _cost(rows: Rows, cap: int) -> tuple[int, int, KeptSets | None]:
+def _costs(rows: Rows, cap: int) -> tuple[int, int, KeptSets | None]:
     """Bytes that the capture adds to a step, the largest tensor, and the sets."""
-    world_size, rank = dist.get_world_size(), dist.get_rank()
-    shard = uneven_shards(rows.vocab_size, world_size)[rank]
-    sampler = LMHeadSampler(**{**rows.head(shard), "max_rows": 64})
-    integers, sent = sampler.ranks, []
-    for batch in (_batch(rows, None), _batch(rows, cap)):
-        before = integers.bytes_sent
-        with Largest() as largest:
-            out = sampler(rows.hidden_states, batch, rows.positions)
-        sent.append(integers.bytes_sent - before)
-    return sent[1] - sent[0], largest.elements, out.kept
+    sampler, found = rows.sampler(max_rows=64), []
+    for rows.options in ({}, {"kept_cap": cap}):
+        batch = rows.batch
+        cost = cost_of(
+            sampler, lambda b=batch: found.append(sampler(rows.hidden_states, b, rows.positions))
+        )
+        found.append(cost)
+    _, (plain, _), out, (sent, elements) = found
+    return sent - plain, elements, out.kept
 
 
 def test_bytes_and_memory_follow_the_sizes_that_fit():
@@ -134,7 +119,7 @@ def test_bytes_and_memory_follow_the_sizes_that_fit():
     shards = uneven_shards(vocab_size, world_size)
     # The first ids are the likeliest, so the first shard holds all of every set that fits.
     widest = 100
-    for sent, elements, kept in run_ranks(world_size, _cost, rows, cap):
+    for sent, elements, kept in run_ranks(world_size, _costs, rows, cap):
         assert kept.overflow.tolist() == [k > cap for k in (5, 60, 100, 101, 5000, 7, 8, 9)]
         # The sum of the masses is sent to every rank, as the words are.
         of_words = 8 * (world_size - 1) * (1 + 1 + 1 + widest) * count
@@ -145,15 +130,14 @@ def test_bytes_and_memory_follow_the_sizes_that_fit():
 
 
 def test_no_cap_and_no_filters_report_nothing():
-    rows = Rows([KINDS["normal"]], [SamplingParams(seed=1)] * 2)
-    [[out]] = run_ranks(1, _sample, [rows], 5)
-    assert out.kept is None
-    one = SamplingBatch.from_params(SamplingParams(top_k=2), vocab_size=V, kept_cap=5)
+    assert Rows([KINDS["normal"]], [SamplingParams(seed=1)] * 2, kept_cap=5).step().kept is None
+    one = SamplingBatch.from_params(SamplingParams(top_k=2, logprobs=1), vocab_size=V, kept_cap=5)
     sampler = LMHeadSampler(KINDS["normal"].unsqueeze(1), backend="torch")
     out = sampler(torch.ones(3, 1), one, 0)
     assert out.kept.sizes.tolist() == [2, 2, 2]
     silent = SamplingBatch.from_params(SamplingParams(top_k=2), vocab_size=V)
-    assert sampler(torch.ones(3, 1), silent, 1, out=out).kept is None
+    again = sampler(torch.ones(3, 1), silent, 1, out=out)
+    assert again.kept is None and again.logprobs is None
 
 
 @pytest.mark.parametrize("cap", [0, -1, 2.5, True, "8"])

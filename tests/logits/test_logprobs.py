@@ -6,16 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cases import own_shard
-from tests.support.filtered import Rows, V, kinds_of_logits, masked
+from tests.support.filtered import (
+    Rows,
+    assert_same,
+    assert_same_logprobs,
+    kinds_of_logits,
+    masked,
+    steps,
+)
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, Status, VocabShard
+from tpsample import SamplingParams
 
 SIZES = [[1, 3], *long([1, 2, 8])]
 KINDS = kinds_of_logits()
 MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
-TOLERANCE = 2e-6
 
 
 def _requests() -> list[SamplingParams]:
@@ -47,48 +52,23 @@ def _cases() -> list[Rows]:
     ]
 
 
-def _sample(cases: list[Rows], num_samples: int | None) -> list[Logprobs | None]:
-    found = []
-    for rows in cases:
-        sampler = LMHeadSampler(**rows.head(own_shard(rows.vocab_size, even=False)))
-        out = sampler(rows.hidden_states, rows.batch, rows.positions, num_samples=num_samples)
-        oracle = rows.oracle(num_samples)
-        assert torch.equal(out.token_ids, oracle.token_ids)
-        found.append(out.logprobs)
-    return found
-
-
 @pytest.mark.parametrize("world_sizes", SIZES, ids=str)
 @pytest.mark.parametrize("num_samples", [None, 3])
 def test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere(num_samples, world_sizes):
-    cases = _cases()
-    expected = [rows.oracle(num_samples).logprobs for rows in cases]
-    first = None
+    cases, first = _cases(), None
+    expected = [rows.oracle(num_samples) for rows in cases]
     for world_size in world_sizes:
-        for outputs in run_ranks(world_size, _sample, cases, num_samples):
+        for outputs in run_ranks(world_size, steps, cases, num_samples):
             first = first or outputs
-            for got, oracle, same in zip(outputs, expected, first, strict=True):
-                assert torch.equal(got.token_ids, oracle.token_ids)
-                assert torch.equal(got.ranks, oracle.ranks)
-                assert torch.equal(got.values.isnan(), oracle.values.isnan())
-                infinite = oracle.values.isinf()
-                assert torch.equal(got.values[infinite], oracle.values[infinite])
-                finite = oracle.values.isfinite()
-                error = (got.values[finite] - oracle.values[finite]).abs().max()
-                assert finite.any() and error < TOLERANCE
-                assert torch.equal(got.values.nan_to_num(7), same.values.nan_to_num(7))
-                asking = ~oracle.entropies.isnan()
-                assert torch.equal(asking, ~got.entropies.isnan()) and asking.any()
-                error = (got.entropies - oracle.entropies)[asking].abs().max()
-                assert error < TOLERANCE
-                assert torch.equal(got.entropies[asking], same.entropies[asking])
+            for out, oracle, same in zip(outputs, expected, first, strict=True):
+                assert_same(out, oracle)
+                assert_same_logprobs(out.logprobs, same.logprobs, tolerance=0)
+                assert out.logprobs.entropies.isfinite().any()
 
 
 def _one(logits: list[float], **changes) -> Any:
     rows = Rows([torch.tensor(logits)], [SamplingParams(seed=3, **changes)])
-    sampler = LMHeadSampler(**rows.head(VocabShard(0, len(logits))))
-    out = sampler(rows.hidden_states, rows.batch, rows.positions)
-    return out.logprobs
+    return rows.step().logprobs
 
 
 def test_the_layout_by_hand():
@@ -119,24 +99,7 @@ def test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_log
         SamplingParams(seed=2, temperature=2.0, top_k=900),
     ]
     rows = Rows([KINDS["normal"]], params)
-    out = LMHeadSampler(**rows.head(VocabShard(0, V)))(
-        rows.hidden_states, rows.batch, rows.positions
-    )
-    oracle = rows.oracle()
-    assert torch.equal(out.token_ids, oracle.token_ids)
-    assert torch.equal(out.logprobs.token_ids, oracle.logprobs.token_ids)
-    assert (out.logprobs.values - oracle.logprobs.values)[0].abs().max() < TOLERANCE
-
-
-@pytest.mark.parametrize("logits", [[0.0, math.nan, 1.0], [-math.inf] * 3])
-def test_a_row_without_a_token_has_no_logprobs(logits):
-    params = [SamplingParams(seed=1, logprobs=2, top_p=top_p) for top_p in (0.5, 1.0)]
-    rows = Rows([torch.zeros(3)], params, bias=torch.tensor(logits))
-    sampler = LMHeadSampler(**rows.head(VocabShard(0, 3)))
-    out = sampler(rows.hidden_states, rows.batch, rows.positions)
-    assert (out.status != Status.OK).all() and (out.logprobs.token_ids == -1).all()
-    assert out.logprobs.values.isnan().all() and (out.logprobs.ranks == 0).all()
-    assert out.logprobs.entropies.isnan().all()
+    assert_same(rows.step(), rows.oracle())
 
 
 def test_a_spike_over_a_long_tail_is_within_tolerance():
@@ -144,22 +107,6 @@ def test_a_spike_over_a_long_tail_is_within_tolerance():
     logits = torch.full((2**17,), -27.4)
     logits[99] = 0.0
     rows = Rows([logits], [SamplingParams(seed=0, logprobs=1, logprob_token_ids=[7])])
-    sampler = LMHeadSampler(**rows.head(VocabShard(0, len(logits))))
-    got = sampler(rows.hidden_states, rows.batch, rows.positions).logprobs
+    got = rows.step().logprobs
     exact = logits.double().log_softmax(0)[got.token_ids[0]]
-    assert (got.values[0] - exact).abs().max() < TOLERANCE
-
-
-def test_an_output_that_is_used_again_forgets_old_logprobs():
-    sampler = LMHeadSampler(torch.zeros(V, 1), backend="torch")
-    hidden_states = torch.ones(1, 1)
-    asking = SamplingBatch.from_params([SamplingParams(logprobs=1)], vocab_size=V)
-    silent = SamplingBatch.from_params([SamplingParams()], vocab_size=V)
-    out = sampler(hidden_states, asking, 0)
-    assert out.logprobs is not None
-    assert sampler(hidden_states, silent, 1, out=out).logprobs is None
-
-
-def test_a_chosen_id_beyond_the_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="logprob_token_ids"):
-        SamplingBatch.from_params([SamplingParams(logprob_token_ids=[V])], vocab_size=V)
+    assert (got.values[0] - exact).abs().max() < 2e-6

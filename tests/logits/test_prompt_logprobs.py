@@ -4,18 +4,16 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import own_shard
-from tests.support.filtered import Rows, V, kinds_of_logits, masked
-from tests.support.memory import Largest
+from tests.support.cases import uneven_shards
+from tests.support.filtered import Rows, V, assert_same_logprobs, kinds_of_logits, masked
+from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, VocabShard
+from tpsample import LMHeadSampler, Logprobs, SamplingParams
 from tpsample.request.step import Inputs
 
 KINDS = kinds_of_logits()
-TOLERANCE = 2e-6
 TOP = 5
 
 
@@ -42,12 +40,10 @@ def _oracle(logits: torch.Tensor, token_ids: torch.Tensor) -> Logprobs:
 
 
 def _find(prompts: list[Rows], max_rows: list[int], backend: str) -> list[Logprobs]:
-    shard = own_shard(V, even=False)
     found = []
     for rows in prompts:
         for room in max_rows:
-            head = {**rows.head(shard), "max_rows": room, "backend": backend}
-            sampler = LMHeadSampler(**head, chunks=2)
+            sampler = rows.sampler(max_rows=room, backend=backend, chunks=2)
             found.append(sampler.prompt_logprobs(rows.hidden_states, _came(rows), top=TOP))
     return found
 
@@ -71,24 +67,16 @@ def test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere(
         for outputs in run_ranks(world_size, _find, prompts, max_rows, backend):
             first = first or outputs
             for got, oracle, same in zip(outputs, expected, first, strict=True):
-                assert torch.equal(got.token_ids, oracle.token_ids)
-                assert torch.equal(got.ranks, oracle.ranks)
-                assert torch.equal(got.values, same.values)
-                finite = oracle.values.isfinite()
-                assert torch.equal(got.values[~finite], oracle.values[~finite])
-                error = (got.values[finite] - oracle.values[finite]).abs().max()
-                assert finite.any() and error < TOLERANCE
-                assert torch.equal(got.entropies, same.entropies)
-                assert (got.entropies - oracle.entropies).abs().max() < TOLERANCE
+                assert_same_logprobs(got, oracle)
+                assert_same_logprobs(got, same, tolerance=0)
 
 
 def test_a_sampled_token_has_the_value_its_step_reported():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=s, logprobs=TOP) for s in range(20)])
-    sampler = LMHeadSampler(**rows.head(VocabShard(0, V)))
+    sampler = rows.sampler()
     out = sampler(rows.hidden_states, rows.batch, rows.positions)
     again = sampler.prompt_logprobs(rows.hidden_states, out.token_ids, top=TOP)
-    for name in ("token_ids", "values", "ranks", "entropies"):
-        assert torch.equal(getattr(again, name), getattr(out.logprobs, name))
+    assert_same_logprobs(again, out.logprobs, tolerance=0)
 
 
 @pytest.mark.parametrize(
@@ -114,20 +102,16 @@ def test_a_position_with_a_nan_leaves_its_neighbours_alone():
 
 
 def _largest(rows: Rows, max_rows: int) -> int:
-    shard = VocabShard.even(rows.vocab_size, dist.get_rank(), dist.get_world_size())
-    sampler = LMHeadSampler(**{**rows.head(shard), "max_rows": max_rows})
-    with Largest() as largest:
-        sampler.prompt_logprobs(rows.hidden_states, _came(rows), top=TOP)
-    return largest.elements
+    sampler = rows.sampler(max_rows=max_rows)
+    ids = _came(rows)
+    return cost_of(sampler, lambda: sampler.prompt_logprobs(rows.hidden_states, ids, top=TOP))[1]
 
 
 def test_memory_is_a_chunk_of_positions_over_a_shard():
-    vocab_size, positions, chunk, world_size = 32768, 60, 16, 4
-    logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
-    rows = Rows([logits], [SamplingParams()] * positions)
-    for elements in run_ranks(world_size, _largest, rows, chunk):
-        assert chunk * vocab_size / world_size <= elements
-        assert elements <= 1.1 * chunk * vocab_size / world_size
+    logits = -1.1 * (1 + torch.arange(32768)).double().log().float()
+    rows = Rows([logits], [SamplingParams()] * 60)
+    own = 16 * max(map(len, uneven_shards(32768, 4)))
+    assert own <= max(run_ranks(4, _largest, rows, 16)) <= 1.1 * own
 
 
 def test_nothing_is_sampled(monkeypatch):
@@ -140,13 +124,13 @@ def test_nothing_is_sampled(monkeypatch):
     monkeypatch.setattr(torch_backend, "score_tile", refuse)
     monkeypatch.setattr(row_noise, "row_stream", refuse)
     rows = _prompt()
-    sampler = LMHeadSampler(**rows.head(VocabShard(0, V)))
+    sampler = rows.sampler()
     sampler.prompt_logprobs(rows.hidden_states, _came(rows))
 
 
 def test_a_step_in_between_is_not_disturbed():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=s, top_p=0.8) for s in range(6)])
-    sampler = LMHeadSampler(**rows.head(VocabShard(0, V)))
+    sampler = rows.sampler()
     started = sampler.start(Inputs(rows.hidden_states), rows.batch, rows.positions)
     sampler.prompt_logprobs(-rows.hidden_states, _came(rows))
     assert torch.equal(sampler.finish(started).token_ids, rows.oracle().token_ids)
@@ -156,11 +140,3 @@ def test_an_empty_prompt_has_no_entries():
     sampler = LMHeadSampler(torch.zeros(V, 2), backend="torch")
     got = sampler.prompt_logprobs(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), top=3)
     assert got.values.shape == (0, 4)
-
-
-def test_a_batch_of_no_samples_is_not_for_users():
-    batch = SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=V)
-    with pytest.raises(ValueError, match="num_samples"):
-        LMHeadSampler(torch.zeros(V, 2), backend="torch")(
-            torch.zeros(1, 2), batch, 0, num_samples=0
-        )

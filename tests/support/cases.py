@@ -78,7 +78,9 @@ class Case:
 
 
 def own_shard(vocab_size: int, even: bool) -> VocabShard:
-    """The shard of this rank of the default process group."""
+    """The shard of this rank of the default process group, or all ids where there is none."""
+    if not dist.is_initialized():
+        return VocabShard(0, vocab_size)
     shards = (even_shards if even else uneven_shards)(vocab_size, dist.get_world_size())
     return shards[dist.get_rank()]
 

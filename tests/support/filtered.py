@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard, reference
+from tests.support.cases import own_shard
+from tpsample import (
+    LMHeadSampler,
+    Logprobs,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+)
 
 V = 1200
 TOP_K = (0, 1, 2, 20, 50, 256, 1000, V)
@@ -68,7 +78,7 @@ def grid(turn: int = 0) -> list[SamplingParams]:
 class Rows:
     """Rows of exact logits: hidden states are one-hot, and each kind is a column of the head.
 
-    `logits` is what the oracle sees; a bias of -inf masks tokens.
+    `logits` is what the oracle sees; a bias of -inf masks tokens. `options` are the batch's.
     """
 
     def __init__(
@@ -77,9 +87,10 @@ class Rows:
         params: list[SamplingParams],
         *,
         bias: torch.Tensor | None = None,
+        **options: Any,
     ) -> None:
         self.weight = torch.stack(kinds, dim=1)
-        self.bias = bias
+        self.bias, self.options = bias, options
         self.params = params * len(kinds)
         self.hidden_states = torch.eye(len(kinds)).repeat_interleave(len(params), dim=0)
         self.positions = 11 + torch.arange(len(self.params))
@@ -95,7 +106,7 @@ class Rows:
 
     @property
     def batch(self) -> SamplingBatch:
-        return SamplingBatch.from_params(self.params, vocab_size=self.vocab_size)
+        return SamplingBatch.from_params(self.params, vocab_size=self.vocab_size, **self.options)
 
     def oracle(self, num_samples: int | None = None) -> SampleOutput:
         """Return what every sampler must return."""
@@ -115,6 +126,38 @@ class Rows:
             "max_rows": 4 * len(self.params),
             "backend": "torch",
         }
+
+    def sampler(self, **options: Any) -> LMHeadSampler:
+        """The sampler of this rank, or of all ids where there is no process group."""
+        return LMHeadSampler(**self.head(own_shard(self.vocab_size, even=False)) | options)
+
+    def step(self, num_samples: int | None = None, **options: Any) -> SampleOutput:
+        """Return what this rank draws."""
+        how = {"num_samples": num_samples}
+        return self.sampler(**options)(self.hidden_states, self.batch, self.positions, **how)
+
+
+def steps(cases: Sequence[Rows], num_samples: int | None = None) -> list[SampleOutput]:
+    """Return what this rank draws of each."""
+    return [rows.step(num_samples) for rows in cases]
+
+
+def assert_same(found: SampleOutput, expected: SampleOutput) -> None:
+    """The tokens, statuses and logprobs of two steps are the same."""
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.equal(found.status, expected.status)
+    assert (found.logprobs is None) == (expected.logprobs is None)
+    if found.logprobs is not None and expected.logprobs is not None:
+        assert_same_logprobs(found.logprobs, expected.logprobs)
+
+
+def assert_same_logprobs(found: Logprobs, expected: Logprobs, tolerance: float = 2e-6) -> None:
+    """The ids and ranks are the same, and the values are near."""
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.equal(found.ranks, expected.ranks)
+    near = {"rtol": 0, "atol": tolerance, "equal_nan": True, "check_dtype": False}
+    torch.testing.assert_close(found.values, expected.values, **near)
+    torch.testing.assert_close(found.entropies, expected.entropies, **near)
 
 
 def masked(start: int, stop: int) -> torch.Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.overrides import TorchFunctionMode
+
+from tpsample import LMHeadSampler
 
 
 class Largest(TorchFunctionMode):
@@ -19,3 +23,11 @@ class Largest(TorchFunctionMode):
                     num_bytes = leaf.untyped_storage().nbytes()
                     self.elements = max(self.elements, num_bytes // leaf.element_size())
         return result
+
+
+def cost_of(sampler: LMHeadSampler, call: Callable[[], object]) -> tuple[int, int]:
+    """Return the bytes of integers that a call sends, and the elements of its largest tensor."""
+    before = sampler.ranks.bytes_sent
+    with Largest() as largest:
+        call()
+    return sampler.ranks.bytes_sent - before, largest.elements
