@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.support.calls import outcome
-from tests.support.ranks import run_ranks
+from tests.support.ranks import run_ranks, same_on_ranks
 from tpsample import (
     LMHeadSampler,
     SamplingBatch,
-    SamplingParams,
     VocabShard,
-    sample,
 )
 from tpsample.core.checks import check_current
 
@@ -121,48 +118,23 @@ def test_one_rank_raises_its_own_error(name):
             LMHeadSampler(arguments.pop("lm_head_weight"), **arguments)
 
 
-def _weights(cases: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    found = []
-    for case in cases:
-        arguments = dict(case)
-        weight = arguments.pop("weights")[dist.get_rank()]
-        found.append(outcome(lambda w=weight, a=arguments: LMHeadSampler(w, **a)))
-    return found
+def _weights() -> list[tuple[str, str]]:
+    """Weights that were not sliced, and four that were."""
+    weight, rank = torch.randn(V, D, generator=torch.Generator().manual_seed(3)), dist.get_rank()
+    half = weight[5 * rank : 5 * rank + 5]
+    cases: list[tuple[torch.Tensor, int | None]] = [
+        *((weight, V), (weight, None), (weight[:5], V), (torch.cat([weight, weight]), V)),
+        *((half, V), (half, None), (torch.cat([half, weight[:1]]), V), (torch.zeros(5, D), None)),
+    ]
+    return [outcome(lambda w=w, v=v: LMHeadSampler(w, vocab_size=v)) for w, v in cases]
 
 
 def test_a_weight_that_was_not_sliced_is_refused():
-    weight = torch.randn(V, D, generator=torch.Generator().manual_seed(3))
-    both, halves = [weight] * 2, [weight[:5], weight[5:]]
-    wrong = [
-        {"weights": both, "vocab_size": V},
-        {"weights": both},
-        {"weights": [weight[:5]] * 2, "vocab_size": V},
-        {"weights": [torch.cat([weight, weight])] * 2, "vocab_size": V},
-    ]
-    right = [
-        {"weights": halves, "vocab_size": V},
-        {"weights": halves},
-        {"weights": [torch.cat([half, weight[:1]]) for half in halves], "vocab_size": V},
-        {"weights": [torch.zeros(5, D)] * 2},
-    ]
-    first, second = run_ranks(2, _weights, wrong + right)
-    assert first == second
-    for kind, text in first[: len(wrong)]:
+    found = same_on_ranks(2, _weights)
+    for kind, text in found[:4]:
         assert kind == "RankMismatch" and text.startswith("lm_head_weight: "), text
         assert "VocabShard.even(vocab_size, rank, world_size)" in text
-    assert {kind for kind, _ in first[len(wrong) :]} == {"nothing raised"}
-
-
-def test_an_output_is_written_again():
-    sampler = LMHeadSampler(torch.eye(V, D), backend="torch")
-    batches = [
-        SamplingBatch.from_params([SamplingParams(seed=seed)] * 3, vocab_size=V) for seed in (1, 2)
-    ]
-    out = sampler(torch.zeros(3, D), batches[0], 0)
-    again = sampler(torch.zeros(3, D), batches[1], 7, out=out)
-    fresh = sampler(torch.zeros(3, D), batches[1], 7)
-    assert again is out
-    assert torch.equal(out.token_ids, fresh.token_ids) and torch.equal(out.seeds, fresh.seeds)
+    assert {kind for kind, _ in found[4:]} == {"nothing raised"}
 
 
 def test_no_rows_is_an_empty_output():
@@ -170,11 +142,6 @@ def test_no_rows_is_an_empty_output():
     batch = SamplingBatch.from_params([], vocab_size=V)
     out = sampler(torch.zeros(0, D), batch, 0, num_samples=2)
     assert out.token_ids.shape == (0, 2) and out.status.shape == (0,)
-
-
-def test_a_wrong_request_is_refused_before_the_step():
-    with pytest.raises(TypeError, match="params"):
-        sample(torch.zeros(1, D), torch.zeros(V, D), {"temperature": 1}, positions=0)
 
 
 def test_a_step_needs_its_device_to_be_the_current_one(monkeypatch):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.support.calls import B, D, V, batch_of, call, outcome, params_of, sampler_of, step
 from tests.support.controls import bitmask_of
-from tests.support.ranks import run_ranks
+from tests.support.ranks import same_on_ranks
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 
 # Changes of a batch, which no rank hears of before the next step; the right one, then wrong ones.
@@ -89,8 +89,7 @@ def _changing(name: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step(name):
-    first, second = run_ranks(2, _changing, name)
-    assert first == second
+    found = same_on_ranks(2, _changing, name)
     told = {
         "append": "tokens so far",
         "add": "hidden_states rows",
@@ -100,7 +99,7 @@ def test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step(name
         "temperature": "temperatures",
         "seed": "seeds",
     }.get(name, name)
-    for kind, text in first[::2]:
+    for kind, text in found[::2]:
         assert kind == "RankMismatch", f"{kind}: {text}"
         assert any(text.startswith(way) for way in told.split("|")), text
 
@@ -120,14 +119,9 @@ def _unprepared() -> list[tuple[str, str]]:
 
 
 def test_a_shard_that_one_rank_did_not_prepare_is_told_to_all():
-    first, second = run_ranks(2, _unprepared)
-    assert first == second
-    for kind, text in first:
+    for kind, text in same_on_ranks(2, _unprepared):
         assert kind == "RankMismatch"
         assert text.startswith("rank 1: batch: tokens were appended before a sampler of")
-
-
-# --- seeds
 
 
 def _unseeded() -> tuple[list[tuple[str, str]], list[list[int]]]:
@@ -157,66 +151,13 @@ def _unseeded() -> tuple[list[tuple[str, str]], list[list[int]]]:
 
 def test_a_refused_call_draws_no_seeds():
     """Later rows without a seed are given the same one on every rank."""
-    (first, seeds), (second, others) = run_ranks(2, _unseeded)
-    assert first == second and seeds == others
+    found, seeds = same_on_ranks(2, _unseeded)
     assert len({seed for pair in seeds for seed in pair}) == 2 * len(seeds)
-    for kind, text in first:
+    for kind, text in found:
         assert kind == "RankMismatch" and text.startswith("rows without a seed"), text
 
 
-def _drew_another() -> tuple[str, str]:
-    sampler = sampler_of()
-    if dist.get_rank() == 1:
-        batch_of(rows=[SamplingParams()]).draw_seeds(sampler.settings.seeds)
-    return outcome(lambda: step(sampler, batch_of(rows=[SamplingParams()] * B)))
-
-
-def test_a_rank_that_drew_other_seeds_is_told_before_rows_are_given_theirs():
-    first, second = run_ranks(2, _drew_another)
-    assert first == second and first[0] == "RankMismatch"
-    assert first[1].startswith("rows without a seed: ")
-    assert "rank 0: [0, 1] after 0 drawn seeds, rank 1: [0, 1] after 1 drawn seeds" in first[1]
-
-
-def _near_seeds() -> list[tuple[str, str]]:
-    """Pairs that are equal modulo 2^61 - 1, or to a hash that takes -1 for -2."""
-    pairs = [(2**64 - 1, 2**64 - 2), (5, 5 + 2**61 - 1), (0, 2**61 - 1), (-1, -2), (7, 2**63 + 7)]
-    sampler, rank, found = sampler_of(), dist.get_rank(), []
-    for pair in pairs:
-        batch = batch_of(rows=[SamplingParams(seed=pair[rank])] * B)
-        found.append(outcome(lambda b=batch: step(sampler, b)))
-    for pair in ((0, 2**61 - 1), (2**62, 2**62 + 2**61 - 1)):
-        positions = torch.tensor([pair[rank], 3])
-        found.append(outcome(lambda p=positions: sampler(torch.ones(B, D), batch_of(), p)))
-    return found
-
-
-def test_no_two_seeds_or_positions_are_taken_for_one():
-    first, second = run_ranks(2, _near_seeds)
-    assert first == second
-    for kind, text in first[:5]:
-        assert kind == "RankMismatch" and text.startswith("seeds: ")
-    for kind, text in first[5:]:
-        assert kind == "RankMismatch" and text.startswith("positions: ")
-
-
-def _written_otherwise() -> list[list[int]]:
-    ways = [
-        ({"temperature": 1}, {"temperature": 1.0}),
-        ({"allowed_token_ids": [1, 2]}, {"allowed_token_ids": (1, 2)}),
-        ({"logit_bias": {1: 2, 3: 4.0}}, {"logit_bias": {3: 4, 1: 2.0}}),
-        ({"bad_words": [[1, 2]]}, {"bad_words": ((1, 2),)}),
-    ]
-    sampler, rank = sampler_of(), dist.get_rank()
-    return [step(sampler, batch_of(rows=params_of(**way[rank]))) for way in ways]
-
-
-def test_equal_requests_written_otherwise_are_no_difference():
-    first, second = run_ranks(2, _written_otherwise)
-    assert first == second
-
-
-REQUESTS = [
+FIELDS: list[dict[str, Any]] = [
     {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"ties": "keep"},
     {"filter_order": "joint"}, {"repetition_penalty": 1.5}, {"presence_penalty": 1.5},
     {"frequency_penalty": 1.5}, {"logit_bias": {1: 1.0}}, {"allowed_token_ids": [1]},
@@ -224,23 +165,46 @@ REQUESTS = [
     {"logprobs": 1}, {"logprob_token_ids": [1]}, {"logprobs_mode": "raw_logits"},
     {"repetition_scope": "output"},
 ]  # fmt: skip
+# Seeds that are equal modulo 2^61 - 1, or to a hash that takes -1 for -2.
+SEEDS = [(2**64 - 1, 2**64 - 2), (5, 5 + 2**61 - 1), (0, 2**61 - 1), (-1, -2), (7, 2**63 + 7)]
+SAME = [
+    ({"temperature": 1}, {"temperature": 1.0}),
+    ({"allowed_token_ids": [1, 2]}, {"allowed_token_ids": (1, 2)}),
+    ({"logit_bias": {1: 2, 3: 4.0}}, {"logit_bias": {3: 4, 1: 2.0}}),
+    ({"bad_words": [[1, 2]]}, {"bad_words": ((1, 2),)}),
+]
+PAIRS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    *(({}, each, [f"batch: row 1: {field}: " for field in each]) for each in FIELDS),
+    *(({"seed": one}, {"seed": other}, ["seeds: "]) for one, other in SEEDS),
+    *((one, other, [""]) for one, other in SAME),
+]
+"""Fields of the second request on rank 0 and on rank 1, and how ranks are told, or "" if not."""
 
 
-def _other_requests() -> list[tuple[str, str]]:
-    sampler, found = sampler_of(), []
-    for other in REQUESTS:
-        batch = batch_of(
-            rows=[params_of()[0], *params_of(**(other if dist.get_rank() else {}))[1:]]
-        )
+def _pairs() -> list[tuple[str, str]]:
+    """Return the texts for each pair, then for two pairs of positions, each before a right step;
+    at last one rank has drawn another seed before."""
+    sampler, rank, found = sampler_of(), dist.get_rank(), []
+    for one, other, _ in PAIRS:
+        fields = {"seed": 2, **(other if rank else one)}
+        batch = batch_of(rows=[params_of()[0], SamplingParams(**fields)])
         found.append(outcome(lambda b=batch: step(sampler, b)))
         step(sampler)
-    return found
+    for pair in ((0, 2**61 - 1), (2**62, 2**62 + 2**61 - 1)):
+        positions = torch.tensor([pair[rank], 3])
+        found.append(outcome(lambda p=positions: sampler(torch.ones(B, D), batch_of(), p)))
+    if rank == 1:
+        batch_of(rows=[SamplingParams()]).draw_seeds(sampler.settings.seeds)
+    unseeded = batch_of(rows=[SamplingParams()] * B)
+    return [*found, outcome(lambda: step(sampler, unseeded))]
 
 
-def test_ranks_with_other_requests_are_told_the_row_and_the_field():
-    first, second = run_ranks(2, _other_requests)
-    assert first == second
-    for other, (kind, text) in zip(REQUESTS, first, strict=True):
-        assert kind == "RankMismatch"
-        assert any(text.startswith(f"batch: row 1: {field}: ") for field in other), text
-    assert set(SamplingParams.__dataclass_fields__) - {"seed"} == {f for o in REQUESTS for f in o}
+def test_ranks_with_other_requests_seeds_or_positions_are_told_which():
+    *found, drawn = same_on_ranks(2, _pairs)
+    positions = ({}, {}, ["positions: "])
+    for (one, other, told), (kind, text) in zip([*PAIRS, *[positions] * 2], found, strict=True):
+        assert kind == ("RankMismatch" if told[0] else "nothing raised"), (one, other, text)
+        assert any(map(text.startswith, told)), text
+    assert drawn[1].startswith("rows without a seed: ")
+    assert "rank 0: [0, 1] after 0 drawn seeds, rank 1: [0, 1] after 1 drawn seeds" in drawn[1]
+    assert set(SamplingParams.__dataclass_fields__) - {"seed"} == {f for o in FIELDS for f in o}

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.cases import Case, own_sampler
-from tests.support.ranks import run_ranks
+from tests.support.ranks import same_on_ranks
 from tpsample import Desync, LMHeadSampler, RankMismatch, SamplingParams
 from tpsample.agreement.desync import step_digest
 from tpsample.core.digest import mix
@@ -59,16 +59,14 @@ def _plant(case: Case, exchange: str, plant, culprits: tuple[int, ...]) -> list[
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_and_its_rank_named(fault):
     exchange, plant = FAULTS[fault]
-    outcomes = run_ranks(3, _plant, Case.make(40, 3), exchange, plant, (CULPRIT,))
-    assert outcomes == [outcomes[0]] * 3
-    *before, last = outcomes[0]
+    *before, last = same_on_ranks(3, _plant, Case.make(40, 3), exchange, plant, (CULPRIT,))
     assert not any(before)
     assert last[0] == (CULPRIT,) and f"rank {CULPRIT}: " in last[1]
 
 
 def test_without_a_majority_all_are_named():
-    outcomes = run_ranks(2, _plant, Case.make(40, 3), "collective", _flipped_bit, (1,))
-    assert [outcome[-1][0] for outcome in outcomes] == [(0, 1)] * 2
+    *_, last = same_on_ranks(2, _plant, Case.make(40, 3), "collective", _flipped_bit, (1,))
+    assert last[0] == (0, 1)
 
 
 def _on_demand(case: Case) -> str:
@@ -85,8 +83,7 @@ def _on_demand(case: Case) -> str:
 
 
 def test_on_demand_the_last_step_is_compared():
-    first, *others = run_ranks(3, _on_demand, Case.make(40, 3))
-    assert others == [first] * 2 and first.startswith("ranks 0 sampled")
+    assert same_on_ranks(3, _on_demand, Case.make(40, 3)).startswith("ranks 0 sampled")
 
 
 def _missing_all_reduce(case: Case, exchange: str) -> list[tuple[tuple[int, ...], str]]:
@@ -119,9 +116,7 @@ def _missing_all_reduce(case: Case, exchange: str) -> list[tuple[tuple[int, ...]
 
 @pytest.mark.parametrize("exchange", ["collective", "peer"])
 def test_ranks_with_other_hidden_states_are_found_and_named(exchange):
-    outcomes = run_ranks(3, _missing_all_reduce, Case.make(40, 3), exchange)
-    assert outcomes == [outcomes[0]] * 3
-    for ranks, text in outcomes[0]:
+    for ranks, text in same_on_ranks(3, _missing_all_reduce, Case.make(40, 3), exchange):
         assert ranks == (CULPRIT,)
         assert text.startswith(f"ranks {CULPRIT} were given other hidden states; every rank must ")
         assert f"rank {CULPRIT}: " in text

@@ -28,7 +28,7 @@ from tests.support.calls import (
     step,
 )
 from tests.support.limits import slowness
-from tests.support.ranks import run_ranks
+from tests.support.ranks import run_ranks, same_on_ranks
 from tests.support.virtual import peer_of
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status
 
@@ -59,19 +59,19 @@ def _collective(exchange: str, cases: list[tuple[str, str, Any]]) -> list[tuple[
 
 @pytest.mark.parametrize("exchange", ["collective", "p2p"])
 def test_a_call_wrong_on_one_rank_raises_the_same_on_every_rank(exchange):
-    first, second = run_ranks(2, _collective, exchange, WRONG)
-    for (name, argument, value), one, two in zip(WRONG, first, second, strict=True):
-        assert one == two and one[0] == "RankMismatch", f"{name}: {one}, {two}"
+    found = same_on_ranks(2, _collective, exchange, WRONG)
+    for (name, argument, value), one in zip(WRONG, found, strict=True):
+        assert one[0] == "RankMismatch", f"{name}: {one}"
         told = "max_rows" if argument == "num_samples" and value == 5 else argument
         assert one[1].startswith("rank 1: ") and told in one[1], f"{name}: {one}"
 
 
 def test_calls_that_differ_raise_the_same_naming_what_does():
     cases = [(name, argument, value) for name, argument, value, _ in DIFFERENT]
-    first, second = run_ranks(2, _collective, "collective", cases)
-    for one, two, (*_, told) in zip(first, second, DIFFERENT, strict=True):
-        assert one == two and one[0] == "RankMismatch", f"{one}, {two}"
-        assert one[1].startswith(told) and "rank 0: " in one[1] and "rank 1: " in one[1]
+    found = same_on_ranks(2, _collective, "collective", cases)
+    for (kind, text), (*_, told) in zip(found, DIFFERENT, strict=True):
+        assert kind == "RankMismatch" and text.startswith(told), text
+        assert "rank 0: " in text and "rank 1: " in text
 
 
 def test_every_argument_is_covered():
@@ -114,9 +114,8 @@ def _by_peers(cases: list[tuple[str, str, Any]]) -> list[tuple[str, str]]:
 
 def test_a_step_by_peers_that_is_wrong_on_one_rank_is_told_to_the_other():
     cases = [("step", "hidden_states", torch.zeros(D)), ("step", "batch", None)]
-    first, second = run_ranks(2, _by_peers, cases)
-    assert first == second
-    for (_, argument, _), (kind, text) in zip(cases, first, strict=True):
+    found = same_on_ranks(2, _by_peers, cases)
+    for (_, argument, _), (kind, text) in zip(cases, found, strict=True):
         assert kind == "RankMismatch" and text.startswith(f"rank 1: {argument}")
 
 
@@ -136,11 +135,10 @@ def _other_calls() -> list[tuple[str, str]]:
 
 
 def test_another_call_on_one_rank_raises_the_same_on_every_rank():
-    first, second = run_ranks(2, _other_calls)
-    assert len(first) == 42 and first == second
-    assert all(kind == "RankMismatch" for kind, _ in first)
-    assert all(text.startswith("call: every rank must make the same call") for _, text in first)
-    assert "rank 0: step, rank 1: compare" in first[5][1]
+    found = same_on_ranks(2, _other_calls)
+    assert len(found) == 42 and all(kind == "RankMismatch" for kind, _ in found)
+    assert all(text.startswith("call: every rank must make the same call") for _, text in found)
+    assert "rank 0: step, rank 1: compare" in found[5][1]
 
 
 def _counted() -> list[int]:
@@ -183,9 +181,7 @@ def _interrupted() -> list[tuple[str, str]]:
         with pytest.raises(KeyboardInterrupt):
             step(sampler)
         sampler.local.best_words = run
-        found.append(outcome(lambda: step(sampler)))
-    else:
-        found.append(outcome(lambda: step(sampler)))
+    found.append(outcome(lambda: step(sampler)))
     sampler.reset()
     assert step(sampler) == expected
     return found
@@ -206,13 +202,8 @@ def _closed() -> list[tuple[str, str]]:
 
 
 def test_a_sampler_closed_on_one_rank_is_told_to_all():
-    first, second = run_ranks(2, _closed)
-    assert first == second
-    for kind, text in first:
-        assert (kind, text) == (
-            "RankMismatch",
-            "rank 1: sampler: closed; build a new LMHeadSampler",
-        )
+    told = "RankMismatch", "rank 1: sampler: closed; build a new LMHeadSampler"
+    assert set(same_on_ranks(2, _closed)) == {told}
 
 
 def test_a_closed_sampler_raises_on_a_rank_alone():

@@ -15,7 +15,7 @@ tpsample/core/row_noise.py
     derived seeds have 31 bits
     - return (high << 32 | low) & (2**63 - 1)
     + return (high << 32 | low) & (2**31 - 1)
-    > test_seeds_of_one_root_repeat_and_of_two_roots_differ
+    > test_seeds_are_the_same_however_many_are_drawn_at_a_time[300]
     a forked child repeats its parent's seeds
     - if os.getpid() != self._process:
     + if False:
@@ -46,7 +46,7 @@ tpsample/request/controls/token_state.py
     the ids of other shards are counted
     - mine = torch.eq(columns, token_ids,
     + mine = torch.eq(token_ids, token_ids,
-    > test_random_requests_give_the_oracles_tokens[3]
+    > test_random_requests_draw_the_same_tokens_on_ranks[3]
     biases of joining rows go to the first of them
     - of_slot.repeat_interleave(lengths)[mine]
     + of_slot[:1].repeat_interleave(lengths.sum())[mine]
@@ -179,12 +179,12 @@ tpsample/agreement/step.py
     ranks do not compare how many seeds were drawn
     - after {self.seeds_drawn} drawn
     + after some drawn
-    > test_a_rank_that_drew_other_seeds_is_told_before_rows_are_given_theirs
+    > test_ranks_with_other_requests_seeds_or_positions_are_told_which
 tpsample/request/params.py
     the text of a request lacks a field
     - for name, value in named if name != "seed")
     + for name, value in named if name not in ("seed", "repetition_scope"))
-    > test_ranks_with_other_requests_are_told_the_row_and_the_field
+    > test_ranks_with_other_requests_seeds_or_positions_are_told_which
 tpsample/ranks/process.py
     reset keeps the group it replaces
     - threading.Thread(target=held.clear, daemon=True).start()

@@ -7,7 +7,7 @@ tpsample/request/controls/tables.py
     bits of masks are made on the default device
     - dtype=torch.bool, device="cpu")
     + dtype=torch.bool)
-    > test_a_batch_with_a_device_of_its_own_draws_the_same_tokens[penalties-torch]
+    > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-meta-grad]
     appended ids outside the vocabulary count
     - there = torch.eq(ids, token_ids,
     + there = torch.le(ids, token_ids,
@@ -26,15 +26,15 @@ tpsample/request/batch.py
     one request for all rows loses its prompt
     - [single] * num_rows)
     + [single._replace(prompt=())] * num_rows)
-    > test_one_request_for_all_rows_carries_all_it_was_given
+    > test_one_request_for_all_rows_is_each_rows_own
     one request for all rows loses its temperature
     - repeated.temperature.copy_(self.temperature.expand(num_rows))
     + pass
-    > test_one_request_for_all_rows_carries_all_it_was_given
+    > test_one_request_for_all_rows_is_each_rows_own
     one request for all rows loses its masks
     - setattr(repeated, name, mask)
     + pass
-    > test_one_request_for_all_rows_carries_all_it_was_given
+    > test_mixtures_on_ranks[2-150]
     repeated rows are of the plan before
     - seed, self._plans[times], self._controls()
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
@@ -103,11 +103,11 @@ tpsample/request/step_batch.py
     masks of rows that moved are taken
     - if version != self._table.version:
     + if False:
-    > test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew
+    > test_a_selection_and_masks_of_rows_that_changed_are_refused
     a mask that is assigned anew stays stale
     - self._assigned[name] = mask, self._table.version
     + self._assigned[name] = mask, self._assigned.get(name, (None, self._table.version))[1]
-    > test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew
+    > test_a_selection_and_masks_of_rows_that_changed_are_refused
     masks of rows without penalties bind nothing
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties
@@ -136,7 +136,7 @@ tpsample/request/selection.py
     a selection is taken after rows have changed
     - if self._version != self._table.version:
     + if False:
-    > test_a_selection_of_rows_that_changed_is_refused[free]
+    > test_a_selection_and_masks_of_rows_that_changed_are_refused[forced_token_ids-free]
     a selection that is used again keeps its masks
     - self._assigned.clear()
     + pass
@@ -150,7 +150,7 @@ tpsample/request/selection.py
     + other = object.__new__(type(self))
     +         vars(other).update(vars(self))
     +         return other
-    > test_a_copied_selection_keeps_its_slots_and_its_batch
+    > test_mixtures_on_ranks[2-150]
     a copied batch of an engine's tensors is a selection of the first
     - shared = () if self._batch is self else (self._batch, self._table)
     + shared = (self._batch, self._table)
@@ -197,13 +197,13 @@ tpsample/request/engine_tensors.py
     what an engine writes to its tensors is not seen
     - self._temperature, self._seed = temperature.detach(), seed.detach()
     + self._temperature, self._seed = temperature.clone(), seed.detach()
-    > test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]
+    > test_mixtures_on_ranks[2-150]
 tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)
     + self._table.load(rows, entries)
     +             self._table.version -= 1
-    > test_a_selection_of_rows_that_changed_is_refused[free]
+    > test_a_selection_and_masks_of_rows_that_changed_are_refused[forced_token_ids-free]
 tpsample/request/plan.py
     the plan of a selection sends to the device
     - return self.numbers

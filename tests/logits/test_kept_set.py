@@ -183,7 +183,7 @@ def test_golden(name):
         assert set(kept.nonzero().flatten().tolist()) == expected
 
 
-# What others keep of an entry of the table, where their rule is another one or might be.
+# The ids that others keep of an entry of the table, where their rule is or might be another one.
 OTHERS = {
     ("top-k-exact", by_transformers): {0, 1, 2, 3},  # as vLLM's PyTorch path and FlashInfer do
     ("top-p-cuts-ties", by_pivots): {0, 1, 2, 3},  # none of them is more likely

@@ -100,15 +100,11 @@ def test_rows_without_a_token_keep_nothing_and_forced_tokens_share(world_size):
 
 def _costs(rows: Rows, cap: int) -> tuple[int, int, KeptSets | None]:
     """Bytes that the capture adds to a step, the largest tensor, and the sets."""
-    sampler, found = rows.sampler(max_rows=64), []
+    sampler, outs, costs = rows.sampler(max_rows=64), [], []
     for rows.options in ({}, {"kept_cap": cap}):
-        batch = rows.batch
-        cost = cost_of(
-            sampler, lambda b=batch: found.append(sampler(rows.hidden_states, b, rows.positions))
-        )
-        found.append(cost)
-    _, (plain, _), out, (sent, elements) = found
-    return sent - plain, elements, out.kept
+        given = rows.hidden_states, rows.batch, rows.positions
+        costs.append(cost_of(sampler, lambda g=given: outs.append(sampler(*g))))
+    return costs[1][0] - costs[0][0], costs[1][1], outs[1].kept
 
 
 def test_bytes_and_memory_follow_the_sizes_that_fit():

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.controls import bitmask_of
 from tests.support.small_heads import BACKENDS, D, V, head, plain
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
 
@@ -83,41 +82,23 @@ def test_a_change_that_is_refused_changes_nothing(change):
     assert torch.equal(sampler(hidden_states, batch, 0).token_ids, before)
 
 
-def test_one_request_for_all_rows_carries_all_it_was_given():
-    request = SamplingParams(temperature=1.0, repetition_penalty=1e4, frequency_penalty=2.0, seed=4)
-    hidden_states, weight = head(3)
-    sampler = LMHeadSampler(weight, backend="torch")
-    given = {"prompt_token_ids": [[3, 4]], "output_token_ids": [[5, 5, 6]]}
-
-    def of(params, **changes) -> SamplingBatch:
-        return SamplingBatch.from_params(params, vocab_size=V, **changes)
-
-    three = {name: ids * 3 for name, ids in given.items()}
-    logits = torch.ones(3, V)
-    assert torch.equal(
-        reference.processed_logits(logits, of(request, **given)),
-        reference.processed_logits(logits, of([request] * 3, **three)),
-    )
-
-    single, rows = of(SamplingParams(seed=4)), of([SamplingParams(seed=4)] * 3)
-    cold = sampler(hidden_states, single, 0).token_ids
-    for batch in (single, rows):
-        batch.temperature.fill_(50.0)
-    warm = sampler(hidden_states, single, 0).token_ids
-    assert torch.equal(warm, sampler(hidden_states, rows, 0).token_ids)
-    assert not torch.equal(warm, cold)
-    single.seed.fill_(17)
-    assert sampler(hidden_states, single, 0).seeds.tolist() == [17] * 3
-    single.forced_token_ids = torch.tensor([13])
-    assert sampler(hidden_states, single, 0).token_ids.tolist() == [13] * 3
-    single.forced_token_ids = torch.tensor([1, 2, 3])
-    assert sampler(hidden_states, single, 0).token_ids.tolist() == [1, 2, 3]
-    single.forced_token_ids = None
-    single.grammar_bitmask = bitmask_of([{8}], V)
-    assert sampler(hidden_states, single, 0).token_ids.tolist() == [8] * 3
-    single.grammar_bitmask = None
-    drafts = torch.zeros(3, 0, dtype=torch.int64)
-    assert verify(sampler, hidden_states.unsqueeze(1), drafts, single, 0).seeds.tolist() == [17] * 3
+def test_one_request_for_all_rows_is_each_rows_own():
+    """With its tokens so far, a temperature that was written, and what is appended to each row."""
+    params = SamplingParams(repetition_penalty=9.0, frequency_penalty=2.0, seed=4)
+    batches = [
+        SamplingBatch.from_params(
+            its, vocab_size=V, prompt_token_ids=[[3, 4]] * rows, output_token_ids=[[5, 5, 6]] * rows
+        )
+        for its, rows in ((params, 1), ([params] * 8, 8))
+    ]
+    logits = 5 * torch.randn(8, V, generator=torch.Generator().manual_seed(1))
+    for step in range(3):
+        for batch in batches:
+            batch.temperature.fill_(50.0**step)
+        single, rows = (reference.sample(logits, batch, step).token_ids for batch in batches)
+        assert torch.equal(single, rows)
+        for batch in batches:
+            batch.append(torch.tensor([1, -1] * 4))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

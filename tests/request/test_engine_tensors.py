@@ -6,7 +6,6 @@ import copy
 import math
 import pickle
 import random
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -53,26 +52,6 @@ def requests(its: dict[str, torch.Tensor], order: str = "sequential") -> list[Sa
     """The same as requests."""
     rows = zip(*(its[name].tolist() for name in its), strict=True)
     return [SamplingParams(**dict(zip(its, row, strict=True)), filter_order=order) for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("backend", "order"), [*(("torch", order) for order in ORDERS), ("triton", "sequential")]
-)
-def test_tokens_are_those_of_requests_with_these_numbers(backend, order):
-    sampler, its = sampler_of(backend), tensors(1)
-    batch = SamplingBatch.over(vocab_size=V, **its, filter_order=order)
-    generator = torch.Generator().manual_seed(2)
-    for step in range(6 if backend == "torch" else 1):
-        hidden_states = torch.randn(ROWS, D, generator=generator)
-        out = sampler(hidden_states, batch, step)
-        logits = reference.logits(hidden_states, WEIGHT)
-        listed = SamplingBatch.from_params(requests(its, order), vocab_size=V)
-        expected = reference.sample(logits, listed, step)
-        assert out.token_ids.tolist() == expected.token_ids.tolist()
-        assert out.status.tolist() == expected.status.tolist() == [0] * ROWS
-        assert out.seeds.tolist() == its["seed"].tolist()
-        for name, new in tensors(10 + step).items():  # in place, as an engine does
-            its[name].copy_(new)
 
 
 def test_slots_and_replays_read_what_is_there_now():
@@ -202,67 +181,50 @@ def test_a_copy_of_an_engines_batch_lives_by_itself(copied):
     assert drawn(other, others) == [before] * 2
 
 
-@pytest.mark.parametrize("of_tensors", [False, True])
-def test_a_copied_selection_keeps_its_slots_and_its_batch(of_tensors):
-    sampler, its, hidden_states = sampler_of(), tensors(8), torch.randn(2, D)
-    listed = SamplingBatch.from_params(requests(its), vocab_size=V)
-    batch = SamplingBatch.over(vocab_size=V, **its) if of_tensors else listed
-    rows = batch.select(torch.tensor([2, 0]))
-    other, seeds = copy.copy(rows), its["seed"][[2, 0]]
-    batch.select(torch.tensor([1, 3]), out=rows)
-    assert torch.equal(sampler(hidden_states, other, 1).seeds, seeds)
-    other.forced_token_ids = torch.tensor([7, 7])
-    assert rows.forced_token_ids is None
-    (its["seed"] if of_tensors else batch.seed)[2] += 1
-    assert sampler(hidden_states, other, 1).seeds[0] == seeds[0] + 1
+SAME: dict[str, Any] = {
+    "temperature": torch.full((2,), 3.0),
+    "seed": torch.arange(2),
+    "top_k": torch.full((2,), 4),
+    "top_p": torch.full((2,), 0.5),
+    "min_p": torch.full((2,), 0.1),
+}
 
 
-def _other_numbers() -> list[str]:
+def _other_numbers() -> tuple[list[list[str]], list[int]]:
     """Each rank's own numbers, order or needs in one of two rows; a step of both ranks after."""
-    rank, found = dist.get_rank(), []
+    rank, told = dist.get_rank(), []
     sampler, hidden_states = own_sampler(WEIGHT), torch.ones(2, D)
-    same = {
-        "temperature": torch.full((2,), 3.0),
-        "seed": torch.arange(2),
-        "top_k": torch.full((2,), 4),
-        "top_p": torch.full((2,), 0.5),
-        "min_p": torch.full((2,), 0.1),
-    }
-    others: list[dict[str, Any]] = [
-        {"temperature": torch.tensor([3.0, 3.0 + rank])},
-        {"seed": torch.tensor([0, 1 + rank])},
-        {"top_k": torch.tensor([4, 4 + rank])},
-        {"top_p": torch.tensor([0.5, 0.5 + 0.25 * rank])},
-        {"min_p": torch.tensor([0.1, 0.1 + 0.25 * rank])},
-        *({"filter_order": pair[rank]} for pair in permutations(ORDERS, 2)),
-        {"needs": (Needs(top_k=True), Needs(top_p=True))[rank]},
+    others = [
+        {name: values + torch.tensor([0, rank * 0.25 if values.is_floating_point() else rank])}
+        for name, values in SAME.items()
     ]
+    others.append({"filter_order": ORDERS[rank]})
+    others.append({"needs": (Needs(top_k=True), Needs(top_p=True))[rank]})
     for other in others:
-        batch = SamplingBatch.over(vocab_size=V, **(same | other))
+        batch = SamplingBatch.over(vocab_size=V, **(SAME | other))
+        texts = []
         for rows in (batch, batch.select(torch.tensor([1, 0]))):
             with pytest.raises(RankMismatch) as error:
                 sampler(hidden_states, rows, 1)
-            found.append(str(error.value))
-    right = sampler(hidden_states, SamplingBatch.over(vocab_size=V, **same), 1).token_ids.tolist()
-    return [*found, str(right)]
+            texts.append(str(error.value))
+        told.append(texts)
+    right = sampler(hidden_states, SamplingBatch.over(vocab_size=V, **SAME), 1)
+    return told, right.token_ids.tolist()
 
 
 def test_ranks_with_other_numbers_or_another_order_are_told_each_value():
     first, second = run_ranks(2, _other_numbers)
     assert first == second
-    *told, tokens = first
-    names = ["temperatures", "seeds", "top_k", "top_p", "min_p"]
-    for name, (whole, picked) in zip(names, zip(told[::2], told[1::2], strict=True), strict=False):
-        assert whole.startswith(f"{name}: row 1: must be the same on every rank, got rank 0: ")
-        assert picked.startswith(f"{name}: row 0: must be the same on every rank, got rank 0: ")
-    orders = [text for text in told if text.startswith("filter_order: ")]
-    assert len(orders) == 2 * 6 and orders[0].endswith("got rank 0: sequential, rank 1: joint")
-    assert told[-1].startswith("needs: must be the same on every rank, got rank 0: Needs(top_k=")
-    its = {"temperature": torch.full((2,), 3.0), "seed": torch.arange(2)}
-    its |= {"top_k": torch.full((2,), 4), "top_p": torch.full((2,), 0.5)}
-    its |= {"min_p": torch.full((2,), 0.1)}
-    batch = SamplingBatch.over(vocab_size=V, **its)
-    assert str(sampler_of()(torch.ones(2, D), batch, 1).token_ids.tolist()) == tokens
+    told, tokens = first
+    for name, texts in zip(("temperatures", "seeds", *list(SAME)[2:]), told, strict=False):
+        for row, text in zip((1, 0), texts, strict=True):
+            assert text.startswith(f"{name}: row {row}: must be the same on every rank, got rank 0")
+    for text in told[-2]:
+        assert text.startswith("filter_order: ")
+        assert text.endswith("got rank 0: sequential, rank 1: joint")
+    assert told[-1][0].startswith("needs: must be the same on every rank, got rank 0: Needs(top_k=")
+    batch = SamplingBatch.over(vocab_size=V, **SAME)
+    assert sampler_of()(torch.ones(2, D), batch, 1).token_ids.tolist() == tokens
 
 
 @pytest.mark.parametrize(

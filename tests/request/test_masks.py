@@ -28,36 +28,6 @@ def test_a_mask_that_is_taken_away_binds_no_later_verification(name, backend):
     assert sampled() == free
 
 
-@pytest.mark.parametrize("name", ["grammar_bitmask", "forced_token_ids"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda batch: batch.drop(0),
-        lambda batch: batch.drop(2),
-        lambda batch: batch.permute([2, 0, 1]),
-        lambda batch: batch.add(SamplingParams(seed=9)),
-        lambda batch: batch.update(1, SamplingParams(seed=9)),
-    ],
-    ids=["drop first", "drop last", "permute", "add", "update"],
-)
-def test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew(name, change):
-    hidden_states, weight = head(4)
-    sampler = LMHeadSampler(weight, backend="torch")
-    batch = SamplingBatch.from_params(plain(3), vocab_size=V, max_rows=4)
-    masks = {
-        "grammar_bitmask": lambda ids: bitmask_of([{i} for i in ids], V),
-        "forced_token_ids": torch.tensor,
-    }
-    setattr(batch, name, masks[name]([3, 9, 4]))
-    assert sampler(hidden_states[:3], batch, 0).token_ids.tolist() == [3, 9, 4]
-    change(batch)
-    rows = batch.rows
-    with pytest.raises(ValueError, match=f"batch.{name}: .*assign"):
-        sampler(hidden_states[:rows], batch, 0)
-    setattr(batch, name, masks[name]([5, 6, 7, 8][:rows]))
-    assert sampler(hidden_states[:rows], batch, 0).token_ids.tolist() == [5, 6, 7, 8][:rows]
-
-
 @pytest.mark.parametrize(("backend", "shards"), [("torch", 1), ("triton", 1), ("triton", 3)])
 def test_min_tokens_empties_no_row(backend, shards):
     """Where the grammar and the allowed ids leave stop ids alone, those may be drawn."""

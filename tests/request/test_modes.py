@@ -5,45 +5,27 @@ import functools
 import gc
 import itertools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from tests.support.small_heads import BACKENDS, D, V, head, plain
+from tests.support.mistakes import HIDDEN, WEIGHT, batch_of, half, tokens
+from tests.support.ranks import run_ranks
+from tests.support.small_heads import D, V, head, plain
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
 
 
-@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, torch.float16])
-def test_the_default_dtype_enters_no_token(default):
-    params = [
-        SamplingParams(seed=1, repetition_penalty=1.1, frequency_penalty=0.3, presence_penalty=0.1),
-        SamplingParams(seed=2, logit_bias={3: 0.1, 4: -77.7}, top_p=0.7, logprobs=2),
-        SamplingParams(seed=3, min_p=0.013, top_k=7, temperature=0.7),
-    ]
-    hidden_states, weight = head(3)
-
-    def run() -> list[torch.Tensor]:
-        batch = SamplingBatch.from_params(params, vocab_size=V, output_token_ids=[[3, 3, 4]] * 3)
-        logits = reference.logits(hidden_states, weight, logit_softcap=7.1, logit_scale=0.3)
-        oracle = reference.sample(logits, batch, 5)
-        found = [reference.processed_logits(logits, batch), oracle.token_ids]
-        for backend in BACKENDS:
-            sampler = LMHeadSampler(weight, backend=backend, logit_softcap=7.1, logit_scale=0.3)
-            out = sampler(hidden_states, batch, 5)
-            assert out.logprobs is not None
-            found += [out.token_ids, out.logprobs.values]
-        return found
-
-    expected = run()
-    torch.set_default_dtype(default)
+@contextlib.contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
-        got = run()
+        yield
     finally:
-        torch.set_default_dtype(torch.float32)
-    for ours, wanted in zip(got, expected, strict=True):
-        assert ours.dtype == wanted.dtype
-        assert torch.allclose(ours, wanted, rtol=0, atol=0, equal_nan=True)
+        torch.set_default_dtype(before)
 
 
 MODES: dict[str, Any] = {
@@ -51,34 +33,39 @@ MODES: dict[str, Any] = {
     "no_grad": torch.no_grad,
     "grad": contextlib.nullcontext,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "bfloat16": lambda: _default(torch.bfloat16),
+    "float64": lambda: _default(torch.float64),
+    "meta": lambda: torch.device("meta"),
 }
 
 
 def _story(backend: str, inside: str, outside: str) -> list[list[int]]:
-    """Tokens of a batch that is built, stepped and changed under two modes in turn."""
+    """Tokens of a batch that is built, stepped and changed under two modes in turn, with the bits
+    of the logprobs."""
     first, second = MODES[inside], MODES[outside]
     params = [
         SamplingParams(seed=1, repetition_penalty=1.3, logprobs=1),
         SamplingParams(seed=2, top_p=0.8),
         SamplingParams(seed=3, bad_words=[[5, 6]], min_tokens=2, stop_token_ids=[3]),
-        SamplingParams(allowed_token_ids=[1, 2], seed=5),
+        SamplingParams(allowed_token_ids=[1, 2], seed=5, logit_bias={1: 0.1}, min_p=0.013),
     ]
     hidden_states, weight = head(8)
+    drafts = torch.zeros(5, 1, dtype=torch.int64)
     weight.requires_grad_(True)
     with first():
-        sampler = LMHeadSampler(weight, backend=backend, max_rows=16, desync_every=2)
-        batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=5)
+        how = {"backend": backend, "max_rows": 16, "desync_every": 2, "logit_softcap": 7.1}
+        sampler = LMHeadSampler(weight, **how)
+        batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=5, device="cpu")
     tokens = []
     for number, mode in enumerate((second, first, second, first)):
         with mode():
             out = sampler(hidden_states[:4] * 1.0, batch, number)
-            tokens.append(out.token_ids.tolist())
+            tokens.append([*out.token_ids.tolist(), *out.logprobs.values.nan_to_num(7).tolist()])
         with (first if number % 2 else second)():
             batch.append(out.token_ids)
     with second():
         batch.add(SamplingParams(presence_penalty=1.0, seed=6))
     with first():
-        drafts = torch.zeros(5, 1, dtype=torch.int64)
         states = hidden_states[[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]].view(5, 2, D)
         tokens += verify(sampler, states, drafts, batch, 9).token_ids.tolist()
         batch.permute([4, 3, 2, 1, 0])
@@ -96,7 +83,8 @@ def _story_with_gradients() -> list[list[int]]:
 @pytest.mark.parametrize(
     ("backend", "inside", "outside"),
     [("torch", *pair) for pair in itertools.permutations(MODES, 2)]
-    + [("triton", "inference", "grad"), ("triton", "grad", "inference")],
+    + [("triton", "inference", "grad"), ("triton", "grad", "inference"), ("triton", "meta", "grad")]
+    + [("numba", "bfloat16", "grad"), ("numba", "meta", "grad"), ("numba", "inference", "meta")],
 )
 def test_sampler_batch_and_steps_may_each_be_under_another_mode(backend, inside, outside):
     assert _story(backend, inside, outside) == _story_with_gradients()
@@ -151,3 +139,15 @@ def test_steps_with_gradients_leave_nothing_behind():
             verify(sampler, states, drafts, batch, step, method=method)
         assert not sampler.prompt_logprobs(hidden_states, torch.arange(4)).values.requires_grad
     assert graph_nodes() == before
+
+
+def _exchanged(exchange: str) -> list[int]:
+    batch = batch_of()
+    with torch.device("meta"):
+        return tokens(LMHeadSampler(half(dist.get_rank()), exchange=exchange), batch)
+
+
+@pytest.mark.parametrize("exchange", ["collective", "peer"])
+def test_ranks_exchange_the_same_words(exchange):
+    right = reference.sample(HIDDEN @ WEIGHT.T, batch_of(), 0).token_ids.tolist()
+    assert run_ranks(2, _exchanged, exchange) == [right, right]

@@ -3,9 +3,8 @@
 import multiprocessing
 
 import pytest
-import torch
 
-from tpsample import SamplingBatch, SamplingParams, reference
+from tpsample import SamplingBatch, SamplingParams
 from tpsample.core.row_noise import SeedSource
 
 OUT_OF_RANGE: dict[str, list] = {
@@ -46,39 +45,6 @@ def test_every_field_has_a_range_test():
 @pytest.mark.parametrize("off", [{"top_k": -1}, {"top_k": 0}, {"logit_bias": {}}, {"top_p": 1.0}])
 def test_switched_off_is_supported(off):
     SamplingBatch.from_params(SamplingParams(**off), vocab_size=10)
-
-
-def test_rows_become_tensors():
-    batch = SamplingBatch.from_params(
-        [SamplingParams(temperature=0.5, seed=2**64 - 1), SamplingParams(temperature=0, seed=3)],
-        vocab_size=10,
-    )
-    assert batch.rows == 2
-    assert batch.temperature.tolist() == [0.5, 0.0]
-    assert batch.seed.tolist() == [-1, 3]
-
-
-def test_not_params():
-    with pytest.raises(TypeError, match=r"params\[1\]"):
-        SamplingBatch.from_params([SamplingParams(), {"temperature": 1}], vocab_size=10)
-
-
-def test_one_request_for_all_rows_draws_a_seed_per_row():
-    batch = SamplingBatch.from_params(SamplingParams(), vocab_size=4096)
-    out = reference.sample(torch.zeros(8, 4096), batch, 0)
-    assert len(set(out.seeds.tolist())) == 8
-    assert len(set(out.token_ids.tolist())) > 1
-    again = reference.sample(torch.zeros(8, 4096), batch, 0)
-    assert torch.equal(out.seeds, again.seeds) and torch.equal(out.token_ids, again.token_ids)
-
-
-def test_seeds_of_one_root_repeat_and_of_two_roots_differ():
-    first, again, other = SeedSource(5), SeedSource(5), SeedSource(6)
-    drawn = first.draw(100).tolist()
-    assert drawn == again.draw(60).tolist() + again.draw(40).tolist()
-    assert len(set(drawn) | set(other.draw(100).tolist())) == 200
-    assert max(drawn) >= 2**62
-    assert all(0 <= seed < 2**63 for seed in drawn)
 
 
 def test_requests_that_mean_the_same_are_equal():

@@ -32,15 +32,24 @@ CHANGES = {
 }
 
 
+MASKS = {
+    "grammar_bitmask": lambda ids: bitmask_of([{i} for i in ids], V),
+    "forced_token_ids": torch.tensor,
+}
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_selection_of_rows_that_changed_is_refused(change):
+@pytest.mark.parametrize("name", MASKS)
+def test_a_selection_and_masks_of_rows_that_changed_are_refused(name, change):
     """A step would take some of what it reads from before the change, and some from after it."""
     sampler, batch = sampler_of(), SamplingBatch.of_slots(3, vocab_size=V)
     kinds = [{"top_k": 1, "temperature": 5.0}, {"temperature": 5.0}, {"frequency_penalty": 1.0}]
     batch.put([0, 1, 2], [SamplingParams(seed=i, **kind) for i, kind in enumerate(kinds)])
     rows, hidden_states = batch.select(torch.tensor([0, 1])), torch.randn(2, D)
     drafts = torch.zeros(2, 0, dtype=torch.int64)
+    setattr(batch, name, MASKS[name]([3, 9, 4]))
     tokens = sampler(hidden_states, rows, 1).token_ids
+    assert tokens.tolist() == [3, 9]
     CHANGES[change](batch)
     for call in (
         lambda: sampler(hidden_states, rows, 2),
@@ -52,6 +61,12 @@ def test_a_selection_of_rows_that_changed_is_refused(change):
         with pytest.raises(ValueError, match=r"joined, left, .* call batch.select again"):
             call()
     again = batch.select(torch.tensor([0, 1]), out=rows)
+    with pytest.raises(ValueError, match=f"batch.{name}: .*assign it anew"):
+        sampler(hidden_states, again, 2)
+    setattr(batch, name, MASKS[name]([5, 6, 7][: batch.rows]))
+    found = sampler(hidden_states, again, 2).token_ids.tolist()
+    assert found == [5, -1 if change == "free" else 6]
+    setattr(batch, name, None)
     logits = reference.logits(hidden_states, WEIGHT)
     expected = reference.sample(logits, batch.select(torch.tensor([0, 1])), 2)
     assert torch.equal(sampler(hidden_states, again, 2).token_ids, expected.token_ids)

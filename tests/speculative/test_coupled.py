@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.support.cases import own_shard
+from tests.support.cases import own_sampler
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
 
 CONTEXTS = 509
 PROMPT = 3
@@ -64,15 +64,6 @@ class Toy:
     def hidden_states(self, last_two: Tensor) -> Tensor:
         """[..., D] of int64 [..., 2]."""
         return self.table[(7 * last_two[..., 0] + 31 * last_two[..., 1] + 5) % CONTEXTS]
-
-    def sampler(self, shard: VocabShard | None = None, **options) -> LMHeadSampler:
-        shard = shard or VocabShard(0, len(self.weight))
-        return LMHeadSampler(
-            self.weight[shard.start : shard.stop],
-            vocab_size=len(self.weight),
-            shard=shard,
-            **({"max_rows": 1024, "backend": "torch"} | options),
-        )
 
 
 def prompts(rows: int) -> Tensor:
@@ -142,7 +133,8 @@ def decode_with_drafts(
 
 
 def _texts(toy: Toy, guess: Tensor, lengths: list[int], options: dict) -> list[Tensor]:
-    sampler = toy.sampler(own_shard(V, even=dist.get_world_size() % 2 == 1), **options)
+    even = dist.get_world_size() % 2 == 1
+    sampler = own_sampler(toy.weight, even=even, max_rows=1024, **options)
     texts = []
     for num_drafts in lengths:
         text, steps = decode_with_drafts(
@@ -157,7 +149,7 @@ def _texts(toy: Toy, guess: Tensor, lengths: list[int], options: dict) -> list[T
 def plain() -> tuple[Toy, Tensor]:
     """The model, and what one rank writes without drafts."""
     toy = Toy.make(V)
-    text = decode_plainly(toy, toy.sampler(), PARAMS, LENGTH)
+    text = decode_plainly(toy, own_sampler(toy.weight, max_rows=1024), PARAMS, LENGTH)
     assert len({tuple(row) for row in text.tolist()}) > ROWS * 3 // 4
     return toy, text
 
@@ -188,7 +180,7 @@ def test_the_text_is_that_of_plain_decoding(plain, world_size, lengths, options)
 
 def test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens(plain):
     toy, expected = plain
-    sampler = toy.sampler()
+    sampler = own_sampler(toy.weight, max_rows=1024)
     batch = SamplingBatch.from_params(PARAMS, vocab_size=V, prompt_token_ids=prompts(ROWS).tolist())
     text = torch.cat([prompts(ROWS), expected], dim=1)
     hidden_states = toy.hidden_states(text[:, 1 : PROMPT + 8].unfold(1, 2, 1))

@@ -2,23 +2,18 @@
 
 import torch
 
-from tests.support.cases import own_shard
+from tests.support.cases import own_sampler
 from tests.support.ranks import run_ranks
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
+from tpsample import SamplingBatch, SamplingParams, sample_draft
 from tpsample import reference as plain_reference
-from tpsample import sample_draft as sample_draft_on_shards
 
 
 def _draft_everywhere(logits: torch.Tensor, params: list[SamplingParams]) -> list[torch.Tensor]:
-    shard = own_shard(logits.shape[1], even=False)
-    sampler = LMHeadSampler(
-        torch.zeros(len(shard), 1), vocab_size=logits.shape[1], shard=shard, backend="torch"
-    )
+    sampler = own_sampler(torch.zeros(logits.shape[1], 1), even=False)
     batch = SamplingBatch.from_params(params, vocab_size=logits.shape[1])
+    own = logits[:, sampler.shard.start : sampler.shard.stop]
     return [
-        sample_draft_on_shards(
-            sampler, logits[:, shard.start : shard.stop], batch, 11, index, method=method
-        )
+        sample_draft(sampler, own, batch, 11, index, method=method)
         for index in (0, 2)
         for method in ("coupled", "rejection", "block")
     ]

@@ -127,26 +127,28 @@ def test_the_kernel_takes_given_logits():
     assert_same(out, verify_logits(sampler_of(), rounded, its[:2], two, 20))
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"lengths": [1] * ROWS}, r"lengths: expected a tensor \[5\] of int32 or int64"),
-        ({"lengths": torch.ones(ROWS)}, "lengths: expected a tensor"),
-        ({"lengths": torch.ones(ROWS - 1, dtype=torch.int32)}, r"lengths: expected .* \[5\]"),
-        ({"local_logits": LOGITS[:, :2]}, r"local_logits: expected \[5, 4, 67\]"),
-        ({"local_logits": LOGITS[..., :9]}, r"local_logits: expected fp32, bf16 or fp16"),
-        ({"local_logits": LOGITS.flatten(0, 1)}, r"local_logits: expected \[5, 4, 67\]"),
-        ({"draft": LOGITS[:, :K]}, 'draft: method="coupled" looks at no draft'),
-    ],
-)
-def test_what_is_refused_names_the_argument(change, told):
-    given = {"local_logits": LOGITS} | change
-    logits = given.pop("local_logits")
-    with pytest.raises(ValueError, match=told):
-        verify_logits(sampler_of(), logits, drafts(), batch(), 20, **given)
+def test_more_logits_than_there_is_room_for_are_refused():
     small = LMHeadSampler(WEIGHT, max_rows=19, backend="torch")
     with pytest.raises(ValueError, match="local_logits: 5 rows × 4 positions exceed max_rows=19"):
         verify_logits(small, LOGITS, drafts(), batch(), 20)
+
+
+def test_ids_outside_the_vocabulary_end_the_drafts_and_no_drafts_are_a_step():
+    sampler = LMHeadSampler(torch.ones(10, 1), max_rows=16)
+    batch = SamplingBatch.from_params([SamplingParams(seed=s) for s in range(4)], vocab_size=10)
+    plain = sampler(torch.ones(4, 1), batch, 3).token_ids
+    for method in METHODS:
+        drafts = torch.tensor([[10, 1], [2**40, 1], [-7, 1], [-1, 1]])
+        out = verify(sampler, torch.ones(4, 3, 1), drafts, batch, 3, method=method)
+        assert (out.num_accepted == 0).all()
+        none = verify(sampler, torch.ones(4, 1, 1), drafts[:, :0], batch, 3, method=method)
+        assert torch.equal(none.token_ids[:, 0], out.token_ids[:, 0])
+        assert method != "coupled" or torch.equal(none.token_ids[:, 0], plain)
+        empty = verify(
+            sampler, torch.ones(0, 3, 1), drafts[:0],
+            SamplingBatch.from_params([], vocab_size=10), 3, method=method,
+        )  # fmt: skip
+        assert empty.token_ids.shape == (0, 3)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,15 +2,16 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from tests.support.cases import own_shard
+from tests.support.cases import own_sampler, own_shard
 from tests.support.filtered import V, kinds_of_logits
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, VocabShard, verify
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, verify
 from tpsample import reference as plain_reference
 from tpsample.speculative import VerifyOutput, reference
 
@@ -71,13 +72,18 @@ class Problem:
     def batch(self) -> SamplingBatch:
         return SamplingBatch.from_params(self.params, vocab_size=self.vocab_size)
 
-    def sampler(self, shard: VocabShard, **options) -> LMHeadSampler:
-        return LMHeadSampler(
-            self.weight[shard.start : shard.stop],
-            vocab_size=self.vocab_size,
-            shard=shard,
-            **({"max_rows": 1024, "backend": "torch"} | options),
-        )
+    def sampler(self, **options: Any) -> LMHeadSampler:
+        """This rank's."""
+        return own_sampler(self.weight, **{"even": False, "max_rows": 1024} | options)
+
+    def verify(
+        self, sampler: LMHeadSampler, method: str, draft: torch.Tensor | None, batch: Any = None
+    ) -> VerifyOutput:
+        """Verify by this rank's columns of a drafter's logits."""
+        if draft is not None:
+            draft = draft[:, :, sampler.shard.start : sampler.shard.stop]
+        given = self.hidden_states, self.drafts, batch or self.batch, self.positions
+        return verify(sampler, *given, method=method, draft=draft)
 
     def oracle(self, method: str, draft: torch.Tensor | None) -> VerifyOutput:
         return reference.verify(
@@ -96,16 +102,12 @@ def differing(out: VerifyOutput, expected: VerifyOutput) -> list[str]:
 def _verify(problem: Problem) -> dict[tuple, VerifyOutput]:
     outputs = {}
     for even in (True, False):
-        shard = own_shard(problem.vocab_size, even)
         options = {} if even else {"exchange": "p2p", "chunks": 3}
-        sampler = problem.sampler(shard, **options)
-        columns = problem.draft[:, :, shard.start : shard.stop]
+        sampler = problem.sampler(even=even, **options)
         for method in METHODS:
-            for draft in (columns,) if even else (columns, None):
-                outputs[even, method, draft is None] = verify(
-                    sampler, problem.hidden_states, problem.drafts, problem.batch,
-                    problem.positions, method=method, draft=draft,
-                )  # fmt: skip
+            for draft in (problem.draft,) if even else (problem.draft, None):
+                found = problem.verify(sampler, method, draft)
+                outputs[even, method, draft is None] = found
     return outputs
 
 
@@ -136,25 +138,16 @@ def test_rows_that_stop_within_a_block_recover_at_its_coefficient():
     generator = torch.Generator().manual_seed(2)
     kinds = [torch.randn(16, generator=generator) for _ in range(4)]
     problem = Problem(kinds, copies=400, requests=({},))
-    sampler = problem.sampler(VocabShard(0, 16), max_rows=400 * (K + 1))
-    out = verify(
-        sampler, problem.hidden_states, problem.drafts, problem.batch, problem.positions,
-        method="block", draft=problem.draft,
-    )  # fmt: skip
+    out = problem.verify(problem.sampler(max_rows=400 * (K + 1)), "block", problem.draft)
     assert not differing(out, problem.oracle("block", problem.draft))
 
 
 def _verify_by_kernel(problem: Problem, exchange: str) -> dict[str, VerifyOutput]:
-    shard = own_shard(problem.vocab_size, even=False)
-    sampler = problem.sampler(shard, backend="triton", exchange=exchange, max_rows=128)
-    draft = problem.draft[:, :, shard.start : shard.stop]
+    sampler = problem.sampler(backend="triton", exchange=exchange, max_rows=128)
     outputs = {
-        method: verify(
-            sampler, problem.hidden_states, problem.drafts, problem.batch, problem.positions,
-            method=method, draft=None if method == "coupled" else draft,
-        )
+        method: problem.verify(sampler, method, None if method == "coupled" else problem.draft)
         for method in ("coupled", *METHODS)
-    }  # fmt: skip
+    }
     sampler.check()
     sampler.close()
     return outputs
@@ -175,7 +168,7 @@ def test_the_kernel_in_the_interpreter_stores_the_same_laws(world_size, exchange
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("certain", [True, False], ids=["one-hot", "logits"])
 def test_other_rows_and_padding_of_k_change_nothing(problem, method, certain):
-    sampler = problem.sampler(VocabShard(0, V))
+    sampler = problem.sampler()
     draft = None if certain else problem.draft
     expected = problem.oracle(method, draft)
 
@@ -197,23 +190,15 @@ def test_other_rows_and_padding_of_k_change_nothing(problem, method, certain):
 
 def _special(logits: torch.Tensor, drafts: torch.Tensor, draft: torch.Tensor) -> list:
     """One-hot hidden states over a head whose bias holds what a product cannot."""
-    vocab_size = logits.shape[1]
+    vocab_size, outs = logits.shape[1], []
     shard = own_shard(vocab_size, even=False)
-    outs = []
+    own = slice(shard.start, shard.stop)
+    batch = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9), vocab_size=vocab_size)
     for row in logits:
-        sampler = LMHeadSampler(
-            torch.zeros(len(shard), 1),
-            bias=row[shard.start : shard.stop],
-            vocab_size=vocab_size,
-            shard=shard,
-            backend="torch",
-        )
-        batch = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9), vocab_size=vocab_size)
+        sampler = own_sampler(torch.zeros(vocab_size, 1), even=False, bias=row[own])
         for method in METHODS:
-            out = verify(
-                sampler, torch.zeros(len(drafts), 2, 1), drafts, batch, 7, method=method,
-                draft=draft[:, :, shard.start : shard.stop],
-            )  # fmt: skip
+            given = torch.zeros(len(drafts), 2, 1), drafts, batch, 7
+            out = verify(sampler, *given, method=method, draft=draft[:, :, own])
             outs.append((out.num_accepted, out.token_ids, out.status))
     return outs
 
@@ -259,10 +244,7 @@ def test_logprobs_are_those_of_the_emitted_tokens(problem, method):
     params = [dataclasses.replace(request, **asked) for request in problem.params]
     params[::3] = problem.params[::3]
     batch = SamplingBatch.from_params(params, vocab_size=V)
-    out = verify(
-        problem.sampler(VocabShard(0, V)), problem.hidden_states, problem.drafts, batch,
-        problem.positions, method=method, draft=problem.draft,
-    )  # fmt: skip
+    out = problem.verify(problem.sampler(), method, problem.draft, batch)
     assert not differing(out, problem.oracle(method, problem.draft))
     drafted = batch.with_drafts(problem.drafts)
     emitted = out.token_ids.flatten()

@@ -89,6 +89,13 @@ def run_ranks(
     return [outcomes[rank][1] for rank in range(world_size)]
 
 
+def same_on_ranks(world_size: int, fn: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """Return the result of fn(*args), which must be the same on every rank; see `run_ranks`."""
+    first, *others = run_ranks(world_size, fn, *args, **how)
+    assert all(other == first for other in others), (first, *others)
+    return first
+
+
 def _receive(
     receivers: list[Connection], timeout_s: float, victim: int | None
 ) -> dict[int, tuple[str | None, Any]]:
