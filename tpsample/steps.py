@@ -8,6 +8,8 @@ start before one of them can finish.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor
 
 from tpsample.agreement.caller_tensors import CallerTensors
@@ -23,13 +25,15 @@ from tpsample.exchange import make_exchange
 from tpsample.local import make_backend
 from tpsample.logits.finish import candidates_of, finish_logits, shard_logits
 from tpsample.logits.shard_logits import ShardLogits
-from tpsample.output import SampleOutput
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.changes import Changes
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs, Step
 from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
+
+Output = TypeVar("Output", SampleOutput, VerifyOutput)
 
 
 class Steps(Sealed):
@@ -54,8 +58,7 @@ class Steps(Sealed):
         self.philox_rounds = settings.philox_rounds
         self.exchange = make_exchange(settings)
         self.local = make_backend(settings)
-        aliases = {"lm_head_weight": settings.weight, "bias": settings.bias}
-        self._caller = CallerTensors(given, aliases, self.local.follow)
+        self._caller = CallerTensors(given, settings, self.local.follow)
         self.checks = StepChecks(settings, self._caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
         self._desync = DesyncDetector(settings.desync_every, self.ranks, settings.device)
@@ -106,10 +109,17 @@ class Steps(Sealed):
 
     def finish(self, step: Step) -> SampleOutput:
         """Do the second half of a step: wait for every rank's words, and return the tokens."""
-        out = self.end(step)
+        return self.counted(self.end(step))
+
+    def counted(self, out: Output) -> Output:
+        """Return the output of a call, which names the token of failed rows as `on_failed` has it.
+
+        The failed rows are counted where the host reads them without waiting.
+        """
         if self.on_failed != NO_TOKEN:
             out.name_failed(self.on_failed)
-        self.count_own(out.status)
+        if readable(out.status.device):
+            self.count_failed(out.status)
         return out
 
     def end(self, step: Step) -> SampleOutput:
@@ -150,11 +160,6 @@ class Steps(Sealed):
         """
         of_rows = status.tolist()
         self.ranks.counters.failed_rows += len(of_rows) - of_rows.count(0)
-
-    def count_own(self, status: Tensor) -> None:
-        """Count the failed rows of a call, where the host reads them without waiting."""
-        if readable(status.device):
-            self.count_failed(status)
 
     def check(self) -> None:
         """Raise if a rank failed to answer in an earlier step. Waits for the GPU.

@@ -9,8 +9,8 @@ tpsample/agreement/caller_tensors.py
     + pass
     > test_a_bias_is_followed_too
     a DTensor's rows begin at 0 on every rank
-    - start = min(offset[0], end)
-    + start = 0
+    - return VocabShard(min(shard.start, end), min(shard.stop, end))
+    + return VocabShard(0, min(len(shard), end))
     > test_shard_and_group_follow_from_the_rows_of_a_mesh
     a DTensor's group is the whole job
     - of_mesh = weight.device_mesh.get_group(axis)

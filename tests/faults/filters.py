@@ -110,7 +110,7 @@ tpsample/logits/filters.py
     > test_the_threshold_decides_what_the_rejection_cannot[hot-joint]
 tpsample/steps.py
     the failed rows of a step are not counted
-    - self.count_own(out.status)
+    - self.count_failed(out.status)
     + pass
     > test_fixed_rounds_and_logits_of_the_caller_return_it_too
     a step is returned before its digests are compared

@@ -173,11 +173,11 @@ tpsample/agreement/step.py
     + "temperatures": None
     > test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step[temperature]
     ranks compare how many rows wait for a seed, not which
-    - f"{batch.unseeded} after {self
-    + f"{len(batch.unseeded)} after {self
+    - f"{batch.unseeded} after {seeds
+    + f"{len(batch.unseeded)} after {seeds
     > test_a_refused_call_draws_no_seeds
     ranks do not compare how many seeds were drawn
-    - after {self.seeds_drawn} drawn
+    - after {seeds_drawn} drawn
     + after some drawn
     > test_ranks_with_other_requests_seeds_or_positions_are_told_which
 tpsample/request/params.py

@@ -26,25 +26,24 @@ from torch import Tensor
 from tpsample.core.checks import describe, is_integer
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.settings import Settings
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class CallerTensors:
-    """The caller's tensors by argument, and their aliases.
+    """The caller's tensors by argument, and the aliases of them that steps read.
 
     Args:
         given: the caller's tensors by argument, which may be DTensors; None leaves an argument out.
-        aliases: their aliases by argument.
+        settings: have the aliases.
         moved: is called after an alias lies elsewhere in memory.
     """
 
     def __init__(
-        self,
-        given: Mapping[str, Tensor | None],
-        aliases: Mapping[str, Tensor | None],
-        moved: Callable[[], None],
+        self, given: Mapping[str, Tensor | None], settings: Settings, moved: Callable[[], None]
     ) -> None:
+        aliases = {"lm_head_weight": settings.weight, "bias": settings.bias}
         self._given: dict[str, tuple[Tensor, Tensor]] = {}
         for name, tensor in given.items():
             alias = aliases[name]
@@ -136,7 +135,7 @@ def local_arguments(
     of_mesh = weight.device_mesh.get_group(axis)
     try:
         _check_group(group, of_mesh, axis)
-        shard = _shard(weight, given["vocab_size"])
+        shard = _shard(weight, axis, given["vocab_size"])
         if given["shard"] not in (None, shard):
             raise ValueError(
                 f"shard: lm_head_weight is a DTensor whose rows on this rank are {shard}, got "
@@ -173,16 +172,12 @@ def _sharded_axis(weight: Any) -> int:
     return axes[0]
 
 
-def _shard(weight: Any, vocab_size: Any) -> VocabShard:
+def _shard(weight: Any, axis: int, vocab_size: Any) -> VocabShard:
     """Return the ids of the rows of this rank; rows from `vocab_size` on are padding."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        weight.shape, weight.device_mesh, weight.placements
-    )
-    end = int(vocab_size) if is_integer(vocab_size) else weight.shape[0]
-    start = min(offset[0], end)
-    return VocabShard(start, max(start, min(offset[0] + shape[0], end)))
+    mesh, rows = weight.device_mesh, weight.shape[0]
+    shard = VocabShard.even(rows, mesh.get_local_rank(axis), mesh.size(axis))
+    end = int(vocab_size) if is_integer(vocab_size) else rows
+    return VocabShard(min(shard.start, end), min(shard.stop, end))
 
 
 def _check_group(group: object, of_mesh: dist.ProcessGroup, axis: int) -> None:

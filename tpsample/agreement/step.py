@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -44,7 +43,6 @@ class Call:
         positions: int64 [B], or None.
         num_samples: draws per row, or another number that must be equal.
         token_ids: int64, tokens the call is about, or None.
-        seeds_drawn: how many seeds this rank has drawn for rows without one.
     """
 
     name: str
@@ -53,11 +51,13 @@ class Call:
     positions: Tensor | None = None
     num_samples: int = 1
     token_ids: Tensor | None = None
-    seeds_drawn: int = 0
 
-    @cached_property
-    def parts(self) -> dict[str, Any]:
-        """All that decides the result, by name, in the order in which a difference is told."""
+    def parts(self, seeds_drawn: int) -> dict[str, Any]:
+        """Return all that decides the result, by name, in the order in which a difference is told.
+
+        Args:
+            seeds_drawn: how many seeds this rank has drawn for rows without one.
+        """
         found: dict[str, Any] = {
             "call": self.name,
             "hidden_states rows": self.rows,
@@ -67,7 +67,7 @@ class Call:
         if batch is not None:
             found["batch"] = batch.plan
         if isinstance(batch, StepBatch):
-            found["rows without a seed"] = f"{batch.unseeded} after {self.seeds_drawn} drawn seeds"
+            found["rows without a seed"] = f"{batch.unseeded} after {seeds_drawn} drawn seeds"
             found["slots"] = None  # of a selection, told before what follows from them
         if batch is not None:
             found |= {"seeds": batch.seed, "temperatures": batch.temperature}
@@ -75,14 +75,6 @@ class Call:
         if isinstance(batch, StepBatch):
             found |= batch.state()
         return found
-
-    def digest(self) -> int:
-        """Return 64 bits of all parts. It reads tensors, so they must be on a CPU."""
-        return digest_text(str({name: _digest(part) for name, part in self.parts.items()}))
-
-    def texts(self) -> dict[str, Any]:
-        """Return all parts as JSON values by name, to say where they differ."""
-        return {name: _text(part) for name, part in self.parts.items()}
 
 
 class StepAgreement:
@@ -142,7 +134,8 @@ class StepAgreement:
         try:
             call = check(*arguments)
             if swap is not None:
-                digest = call.digest()
+                parts = call.parts(self._seeds.drawn)
+                digest = digest_text(str({name: _digest(part) for name, part in parts.items()}))
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
         if swap is not None:
@@ -181,7 +174,8 @@ class StepAgreement:
         if self._swap.agrees() and error is None:
             return
         try:
-            texts = {} if call is None else call.texts()
+            parts = {} if call is None else call.parts(self._seeds.drawn)
+            texts = {name: _text(part) for name, part in parts.items()}
             require_equal(gather_or_raise(self._ranks, texts, error), _EXPECTED)
             raise RankMismatch(f"batch: {SAME}, got other parts of it")
         finally:  # no rank takes this step
@@ -196,6 +190,7 @@ class StepAgreement:
 
 
 def _digest(part: Any) -> object:
+    """Return what `str` tells apart. It reads tensors, so they must be on a CPU."""
     if isinstance(part, Tensor):
         return digest_bits(part)
     return part.digest if isinstance(part, BatchPlan) else part

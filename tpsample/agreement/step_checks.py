@@ -135,8 +135,7 @@ class StepChecks:
             batch = batch.view(rows)
         if batch.stores_logits:
             self._settings.ranks.require_group()
-        drawn = self._settings.seeds.drawn
-        return Call(name, rows, batch, positions, num_samples, token_ids, drawn)
+        return Call(name, rows, batch, positions, num_samples, token_ids)
 
     def prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
         """Return what `LMHeadSampler.prompt_logprobs` asks for. It reads the ids, so it waits."""

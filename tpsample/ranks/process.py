@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -92,27 +92,22 @@ class ProcessRanks(Ranks):
     def broadcast(self, record: dict[str, Any], src: int) -> dict[str, Any]:
         """Sum the length and the bytes of a JSON text, to which the others add zeros."""
         text = json.dumps(record).encode() if self.rank == src else b""
-        length = torch.tensor([len(text)], device=self._text_device)
-        size = int(self.sum_tensor(length))
-        own = torch.frombuffer(bytearray(text.ljust(size, b"\0")), dtype=torch.uint8)
-        whole = self.sum_tensor(own.to(self._text_device))
-        found: dict[str, Any] = json.loads(bytes(whole.tolist()))
+        found: dict[str, Any] = json.loads(bytes(self._exchange(text, self.sum_tensor).tolist()))
         return found
-
-    @property
-    def _text_device(self) -> torch.device:
-        """Where texts are exchanged."""
-        if self._backend == dist.Backend.NCCL:
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Gather one JSON text per rank: the lengths, then the bytes, padded to the longest."""
-        device = self._text_device
-        text = json.dumps(record).encode()
-        lengths = self.gather_tensor(torch.tensor([len(text)], device=device)).flatten().tolist()
-        padded = torch.tensor(list(text.ljust(max(lengths))), dtype=torch.uint8, device=device)
-        return [json.loads(bytes(tensor.tolist())) for tensor in self.gather_tensor(padded)]
+        texts = self._exchange(json.dumps(record).encode(), self.gather_tensor)
+        return [json.loads(bytes(text.tolist())) for text in texts]
+
+    def _exchange(self, text: bytes, move: Callable[[Tensor], Tensor]) -> Tensor:
+        """Exchange the length of a text, and then its bytes as they are moved, uint8 [..., n]."""
+        device = torch.device("cpu")
+        if self._backend == dist.Backend.NCCL:
+            device = torch.device("cuda", torch.cuda.current_device())
+        size = int(move(torch.tensor([len(text)], device=device)).max())
+        padded = bytearray(text.ljust(size, b" " if text else b"\0"))
+        return move(torch.frombuffer(padded, dtype=torch.uint8).to(device))
 
     def gather_tensor(self, own: Tensor) -> Tensor:
         """Return every rank's tensor, in rank order: [W, ...]."""

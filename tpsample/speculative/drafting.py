@@ -72,7 +72,6 @@ def sample_draft(
             batch.for_rows(num_rows),
             positions_tensor(positions, num_rows, draft_logits.device),
             index,
-            seeds_drawn=sampler.settings.seeds.drawn,
         )
 
     with sampler.agreement:

@@ -174,10 +174,7 @@ def _verify(
             )
         if settled.undrawn is not None:
             verified.name_undrawn(*settled.undrawn)
-        if sampler.on_failed != word.NO_TOKEN:
-            verified.name_failed(sampler.on_failed)
-        sampler.count_own(verified.status)
-        return verified
+        return sampler.counted(verified)
 
 
 def _verify_coupled(
