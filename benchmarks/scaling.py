@@ -14,6 +14,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +24,10 @@ from rich.console import Console
 
 from benchmarks.lab import harness, machine, ranks
 from benchmarks.lab.harness import Run
-from benchmarks.lab.local_ranks import TIMEOUT_S, run_on_ranks
 from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT, Result
 from benchmarks.lab.shapes import SHAPES
+from benchmarks.lab.started_ranks import StartedRanks
 from benchmarks.questions import scaling as question
 from benchmarks.questions.scaling_candidates import MODES
 from benchmarks.run import Batches, Dtype, Shapes, known, numbers, shown, sizes
@@ -38,6 +39,8 @@ EXCHANGES = ("auto", *ranks.EXCHANGES)
 CPU = {"shapes": SHAPES[-1:], "batches": (1, 8, 64)}
 GPU = {"shapes": SHAPES[:2], "batches": (1, 16, 64, 256)}
 """Sizes where none are named."""
+TIMEOUT_S = 300.0
+"""How long a rank waits for another: loading libraries and compiling may take minutes."""
 SAME = ("hardware", "cpu", "cpu_cores", "commit", "tpsample", "torch", "triton", "python")
 """Facts of a machine that must not change between a run and the one that goes on with it."""
 
@@ -101,12 +104,22 @@ def scaling(
         waiting = question.missing(Result.load(path))
         for number, world_size in enumerate(waiting):
             share = (deadline - time.monotonic()) / (len(waiting) - number)
-            if code := run_on_ranks(world_size, threads, measure, run, path, share):
-                failed.append(f"W = {world_size}: the ranks ended with code {code}")
+            told = (_on_rank, run, path, share)
+            with StartedRanks(world_size, *told, threads=threads) as started:
+                try:
+                    started.answers(started.everybody, limit_s=None)
+                except EOFError:
+                    failed.append(f"W = {world_size}: a rank failed, and has said why")
         console.print(f"{_ended(path, failed)}", soft_wrap=True)
     for line in failed:
         console.print(f"[bold red]{line}", soft_wrap=True)
     raise typer.Exit(bool(failed))
+
+
+def _on_rank(line: Connection, run: Run, path: Path, seconds: float) -> None:
+    with join(timeout_s=TIMEOUT_S) as job:
+        measure(job, run, path, seconds)
+        line.send("done")
 
 
 def measure(job: Job, run: Run, path: Path | None = None, seconds: float = float("inf")) -> None:

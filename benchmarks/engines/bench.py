@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     rates = (float("inf"), options.rate)
     bench = Bench(python, make_model(cache), cache / "bench", options.requests, rates)
     start = time.monotonic()
-    with result.session():
+    with result.session(machine.command()):
         for number, ranks in enumerate(counts, 1):
             deadline = start + 60 * options.minutes * number / len(counts)
             try:

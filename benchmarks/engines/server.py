@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab.local_ranks import free_port
 from benchmarks.lab.machine import ROOT
 from benchmarks.lab.orphans import with_parent
+from benchmarks.lab.started_ranks import free_port
 
 NAME = "smol"
 """The model's name in requests."""

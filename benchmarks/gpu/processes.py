@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -20,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.lab import ranks
-from benchmarks.lab.orphans import with_parent
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
+from benchmarks.lab.started_ranks import StartedRanks
 from benchmarks.lab.timing import captured, one_line
 from tpsample import VocabShard
 from tpsample.ranks.ranks import Ranks
@@ -101,51 +99,51 @@ def processes(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
 
 def _attempt(backend: str, exchange: str, dry_run: bool) -> str:
     """Start the ranks, wait, and say what became of them."""
+    deadline = time.monotonic() + _ATTEMPT_SECONDS
+    said: list[list[Any]] = [[] for _ in range(WORLD_SIZE)]
     with tempfile.TemporaryDirectory() as folder:
-        workers, logs = [], [Path(folder) / f"rank-{rank}.log" for rank in range(WORLD_SIZE)]
-        for rank, log in enumerate(logs):
-            variables = os.environ | {
-                "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
-                "NCCL_HOSTID": f"tpsample-rank-{rank}",
-                "NCCL_SOCKET_IFNAME": "lo",
-                "GLOO_SOCKET_IFNAME": "lo",
-            }
-            command = [sys.executable, "-m", "benchmarks.gpu.processes", backend, exchange]
-            command += [str(rank), f"{folder}/store", *["--dry-run"] * dry_run]
-            with log.open("w") as out:
-                process = subprocess.Popen(
-                    with_parent(command), env=variables, stdout=out, stderr=out
-                )
-            workers.append(process)
-        deadline = time.monotonic() + _ATTEMPT_SECONDS
-        try:
-            codes = [worker.wait(max(0.1, deadline - time.monotonic())) for worker in workers]
-        except subprocess.TimeoutExpired:
-            codes = []
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-        last = [(log.read_text().strip().splitlines() or ["no output"])[-1] for log in logs]
-    if codes == [0] * WORLD_SIZE:
-        return f"worked: {last[0]}"
-    ended = f"exit codes {codes}" if codes else f"not done in {_ATTEMPT_SECONDS:.0f} s"
-    ranks_said = "; ".join(f"rank {rank}: {line}" for rank, line in enumerate(last))
-    return f"did not work: {ended}; {ranks_said}"
+        told = (_worker, backend, exchange, f"{folder}/store", dry_run)
+        with StartedRanks(WORLD_SIZE, *told) as started:
+            for rank in (*started.everybody, *started.everybody):  # each says two things
+                with suppress(TimeoutError, EOFError):
+                    said[rank] += started.answers([rank], max(0.1, deadline - time.monotonic()))
+    if all(len(each) == 2 and isinstance(each[1], dict) for each in said):
+        return f"worked: {json.dumps(said[0][0] | said[0][1])}"
+    ranks_said = "; ".join(f"rank {rank}: {each or 'nothing'}" for rank, each in enumerate(said))
+    return f"did not work in {_ATTEMPT_SECONDS:.0f} s; {ranks_said}"
 
 
-def _worker(backend: str, exchange: str, rank: int, store: str, dry_run: bool) -> dict[str, Any]:
-    """One rank: some steps, each compared with a sampler that holds the whole vocabulary."""
+def _worker(line: Connection, backend: str, exchange: str, store: str, dry_run: bool) -> None:
+    """Be a rank, and say what was done, or what went wrong."""
+    rank = int(os.environ["RANK"])
+    os.environ |= {
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+        "NCCL_HOSTID": f"tpsample-rank-{rank}",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     device = torch.device("cpu") if dry_run else torch.device("cuda", 0)
-    if not dry_run:
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        backend,
-        store=dist.FileStore(store, WORLD_SIZE),
-        rank=rank,
-        world_size=WORLD_SIZE,
-        timeout=timedelta(seconds=_ATTEMPT_SECONDS),
-    )
+    try:
+        if not dry_run:
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            backend,
+            store=dist.FileStore(store, WORLD_SIZE),
+            rank=rank,
+            world_size=WORLD_SIZE,
+            timeout=timedelta(seconds=_ATTEMPT_SECONDS),
+        )
+        for facts in _steps_of(rank, device, exchange, dry_run):
+            line.send(facts)
+        dist.destroy_process_group()
+    except Exception as error:
+        line.send(one_line(error))
+
+
+def _steps_of(
+    rank: int, device: torch.device, exchange: str, dry_run: bool
+) -> Iterator[dict[str, Any]]:
+    """Take some steps, each compared with a sampler that holds the whole vocabulary."""
     vocab_size, hidden_size, rows = (1000, 64, 3) if dry_run else (8192, 512, 8)
     weight = make_weight(vocab_size, hidden_size, device)
     problem = Problem.make(weight, rows)
@@ -161,8 +159,7 @@ def _worker(backend: str, exchange: str, rank: int, store: str, dry_run: bool) -
         if not torch.equal(alone.token_ids, together.token_ids):
             raise AssertionError("ids differ from those of one rank")
     sampler.check()
-    facts = {"steps": steps, "rows": rows}
-    print(json.dumps({**facts, "graph_replays": "not done"}), flush=True)
+    yield {"steps": steps, "rows": rows}
 
     # The whole step from a CUDA graph, exchange and all; a dry run repeats the step.
     replay = captured(together.step, device)
@@ -174,16 +171,4 @@ def _worker(backend: str, exchange: str, rank: int, store: str, dry_run: bool) -
             raise AssertionError("ids of a replayed step differ from those of one rank")
     sampler.check()
     sampler.close()
-    dist.destroy_process_group()
-    return {**facts, "graph_replays": steps}
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("backend")
-    parser.add_argument("exchange")
-    parser.add_argument("rank", type=int)
-    parser.add_argument("store")
-    parser.add_argument("--dry-run", action="store_true")
-    options = parser.parse_args()
-    print(json.dumps(_worker(**vars(options))))
+    yield {"graph_replays": steps}

@@ -56,6 +56,7 @@ class Run:
         dtype: of the weights, a name in `DTYPES`.
         tiny: short runs for a CPU. With the tiny shape they say nothing about speed.
         options: settings of one benchmark alone.
+        command: that the user gave, also on ranks that it has started.
         deadline: no point is begun after this `time.monotonic()`.
         done: points that were measured earlier, as `Result.points` has them.
         notes, measured: go into the result as they are.
@@ -70,6 +71,7 @@ class Run:
     repeats: int = 50
     tiny: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    command: str = field(default_factory=machine.command)
     deadline: float = float("inf")
     done: set[tuple[Any, ...]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -274,7 +276,7 @@ def execute(
             unwritten = error
 
     try:
-        with result.session():
+        with result.session(run.command):
             for rows in benchmark.rows(run):
                 result.rows += [row for row in rows if "why" not in row]
                 result.left_out += [row for row in rows if "why" in row]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import heapq
-import multiprocessing
 import os
 import select
 import shutil
@@ -19,13 +18,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lab.orphans import end_with_parent
+from benchmarks.lab.started_ranks import StartedRanks
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _TUNSETIFF, _IFF_TAP_NO_PI = 0x400454CA, 0x1002
@@ -173,75 +172,35 @@ class Hosts:
                     continue
 
 
-class RanksOnHosts:
-    """Ranks on hosts, `each` on every one, which take commands and answer them.
+class RanksOnHosts(StartedRanks):
+    """Ranks on hosts, `each` on every one, which have sent something when they are ready.
 
-    They are forked from a process that has loaded what they need.
-
-    Args:
-        body: called on every rank with its end of a pipe and `arguments`. It sends something when
-            it is ready, and an answer to every command with its arguments and named arguments.
+    Raises:
+        EOFError: a rank has ended; it has said why on the standard error.
     """
 
     def __init__(self, hosts: Hosts, each: int, body: Callable[..., None], *arguments: Any) -> None:
-        os.environ.setdefault(
-            "TORCH_CPP_LOG_LEVEL", "ERROR"
-        )  # else it warns of hosts without names
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([body.__module__])
-        self.world_size = hosts.count * each
-        self.everybody = range(self.world_size)
-        self.pids: list[int] = []
-        self._lines: list[Connection] = []
-        for rank in self.everybody:
-            env = {
-                "RANK": rank, "WORLD_SIZE": self.world_size,
-                "LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each,
-                "MASTER_ADDR": hosts.address(0), "MASTER_PORT": 29500, "OMP_NUM_THREADS": 1,
-            }  # fmt: skip
-            line, its_line = context.Pipe()
-            told = (hosts.holders[rank // each], env, body, its_line, *arguments)
-            process = context.Process(target=_on_host, args=told, daemon=True)
-            process.start()
-            hosts.at_end += process.kill, process.join
-            its_line.close()
-            assert process.pid is not None
-            self.pids.append(process.pid)
-            self._lines.append(line)
+        # Else torch warns of hosts without names.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        super().__init__(
+            hosts.count * each,
+            body,
+            *arguments,
+            each=each,
+            address=hosts.address(0),
+            method="forkserver",
+            enter=partial(_go_to, hosts.holders),
+        )
+        hosts.at_end.append(self.__exit__)
         self.answers(self.everybody)
 
-    def tell(self, ranks: Iterable[int], command: str, *arguments: Any, **named: Any) -> None:
-        for rank in ranks:
-            self._lines[rank].send((command, arguments, named))
 
-    def answers(self, ranks: Iterable[int], limit_s: float = 300) -> list[Any]:
-        """Return the next answer of each rank.
-
-        Raises:
-            TimeoutError: a rank is silent.
-            EOFError: a rank has ended; it has said why on the standard error.
-        """
-        found = []
-        for rank in ranks:
-            if not self._lines[rank].poll(limit_s):
-                raise TimeoutError(f"rank {rank} is silent for {limit_s} s")
-            found.append(self._lines[rank].recv())
-        return found
-
-    def ask(self, command: str, *arguments: Any, **named: Any) -> list[Any]:
-        """Tell all ranks, and return their answers."""
-        self.tell(self.everybody, command, *arguments, **named)
-        return self.answers(self.everybody)
-
-
-def _on_host(holder: int, env: dict[str, Any], body: Callable[..., None], *arguments: Any) -> None:
-    end_with_parent(os.getppid())
+def _go_to(holders: list[int], host: int) -> None:
+    """Bring this process to a host."""
     here = os.getcwd()
     for kind in ("net", "uts", "ipc", "mnt"):
-        _enter(holder, kind)
+        _enter(holders[host], kind)
     os.chdir(here)
-    os.environ.update({name: str(value) for name, value in env.items()})
-    body(*arguments)
 
 
 def _enter(pid: int, kind: str) -> None:

@@ -1,5 +1,7 @@
 """The pictures of a result: each view over its x, one panel per shape, at most six lines in each.
 
+The message is on top, the legend beside, the machine at the bottom.
+
 A setting has one colour in all pictures of a result, whoever ran it: "tpsample, top_k 50" is drawn
 solid, "sort, top_k 50" dashed and "topk, top_k 50" dotted in the same colour.
 """
@@ -7,11 +9,11 @@ solid, "sort, top_k 50" dashed and "topk, top_k 50" dotted in the same colour.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import baselines, drawing, text
+from benchmarks.lab import baselines, text
 from benchmarks.lab.results import Result, Row
 
 MOST_LINES = 6
@@ -26,6 +28,15 @@ STYLES: dict[str, Any] = {
 }
 """How lines are drawn, by the beginnings of the names of candidates that run one setting."""
 QUARTILES = ("q1_us", "q3_us")
+PALETTE = (
+    *("#1f5fbf", "#d1495b", "#e29a1f", "#3a8f5c", "#7b5ea7", "#6b6b6b"),
+    *("#17a2b8", "#a0522d", "#c94f9b", "#8aa000", "#20344f", "#b0a48f"),
+)
+"""Twelve colours that differ; pictures stay below seven of them where they can."""
+
+PANEL = (3.3, 3.2)
+"""Inches of a panel."""
+MOST_PANELS = 4
 
 
 def unique(rows: Iterable[Row], name: str) -> list[Any]:
@@ -47,20 +58,20 @@ def scale_of(view: Row, rows: list[Row]) -> tuple[str, float]:
 
 def plot(view: Row, rows: list[Row], result: Result, folder: Path) -> list[str]:
     """Draw a view; return the names of its files, none where matplotlib is not installed."""
-    if not view["name"] or not drawing.available():
+    if not view["name"] or not available():
         return []
     series = unique(rows, view["series"])
     if all(isinstance(each, int) for each in series):
-        parts = [drawing.few(series, MOST_LINES)]
+        parts = [few(series, MOST_LINES)]
     else:
         parts = _parts(series, {row[view["series"]] for row in rows if row.get("kind") == BESIDE})
-    footer = drawing.footer(result.machine)
-    footer += " · the machine was not quiet" * bool(result.disturbances())
+    below = footer(result.machine)
+    below += " · the machine was not quiet" * bool(result.disturbances())
     files = []
     for number, names in enumerate(parts, 1):
         path = folder / f"{view['name']}{f'-{number}' * (number > 1)}.png"
         chosen = [row for row in rows if row[view["series"]] in names]
-        files.append(_draw(view, chosen, _colours(view["series"], result.rows), path, footer))
+        files.append(_draw(view, chosen, _colours(view["series"], result.rows), path, below))
     return files
 
 
@@ -75,12 +86,12 @@ def _parts(series: list[Any], beside: set[Any]) -> list[list[Any]]:
     return [[*always, *others[i : i + size]] for i in range(0, len(others), size)]
 
 
-def _draw(view: Row, rows: list[Row], colours: Row, path: Path, footer: str) -> str:
+def _draw(view: Row, rows: list[Row], colours: Row, path: Path, below: str) -> str:
     x, y, (unit, scale) = view["x"], view["y"], scale_of(view, rows)
     chosen = unique(rows, view["panel"])
     if not all(isinstance(each, str) for each in chosen):
-        chosen = drawing.few(chosen)
-    figure, axes = drawing.panels(len(chosen))
+        chosen = few(chosen)
+    figure, axes = panels(len(chosen))
     values = [row[y] / scale for row in rows]
     joined = len(unique(rows, x)) > 2  # a line would tell of what lies between two points
     for axis, panel in zip(axes, chosen, strict=True):
@@ -113,9 +124,9 @@ def _draw(view: Row, rows: list[Row], colours: Row, path: Path, footer: str) -> 
             axis.plot(at, [each * v for v in at], "k--", linewidth=0.9, label=f"ideal: {x} × one")
         if view["reference"] is not None:
             axis.axhline(view["reference"], color="black", linewidth=0.8, linestyle=":")
-        drawing.ticks(axis, [row[x] for row in own])
+        ticks(axis, [row[x] for row in own])
         if min(values) > 0 and max(values) > 20 * min(values):
-            drawing.plain_numbers(axis)
+            plain_numbers(axis)
         else:
             axis.set_ylim(bottom=min(0, *values))
         if "bytes" in y:
@@ -123,7 +134,7 @@ def _draw(view: Row, rows: list[Row], colours: Row, path: Path, footer: str) -> 
         title = panel if isinstance(panel, str) else f"{view['panel']} {panel}"
         axis.set(title=title, xlabel=view["x_label"] or x.replace("_", " "))
     axes[0].set_ylabel(textwrap.fill(f"{view['title']}{f', {unit}' if unit else ''}", 36))
-    return drawing.save(figure, path, _message(view, rows), footer)
+    return save(figure, path, _message(view, rows), below)
 
 
 def _message(view: Row, rows: list[Row]) -> str:
@@ -143,7 +154,7 @@ def _message(view: Row, rows: list[Row]) -> str:
 
 def _colours(series: str, rows: list[Row]) -> Row:
     settings = dict.fromkeys(_setting(row[series]) for row in rows if series in row)
-    return {each: drawing.PALETTE[i % len(drawing.PALETTE)] for i, each in enumerate(settings)}
+    return {each: PALETTE[i % len(PALETTE)] for i, each in enumerate(settings)}
 
 
 def _setting(name: Any) -> Any:
@@ -155,3 +166,104 @@ def _setting(name: Any) -> Any:
 
 def _style(name: Any) -> Any:
     return next((style for runner, style in STYLES.items() if str(name).startswith(runner)), "-")
+
+
+def available() -> bool:
+    """Return whether matplotlib is here: pages do without pictures where it is not."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    return True
+
+
+def few(values: Iterable[int], most: int = MOST_PANELS) -> list[int]:
+    """Return at most `most` of the values, the first, the last and some between."""
+    values = sorted(set(values))
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def panels(number: int) -> tuple[Any, list[Any]]:
+    """Return a figure and its panels, side by side; text grows on a page as panels get smaller."""
+    import matplotlib.pyplot as plt
+
+    size = (number * PANEL[0] + 2.6, PANEL[1] + 1.1)  # the legend is beside
+    figure, axes = plt.subplots(1, number, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes[0]:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes[0])
+
+
+def ticks(axis: Any, values: Sequence[float]) -> None:
+    """Put the measured values on the x axis by powers of two, and no label on top of another."""
+    values = sorted(set(values))
+    axis.set_xscale("log", base=2)
+    shown: list[float] = []
+    for value in reversed(values):
+        if not shown or shown[-1] / value > 1.3:
+            shown.append(value)
+    axis.set_xticks(values, [f"{value:g}" if value in shown else "" for value in values])
+    axis.minorticks_off()
+
+
+def plain_numbers(axis: Any) -> None:
+    """Label a logarithmic y axis with 1, 2, 3, 5, 7, 10, … in place of powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.three(value)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def save(figure: Any, path: Path, message: str, footer: str) -> str:
+    """Write the picture; return its file name.
+
+    Args:
+        message: a sentence that says what the picture shows.
+        footer: machine, versions, date.
+    """
+    import matplotlib.pyplot as plt
+
+    handles: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    figure.legend(
+        list(handles.values()),
+        [textwrap.fill(name, 30) for name in handles],
+        loc="outside right center",
+        frameon=False,
+        fontsize="small",
+    )
+    columns = int(figure.get_figwidth() * 10.5)
+    figure.suptitle(
+        textwrap.fill(message, columns), x=0.01, ha="left", fontsize="medium", weight="bold"
+    )
+    figure.supxlabel(
+        textwrap.fill(footer, int(columns * 1.5)),
+        x=0.01,
+        ha="left",
+        fontsize="x-small",
+        color="0.4",
+    )
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path.name
+
+
+def footer(machine: dict[str, Any]) -> str:
+    """Return the machine, the versions and the commit in a line."""
+    hardware = machine["hardware"]
+    if hardware == "CPU":
+        hardware = f"{machine['cpu']}, {machine['cpu_cores']} cores"
+    commit = (machine.get("commit") or "unknown")[:9]
+    commit += " and changes" if machine.get("uncommitted_changes") else ""
+    return (
+        f"{hardware} · torch {machine['torch']} · triton {machine.get('triton')} · "
+        f"tpsample {machine['tpsample']}, commit {commit} · {machine['date']}"
+    )

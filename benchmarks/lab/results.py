@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import machine, quiet
+from benchmarks.lab import quiet
 from benchmarks.lab.timing import Timing
 
 SCHEMA = 2
@@ -100,9 +100,9 @@ class Result:
         return result
 
     @contextmanager
-    def session(self) -> Iterator[None]:
+    def session(self, command: str) -> Iterator[None]:
         """Note how a session of measurements begins and ends: command, times and loads."""
-        begun = {"command": machine.command(), "started": _now(), "before": quiet.load()}
+        begun = {"command": command, "started": _now(), "before": quiet.load()}
         self.sessions.append(begun)
         try:
             yield

@@ -218,7 +218,7 @@ def test_a_run_that_is_told_to_stop_kills_its_section_and_keeps_what_it_knew(
 
 @pytest.mark.parametrize(
     ("section", "child"),
-    [("filters", "--section"), *long(("processes", "benchmarks.gpu.processes"))],
+    [("filters", "--section"), *long(("processes", "--multiprocessing-fork"))],
 )
 def test_a_run_that_is_killed_outright_leaves_its_results_and_no_process(section, child, tmp_path):
     """Nothing can be cleaned up then: the section notices that its parent has gone."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.lab import baselines, drawing, harness, machine, quiet, reads
+from benchmarks.lab import baselines, harness, machine, plots, quiet, reads
 from benchmarks.lab.harness import Benchmark, Run, execute
 from benchmarks.lab.page import write_page
 from benchmarks.lab.problem import (
@@ -124,7 +124,7 @@ class TestTiming:
 def test_a_page_says_how_busy_the_machine_was(tmp_path, monkeypatch):
     loads = [{"load": [n, 0.5, 0.2], "busy_cores": 2.0, "gpu_percent": []} for n in (0.1, 9.0)]
     point = row("tpsample", "tpsample", Timing((5.0,) * 3, True), shape="9x9", batch=1)
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(plots, "available", lambda: False)
     monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(quiet, "load", lambda: loads.pop(0))
     made_up = Benchmark("made up", "?", [View("", "Time", x="batch")], lambda run: iter([[point]]))
@@ -135,7 +135,7 @@ def test_a_page_says_how_busy_the_machine_was(tmp_path, monkeypatch):
 
 
 def test_a_real_size_on_a_busy_cpu_is_not_called_tiny(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(plots, "available", lambda: False)
     monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
     small = replace(_small(), shapes=(Shape(2000, 64, "none"),))
     execute(BENCHMARKS["epilogue"], small, tmp_path / RESULT)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks.lab import drawing, machine, plots, quiet, text
+from benchmarks.lab import machine, plots, quiet, text
 from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT, Result, View, row, with_ratios
 from benchmarks.lab.timing import Timing
@@ -21,7 +21,7 @@ from tests.support import scaling
 @pytest.fixture(autouse=True)
 def pictures_only_where_they_are_looked_at(request, monkeypatch):
     if "pictures" not in request.node.name:
-        monkeypatch.setattr(drawing, "available", lambda: False)
+        monkeypatch.setattr(plots, "available", lambda: False)
 
 
 def _page(result: Result, folder) -> str:
@@ -150,14 +150,14 @@ def test_at_most_six_lines_share_a_picture_and_a_setting_keeps_its_colour():
 
 
 def test_few_values_keep_the_ends():
-    assert drawing.few([4, 1, 2, 1]) == [1, 2, 4]
-    assert drawing.few(range(1, 11)) == [1, 4, 7, 10]
+    assert plots.few([4, 1, 2, 1]) == [1, 2, 4]
+    assert plots.few(range(1, 11)) == [1, 4, 7, 10]
 
 
 def test_pictures_of_two_points_begin_at_zero_and_join_nothing(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     drawn, result = [], scaling.made_up()
-    monkeypatch.setattr(drawing, "save", lambda figure, path, *_: drawn.append(figure) or path.name)
+    monkeypatch.setattr(plots, "save", lambda figure, path, *_: drawn.append(figure) or path.name)
     view, point = View("x", "Tokens", x="world_size", y="per_s"), {"shape": "s", "batch": 1}
     result.views = [vars(view)]
     result.rows = [

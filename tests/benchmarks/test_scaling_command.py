@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import scaling as command
-from benchmarks.lab import local_ranks
 from benchmarks.lab.page import PAGE
 from benchmarks.lab.results import RESULT, Result
+from benchmarks.lab.started_ranks import StartedRanks
 from benchmarks.questions.scaling import missing
 from benchmarks.questions.scaling_candidates import ONE_RANK, STORED, TPSAMPLE
 from tests.support import scaling
@@ -69,9 +69,12 @@ def test_a_killed_run_goes_on_by_the_same_command(end, worlds, tmp_path):
     ):
         families = {row["family"] for row in result.rows if row["world_size"] == world}
         assert families == expected, result.left_out
-    assert "ended" not in result.sessions[0] and "ended" in result.sessions[-1]
+    killed = ["ended" not in session for session in result.sessions]
+    assert len(killed) > 1 and not killed[-1]
+    (command_line,) = {session["command"] for session in result.sessions}
+    assert command_line.startswith("python -m tpsample.cli bench scaling --tiny")
     page = (folder / PAGE).read_text()
-    assert "| killed |" in page and "Not complete" not in page
+    assert ("| killed |" in page) == any(killed) and "Not complete" not in page
 
 
 def _invoke(*words: str):
@@ -81,7 +84,7 @@ def _invoke(*words: str):
 @pytest.fixture
 def no_ranks(monkeypatch):
     """Nothing is started; the record stays as it is."""
-    monkeypatch.setattr(command, "run_on_ranks", lambda *_: 0)
+    monkeypatch.setattr(command.question, "missing", lambda _: {})
 
 
 def test_more_ranks_than_the_machine_has_are_left_out(tmp_path, no_ranks, monkeypatch):
@@ -142,26 +145,22 @@ def test_refuses_what_it_does_not_know(words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def _one_dies(job):
-    assert job.world_size == 2
-    if job.rank == 1:
-        raise SystemExit(3)
-    time.sleep(600)
-
-
-def test_a_rank_that_dies_ends_the_others():
-    assert local_ranks.run_on_ranks(2, 1, _one_dies) == 3
+def _one_dies(line, *_):
+    time.sleep(600 * (os.environ["RANK"] == "0"))
 
 
 def test_ranks_that_die_are_said_and_the_rest_is_measured(tmp_path, monkeypatch):
-    start = local_ranks.run_on_ranks
-    monkeypatch.setattr(command, "run_on_ranks", lambda w, *_: 1 if w == 2 else start(w, *_))
+    def start(world_size, body, *told, **options):
+        body = _one_dies if world_size == 2 else body
+        return StartedRanks(world_size, body, *told, **options)
+
+    monkeypatch.setattr(command, "StartedRanks", start)
     words = (*TINY, "--world-sizes", "2,1", "--repeats", "1", "--output", str(tmp_path))
     shown = _invoke(*words)
-    assert shown.exit_code == 1 and "W = 2: the ranks ended with code 1" in shown.output
+    assert shown.exit_code == 1 and "W = 2: a rank failed" in shown.output
     (folder,) = tmp_path.iterdir()
     assert {row["world_size"] for row in Result.load(folder / RESULT).rows} == {1}
-    assert "W = 2: the ranks ended" in (folder / PAGE).read_text()
+    assert "W = 2: a rank failed" in (folder / PAGE).read_text()
 
 
 def test_an_installed_package_says_where_it_is(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.engines.server import summed, variables
-from benchmarks.lab.local_ranks import free_port
+from benchmarks.lab.started_ranks import free_port
 from tests.engines import command, comparison, on_hosts, page, verdicts
 from tests.engines.asked import DRAFTED, KINDS, OPENAI, SIXTEEN
 from tests.engines.traffic import GROUP_METHODS, Traffic
