@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
-import socket
 import time
 from typing import Annotated, Any
 
@@ -64,9 +63,8 @@ def _examine(job: Job, seconds: float) -> bool:
     shown = report.Report(job.rank)
     backend = default_backend(job.device)
     ranks = ranks_of(None)
-    records = ranks.gather({**_about(job), "reach": reach(backend, job.device)})
-    reaches = [record["reach"] for record in records]
-    chosen = choose_exchange("auto", ranks, reaches)
+    records = ranks.gather(reach(backend, job.device) | _about(job))
+    chosen = choose_exchange("auto", ranks, records)
 
     reason = numba_missing() if backend == "torch" and job.device.type == "cpu" else None
     slow = "" if reason is None else f", the slow definition: {reason}"
@@ -76,15 +74,15 @@ def _examine(job: Job, seconds: float) -> bool:
         [
             *_versions(records),
             ("backend", f"{backend} on {job.device.type}{slow}"),
-            ("exchange auto", f"{chosen}: {explain_auto(ranks, reaches)}"),
+            ("exchange auto", f"{chosen}: {explain_auto(ranks, records)}"),
             ("8-bit copy", _copies(job.world_size)),
         ]
     )
     ok = True
     tried = [chosen] if job.world_size == 1 else ["collective", "p2p"]
-    if job.world_size > 1 and not any(report["obstacle"] for report in reaches):
+    if job.world_size > 1 and not any(record["obstacle"] for record in records):
         tried.append("peer")
-    if len({report["host"] for report in reaches}) > 1:
+    if len({record["host"] for record in records}) > 1:
         tried.append("two_level")
     for name in tried:
         line, right = _self_check(job, name, backend, seconds)
@@ -96,17 +94,13 @@ def _examine(job: Job, seconds: float) -> bool:
 
 
 def _about(job: Job) -> dict[str, Any]:
-    """Return what a rank tells of itself, as JSON values."""
-    gpu = None
+    """Return what a rank tells of itself beside its reach, as JSON values."""
+    gpu = "CPU"
     if job.device.type == "cuda":
         properties = torch.cuda.get_device_properties(job.device)
         gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    versions = {
-        "Python": platform.python_version(),
-        "tpsample": tpsample.__version__,
-        "torch": str(torch.__version__),
-    }
-    for package in ("triton", *PACKAGES):
+    versions = {"Python": platform.python_version(), "tpsample": tpsample.__version__}
+    for package in ("torch", "triton", *PACKAGES):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -114,12 +108,7 @@ def _about(job: Job) -> dict[str, Any]:
     if torch.cuda.is_available():
         versions["CUDA"] = str(torch.version.cuda)
         versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return {
-        "host": socket.gethostname(),
-        "device": str(job.device),
-        "gpu": gpu,
-        "versions": versions,
-    }
+    return {"shown": f"{job.device}: {gpu}", "versions": versions}
 
 
 def _machines(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -131,13 +120,12 @@ def _machines(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
             for other, theirs in enumerate(records)
             if other != rank
             and theirs["host"] == record["host"]
-            and theirs["reach"]["device"][1] in record["reach"]["linked"]
+            and theirs["device"][1] in record["linked"]
         ]
-        what = record["gpu"] or "CPU"
         links = ""
-        if record["gpu"]:
+        if record["device"][0] == "cuda":
             links = f", NVLink to ranks {linked}" if linked else ", no NVLink to another rank"
-        lines.append((f"rank {rank}", f"{record['host']} {record['device']}: {what}{links}"))
+        lines.append((f"rank {rank}", f"{record['host']} {record['shown']}{links}"))
     return lines
 
 
