@@ -24,27 +24,22 @@ SAMPLED = (
 )
 """Fields that the sampler of a step reads, the grammar's bits and the prompt's logprobs too."""
 
-LEFT_TO_VLLM = {
-    "n": "its front end makes one request of each, whose seeds follow one another",
-    "stop": "its front end looks for them in the text",
-    "ignore_eos": "its scheduler ends a request",
-    "max_tokens": "its scheduler ends a request",
-    "repetition_detection": "its scheduler ends a request",
-    "detokenize": "its front end makes the text",
-    "skip_special_tokens": "its front end makes the text",
-    "spaces_between_special_tokens": "its front end makes the text",
-    "include_stop_str_in_output": "its front end makes the text",
-    "output_text_buffer_length": "its front end makes the text",
-    "output_kind": "its front end streams",
-    "stream_interval": "its front end streams",
-    "flat_logprobs": "its front end lists the logprobs",
-    "skip_clone": "it is about a Python object",
-    "skip_reading_prefix_cache": "its scheduler reads the cache",
-    "routed_experts_prompt_start": "it is about what a model of experts reports",
-    "extra_args": "its own sampler does not read them either",
-    "_watermarking_skipped": "a server with a watermark does not start",
-}
-"""Field by field, who honours it."""
+LEFT_TO_VLLM = (
+    "n",  # its front end makes one request of each, whose seeds follow one another
+    "stop",  # its front end looks for them in the text
+    *("ignore_eos", "max_tokens", "repetition_detection"),  # its scheduler ends a request
+    # Its front end makes the text.
+    *("detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
+    *("include_stop_str_in_output", "output_text_buffer_length"),
+    *("output_kind", "stream_interval"),  # its front end streams
+    "flat_logprobs",  # its front end lists the logprobs
+    "skip_clone",  # it is about a Python object
+    "skip_reading_prefix_cache",  # its scheduler reads the cache
+    "routed_experts_prompt_start",  # it is about what a model of experts reports
+    "extra_args",  # its own sampler does not read them either
+    "_watermarking_skipped",  # a server with a watermark does not start
+)
+"""Fields that vLLM honours outside its sampler."""
 
 REFUSED = {
     "thinking_token_budget": "no end of thinking is forced",
