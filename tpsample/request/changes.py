@@ -18,6 +18,7 @@ from torch import Tensor
 from tpsample.core.sealed import Sealed
 from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.batch_checks import request_list
 from tpsample.request.params import SamplingParams
 
 Tokens = Sequence[Sequence[int]] | None
@@ -41,13 +42,11 @@ class Changes(Sealed):
         output_token_ids: Tokens = None,
     ) -> None:
         """Write down a `SamplingBatch.put`."""
-        its = [params] if isinstance(params, SamplingParams) else list(params)
-        tokens = _tokens(prompt_token_ids), _tokens(output_token_ids)
-        self._note("put", _listed(slots), [to_json(each) for each in its], *tokens)
+        self._note("put", slots, params, prompt_token_ids, output_token_ids)
 
     def free(self, slots: int | Sequence[int]) -> None:
         """Write down a `SamplingBatch.free`."""
-        self._note("free", _listed(slots))
+        self._note("free", slots)
 
     def arrange(
         self,
@@ -58,8 +57,7 @@ class Changes(Sealed):
         output_token_ids: Tokens = None,
     ) -> None:
         """Write down a `SamplingBatch.arrange`, with which rows leave, join and move."""
-        tokens = _tokens(prompt_token_ids), _tokens(output_token_ids)
-        self._note("arrange", _listed(order), [to_json(each) for each in joining], *tokens)
+        self._note("arrange", order, joining, prompt_token_ids, output_token_ids)
 
     def as_json(self) -> list[Any]:
         """Return what `make` takes, as JSON values."""
@@ -83,17 +81,16 @@ class Changes(Sealed):
             else:
                 batch.arrange(rows, requests, **so_far)
 
-    def _note(
-        self, name: str, rows: list[int], params: Any = (), prompts: Any = None, outputs: Any = None
-    ) -> None:
-        self._calls.append((name, rows, params, prompts, outputs))
+    def _note(self, name: str, rows: Any, params: Any = (), *tokens: Tokens) -> None:
+        its = [to_json(each) for each in request_list(params)]
+        prompts, outputs = [
+            None if lists is None else [_listed(each) for each in lists]
+            for lists in tokens or (None, None)
+        ]
+        self._calls.append((name, _listed(rows), its, prompts, outputs))
 
 
 def _listed(rows: int | Sequence[int] | Tensor) -> list[int]:
     if isinstance(rows, Tensor):
         return rows.tolist()
     return [rows] if isinstance(rows, int) else [int(row) for row in rows]
-
-
-def _tokens(lists: Tokens) -> list[list[int]] | None:
-    return None if lists is None else [_listed(each) for each in lists]

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from tpsample.core.checks import describe
+from tpsample.core.checks import check_int, describe
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 
@@ -40,8 +40,7 @@ def check_kinds(kinds: Sequence[Kind], rows: Sequence[int], max_rows: int) -> No
             names = ", ".join(map(repr, get_args(Kind)))
             raise ValueError(f"kinds: expected some of {names}, got {describe(kind)}")
     for num_rows in rows:
-        if not 1 <= num_rows <= max_rows:
-            raise ValueError(f"rows: expected 1 to max_rows = {max_rows}, got {num_rows}")
+        check_int("rows", num_rows, 1, max_rows)
 
 
 def batches_of(

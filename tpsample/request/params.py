@@ -120,24 +120,24 @@ class SamplingParams:
         """Whether the token is the argmax of the logits."""
         return _fp32(self.temperature) < _fp32(GREEDY_BELOW)
 
-    @property
+    @cached_property
     def penalised(self) -> bool:
         """Whether the tokens so far change the logits."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1, 0, 0)
 
-    @property
+    @cached_property
     def masked(self) -> bool:
         """Whether some tokens may be forbidden."""
         return self.allowed_token_ids is not None or bool(self.bad_words) or self.min_tokens > 0
 
-    @property
+    @cached_property
     def needs_append(self) -> bool:
         """Whether tokens of the output change the logits of later ones."""
         of_several = any(len(words) > 1 for words in self.bad_words or ())
         return self.penalised or of_several or bool(self.min_tokens and self.stop_token_ids)
 
-    @property
+    @cached_property
     def reads_output(self) -> bool:
         """Whether the tokens so far matter, so that each new one must be appended."""
         return self.penalised or bool(self.bad_words) or self.min_tokens > 0

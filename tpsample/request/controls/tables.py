@@ -133,8 +133,7 @@ class ControlTables(HasViews):
             self._load_words(index, requests)
             self._load_allowed(slots, params)
         for state in self._states.values():
-            state.reserve(history=self.has_penalties, bias=self.has_bias)
-            state.load(slots, requests)
+            state.load(slots, requests, history=self.has_penalties, bias=self.has_bias)
 
     def _load_words(self, index: Tensor, requests: Sequence[Entry]) -> None:
         """Write stop ids, bad words and the last output tokens of slots, int64 [n]."""
@@ -213,9 +212,9 @@ class ControlTables(HasViews):
                         "the first append, or build a new batch with output_token_ids="
                     )
             state = TokenState(shard, self.slots, self.device)
-            state.reserve(history=self.has_penalties, bias=self.has_bias)
-            if self._requests:
-                state.load(list(self._requests), [each for each, _ in self._requests.values()])
+            requests = [request for request, _ in self._requests.values()]
+            needs = {"history": self.has_penalties, "bias": self.has_bias}
+            state.load(list(self._requests), requests, **needs)
             self._states[shard] = state
         return state
 

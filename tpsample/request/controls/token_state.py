@@ -37,7 +37,7 @@ class TokenState:
         touched: int32 [slots, width / 64], bits HAS_HISTORY and HAS_BIAS, without which a tile
             skips a block.
 
-    History and bias are [1, 1] until `reserve` makes room for them. The state outlives the call
+    History and bias are [1, 1] until a row needs them. The state outlives the call
     that makes it, so under inference mode too its tensors are ordinary ones.
     """
 
@@ -56,16 +56,18 @@ class TokenState:
         )
 
     @ordinary_tensors
-    def reserve(self, *, history: bool, bias: bool) -> None:
-        """Make room for what rows need, and keep what is there."""
+    def load(
+        self, slots: Sequence[int], requests: Sequence[Entry], *, history: bool, bias: bool
+    ) -> None:
+        """Start some slots anew from host values; ids of other shards are passed over.
+
+        Args:
+            history, bias: whether a row ever needed them, so that there is room for all rows.
+        """
         if history and self.history.shape[1] == 1:
             self.history = self.history.new_zeros(self._slots, self.width)
         if bias and self.bias.shape[1] == 1:
             self.bias = self.bias.new_zeros(self._slots, self.width)
-
-    @ordinary_tensors
-    def load(self, slots: Sequence[int], requests: Sequence[Entry]) -> None:
-        """Start some slots anew from host values; ids of other shards are passed over."""
         dense = [table for table in (self.history, self.bias) if table.shape[1] > 1]
         if not dense:
             return
@@ -79,12 +81,12 @@ class TokenState:
                 in_prompt = each.params.penalised and each.params.repetition_scope == "all"
                 prompts.append(each.prompt if in_prompt else ())
                 outputs.append(each.output if each.params.penalised else ())
-            history = self.history.view(-1)
+            counts = self.history.view(-1)
             if any(prompts):
-                history.index_fill_(0, self._places(slots, prompts, HAS_HISTORY), 1)
+                counts.index_fill_(0, self._places(slots, prompts, HAS_HISTORY), 1)
             if any(outputs):
                 made = self._places(slots, outputs, HAS_HISTORY)
-                history.index_add_(0, made, self._two.expand(len(made)))
+                counts.index_add_(0, made, self._two.expand(len(made)))
         start, stop = self.shard.start, self.shard.stop
         biases = [each.params.logit_bias or {} for each in requests]
         own = [[i for i in each if start <= i < stop] for each in biases]
