@@ -41,8 +41,8 @@ from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.record.trace import TopKTrace
+from tpsample.request.as_json import Changes
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.changes import Changes
 from tpsample.request.engine_tensors import Needs
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler

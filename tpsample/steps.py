@@ -26,8 +26,8 @@ from tpsample.local import make_backend
 from tpsample.logits.finish import candidates_of, finish_logits, shard_logits
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import SampleOutput, VerifyOutput
+from tpsample.request.as_json import Changes
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.changes import Changes
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs, Step
 from tpsample.request.step_batch import StepBatch

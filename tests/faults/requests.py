@@ -209,7 +209,7 @@ tpsample/request/plan.py
     - return self.numbers
     + return torch.tensor(stored, device=device), self.numbers[1]
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
-tpsample/request/changes.py
+tpsample/request/as_json.py
     changes lose the tokens so far
     - where, tokens = f"changes: {name}", (prompts, outputs)
     + where, tokens = f"changes: {name}", (prompts, None)
