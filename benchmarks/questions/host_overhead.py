@@ -5,6 +5,8 @@
 Kernels are compiled for sm_90 and their launches end where the CUDA driver would be called, so a
 number holds whatever a launch costs but for that call, about 2 µs each. Under a CUDA graph none of
 this is paid. CPU time of the thread, the least of several rounds: other processes do not count.
+A step is counted, too: calls of functions of the package, and the files that they are in. The time
+of `select` includes torch's own work, because the rows lie on the CPU.
 
 Between two steps an engine arranges its batch: in 256 rows on the CPU one request leaves, one comes
 and all rows move, in one `SamplingBatch.arrange`; the least and the median of many. Where requests
@@ -17,16 +19,20 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import triton
 
+import tpsample
 from benchmarks.lab import machine
 from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.problem import Problem, make_weight
@@ -37,6 +43,8 @@ from tpsample.local import triton_backend
 from tpsample.ranks.ranks import Ranks
 
 ROUNDS = 7
+PACKAGE = str(Path(tpsample.__file__).parent)
+KERNEL_FILES = (f"{PACKAGE}/kernels/", f"{PACKAGE}/native/")
 KERNELS = ((triton_backend, "lm_head_kernel"), (decode, "decode_kernel"))
 
 
@@ -67,8 +75,26 @@ def host_us(step: Callable[[], object], steps: int) -> float:
     return min(rounds)
 
 
-def overheads(rows: int, steps: int) -> dict[str, float]:
-    """Return the µs of a step of one rank into an output of before, without Triton and with it."""
+def walk(step: Callable[[], object]) -> dict[str, int]:
+    """Return how many functions of the package a call runs, in how many files, kernels aside."""
+    seen: list[str] = []
+
+    def hook(frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(PACKAGE) and not name.startswith(KERNEL_FILES):
+            seen.append(name)
+
+    step()
+    sys.setprofile(hook)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return {"calls": len(seen), "files": len(set(seen))}
+
+
+def steps_of(rows: int) -> dict[str, Callable[[], object]]:
+    """Return steps of one rank into an output of before: over a batch, and over slots as well."""
     if triton.knobs.runtime.interpret:
         raise SystemExit("host_overhead: unset TRITON_INTERPRET; it replaces what is measured")
     problem = Problem.make(make_weight(1024, 4096, torch.device("cpu")), rows)
@@ -76,14 +102,28 @@ def overheads(rows: int, steps: int) -> dict[str, float]:
     settings = replace(sampler.settings, backend="triton")
     sampler.local, sampler.exchange = triton_backend.TritonBackend(settings), Exchange(settings)
     out = SampleOutput.empty(problem.batch.seed, None)
+    slots = SamplingBatch.of_slots(rows, vocab_size=problem.vocab_size)
+    slots.put(list(range(rows)), problem.params)
+    named, held = torch.arange(rows), slots.select(torch.arange(rows))
 
-    def step() -> object:
-        return sampler(problem.hidden_states, problem.batch, problem.positions, out=out)
+    def step(batch: SamplingBatch = problem.batch) -> object:
+        return sampler(problem.hidden_states, batch, problem.positions, out=out)
 
+    return {"step": step, "select + step": lambda: step(slots.select(named, out=held))}
+
+
+def overheads(rows: int, times: int) -> dict[str, dict[str, float]]:
+    """Return the walk of each step, and its µs without Triton and with it."""
+    steps = steps_of(rows)
     with without_kernels():
-        alone = host_us(step, steps)
+        found: dict[str, dict[str, float]] = {
+            name: {**walk(step), "tpsample_us": host_us(step, times)}
+            for name, step in steps.items()
+        }
     AbsentGpu().take()
-    return {"tpsample_us": alone, "tpsample_and_triton_us": host_us(step, steps)}
+    for name, step in steps.items():
+        found[name]["tpsample_and_triton_us"] = host_us(step, times)
+    return found
 
 
 ARRANGED: dict[str, dict[str, Any]] = {

@@ -170,7 +170,9 @@ def test_the_host_overhead_is_measured():
     done = run_command(sys.executable, *command)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["tpsample_us"] > 0 and found["tpsample_and_triton_us"] > 0
+    step, selected = found["step"], found["select + step"]
+    assert all(each > 0 for each in (*step.values(), *selected.values()))
+    assert selected["calls"] > step["calls"] >= step["files"]
     arranged = found["arranging 256 rows"]
     assert all(0 < its["least_us"] <= its["median_us"] for its in arranged.values())
     assert list(arranged) == ["plain", "filters", "controls", "both"]
