@@ -14,7 +14,7 @@ from tests.support.ranks import run_ranks
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import Changes, SamplingBatch, SamplingParams
 
-SLOTS, STEPS = 12, 4
+SLOTS, STEPS = 5, 4
 
 
 def known(src: int) -> list[Conversation]:

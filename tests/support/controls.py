@@ -12,10 +12,40 @@ from torch import Tensor
 
 from tests.support import oracle
 from tests.support.oracle import Context, Request
-from tests.support.random_requests import Theme, request
 from tpsample import SamplingBatch, SamplingParams
 
-THEME = Theme(("plain", "greedy", "greedy", "filtered"), controlled=1.0, told=0.0)
+
+def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
+    """A request with each parameter on or off by chance, never contradictory."""
+
+    def some(value: object, otherwise: object, chance: float = 0.4) -> object:
+        return value if rng.random() < chance else otherwise
+
+    def ids(most: int) -> list[int]:
+        return rng.sample(range(vocab_size), min(vocab_size, rng.randint(1, most)))
+
+    # Few distinct ids in words and stop lists, so that they meet the output.
+    words = [[rng.randrange(6) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 5))]
+    stop = ids(5)
+    allowed = some(sorted({*ids(vocab_size // 2), *rng.sample(range(vocab_size), 20)}), None, 0.25)
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.2, 0.7, 1.0, 1.0, 1.5, 3.0]),
+        top_k=some(rng.choice([1, 2, 20, 50]), 0, 0.2),
+        top_p=some(rng.choice([0.1, 0.9, 0.95]), 1.0, 0.2),
+        min_p=some(rng.choice([0.05, 0.5]), 0.0, 0.2),
+        seed=rng.getrandbits(63),
+        repetition_penalty=some(rng.choice([0.5, 1.1, 1.3, 2.0]), 1.0),
+        presence_penalty=some(rng.uniform(-2, 2), 0.0),
+        frequency_penalty=some(rng.uniform(-2, 2), 0.0),
+        logit_bias=some({v: rng.uniform(-120, 120) for v in ids(8)}, None),
+        allowed_token_ids=allowed,
+        bad_words=some(words, None),
+        min_tokens=some(rng.randint(1, 12), 0),
+        stop_token_ids=stop,
+        ties=some("keep", "exact", 0.1),
+        filter_order=some("joint", "sequential", 0.1),
+        repetition_scope=some("output", "all", 0.3),
+    )
 
 
 def oracle_request(params: SamplingParams) -> Request:
@@ -37,8 +67,7 @@ class Conversation:
         width = min(vocab_size, rng.choice([6, vocab_size]))
         prompt = [rng.randrange(width) for _ in range(rng.randint(0, 12))]
         output = [rng.randrange(width) for _ in range(rng.randint(0, 12))]
-        fields = request(rng, vocab_size, THEME) | {"seed": rng.getrandbits(63)}
-        return Conversation(SamplingParams(**fields), prompt, output)
+        return Conversation(random_params(rng, vocab_size), prompt, output)
 
     def processed(self, logits: Tensor, **masks: Any) -> Tensor:
         """Return fp32 [V] of one row, by the oracle."""

@@ -119,7 +119,7 @@ def _controls(pick: random.Random, size: int) -> dict[str, Any]:
         ],
         "allowed_token_ids": ids(40),
         "repetition_scope": pick.choice(["all", "output"]),
-        "min_tokens": pick.randint(1, 12),
+        "min_tokens": pick.choice([1, 5, 20]),
     }
     found = {name: found[name] for name in pick.sample(sorted(found), pick.randint(1, 4))}
     if "min_tokens" in found:
