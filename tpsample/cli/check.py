@@ -63,7 +63,7 @@ def check(
     )
     near_tie = 0.0 if backend == "torch" and job.device.type == "cpu" else NEAR_TIE
     differ = near_ties = 0
-    for rows, logits in logits_of(record, weight, bias, head, own):
+    for rows, logits in logits_of(record, own, weight, bias, head):
         part, batch = record.part(rows), record.batch(rows, len(weight))
         again = one_rank(part["hidden_states"], batch, part["positions"]).token_ids
         right = (again == part["token_ids"]).tolist()

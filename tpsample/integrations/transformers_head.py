@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.caller_tensors import is_dtensor
+from tpsample.core.score import Head, head_logits
 from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.sampler import LMHeadSampler
@@ -95,12 +96,7 @@ class TransformersHead(Sealed):
                 raise _unknown(model, str(error)) from error
         if logits is None:
             raise _unknown(model, "it does not call the layer")
-        expected, softcap = (
-            logits.float() * self.options["logit_scale"],
-            self.options["logit_softcap"],
-        )
-        if softcap is not None:
-            expected = softcap * torch.tanh(expected / softcap)
+        expected = head_logits(logits.float(), None, Head(**self.options))
         near = found.shape == expected.shape and torch.allclose(found, expected, 0.02, 0.02)
         if not near:
             raise _unknown(model, f"{logits.tolist()} become {found.tolist()}")

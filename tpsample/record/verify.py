@@ -16,8 +16,6 @@ from tpsample import reference
 from tpsample.record.format import LoadHead, Record, read
 from tpsample.reference import NEAR_TIE
 
-WEIGHT_VALUES = 2**22
-"""Of the head at a time: the oracle multiplies in float64."""
 LOGITS = 2**24
 """As many at a time are computed, or D rows of them, which are no more than the head has values."""
 SAMPLED_LOGITS = 2**20
@@ -58,7 +56,7 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whoever made the requests has been warned
             record = read(path)
-            parts = logits_of(record, *record.head_of(load_head))
+            parts = logits_of(record, range(len(record.params)), *record.head_of(load_head))
             return [each for rows, logits in parts for each in sampled_again(record, rows, logits)]
     except ImportError:
         raise
@@ -68,41 +66,27 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
 
 
 def logits_of(
-    record: Record,
-    weight: Tensor,
-    bias: Tensor | None,
-    head: dict[str, Any],
-    rows: range | None = None,
+    record: Record, rows: range, weight: Tensor, bias: Tensor | None, head: dict[str, Any]
 ) -> Iterator[tuple[range, Tensor]]:
     """Yield rows and their raw logits [some, V], as many at a time as the memory allows.
 
     Args:
         weight, bias, head: all rows of the head, as in `FullHead`.
-        rows: of the record. Default: all.
     """
     vocab_size, hidden_size = weight.shape
     hidden_states = record.tensors["hidden_states"]
-    rows = range(len(hidden_states)) if rows is None else rows
     for block in _slices(rows, max(hidden_size, LOGITS // vocab_size)):
-        logits = torch.empty(len(block), vocab_size, device=weight.device)
-        for ids in _slices(range(vocab_size), WEIGHT_VALUES // hidden_size):
-            part = slice(ids.start, ids.stop)
-            logits[:, part] = reference.logits(
-                hidden_states[block.start : block.stop],
-                weight[part],
-                bias=None if bias is None else bias[part],
-                **head,
-            )
+        states = hidden_states[block.start : block.stop]
+        logits = reference.logits(states, weight, bias=bias, **head)
         for some in _slices(block, SAMPLED_LOGITS // vocab_size):
             first = some.start - block.start
             yield some, logits[first : first + len(some)]
 
 
 def _slices(whole: range, length: int) -> Iterator[range]:
-    """Consecutive parts of a range, of at least one value."""
+    """Return consecutive parts of a range, of at least one value."""
     length = max(1, length)
-    for start in range(whole.start, whole.stop, length):
-        yield range(start, min(start + length, whole.stop))
+    return (whole[start : start + length] for start in range(0, len(whole), length))
 
 
 def sampled_again(
