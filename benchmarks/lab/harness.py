@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.lab import machine
-from benchmarks.lab.problem import DTYPES, Candidate, NearTies, Problem, WrongToken, make_weight
+from benchmarks.lab.problem import DTYPES, Candidate, NearTies, WrongToken, make_weight
 from benchmarks.lab.results import Result, Row, View
 from benchmarks.lab.shapes import BATCHES, SHAPES, TINY, TINY_BATCHES, Shape
 from benchmarks.lab.timing import Timing, measure, one_line, prepare
@@ -141,16 +141,6 @@ class Run:
             name: Timing.slowest([Timing(tuple(rank[name][0]), rank[name][1]) for rank in ranks])
             for name in mine
         }
-
-    def check(self, problem: Problem, token_ids: Tensor, logits: Tensor | None = None) -> None:
-        """The gate of ids that are timed next.
-
-        Raises:
-            WrongToken: they are not the oracle's.
-            OutOfTime: it is too late to time them.
-        """
-        self._still_in_time()
-        self._count(problem.check(token_ids, logits), problem.rows)
 
     def time_checked(
         self,

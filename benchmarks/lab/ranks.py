@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from benchmarks.lab.harness import Run
 from benchmarks.lab.problem import Candidate, Problem, make_sampler
@@ -15,28 +14,6 @@ from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.step import Inputs
 
 EXCHANGES = ("collective", "p2p", "two_level", "peer")
-
-
-def samplers(
-    run: Run, weight: Tensor, shard: VocabShard, rows: int, chunk_counts: tuple[int, ...]
-) -> dict[str, LMHeadSampler]:
-    """A sampler per exchange and number of chunks; what cannot be built is noted. Collective."""
-    built: dict[str, LMHeadSampler] = {}
-    for exchange in EXCHANGES:
-        for chunks in chunk_counts:
-            name = f"{exchange}, {chunks} chunk{'s' * (chunks > 1)}"
-            sampler, error = None, None
-            try:
-                part = weight[shard.start : shard.stop]
-                sampler = make_sampler(part, rows, shard=shard, exchange=exchange, chunks=chunks)
-            except Exception as wrong:
-                error = f"{type(wrong).__name__}: {wrong}"
-            errors = [each for each in run.job.gather(error) if each is not None]
-            if errors:
-                run.note(f"{name}: not measured, {errors[0].splitlines()[0]}")
-            elif sampler is not None:
-                built[name] = sampler
-    return built
 
 
 def virtual(

@@ -8,13 +8,15 @@ kernels run one after another and cross no link.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from benchmarks.lab import ranks
 from benchmarks.lab.baselines import has_triton
 from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.problem import Candidate, Problem, make_sampler, make_weight
 from benchmarks.lab.results import Row, View, row
-from benchmarks.lab.timing import Timing
+from benchmarks.lab.timing import Timing, one_line
 from tpsample import LMHeadSampler, VocabShard
 from tpsample.ranks.ranks import Ranks
 
@@ -23,61 +25,80 @@ CHUNKS = (1, 4)
 COMPARED = "collective, desync_every=1"
 """Each step also compares what the ranks sampled, and the hidden states they were given."""
 VIRTUAL_WORLD_SIZES = (2, 4, 8)
+ALONE = "no exchange"
 
 
 def rows(run: Run) -> Iterator[list[Row]]:
     """One row per world size, batch, exchange and number of chunks."""
-    if run.job.world_size > 1:
-        yield from _processes(run)
-        return
-    if not has_triton(run.device):
+    several = run.job.world_size > 1
+    world_sizes: tuple[int, ...] = (run.job.world_size,)
+    if not several and not has_triton(run.device):
         run.note(
             "peer is not measured, because its kernels need a GPU, or the interpreter with "
             "TRITON_INTERPRET=1. Start ranks with torchrun to measure collective and p2p."
         )
         return
-    run.note(
-        "Virtual ranks: the kernels of all ranks run one after another on one device and no link "
-        "is crossed. Divide by the number of ranks for the work of one."
-    )
-    for world_size in VIRTUAL_WORLD_SIZES[: 1 if run.tiny else None]:
-        yield from _virtual(run, world_size)
+    if not several:
+        world_sizes = VIRTUAL_WORLD_SIZES[: 1 if run.tiny else None]
+        run.note(
+            "Virtual ranks: the kernels of all ranks run one after another on one device and no "
+            "link is crossed. Divide by the number of ranks for the work of one."
+        )
+    for world_size in world_sizes:
+        weight = make_weight(ROWS_PER_RANK * world_size, HIDDEN_SIZE, run.device)
+        shape = f"{world_size} {'processes' if several else 'virtual ranks'}"
+        for batch in run.batches:
+            problem = Problem.make(weight, batch)
+            built = _processes(run, problem) if several else _virtual(problem, world_size)
+            candidates = {name: candidate for name, (candidate, _) in built.items()}
+            times = run.time_checked(candidates, {}, ranks.align(run) if several else None)
+            point = {"shape": shape, "world_size": world_size, "batch": batch}
+            yield [_row(name, built[name][1], times, point) for name in times]
+            for _, sampler in built.values():
+                sampler.close()
 
 
-def _processes(run: Run) -> Iterator[list[Row]]:
-    world_size = run.job.world_size
-    weight = make_weight(ROWS_PER_RANK * world_size, HIDDEN_SIZE, run.device)
-    shard = VocabShard.even(len(weight), run.job.rank, world_size)
-    part = weight[shard.start : shard.stop]
-    for batch in run.batches:
-        problem, alone = Problem.make(weight, batch), Problem.make(part, batch)
-        built = ranks.samplers(run, weight, shard, batch, CHUNKS)
-        options = {"shard": shard, "exchange": "collective", "desync_every": 1}
-        built[COMPARED] = make_sampler(part, batch, **options)
-        candidates = {name: problem.sampled_by(sampler) for name, sampler in built.items()}
-        for chunks in CHUNKS:
-            sampler = make_sampler(part, batch, group=Ranks(), chunks=chunks)
-            candidates[_local(chunks)] = alone.sampled_by(sampler)
-        times = run.time_checked(candidates, {}, ranks.align(run))
-        yield list(_rows(times, built, batch, world_size, "processes"))
-        for sampler in built.values():
-            sampler.close()
+Built = dict[str, tuple[Candidate, LMHeadSampler]]
+"""Candidates with a sampler of each."""
 
 
-def _virtual(run: Run, world_size: int) -> Iterator[list[Row]]:
-    weight = make_weight(ROWS_PER_RANK * world_size, HIDDEN_SIZE, run.device)
-    for batch in run.batches:
-        problem = Problem.make(weight, batch)
-        candidates, built = {}, {}
-        for chunks in CHUNKS:
-            name = f"peer, {chunks} chunk{'s' * (chunks > 1)}"
-            candidates[name], built[name] = ranks.virtual(problem, world_size, chunks=chunks)
-            candidates[_local(chunks)] = _locals(problem, world_size, chunks)
-        times = run.time_checked(candidates, {})
-        yield list(_rows(times, built, batch, world_size, "virtual ranks"))
+def _processes(run: Run, problem: Problem) -> Built:
+    """Every exchange, and the local step of this rank by itself. What cannot be built is noted."""
+    shard = VocabShard.even(problem.vocab_size, run.job.rank, run.job.world_size)
+    part, batch = problem.weight[shard.start : shard.stop], problem.rows
+    alone = Problem.make(part, batch)
+    asked: dict[str, dict[str, Any]] = {
+        _name(exchange, chunks): {"exchange": exchange, "chunks": chunks}
+        for exchange in ranks.EXCHANGES
+        for chunks in CHUNKS
+    }
+    asked[COMPARED] = {"exchange": "collective", "desync_every": 1}
+    built: Built = {}
+    for name, options in asked.items():
+        sampler, error = None, None
+        try:
+            sampler = make_sampler(part, batch, shard=shard, **options)
+        except Exception as wrong:
+            error = one_line(wrong)
+        if errors := [each for each in run.job.gather(error) if each is not None]:
+            run.note(f"{name}: not measured, {errors[0]}")
+        elif sampler is not None:
+            built[name] = problem.sampled_by(sampler), sampler
+    for chunks in CHUNKS:
+        sampler = make_sampler(part, batch, group=Ranks(), chunks=chunks)
+        built[_name(ALONE, chunks)] = alone.sampled_by(sampler), sampler
+    return built
 
 
-def _locals(problem: Problem, world_size: int, chunks: int) -> Candidate:
+def _virtual(problem: Problem, world_size: int) -> Built:
+    built: Built = {}
+    for chunks in CHUNKS:
+        built[_name("peer", chunks)] = ranks.virtual(problem, world_size, chunks=chunks)
+        built[_name(ALONE, chunks)] = _locals(problem, world_size, chunks)
+    return built
+
+
+def _locals(problem: Problem, world_size: int, chunks: int) -> tuple[Candidate, LMHeadSampler]:
     """The local steps of all virtual ranks, without an exchange; the last one's ids are checked."""
     steps: list[Callable[[], object]] = []
     for rank in range(world_size):
@@ -86,30 +107,23 @@ def _locals(problem: Problem, world_size: int, chunks: int) -> Candidate:
         sampler = make_sampler(part.weight, part.rows, group=Ranks(), chunks=chunks)
         last = part.sampled_by(sampler)
         steps.append(last.step)
-    return Candidate(last.problem, lambda: [step() for step in steps], last.token_ids)
+    return replace(last, step=lambda: [step() for step in steps]), sampler
 
 
-def _local(chunks: int) -> str:
-    return f"no exchange, {chunks} chunk{'s' * (chunks > 1)}"
+def _name(exchange: str, chunks: int) -> str:
+    return f"{exchange}, {chunks} chunk{'s' * (chunks > 1)}"
 
 
-def _rows(
-    times: dict[str, Timing],
-    built: dict[str, LMHeadSampler],
-    batch: int,
-    world_size: int,
-    kind: str,
-) -> Iterator[Row]:
-    for name, timing in times.items():
-        point = {"shape": f"{world_size} {kind}", "world_size": world_size, "batch": batch}
-        if name not in built:
-            yield row(name, "limit", timing, **point, words_out=0, bytes_out=0)
-            continue
-        exchange = built[name].exchange
-        point["words_out"] = (world_size - 1) * batch * exchange.chunks
-        point["bytes_out"] = exchange.bytes_sent(batch)
-        point["added_us"] = timing.median_us - times[_local(exchange.chunks)].median_us
-        yield row(name, "tpsample", timing, **point)
+def _row(name: str, sampler: LMHeadSampler, times: dict[str, Timing], point: Row) -> Row:
+    if name.startswith(ALONE):
+        return row(name, "limit", times[name], **point, words_out=0, bytes_out=0)
+    exchange, batch = sampler.exchange, point["batch"]
+    counts = {
+        "words_out": (point["world_size"] - 1) * batch * exchange.chunks,
+        "bytes_out": exchange.bytes_sent(batch),
+        "added_us": times[name].median_us - times[_name(ALONE, exchange.chunks)].median_us,
+    }
+    return row(name, "tpsample", times[name], **point, **counts)
 
 
 BENCHMARK = Benchmark(

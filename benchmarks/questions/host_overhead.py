@@ -106,7 +106,7 @@ def steps_of(rows: int) -> dict[str, Callable[[], object]]:
     slots.put(list(range(rows)), problem.params)
     named, held = torch.arange(rows), slots.select(torch.arange(rows))
 
-    def step(batch: SamplingBatch = problem.batch) -> object:
+    def step(batch: Any = problem.batch) -> object:
         return sampler(problem.hidden_states, batch, problem.positions, out=out)
 
     return {"step": step, "select + step": lambda: step(slots.select(named, out=held))}

@@ -97,7 +97,7 @@ def _baselines(run: Run, problem: Problem) -> Steps:
     """Return every baseline on one rank; the one with tpsample's noise has passed the gate."""
     run.note(*baselines.notes(run.device, run.dtype))
     logits = problem.hidden_states @ problem.weight.T
-    run.check(problem, baselines.gumbel_argmax(problem)(logits), logits)
+    problem.check(baselines.gumbel_argmax(problem)(logits), logits)
     return baselines.single_rank(problem)
 
 
