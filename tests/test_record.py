@@ -98,7 +98,7 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
 @pytest.mark.parametrize(
     ("tensors", "what", "message"),
     [
-        ({"seeds": None}, {}, "seeds: expected a tensor of 6 rows, got none"),
+        ({"seeds": None}, {}, "seeds: expected a tensor .6. of int64 on cpu, got None"),
         ({"lm_head_weight": None}, {}, "expected lm_head_weight or the name of a model"),
         ({}, {"model": "x"}, "expected lm_head_weight or the name of a model, and not both"),
         ({"lm_head_weight": torch.zeros(300, 15)}, {}, r"lm_head_weight: expected .*\[V, 16\]"),
@@ -111,7 +111,11 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
         ({"lm_head_weight": torch.zeros(2**40, 0)}, {}, "lm_head_weight: expected values"),
         ({"bias": torch.zeros(3)}, {}, "bias"),
         ({"x": torch.zeros(3)}, {}, "expected metadata 'tpsample' and tensors among"),
-        ({"positions": torch.zeros(5, dtype=torch.int64)}, {}, "positions: expected 6 rows"),
+        (
+            {"positions": torch.zeros(5, dtype=torch.int64)},
+            {},
+            "positions: expected a tensor .6. of int64",
+        ),
         ({"positions": torch.full((6,), -1)}, {}, "positions: expected values >= 0, got -1"),
         ({"token_ids": torch.zeros(6)}, {}, "token_ids"),
         ({"token_ids": torch.zeros(6, 0, dtype=torch.int64)}, {}, "token_ids: expected values"),

@@ -14,6 +14,7 @@ import torch
 
 from tpsample.cli.decode import Row
 from tpsample.cli.model import Model
+from tpsample.core.checks import check_int
 from tpsample.noise import signed64
 from tpsample.record.format import Record
 from tpsample.request.as_json import from_json
@@ -120,8 +121,7 @@ def _checked(where: str, values: Any) -> dict[str, Any]:
         rest["max_tokens"] = rest.pop("max_completion_tokens")
     mine = {name: rest.pop(name) for name in _ENGINE if name in rest}
     for name in mine.keys() - {"stop"}:
-        if type(mine[name]) is not int or mine[name] < 1:
-            raise ValueError(f"{where}: {name}: expected an int >= 1, got {mine[name]!r}")
+        check_int(f"{where}: {name}", mine[name], 1, 2**31 - 1)
     if "stop" in mine:
         stop = mine["stop"]
         mine["stop"] = [stop] if isinstance(stop, str) else stop

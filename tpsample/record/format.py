@@ -24,6 +24,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tpsample.agreement.arguments import WEIGHT_DTYPES
+from tpsample.core.checks import check_tensor
 from tpsample.core.score import Head
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
@@ -57,14 +59,14 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], object]] = {
     ),
 }
 """The metadata: which values are right, and in words."""
-_TENSORS = {
-    "positions": ((torch.int64,), (1,)),
-    "seeds": ((torch.int64,), (1,)),
-    "status": ((torch.int32,), (1,)),
-    "token_ids": ((torch.int64,), (1, 2)),
-    "hidden_states": ((torch.bfloat16, torch.float16, torch.float32), (2,)),
+_TENSORS: dict[str, tuple[tuple[torch.dtype, ...], tuple[str, ...]]] = {
+    "positions": ((torch.int64,), ()),
+    "seeds": ((torch.int64,), ()),
+    "status": ((torch.int32,), ()),
+    "token_ids": ((torch.int64,), ()),
+    "hidden_states": (WEIGHT_DTYPES, ("D",)),
 }
-"""Dtypes and numbers of axes."""
+"""Dtypes, and axes behind that of the rows; `token_ids` may have one of samples."""
 
 FullHead: TypeAlias = tuple[Tensor, Tensor | None, dict[str, Any]]
 """lm_head_weight [V, D], its bias, and the scale and soft-cap as `LMHeadSampler` takes them."""
@@ -268,14 +270,10 @@ class Record:
 
 def _check_tensors(tensors: dict[str, Tensor], rows: int) -> None:
     for name, (dtypes, axes) in _TENSORS.items():
-        if name not in tensors:
-            raise ValueError(f"{name}: expected a tensor of {rows} rows, got none")
-        tensor = tensors[name]
-        if tensor.dtype not in dtypes or tensor.ndim not in axes or tensor.shape[0] != rows:
-            raise ValueError(
-                f"{name}: expected {rows} rows, {' or '.join(map(str, axes))} axes and one of "
-                f"{', '.join(map(str, dtypes))}, got {tensor.dtype} {list(tensor.shape)}"
-            )
+        tensor = tensors.get(name)
+        if name == "token_ids" and tensor is not None and tensor.ndim == 2:
+            axes = ("S",)
+        check_tensor(name, tensor, dtypes, (rows, *axes), torch.device("cpu"))
     if tensors["token_ids"].numel() > MAX_DRAWS:
         raise ValueError(f"token_ids: expected at most {MAX_DRAWS} rows × samples")
     if (lowest := int(tensors["positions"].min())) < 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import is_integer
+from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
 from tpsample.output import Logprobs
 
@@ -45,8 +45,7 @@ class TopKTrace(Sealed):
         self, rows: int, steps: int, k: int, *, device: torch.device | str | None = None
     ) -> None:
         for name, value in (("rows", rows), ("steps", steps), ("k", k)):
-            if not is_integer(value) or int(value) < 1:
-                raise ValueError(f"{name}: expected an int >= 1, got {value!r}")
+            check_int(name, value, 1, 2**31 - 1)
 
         def ids(*shape: int) -> Tensor:
             return torch.full(shape, -1, dtype=torch.int32, device=device)
