@@ -24,8 +24,8 @@ tpsample/request/batch.py
     + if
     > test_any_arrangement_is_the_batch_built_of_its_rows[0]
     one request for all rows loses its prompt
-    - [single] * num_rows)
-    + [single._replace(prompt=())] * num_rows)
+    - [single] * num_rows
+    + [single._replace(prompt=())] * num_rows
     > test_one_request_for_all_rows_is_each_rows_own
     one request for all rows loses its temperature
     - repeated.temperature.copy_(self.temperature.expand(num_rows))

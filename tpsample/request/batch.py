@@ -19,7 +19,7 @@ from tpsample.request.batch_checks import (
     request_list,
 )
 from tpsample.request.changing_rows import ChangingRows
-from tpsample.request.entries import NO_REQUEST, WAITING
+from tpsample.request.entries import NO_REQUEST, WAITING, Entry
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import Selection
@@ -55,15 +55,14 @@ class SamplingBatch(ChangingRows):
         max_rows: how many rows the batch has room for.
     """
 
-    def __init__(
-        self, table: RequestTable, *, kept_cap: int | None = None, fixed_rounds: bool = False
-    ) -> None:
-        """Take the rows of a table. `from_params`, `of_slots` and `over` make batches."""
-        self._options: dict[str, Any] = {"kept_cap": kept_cap, "fixed_rounds": fixed_rounds}
+    def __init__(self, table: RequestTable, entries: list[Entry], **options: Any) -> None:
+        """Put requests into a new table. `from_params`, `of_slots` and `over` make batches."""
+        self._options = options  # kept_cap and fixed_rounds
         self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
         self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         super().__init__(table)
+        self._arrange(list(range(len(entries))), entries)
 
     @staticmethod
     def from_params(
@@ -111,8 +110,7 @@ class SamplingBatch(ChangingRows):
         check_kept(kept_cap, fixed_rounds)
         checked = check_requests(0, requests, prompt_token_ids, output_token_ids, vocab_size)
         table = RequestTable(slots, vocab_size, device)
-        batch = SamplingBatch(table, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
-        batch._arrange(list(range(len(checked))), checked)
+        batch = SamplingBatch(table, checked, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
         if isinstance(params, SamplingParams):
             batch._single = checked[0]
         return batch
@@ -213,8 +211,8 @@ class SamplingBatch(ChangingRows):
             )
         if num_rows not in self._repeated:
             table = RequestTable(num_rows, self.vocab_size, self.device)
-            self._repeated[num_rows] = SamplingBatch(table, **self._options)
-            self._repeated[num_rows]._arrange(list(range(num_rows)), [single] * num_rows)
+            its = [single] * num_rows
+            self._repeated[num_rows] = SamplingBatch(table, its, **self._options)
         repeated = self._repeated[num_rows]
         # The caller may have written since.
         with torch.inference_mode(False):

@@ -35,7 +35,6 @@ class ChangingRows(StepBatch):
         self._single: Entry | None = None
         self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
         self._needs_append = False
-        self._changed()
 
     @property
     def rows(self) -> int:  # type: ignore[override]
