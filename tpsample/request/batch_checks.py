@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int, describe, fits, is_integer, is_listing
+from tpsample.core.checks import check_int, is_integer, is_listing
 from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.entries import Entry
@@ -145,23 +145,3 @@ def check_arranged(order: Any, count: int, joining: int) -> list[int]:
             f"{order!r}"
         )
     return checked
-
-
-def check_per_row(
-    name: str,
-    value: Any,
-    dtype: torch.dtype,
-    rows: int,
-    device: torch.device,
-    *width: int | str,
-) -> None:
-    """Check a tensor with at least so many rows; a letter stands for any width."""
-    if (
-        not fits(value, (dtype,), ("B", *width), device)
-        or value.shape[0] < rows
-        or (value.shape[-1] > 1 and value.stride(-1) != 1)
-    ):
-        shape = ", ".join(map(str, (rows, *width)))
-        raise ValueError(
-            f"{name}: expected contiguous {dtype} [{shape}] on {device}, got {describe(value)}"
-        )

@@ -9,11 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_tensor
+from tpsample.core.checks import check_tensor, describe
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.request.batch_checks import check_per_row
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.tables import num_words
 from tpsample.request.plan import BatchPlan, BatchView, Undrawn
@@ -128,7 +127,8 @@ class StepBatch(Sealed, ABC):
         Raises:
             ValueError: another shape or dtype, rows without a seed, or masks of other rows.
         """
-        check_per_row("draft_token_ids", draft_token_ids, torch.int64, self.rows, self.device, "K")
+        shape = self.rows, "K"
+        check_tensor("draft_token_ids", draft_token_ids, (torch.int64,), shape, self.device)
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
         batch = self.for_rows(self.rows)
@@ -198,7 +198,12 @@ class StepBatch(Sealed, ABC):
         if mask is None:
             self._assigned.pop(name, None)
             return
-        check_per_row(name, mask, dtype, self.rows, self.device, *width)
+        check_tensor(name, mask, (dtype,), ("B", *width), self.device)
+        if len(mask) < self.rows or (mask.shape[-1] > 1 and mask.stride(-1) != 1):
+            raise ValueError(
+                f"{name}: expected contiguous values of {self.rows} rows or more, got "
+                f"{describe(mask)} with strides {mask.stride()}"
+            )
         self._table.make_controls()
         self._assigned[name] = mask, self._table.version
 
