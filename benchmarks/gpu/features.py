@@ -134,7 +134,7 @@ def _every_control(plain: Problem, dtype: torch.dtype) -> str:
     logits = reference.logits(hidden, weight, **head)
     allowed = near_tie(batch.temperature, weight.shape[1])
     differ = sum(
-        gate(out.token_ids[:, i], logits, batch, plain.positions, allowed, sample=i).rows
+        gate(out.token_ids[:, i], logits, batch, plain.positions, allowed, sample=i).near_ties
         for i in range(2)
     )
     same_logprobs(out, reference.logprobs(logits, batch, out.token_ids))

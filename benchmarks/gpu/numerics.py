@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.lab.kernels import noise_kernel
 from benchmarks.lab.problem import (
-    NearTies,
+    Compared,
     Problem,
     make_sampler,
     make_weight,
@@ -163,16 +163,11 @@ def oracle(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     weight = make_weight(vocab_size, hidden_size, device)
     problem = Problem.make(weight, rows, MIXED)
     sampler = make_sampler(weight, rows)
-    steps, near_ties = (1 if dry_run else 8), NearTies()
-    for step in range(steps):
+    compared = Compared()
+    for step in range(1 if dry_run else 8):
         moved = dataclasses.replace(problem, positions=problem.positions + 1000 * step)
-        near_ties += moved.sampled_by(sampler).check()
-    yield {
-        "vocab_size": vocab_size,
-        "draws": steps * rows,
-        "near_ties": near_ties.rows,
-        "largest_gap": near_ties.largest_gap,
-    }
+        compared += moved.sampled_by(sampler).check()
+    yield {"vocab_size": vocab_size, **vars(compared)}
 
 
 def invariance(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:

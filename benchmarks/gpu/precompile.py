@@ -26,7 +26,7 @@ from benchmarks.lab import reads
 from benchmarks.lab.harness import Run
 from benchmarks.lab.launches import Launch, listed
 from benchmarks.lab.orphans import end_with_parent
-from benchmarks.lab.problem import Candidate, NearTies, Problem
+from benchmarks.lab.problem import Candidate, Compared, Problem
 from benchmarks.lab.timing import Timing, one_line
 
 MOST_PROCESSES = 12
@@ -121,8 +121,8 @@ def _begin(parent: int) -> None:
 def _nothing_is_judged() -> Iterator[None]:
     """Steps are called once, and whatever they return is right."""
 
-    def check(self: Problem, *_: Any, **__: Any) -> NearTies:
-        return NearTies()
+    def check(self: Problem, *_: Any, **__: Any) -> Compared:
+        return Compared()
 
     def time(self: Run, steps: Mapping[str, Step], *_: Any, **__: Any) -> dict[str, Timing]:
         for name, step in steps.items():

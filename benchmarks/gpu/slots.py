@@ -97,7 +97,7 @@ class SlotSteps:
             raise AssertionError(f"slots {chosen}: status {self.out.status.tolist()}")
         positions = self.positions[drawn]
         allowed = near_tie(batch.temperature, weight.shape[1])
-        differ = gate(self.out.token_ids[drawn], logits, batch, positions, allowed).rows
+        differ = gate(self.out.token_ids[drawn], logits, batch, positions, allowed).near_ties
         for row, (_, output) in zip(drawn, named, strict=True):
             output.append(got[row])
         if any(got[row] != -1 for row in range(len(chosen)) if row not in drawn):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.lab import machine
-from benchmarks.lab.problem import DTYPES, Candidate, NearTies, WrongToken, make_weight
+from benchmarks.lab.problem import DTYPES, Candidate, Compared, WrongToken, make_weight
 from benchmarks.lab.results import Result, Row, View
 from benchmarks.lab.shapes import BATCHES, SHAPES, TINY, TINY_BATCHES, Shape
 from benchmarks.lab.timing import Timing, measure, one_line, prepare
@@ -59,8 +59,7 @@ class Run:
         command: that the user gave, also on ranks that it has started.
         deadline: no point is begun after this `time.monotonic()`.
         done: points that were measured earlier, as `Result.points` has them.
-        notes, measured: go into the result as they are.
-        checks: what the gate has seen, which goes into the result too.
+        notes, measured: go into the result as they are, and so does what the gate has `compared`.
         uncaptured: steps of tpsample that were timed without a CUDA graph, and why.
     """
 
@@ -76,7 +75,7 @@ class Run:
     done: set[tuple[Any, ...]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
-    checks: dict[str, float] = field(default_factory=NearTies().checks)
+    compared: Compared = field(default_factory=Compared)
     uncaptured: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -163,7 +162,7 @@ class Run:
         wrong = {} if left_out is None else left_out
         gated = {}
         for name, candidate in candidates.items():
-            found, why = NearTies(), None
+            found, why = Compared(), None
             try:
                 found = candidate.check()
             except Exception as error:
@@ -173,7 +172,7 @@ class Run:
             if said := [each for each in self.job.gather(why) if each is not None]:
                 wrong[name] = said[0]
                 continue
-            self._count(found, candidate.token_ids.shape[-1])
+            self.compared += found
             gated[name] = candidate.token_ids.clone()
             candidate.token_ids.fill_(-1)
         steps = {name: candidates[name].step for name in gated}
@@ -197,10 +196,6 @@ class Run:
             steps = "; ".join(f"{name}: {why}" for name, why in self.uncaptured.items())
             raise NotCaptured(f"not captured in a CUDA graph: {steps}")
 
-    def _count(self, found: NearTies, rows: int) -> None:
-        known = NearTies(int(self.checks["near_ties"]), self.checks["largest_gap"])
-        self.checks |= (known + found).checks(int(self.checks["rows_compared"]) + rows)
-
     def _still_in_time(self) -> None:
         if self.job.gather(time.monotonic() > self.deadline)[0]:
             raise OutOfTime
@@ -223,7 +218,7 @@ def unmeasured(benchmark: Benchmark, run: Run) -> Result:
         views=[vars(view) for view in benchmark.views],
         notes=run.notes,
         measured=run.measured,
-        checks=run.checks,
+        checks=vars(run.compared),
     )
 
 
@@ -251,13 +246,14 @@ def execute(
     """
     run.deadline = time.monotonic() + seconds
     result = unmeasured(benchmark, run) if earlier is None else earlier
-    run.notes, run.measured, run.checks = result.notes, result.measured, result.checks
+    run.notes, run.measured, run.compared = result.notes, result.measured, Compared(**result.checks)
     run.done = {tuple(point) for point in run.job.gather(result.points())[0]}
 
     unwritten: OSError | None = None
 
     def flush() -> None:
         nonlocal unwritten
+        result.checks = vars(run.compared)
         unwritten = None
         try:
             if path is not None:

@@ -35,22 +35,19 @@ class WrongToken(AssertionError):
 
 
 @dataclass(frozen=True)
-class NearTies:
-    """Rows that differ from the oracle within a near tie, and the largest gap of their scores."""
+class Compared:
+    """Rows that were compared with the oracle, those that differ within a near tie, and how far."""
 
-    rows: int = 0
+    rows_compared: int = 0
+    near_ties: int = 0
     largest_gap: float = 0.0
 
-    def __add__(self, other: NearTies) -> NearTies:
-        return NearTies(self.rows + other.rows, max(self.largest_gap, other.largest_gap))
-
-    def checks(self, rows_compared: int = 0) -> dict[str, float]:
-        """Return what a result says of the gate."""
-        return {
-            "rows_compared": rows_compared,
-            "near_ties": self.rows,
-            "largest_gap": self.largest_gap,
-        }
+    def __add__(self, other: Compared) -> Compared:
+        return Compared(
+            self.rows_compared + other.rows_compared,
+            self.near_ties + other.near_ties,
+            max(self.largest_gap, other.largest_gap),
+        )
 
 
 def near_tie(temperature: Tensor, hidden_size: int) -> Tensor:
@@ -133,18 +130,18 @@ class Problem:
             rounds,
         )
 
-    def check(self, token_ids: Tensor, logits: Tensor | None = None, rounds: int = 10) -> NearTies:
+    def check(self, token_ids: Tensor, logits: Tensor | None = None, rounds: int = 10) -> Compared:
         """Compare ids with the oracle of the exact logits, or of materialised `logits` [B, V].
 
         Returns:
-            The rows that differ within a near tie; none on a CPU.
+            How many rows there are, and which part differs within a near tie; none on a CPU.
 
         Raises:
             WrongToken: any other difference.
         """
         on_gpu = self.weight.device.type == "cuda"
         hidden_size = self.weight.shape[1] if logits is None else 0  # 0: the sum is not in doubt
-        near_ties = NearTies()
+        compared = Compared()
         for first in range(0, self.rows, _ORACLE_ROWS):
             block = slice(first, min(first + _ORACLE_ROWS, self.rows))
             exact = (
@@ -156,12 +153,12 @@ class Problem:
                 self.params[block], vocab_size=self.vocab_size, device=self.weight.device
             )
             allowed = near_tie(batch.temperature, hidden_size) if on_gpu else None
-            near_ties += gate(
+            compared += gate(
                 *(token_ids[block], exact, batch, self.positions[block], allowed),
                 rounds=rounds,
                 first=first,
             )
-        return near_ties
+        return compared
 
 
 def gate(
@@ -174,7 +171,7 @@ def gate(
     sample: int = 0,
     rounds: int = 10,
     first: int = 0,
-) -> NearTies:
+) -> Compared:
     """Compare tokens [B] with the oracle's for logits [B, V].
 
     Args:
@@ -182,7 +179,7 @@ def gate(
         first: number of the first row, for the error.
 
     Returns:
-        The rows that differ within a near tie.
+        How many rows there are, and which part differs within a near tie.
 
     Raises:
         WrongToken: others differ.
@@ -204,9 +201,8 @@ def gate(
             f"oracle says {int(expected[row])}, which scores {float(gap[row]):.3g} more; "
             f"{int(wrong.sum())} rows of this block are wrong"
         )
-    if not differs.any():
-        return NearTies()
-    return NearTies(int(differs.sum()), float(gap[differs].max()))
+    largest_gap = float(gap[differs].max()) if differs.any() else 0.0
+    return Compared(len(got), int(differs.sum()), largest_gap)
 
 
 @dataclass(frozen=True)
@@ -225,13 +221,13 @@ class Candidate:
     rounds: int = 10
     graph: bool = True
 
-    def check(self) -> NearTies:
+    def check(self) -> Compared:
         """Take the step and compare with the oracle; see `Problem.check`."""
         self.token_ids.fill_(-2)  # no token, and not that of a failed row
         self.step()
         ranks = self.token_ids.view(-1, self.problem.rows)
         each = (self.problem.check(token_ids, rounds=self.rounds) for token_ids in ranks)
-        return sum(each, NearTies())
+        return sum(each, Compared())
 
 
 def make_weight(

@@ -68,7 +68,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
-    checks: dict[str, float] = field(default_factory=dict)
+    checks: dict[str, Any] = field(default_factory=dict)
     aborted: str | None = None
     sessions: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA

@@ -63,7 +63,7 @@ Built = dict[str, tuple[Candidate, LMHeadSampler]]
 
 
 def _processes(run: Run, problem: Problem) -> Built:
-    """Every exchange, and the local step of this rank by itself. What cannot be built is noted."""
+    """Every exchange that can be built, the others noted, and the local step of this rank."""
     shard = VocabShard.even(problem.vocab_size, run.job.rank, run.job.world_size)
     part, batch = problem.weight[shard.start : shard.stop], problem.rows
     alone = Problem.make(part, batch)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.lab import baselines
 from benchmarks.lab.harness import Run
-from benchmarks.lab.problem import Candidate, NearTies, Problem, WrongToken, make_sampler
+from benchmarks.lab.problem import Candidate, Compared, Problem, WrongToken, make_sampler
 from benchmarks.lab.whole_logits import KINDS, WholeLogits
 from tpsample import LMHeadSampler, SamplingBatch, VocabShard, reference
 from tpsample.ranks.ranks import Ranks
@@ -63,11 +63,11 @@ class Entry(Candidate):
     judge: Callable[[], None] | None = None
     close: Callable[[], None] = lambda: None
 
-    def check(self) -> NearTies:
+    def check(self) -> Compared:
         if self.judge is None:
             return super().check()
         self.judge()
-        return NearTies()
+        return Compared()
 
 
 def build(run: Run, plain: Problem, mode: str) -> list[Entry]:

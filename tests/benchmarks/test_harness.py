@@ -12,7 +12,7 @@ from benchmarks.lab.harness import Benchmark, Run, execute
 from benchmarks.lab.page import write_page
 from benchmarks.lab.problem import (
     NEAR_TIE,
-    NearTies,
+    Compared,
     Problem,
     WrongToken,
     make_sampler,
@@ -36,7 +36,7 @@ class TestGate:
     def test_refuses_any_difference_on_a_cpu(self):
         problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 3)
         right = problem.sampled_by(make_sampler(problem.weight, 3))
-        assert right.check() == NearTies()
+        assert right.check() == Compared(3)
         for wrong in (-1, TINY.vocab_size, int(right.token_ids[2]) ^ 1):
             token_ids = right.token_ids.clone()
             token_ids[2] = wrong
