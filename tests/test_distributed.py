@@ -221,17 +221,3 @@ def test_importing_tpsample_imports_no_extra() -> None:
     )
     done = run_command(sys.executable, "-c", program)
     assert done.stdout.strip() == "set()", done.stderr
-
-
-def test_dry_runs_show_the_command_and_start_nothing() -> None:
-    local = run_command("launch/local.sh", "--dry-run", "generate", "--prompt", "a b")
-    assert local.returncode == 0
-    assert local.stdout == ""
-    assert "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node" in local.stderr
-    assert local.stderr.rstrip().endswith(r"-m tpsample.cli generate --prompt a\ b")
-
-    mpi = run_command("launch/mpi.sh", "--dry-run", env={"NPROC": "3"})
-    assert mpi.returncode == 0
-    assert mpi.stdout == ""
-    assert mpi.stderr.startswith("mpirun -np 3 ")
-    assert mpi.stderr.rstrip().endswith("python -m mpi4py -m tpsample.cli generate")

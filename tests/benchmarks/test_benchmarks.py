@@ -28,7 +28,7 @@ from benchmarks.questions import exchange as exchange_benchmark
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, reference
+from tpsample import reference
 from tpsample.cli.app import app
 from tpsample.distributed import Job
 
@@ -39,19 +39,6 @@ SAMPLING = [name for name in NAMES if name != "ceilings"]
 
 def _small(job: Job | None = None) -> Run:
     return Run.small(job, batches=(2,), repeats=1)
-
-
-@pytest.fixture
-def wrong_token(monkeypatch):
-    """Every sampler returns a wrong id in its first row."""
-    finish = LMHeadSampler.finish
-
-    def planted(self, out):
-        out = finish(self, out)
-        out.token_ids[0] = (out.token_ids[0] + 1) % self.vocab_size
-        return out
-
-    monkeypatch.setattr(LMHeadSampler, "finish", planted)
 
 
 def _on_ranks(folder: Path) -> list[str]:

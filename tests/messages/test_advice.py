@@ -44,8 +44,6 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "exchange/test_exchanges.py::test_several_samples_per_row": ("with num_samples=",),
     "test_rows_and_samples_are_independent_draws": ("answers are not ranked",),
     "test_a_sampled_token_has_the_value_its_step_reported": ("LMHeadSampler.prompt_logprobs",),
-    "test_grammar_and_forced_tokens_are_what_the_oracle_says": ("set SamplingBatch.grammar_",),
-    "test_random_requests_give_the_oracles_tokens": ("see logit_bias", "allow another id"),
     "test_the_layout_by_hand": ("give logprobs= the number",),
     "test_min_tokens_empties_no_row": ("give them in stop_token_ids",),
     "test_sets_are_the_oracles_and_the_same_everywhere": (
@@ -54,16 +52,14 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_mixtures_on_one_rank": (
         *("pass [] if there are none", "pass dataclasses.replace", "drop rows, or build"),
         *("build it from a list", "call batch.select again", "pad slots with -1"),
+        *("set SamplingBatch.grammar_", "see logit_bias", "allow another id"),
+        *("call batch.prepare(shard)", "assign it anew, or None"),
     ),
     "test_a_step_that_cannot_see_the_last_token_is_warned_of_once": ("call batch.append(out.",),
-    "test_a_prepared_shard_may_be_sampled_later": ("call batch.prepare(shard)",),
     "test_a_captured_step_serves_other_slots_and_other_requests": ("of the step by batch.select",),
     "test_slots_and_replays_read_what_is_there_now": ("name the rows of the step by select",),
     "test_seeds_are_drawn_before_a_replay": ("draw them first, see draw_seeds",),
     "test_masks_by_slot_follow_the_slots": ("assign one to the selection", "assign another"),
-    "test_masks_of_rows_that_changed_are_refused_until_they_are_assigned_anew": (
-        "assign it anew, or None",
-    ),
     "test_a_captured_step_takes_fixed_rounds_by_itself": ("capture a batch without it",),
     "test_every_rank_count_emits_the_oracles_tokens": ('choose "rejection" or "block"',),
     # --- ranks

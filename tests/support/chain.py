@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 
-from tests.support.distribution import cells_of
+from tests.support.distribution import cells_of, chi_squared
 from tpsample import SamplingBatch
 from tpsample.noise import row_stream, tile_noise
 from tpsample.speculative import acceptance, reference
@@ -170,18 +169,6 @@ def p_values(chain: Chain, text: torch.Tensor) -> list[float]:
     place = (cells[0][first] * CONTEXTS + parities) * width + second_cell
     found.append(chi_squared(place, joint.flatten()))
     return found
-
-
-def chi_squared(tokens: np.ndarray, law: np.ndarray) -> float:
-    possible = law > 0
-    if not possible[tokens].all():
-        return 0.0
-    cells = np.zeros(len(law), int)
-    cells[possible] = cells_of(law[possible], len(tokens))
-    expected = np.bincount(cells[possible], weights=law[possible]) * len(tokens)
-    observed = np.bincount(cells[tokens], minlength=len(expected))
-    assert len(expected) > 1, "one cell tests nothing"
-    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
 
 
 def total_variation(tokens: torch.Tensor, law: torch.Tensor) -> float:

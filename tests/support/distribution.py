@@ -35,14 +35,23 @@ def cells_of(probabilities: np.ndarray, draws: int) -> np.ndarray:
     return result
 
 
-def chi_squared_p(token_ids: torch.Tensor, logits: torch.Tensor, temperature: float) -> float:
-    """p-value of the draws under softmax(logits / temperature), pooled cells."""
-    probabilities = torch.softmax(logits.double() / temperature, dim=0).numpy()
-    cells = cells_of(probabilities, len(token_ids))
-    observed = np.bincount(cells[token_ids.numpy()], minlength=cells.max() + 1)
-    expected = np.bincount(cells, weights=probabilities) * len(token_ids)
+def chi_squared(tokens: np.ndarray, law: np.ndarray) -> float:
+    """p-value of draws under a law, pooled cells; 0 if a token was drawn that it does not have."""
+    possible = law > 0
+    if not possible[tokens].all():
+        return 0.0
+    cells = np.zeros(len(law), int)
+    cells[possible] = cells_of(law[possible], len(tokens))
+    expected = np.bincount(cells[possible], weights=law[possible]) * len(tokens)
+    observed = np.bincount(cells[tokens], minlength=len(expected))
     assert len(expected) > 1, "one cell tests nothing"
-    return float(stats.chisquare(observed, expected).pvalue)
+    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
+
+
+def chi_squared_p(token_ids: torch.Tensor, logits: torch.Tensor, temperature: float) -> float:
+    """p-value of the draws under softmax(logits / temperature)."""
+    law = torch.softmax(logits.double() / temperature, dim=0)
+    return chi_squared(token_ids.numpy(), law.numpy())
 
 
 def draw(

@@ -28,28 +28,20 @@ class Int8Method:
 
 _ASKS_FOR_NOTHING: dict[str, Any] = {
     "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "seed": None,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
-    "logit_bias": None,
-    "allowed_token_ids": None,
-    "bad_words_token_ids": None,
-    "min_tokens": 0,
+    "top_p": 1.0,
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty"), 0.0),
+    **dict.fromkeys(("top_k", "min_tokens"), 0),
     "stop_token_ids": [],
     "all_stop_token_ids": {EOS},
     "eos_token_id": EOS,
-    "logprobs": None,
-    "logprob_token_ids": None,
-    "prompt_logprobs": None,
-    "thinking_token_budget": None,
-    "trace_decode_token_ids": None,
-    "watermarking": None,
-    "prompt_logprob_token_ids": None,
-    "prompt_logprob_start": None,
+    **dict.fromkeys(
+        (
+            *("seed", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs"),
+            *("logprob_token_ids", "prompt_logprobs", "thinking_token_budget", "watermarking"),
+            *("trace_decode_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"),
+        )
+    ),
 }
 
 
