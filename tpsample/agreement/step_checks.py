@@ -65,13 +65,16 @@ class StepChecks:
         if self._settings.device.type == "cuda":
             check_current(self._settings.device)
 
-    def inputs(self, inputs: Inputs, leading: tuple[int, int] | None = None) -> None:
+    def inputs(
+        self, inputs: Inputs, leading: tuple[int, int] | None = None, samples: int = 1
+    ) -> None:
         """Check hidden states or logits, which a verification has of each position.
 
         The caller's weight is followed; a step that would read an old copy of it is refused.
 
         Args:
             leading: B and K + 1, of a verification.
+            samples: draws per row, of a step.
         """
         if not inputs.are_logits:
             self._caller.follow()
@@ -82,6 +85,13 @@ class StepChecks:
                     "screened tokens could be wrong; call sampler.refresh() on every rank"
                 )
         check_inputs(inputs, self._settings, leading)
+        rows, times = leading or (inputs.given.shape[0], samples)
+        if rows * times > self._settings.max_rows:
+            of_each = "samples" if leading is None else "positions"
+            raise ValueError(
+                f"{inputs.name}: {rows} rows × {times} {of_each} exceed max_rows="
+                f"{self._settings.max_rows}; build the sampler with a larger max_rows"
+            )
 
     def step(
         self,
@@ -93,15 +103,10 @@ class StepChecks:
     ) -> Call:
         """Return the step that the arguments of a call of `LMHeadSampler` ask for."""
         settings, name = self._settings, "step from logits" if inputs.are_logits else "step"
-        self.inputs(inputs)
-        rows = inputs.given.shape[0]
-        samples = 1 if num_samples is None else check_num_samples(num_samples)
+        samples = check_num_samples(num_samples)
+        self.inputs(inputs, samples=samples)
         check_batch(batch, settings)
-        if rows * samples > settings.max_rows:
-            raise ValueError(
-                f"{inputs.name}: {rows} rows × {samples} samples exceed "
-                f"max_rows={settings.max_rows}; build the sampler with a larger max_rows"
-            )
+        rows = inputs.given.shape[0]
         if out is not None:
             check_out(out, rows, num_samples, settings.device)
         at = positions_tensor(positions, rows, settings.device, self._positions)

@@ -67,6 +67,9 @@ class PeerExchange(Exchange):
         shape = (2, chunks, ranks.world_size, max_rows)
         self.memory = peer_memory(ranks, shape, device)
         places = (chunks, ranks.rank, ranks.world_size, max_rows)
+        # Hosts by their ranks, and who is lost there: bits of their ranks, unheard and told.
+        self._hosts: list[Sequence[int]] = [range(ranks.world_size)]
+        self._lost_of_host = self._lost[:2].unsqueeze(0)
         self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *places)
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
@@ -102,30 +105,29 @@ class PeerExchange(Exchange):
         return (self.push.world_size - 1) * 8 * rows * self.chunks
 
     def check(self) -> None:
-        unheard, told, _, step = self._lost.tolist()
-        members = range(self.push.world_size)
-        seen = DeviceLoss(members_of(members, unheard), members_of(members, told), step)
+        unheard, told = (
+            tuple(
+                rank
+                for ranks, bits in zip(self._hosts, of_hosts, strict=True)
+                for place, rank in enumerate(ranks)
+                if bits >> place & 1
+            )
+            for of_hosts in self._lost_of_host.T.tolist()
+        )
+        mine, from_mine, _, step = self._lost.tolist()
+        seen = DeviceLoss(unheard, told, step if mine or from_mine else None)
         raise_if_lost(seen, self.ranks.roll)
 
     def reset(self) -> None:
         super().reset()
         self.memory.barrier()
-        for tensor in (self.memory.own, self.arrive, self.done, self._lost):
+        for tensor in (self.memory.own, self.arrive, self.done, self._lost, self._lost_of_host):
             tensor.zero_()
         self.epoch.fill_(1)
         self.memory.barrier()
 
     def close(self) -> None:
         self.memory.close()
-
-
-def members_of(members: Sequence[int], bits: int) -> tuple[int, ...]:
-    """Return the members whose bit is set.
-
-    >>> members_of([4, 5, 6], 0b101)
-    (4, 6)
-    """
-    return tuple(member for place, member in enumerate(members) if bits >> place & 1)
 
 
 class TwoLevelPeerExchange(PeerExchange):
@@ -143,9 +145,9 @@ class TwoLevelPeerExchange(PeerExchange):
         super().__init__(settings)
         hosts, device = settings.hosts, settings.device
         names_of_hosts = list(dict.fromkeys(hosts))
-        self._inside = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
+        self._hosts = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
         self._host = names_of_hosts.index(hosts[self.ranks.rank])
-        self._lost_of_host = torch.zeros(len(self._inside), 2, dtype=torch.int64, device=device)
+        self._lost_of_host = torch.zeros(len(self._hosts), 2, dtype=torch.int64, device=device)
         size = settings.max_rows + self._lost_of_host.numel()
         self._reduced = torch.zeros(size, dtype=torch.int64, device=device)
 
@@ -164,22 +166,5 @@ class TwoLevelPeerExchange(PeerExchange):
         out.status.masked_fill_(lost, int(word.Status.PEER_LOST))
 
     def bytes_sent(self, rows: int) -> int:
-        words = rows + 2 * len(self._inside)
+        words = rows + 2 * len(self._hosts)
         return super().bytes_sent(rows) + ring_bytes(self.levels[1], words)
-
-    def check(self) -> None:
-        unheard, told = (
-            tuple(
-                rank
-                for members, bits in zip(self._inside, of_hosts, strict=True)
-                for rank in members_of(members, bits)
-            )
-            for of_hosts in self._lost_of_host.T.tolist()
-        )
-        mine, from_mine, _, step = self._lost.tolist()
-        seen = DeviceLoss(unheard, told, step if mine or from_mine else None)
-        raise_if_lost(seen, self.ranks.roll)
-
-    def reset(self) -> None:
-        super().reset()
-        self._lost_of_host.zero_()

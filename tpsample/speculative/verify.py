@@ -235,11 +235,6 @@ def check_verify(
     if lengths is not None:
         check_tensor("lengths", lengths, INDICES, (num_rows,), device)
     sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
-    if num_rows * (num_drafts + 1) > sampler.max_rows:
-        raise ValueError(
-            f"{inputs.name}: {num_rows} rows × {num_drafts + 1} positions exceed "
-            f"max_rows={sampler.max_rows}; build the sampler with a larger max_rows"
-        )
     if drafts.law is not None and method == "coupled":
         raise ValueError(
             'draft: method="coupled" looks at no draft probabilities; leave it out, or choose '
