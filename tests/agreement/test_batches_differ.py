@@ -19,6 +19,7 @@ CHANGES: dict[str, list[Callable[[SamplingBatch], Any]]] = {
     "append": [
         lambda batch: batch.append(torch.tensor([3, 4])),
         lambda batch: batch.append(torch.tensor([3, 4, 5])),
+        lambda batch: batch.append(torch.tensor([3])),
         lambda batch: batch.append([3, 4]),
         lambda batch: batch.append(torch.tensor([3.0, 4.0])),
     ],
@@ -26,6 +27,8 @@ CHANGES: dict[str, list[Callable[[SamplingBatch], Any]]] = {
         lambda batch: batch.add(SamplingParams(seed=5)),
         lambda batch: batch.add(SamplingParams(seed=5, stop_token_ids=[V])),
         lambda batch: batch.add({"seed": 5}),
+        lambda batch: batch.add(SamplingParams(seed=5, logprob_token_ids=[V])),
+        lambda batch: batch.add(SamplingParams(seed=5), prompt_token_ids=["x"]),
         lambda batch: batch.add(SamplingParams(seed=5), output_token_ids=[V]),
         lambda batch: batch.add(SamplingParams(seed=5), prompt_token_ids=3),
     ],
@@ -42,6 +45,7 @@ CHANGES: dict[str, list[Callable[[SamplingBatch], Any]]] = {
         lambda batch: batch.permute([0]),
         lambda batch: batch.permute(None),
         lambda batch: batch.permute([0.0, 1.0]),
+        lambda batch: batch.permute([0, True]),
     ],
     "update": [
         lambda batch: batch.update(1, SamplingParams(top_k=2, seed=2)),
@@ -50,6 +54,7 @@ CHANGES: dict[str, list[Callable[[SamplingBatch], Any]]] = {
         lambda batch: batch.update(1, SamplingParams(min_tokens=1, stop_token_ids=[1])),
         lambda batch: batch.update("1", SamplingParams()),
         lambda batch: batch.update(1, SamplingParams(), output_token_ids=[V]),
+        lambda batch: batch.update(1, SamplingParams(), output_token_ids=[1.0]),
     ],
     "grammar_bitmask": [
         lambda batch: setattr(batch, "grammar_bitmask", bitmask_of([{1}, {2}], V)),
@@ -107,12 +112,12 @@ def test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step(name
 def _unprepared() -> list[tuple[str, str]]:
     """Of a batch that was appended to, the shard's counts are known on rank 0 alone."""
     sampler, found = sampler_of(), []
-    for wrong in (lambda batch: None, lambda batch: batch.prepare(VocabShard(0, V + 1))):
+    for wrong in (None, VocabShard(0, V + 1), (0, V)):
         batch = SamplingBatch.from_params(params_of(presence_penalty=1.0), vocab_size=V)
         if dist.get_rank() == 0:
             batch.prepare(sampler.shard)
-        else:
-            outcome(lambda b=batch, w=wrong: w(b))
+        elif wrong is not None:
+            outcome(lambda b=batch, shard=wrong: b.prepare(shard))
         batch.append(torch.tensor([1, 2]))
         found.append(outcome(lambda b=batch: step(sampler, b)))
     return found

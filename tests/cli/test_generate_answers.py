@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 from tests.support.commands import invoke, texts
-from tests.support.tiny_model import save_tiny_llama
 from tpsample.cli.requests import Request, Texts
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 6, "--prompt", "w5 w7 w9")
@@ -98,12 +97,11 @@ def test_answers_end_where_their_requests_say(tiny: Path, tmp_path: Path) -> Non
         assert _answer(tiny, "--params", file).split() == expected, sent
 
 
-def test_drafted_answers_end_there_too(tmp_path: Path) -> None:
-    save_tiny_llama(tmp_path / "llama")
-    words = _answer(tmp_path / "llama").split()
+def test_drafted_answers_end_there_too(llama: Path, tmp_path: Path) -> None:
+    words = _answer(llama).split()
     (tmp_path / "sent.json").write_text(json.dumps({"stop": f" {words[3]}", "max_tokens": 5}))
     options = ("--params", tmp_path / "sent.json", "--draft", "ngram")
-    assert _answer(tmp_path / "llama", *options).split() == words[:3]
+    assert _answer(llama, *options).split() == words[:3]
 
 
 def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Path) -> None:

@@ -8,28 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
-from tests.support.tiny_model import VOCAB_SIZE, save_tiny_llama, save_tiny_model
+from tests.support.commands import invoke
+from tests.support.tiny_model import VOCAB_SIZE, save_tiny_model
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.cli import decode as decoding
 from tpsample.cli.decode import continuation, decode
-from tpsample.cli.model import Model, load
+from tpsample.cli.model import load
 from tpsample.distributed import Job
 
 pytest.importorskip("transformers", reason="needs the extra hf")
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama, whose cache can forget tokens."""
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    save_tiny_llama(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tiny: Path) -> Model:
-    return load(str(tiny), Job(), torch.float32)
 
 
 PROMPTS = [[5], [7, 8, 9, 7, 8, 9, 7, 8], [3, 1, 4], [2, 7, 1, 8, 2, 8]]
@@ -37,16 +24,15 @@ PARAMS = [SamplingParams(temperature=t, seed=40 + i) for i, t in enumerate((0, 0
 
 
 def test_decoding_with_drafts_writes_the_plain_text(
-    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+    llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts are the plain text but for every fifth token, or n-grams."""
-    sampler = LMHeadSampler(tiny_model.lm_head.weight, max_rows=4 * 5, backend="torch")
+    model = load(str(llama), Job(), torch.float32)
+    sampler = LMHeadSampler(model.lm_head.weight, max_rows=4 * 5, backend="torch")
 
     def run(num_drafts: int) -> decoding.Decoded:
         batch = SamplingBatch.from_params(PARAMS, vocab_size=VOCAB_SIZE)
-        return decode(
-            *(tiny_model, PROMPTS, sampler, batch), max_new_tokens=17, num_drafts=num_drafts
-        )
+        return decode(*(model, PROMPTS, sampler, batch), max_new_tokens=17, num_drafts=num_drafts)
 
     plain = run(0)
     assert len({tuple(row) for row in plain.rows}) == 4
@@ -74,23 +60,15 @@ def test_drafts_continue_the_longest_suffix() -> None:
     assert [continuation(text, 3) for text in texts] == [[9, 2, 3], [], [7], []]
 
 
-def _options(tiny: Path) -> tuple[object, ...]:
+def _options(llama: Path) -> tuple[object, ...]:
     return (
-        *("--model", tiny, "--max-new-tokens", 8, "--prompt", "w5 w7 w9 w5 w7"),
+        *("--model", llama, "--max-new-tokens", 8, "--prompt", "w5 w7 w9 w5 w7"),
         *("--draft", "ngram", "--num-samples", 5),
     )
 
 
-@pytest.mark.long
-def test_two_ranks_verify_the_same_drafts(tiny: Path) -> None:
-    done = run_command(*TORCHRUN, 2, *GENERATE, *_options(tiny))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "same tokens: 1 rank = 2 ranks = oracle (40 tokens compared, 0 differ" in done.stdout
-    assert re.search(r"same text as plain decoding +5 of 5 rows", done.stdout)
-
-
-def test_the_command_reports_what_drafts_were_worth(tiny: Path) -> None:
-    done = invoke("generate", "--backend", "torch", *_options(tiny))
+def test_the_command_reports_what_drafts_were_worth(llama: Path) -> None:
+    done = invoke("generate", "--backend", "torch", *_options(llama))
     assert done.exit_code == 0, done.output
     assert "same tokens: 1 rank = oracle (40 tokens compared, 0 differ" in done.stdout
     assert re.search(r"draft +ngram", done.stdout)

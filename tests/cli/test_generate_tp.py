@@ -22,7 +22,6 @@ import transformers
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
 from tests.support.ranks import run_ranks
-from tests.support.tiny_model import save_tiny_llama
 from tpsample.cli import report, tensor_parallel
 from tpsample.cli.model import load
 from tpsample.distributed import Job
@@ -30,14 +29,6 @@ from tpsample.distributed import Job
 PROMPTS = ("w5 w7 w9", "w7 w8 w9 w7 w8 w9 w7", "w3 w1 w4")
 TEMPERATURES = (0.0, 0.7, 1.0)
 NEW = 8
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four heads in two groups, which two ranks can share."""
-    folder = tmp_path_factory.mktemp("llama")
-    save_tiny_llama(folder)
-    return folder
 
 
 def _shown(job: Job, folder: Path, **own: Any) -> str:

@@ -15,38 +15,23 @@ def _report(
 
 
 @pytest.mark.parametrize(
-    ("reports", "expected"),
-    [
-        ([_report(0, [])], "none"),
-        ([_report(0, [1]), _report(1, [0])], "peer"),
-        ([_report(0, [1]), _report(1, [])], "collective"),
-        ([_report(0, [1, 2]), _report(1, [0, 2]), _report(2, [0, 1])], "peer"),
-        ([_report(0, [1]), _report(1, [0, 2]), _report(2, [1])], "collective"),
-        ([_report(0, [1]), _report(1, [0], host="b")], "collective"),
-        ([_report(0, [1]), _report(1, [0], obstacle="interpreted")], "collective"),
-        ([_report(0, [1]), _report(0, [1])], "collective"),
-    ],
-    ids=["one", "pair", "one way", "three", "line", "two hosts", "obstacle", "one gpu"],
-)
-def test_auto_takes_peer_where_all_pairs_are_linked(reports, expected):
-    ranks = Ranks()
-    ranks.world_size = len(reports)
-    assert choose_exchange("auto", ranks, reports) == expected
-
-
-@pytest.mark.parametrize(
     ("reports", "exchange", "reason"),
     [
         ([_report(0, [])], "none", "one rank"),
         ([_report(0, [1]), _report(1, [0])], "peer", "NVLink connects all"),
         ([_report(0, [1]), _report(1, [])], "collective", "does not connect all"),
+        ([_report(0, [1, 2]), _report(1, [0, 2]), _report(2, [0, 1])], "peer", "NVLink connects"),
+        ([_report(0, [1]), _report(1, [0, 2]), _report(2, [1])], "collective", "not connect all"),
         ([_report(0, [1]), _report(1, [0], host="b")], "collective", "several hosts"),
         ([_report(0, [1]), _report(1, [0], obstacle="no")], "collective", "rank 1: no"),
+        ([_report(0, [1]), _report(0, [1])], "collective", "does not connect all"),
         ([_report(0, [], visible=1), _report(1, [], visible=1)], "collective", "CUDA_VISIBLE"),
         ([_report(0, [], visible=1)] * 2, "collective", "does not connect all"),
     ],
-)
-def test_the_reason_fits_the_choice(reports, exchange, reason):
+    ids=["one", "pair", "one way", "three", "line", "two hosts", "obstacle", "one gpu", "hidden",
+         "one gpu of all"],
+)  # fmt: skip
+def test_auto_takes_peer_where_all_pairs_are_linked_and_says_why(reports, exchange, reason):
     ranks = Ranks()
     ranks.world_size = len(reports)
     assert choose_exchange("auto", ranks, reports) == exchange

@@ -15,7 +15,7 @@ import tpsample.exchange
 import tpsample.exchange.peer
 from tests.support.cases import Case, own_sampler
 from tests.support.limits import slowness
-from tests.support.ranks import run_ranks
+from tests.support.ranks import same_on_ranks
 from tests.support.tiers import long
 from tpsample import (
     LMHeadSampler,
@@ -69,7 +69,7 @@ def _sampler(case: Case, hosts: str, backend: str = "torch", **arguments) -> LMH
     return own_sampler(case.weight, even=False, **options)
 
 
-def _sample(case: Case, filtered: list, hosts: str) -> tuple[list, list, list, int]:
+def _sample(case: Case, filtered: list, hosts: str) -> tuple[list, list, list]:
     rows = []
     for chunks, swaps_on in ((1, ("cpu",)), (3, ())):  # as on CPUs, then as on GPUs, over gloo
         tpsample.exchange.SWAPS_ON = swaps_on
@@ -82,21 +82,20 @@ def _sample(case: Case, filtered: list, hosts: str) -> tuple[list, list, list, i
     batch = SamplingBatch.from_params(filtered, vocab_size=case.vocab_size)
     out = sampler(case.hidden_states, batch, case.positions)
     probs = out.logprobs
-    return rows, out.token_ids.tolist(), probs.token_ids.tolist(), sampler.exchange.bytes_sent(6)
+    return rows, out.token_ids.tolist(), probs.token_ids.tolist()
 
 
 @pytest.mark.parametrize("hosts", ["uneven", "one host", *long("2x2", "2x4")])
 def test_tokens_filters_and_logprobs_are_the_oracles(hosts):
     case, filtered, hosts = Case.make(300, 6), FILTERED, HOSTS[hosts]
-    results = run_ranks(len(hosts), _sample, case, filtered, hosts)
+    rows, tokens, listed = same_on_ranks(len(hosts), _sample, case, filtered, hosts)
     batch = SamplingBatch.from_params(filtered, vocab_size=300)
     expected = case.oracle().token_ids.tolist()
     logits = reference.logits(case.hidden_states, case.weight)
     oracle = reference.sample(logits, batch, case.positions)
-    for rows, tokens, listed, _ in results:
-        assert rows == [expected] * 2
-        assert tokens == oracle.token_ids.tolist()
-        assert listed == oracle.logprobs.token_ids.tolist()
+    assert rows == [expected] * 2
+    assert tokens == oracle.token_ids.tolist()
+    assert listed == oracle.logprobs.token_ids.tolist()
 
 
 def _differ(case: Case, hosts: str, culprit: int) -> str:
@@ -111,8 +110,7 @@ def _differ(case: Case, hosts: str, culprit: int) -> str:
 
 @pytest.mark.parametrize(("hosts", "culprit"), [("aabb", 1), *long(("aaabb", 2), ("aabc", 3))])
 def test_a_call_that_differs_on_one_host_is_told_to_all(hosts, culprit):
-    texts = run_ranks(len(hosts), _differ, Case.make(60, 3), hosts, culprit)
-    assert texts == [texts[0]] * len(hosts)
+    assert same_on_ranks(len(hosts), _differ, Case.make(60, 3), hosts, culprit)
 
 
 def _no_shared_memory() -> tuple[list[str], str]:
@@ -134,10 +132,9 @@ def _no_shared_memory() -> tuple[list[str], str]:
 
 
 def test_auto_takes_collective_on_all_ranks_together_if_peer_cannot_be_set_up():
-    first, second = run_ranks(2, _no_shared_memory)
-    assert first == second
-    assert first[1] == "rank 1: planted"
-    assert first[0] == ['exchange: "peer" cannot be set up, using "collective": rank 1: planted']
+    warned, raised = same_on_ranks(2, _no_shared_memory)
+    assert raised == "rank 1: planted"
+    assert warned == [f'exchange: "peer" cannot be set up, using "collective": {raised}']
 
 
 def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
@@ -171,9 +168,7 @@ def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
 
 def test_peer_inside_the_hosts():
     case = Case.make(60, 6)
-    results = run_ranks(4, _peer_inside, case, "aabb")
-    assert results == [results[0]] * 4
-    tokens, filtered, kind, lost = results[0]
+    tokens, filtered, kind, lost = same_on_ranks(4, _peer_inside, case, "aabb")
     assert kind == "TwoLevelPeerExchange"
     plain = case.oracle().token_ids.tolist()
     assert tokens == [plain, case.oracle(num_samples=2).token_ids.tolist(), plain]
@@ -194,6 +189,5 @@ def _old_torch() -> list[str]:
 
 
 def test_versions_that_differ_are_a_warning_on_every_rank():
-    first, second = run_ranks(2, _old_torch)
-    assert first == second
-    assert "versions differ between ranks" in first[0] and "1.0" in first[0]
+    (warned,) = same_on_ranks(2, _old_torch)
+    assert "versions differ between ranks" in warned and "1.0" in warned

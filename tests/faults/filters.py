@@ -100,10 +100,6 @@ tpsample/logits/filters.py
     - decided &= ~filters.by_threshold | is_nan
     + pass
     > test_decided_and_undecided_rows_of_one_step[torch-3-2]
-    words of as many rows are taken for those of all in order
-    - if lists_all(index, len(words)):
-    + if len(index) == len(words):
-    > test_any_rows_in_any_order_have_each_their_own_token[1]
     second rounds are not counted
     - ranks.counters.second_rounds += len(undecided)
     + ranks.counters.second_rounds += bool(undecided)

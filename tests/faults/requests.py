@@ -34,7 +34,7 @@ tpsample/request/batch.py
     one request for all rows loses its masks
     - setattr(repeated, name, mask)
     + pass
-    > test_mixtures_on_ranks[2-150]
+    > test_mixtures_on_ranks[2-200-150-12]
     repeated rows are of the plan before
     - seed, self._plans[times], self._controls()
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
@@ -150,7 +150,7 @@ tpsample/request/selection.py
     + other = object.__new__(type(self))
     +         vars(other).update(vars(self))
     +         return other
-    > test_mixtures_on_ranks[2-150]
+    > test_mixtures_on_ranks[2-200-150-12]
     a copied batch of an engine's tensors is a selection of the first
     - shared = () if self._batch is self else (self._batch, self._table)
     + shared = (self._batch, self._table)
@@ -197,7 +197,7 @@ tpsample/request/engine_tensors.py
     what an engine writes to its tensors is not seen
     - self._temperature, self._seed = temperature.detach(), seed.detach()
     + self._temperature, self._seed = temperature.clone(), seed.detach()
-    > test_mixtures_on_ranks[2-150]
+    > test_mixtures_on_ranks[2-200-150-12]
 tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)

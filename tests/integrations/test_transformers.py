@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.ranks import run_ranks
+from tests.support.ranks import same_on_ranks
 from tests.support.tiers import long
 from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
@@ -49,16 +49,19 @@ def generate(model: Any, ids: torch.Tensor = IDS, mask: Any = MASK, **options: A
     return found[:, ids.shape[1] :].tolist()
 
 
+def greedy_of(model: Any, **options: Any) -> Any:
+    """The text of its own `generate`."""
+    how = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, **options}
+    return model.generate(IDS, attention_mask=MASK, **how)[:, IDS.shape[1] :].tolist()
+
+
 @pytest.fixture(scope="session")
 def model(llama: Path) -> Any:
     return load(llama)
 
 
 def test_greedy_text_is_generates_own(model):
-    plain = model.generate(
-        IDS, attention_mask=MASK, do_sample=False, max_new_tokens=NEW, pad_token_id=0
-    )
-    assert generate(model, do_sample=False) == plain[:, IDS.shape[1] :].tolist()
+    assert generate(model, do_sample=False) == greedy_of(model)
 
 
 @pytest.mark.parametrize("kind", ["plain", "filters"])
@@ -164,11 +167,8 @@ def test_a_soft_cap_and_a_scale_of_the_configuration_are_known(tmp_path):
 
     save_tiny_model(tmp_path)
     capped = load(tmp_path)
-    plain = capped.generate(
-        IDS, attention_mask=MASK, do_sample=False, max_new_tokens=4, pad_token_id=0
-    )
     found = generate(capped, do_sample=False, repetition_penalty=1.0, max_new_tokens=4)
-    assert found == plain[:, IDS.shape[1] :].tolist()
+    assert found == greedy_of(capped, max_new_tokens=4)
     head = adapter().TransformersHead(capped)
     assert head.options == {"logit_scale": 1.0, "logit_softcap": 4.0}
 
@@ -233,17 +233,11 @@ def _on_ranks(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: generate(model, **how) for name, how in KINDS.items()}
     with torch.no_grad():
         found["logits"] = model(IDS).logits.shape[-1]  # its own forward is back
-    plain = model.generate(
-        IDS, attention_mask=MASK, do_sample=False, max_new_tokens=NEW, pad_token_id=0
-    )
-    assert found["greedy"] == plain[:, IDS.shape[1] :].tolist()
+    assert found["greedy"] == greedy_of(model)
     return found | {"kind": kind}
 
 
 def test_two_ranks_of_tensor_parallelism_write_the_text_of_one(model, llama):
     expected = {name: generate(model, **how) for name, how in KINDS.items()}
-    first, second = run_ranks(2, _on_ranks, llama)
-    assert first == second
-    assert first.pop("kind") == "DTensor"
-    assert first.pop("logits") == VOCAB_SIZE
-    assert first == expected
+    kind = {"kind": "DTensor", "logits": VOCAB_SIZE}
+    assert same_on_ranks(2, _on_ranks, llama) == expected | kind

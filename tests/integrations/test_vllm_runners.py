@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support import vllm_fakes as fakes
-from tests.support.ranks import run_ranks
+from tests.support.ranks import same_on_ranks
 from tests.support.vllm_fakes import EOS, D, Request, V
 from tests.support.vllm_steps import (
     ORDERS,
@@ -189,26 +189,27 @@ def test_what_a_client_may_ask_and_we_cannot_do_ends_its_request(caplog):
     assert "thinking_token_budget" in caplog.text
 
 
+def drafted(runner, drafts: dict[str, list[int]], hidden: torch.Tensor):
+    """A step of these requests with their drafts, right behind their prompts."""
+    fakes.v1_batch(runner, list(drafts))
+    counts = [len(its) for its in drafts.values()]
+    runner.seq_lens[: len(counts)] += torch.tensor(counts, dtype=torch.int32)
+    every = [token_id for its in drafts.values() for token_id in its]
+    metadata = SimpleNamespace(
+        num_draft_tokens=counts,
+        max_spec_len=max(counts),
+        draft_token_ids=torch.tensor(every, dtype=torch.int32),
+    )
+    handed = runner.model.compute_logits(hidden)
+    return runner.rejection_sampler(metadata, None, handed, runner.input_batch.sampling_metadata)
+
+
 def test_drafts_that_are_decoded_tokens_are_accepted_and_others_not():
     """Rows with 2, 0 and 1 drafts; what comes out is what decoding without drafts draws."""
-    runner = v1(depth=3)
-    names, drafts = ["a", "b", "c"], {"a": 2, "b": 0, "c": 1}
-    fakes.v1_batch(runner, names)
-    first = {name: expected(name, []) for name in names}
+    first = {name: expected(name, []) for name in "abc"}
     second = expected("a", [first["a"]])
-    runner.seq_lens[:3] += torch.tensor([2, 0, 1], dtype=torch.int32)
-    metadata = SimpleNamespace(
-        num_draft_tokens=[2, 0, 1],
-        max_spec_len=2,
-        draft_token_ids=torch.tensor([first["a"], second + 1, first["c"]], dtype=torch.int32),
-    )
-    hidden = rows_of([name for name in names for _ in range(1 + drafts[name])])
-    out = runner.rejection_sampler(
-        metadata,
-        None,
-        runner.model.compute_logits(hidden),
-        runner.input_batch.sampling_metadata,
-    )
+    drafts = {"a": [first["a"], second + 1], "b": [], "c": [first["c"]]}
+    out = drafted(v1(depth=3), drafts, rows_of("aaabcc"))
     assert out.sampled_token_ids.tolist() == [
         [first["a"], second, -1],
         [first["b"], -1, -1],
@@ -218,41 +219,27 @@ def test_drafts_that_are_decoded_tokens_are_accepted_and_others_not():
 
 
 def test_a_step_in_which_no_row_has_drafts_is_a_plain_one():
-    runner = v1(depth=3)
-    fakes.v1_batch(runner, ["a", "b"])
-    none = torch.empty(0, dtype=torch.int32)
-    metadata = SimpleNamespace(num_draft_tokens=[0, 0], max_spec_len=0, draft_token_ids=none)
-    handed = runner.model.compute_logits(rows_of("ab"))
-    out = runner.rejection_sampler(metadata, None, handed, runner.input_batch.sampling_metadata)
+    out = drafted(v1(depth=3), {"a": [], "b": []}, rows_of("ab"))
     assert out.sampled_token_ids.tolist() == [[expected("a", [])], [expected("b", [])]]
 
 
 def test_a_row_of_nan_behind_its_drafts_ends_there():
-    runner = v1(depth=2)
-    fakes.v1_batch(runner, ["a"])
-    runner.seq_lens[0] += 1
-    metadata = SimpleNamespace(
-        num_draft_tokens=[1], max_spec_len=1, draft_token_ids=torch.tensor([expected("a", [])])
-    )
     hidden = torch.stack([rows_of("a")[0], torch.full((D,), torch.nan)])
-    handed = runner.model.compute_logits(hidden)
-    out = runner.rejection_sampler(metadata, None, handed, runner.input_batch.sampling_metadata)
+    out = drafted(v1(depth=2), {"a": [expected("a", [])]}, hidden)
     assert out.sampled_token_ids.tolist() == [[expected("a", []), EOS]]
 
 
+def _tokens(**options) -> list[list[list[int]]]:
+    runner = v1(**options)
+    return [step_v1(runner, n, rows_of(n)).sampled_token_ids.tolist() for n in ORDERS]
+
+
 def _tokens_of_two_ranks():
-    shard = VocabShard.even(V, dist.get_rank(), 2)
-    runner = v1(group=None, shard=shard)
-    found = []
-    for names in ORDERS:
-        found.append(step_v1(runner, names, rows_of(names)).sampled_token_ids.tolist())
-    return found
+    return _tokens(group=None, shard=VocabShard.even(V, dist.get_rank(), 2))
 
 
 def test_two_ranks_draw_the_tokens_of_one():
-    runner = v1()
-    alone = [step_v1(runner, n, rows_of(n)).sampled_token_ids.tolist() for n in ORDERS]
-    assert run_ranks(2, _tokens_of_two_ranks) == [alone, alone]
+    assert same_on_ranks(2, _tokens_of_two_ranks) == _tokens()
 
 
 def test_a_row_that_asks_for_no_seed_gets_one():

@@ -13,7 +13,7 @@ from benchmarks.lab.allocations import Operators
 from benchmarks.lab.launches import listed
 from tests.support import host_reads
 from tests.support.agreement import tile
-from tests.support.cases import Case, even_shards
+from tests.support.cases import Case, even_shards, own_sampler
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -78,11 +78,8 @@ def test_the_compiled_operator_adds_its_outputs_alone():
 
 
 def _on_a_rank(case: Case, exchange: str, chunks: int) -> Launched:
-    shard = even_shards(case.vocab_size, dist.get_world_size())[dist.get_rank()]
     host_reads.meet_on_devices()
-    sampler = LMHeadSampler(
-        case.weight[shard.start : shard.stop], shard=shard, exchange=exchange, chunks=chunks
-    )
+    sampler = own_sampler(case.weight, exchange=exchange, chunks=chunks, backend="triton")
     local: Any = sampler.local
     local.tile = tile(16, 8, 16)  # tiles for every chunk
     launches = _second_step(sampler, case)

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits
-from tests.support.ranks import run_ranks
+from tests.support.ranks import same_on_ranks
 from tpsample import LMHeadSampler, SamplingParams
 from tpsample.ranks.virtual import VirtualWorld
 
@@ -35,8 +35,7 @@ def test_any_rows_in_any_order_have_each_their_own_token(world_size):
     orders = [list(each) for n in (1, 2, 3) for each in itertools.permutations(range(3), n)]
     oracle = rows.oracle().token_ids
     expected = [oracle[order].tolist() for order in orders]
-    for tokens in run_ranks(world_size, _tokens, rows, orders):
-        assert tokens == expected
+    assert same_on_ranks(world_size, _tokens, rows, orders) == expected
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -92,7 +92,36 @@ def _reach_only_rank_0(sampler: LMHeadSampler) -> None:
     sampler.local.best_words = push
 
 
-def _check_survivors(world_size: int, exchange: str, phase: str) -> None:
+def _oracle(case: Case, step: int) -> list[int]:
+    later = Case(case.hidden_states, case.weight, case.params, case.positions + step)
+    ids: list[int] = later.oracle().token_ids.tolist()
+    return ids
+
+
+SHORT = [
+    (2, "collective", "construction"),
+    (4, "collective", "mid-step"),
+    (3, "p2p", "mid-step"),
+    (4, "two_level", "mid-step"),
+    (2, "p2p", "between steps"),
+    (2, "peer", "construction"),
+    (3, "peer", "mid-push"),
+]
+
+
+EVERYWHERE = [
+    *itertools.product([2, 4, 8], EXCHANGES, PHASES),
+    (3, "peer", "mid-step"),
+    (4, "peer", "mid-push"),
+    (8, "peer", "mid-push"),
+]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "exchange", "phase"),
+    [*SHORT, *long(*(each for each in EVERYWHERE if each not in SHORT))],
+)
+def test_survivors_of_a_killed_rank_name_it(world_size, exchange, phase):
     case = Case.make(60, 3)
     reports = run_ranks(
         world_size,
@@ -122,42 +151,6 @@ def _check_survivors(world_size: int, exchange: str, phase: str) -> None:
     told = phase == "mid-push"  # rank 0 alone
     assert [len(report["ok"]) for report in alive] == [done + told, *[done] * (len(alive) - 1)]
     assert {report["at"] for report in alive} == {None if phase == "construction" else done}
-
-
-def _oracle(case: Case, step: int) -> list[int]:
-    later = Case(case.hidden_states, case.weight, case.params, case.positions + step)
-    ids: list[int] = later.oracle().token_ids.tolist()
-    return ids
-
-
-SHORT = [
-    (2, "collective", "construction"),
-    (4, "collective", "mid-step"),
-    (3, "p2p", "mid-step"),
-    (4, "two_level", "mid-step"),
-    (2, "p2p", "between steps"),
-    (2, "peer", "construction"),
-    (3, "peer", "mid-push"),
-]
-
-
-@pytest.mark.parametrize(("world_size", "exchange", "phase"), SHORT)
-def test_survivors_of_a_killed_rank_name_it(world_size, exchange, phase):
-    _check_survivors(world_size, exchange, phase)
-
-
-EVERYWHERE = [
-    *itertools.product([2, 4, 8], EXCHANGES, PHASES),
-    (3, "peer", "mid-step"),
-    (4, "peer", "mid-push"),
-    (8, "peer", "mid-push"),
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("world_size", "exchange", "phase"), EVERYWHERE)
-def test_survivors_of_a_killed_rank_name_it_everywhere(world_size, exchange, phase):
-    _check_survivors(world_size, exchange, phase)
 
 
 def _stay_away(case: Case, exchange: str) -> tuple[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.small_heads import BACKENDS, D, V, head, plain
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
 
 
 def test_rows_updated_between_verifications_of_one_width_are_what_is_verified():
@@ -50,36 +50,6 @@ def test_moving_many_rows_takes_one_pass():
     batch.permute(range(rows - 1, -1, -1))
     batch.drop(range(0, rows, 2))
     assert batch.seed.tolist() == list(range(rows - 2, -1, -2))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda batch: batch.add(SamplingParams(), prompt_token_ids=["x"]),
-        lambda batch: batch.add(SamplingParams(), output_token_ids=[V]),
-        lambda batch: batch.add(SamplingParams(logprob_token_ids=[V])),
-        lambda batch: batch.add({"temperature": 1.0}),
-        lambda batch: batch.update(0, SamplingParams(stop_token_ids=[V])),
-        lambda batch: batch.update(0, SamplingParams(), output_token_ids=[1.0]),
-        lambda batch: batch.drop([0, 2]),
-        lambda batch: batch.drop("0"),
-        lambda batch: batch.permute([0, 0]),
-        lambda batch: batch.permute([0, True]),
-        lambda batch: batch.append(torch.zeros(1, dtype=torch.int64)),
-        lambda batch: batch.prepare(VocabShard(0, V + 1)),
-        lambda batch: batch.prepare((0, V)),
-    ],
-)
-def test_a_change_that_is_refused_changes_nothing(change):
-    hidden_states, weight = head(2)
-    sampler = LMHeadSampler(weight)
-    params = [SamplingParams(presence_penalty=1.0, seed=1), SamplingParams(seed=2, top_k=4)]
-    batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=3)
-    before = sampler(hidden_states, batch, 0).token_ids
-    with pytest.raises((TypeError, ValueError)):
-        change(batch)
-    assert batch.rows == 2
-    assert torch.equal(sampler(hidden_states, batch, 0).token_ids, before)
 
 
 def test_one_request_for_all_rows_is_each_rows_own():

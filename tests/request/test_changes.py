@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.support.cases import own_sampler
 from tests.support.controls import Conversation, batch_of
-from tests.support.ranks import run_ranks
+from tests.support.ranks import same_on_ranks
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import Changes, SamplingBatch, SamplingParams
 
@@ -64,11 +64,11 @@ def _steps(src: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("src", [0, 1])
 def test_what_one_rank_knows_reaches_the_batches_of_all(src):
-    found = run_ranks(2, _steps, src)
-    assert found[0] == found[1] == run_ranks(1, _steps, 0)[0]
+    found = same_on_ranks(2, _steps, src)
+    assert found == same_on_ranks(1, _steps, 0)
     rows, sampler, generator = known(0), sampler_of(), torch.Generator().manual_seed(1)
     there = rows[:SLOTS]
-    for step, tokens in enumerate(found[0]):
+    for step, tokens in enumerate(found):
         if step:
             there[step % SLOTS] = rows[SLOTS + step]
         batch = batch_of(there, V)

@@ -47,29 +47,6 @@ def test_switched_off_is_supported(off):
     SamplingBatch.from_params(SamplingParams(**off), vocab_size=10)
 
 
-def test_requests_that_mean_the_same_are_equal():
-    import numpy
-
-    one = SamplingParams(
-        temperature=1,
-        seed=7,
-        top_k=3,
-        logit_bias={5: 1, 2: 2.0},
-        bad_words=[[1, 2]],
-        allowed_token_ids=[1],
-    )
-    other = SamplingParams(
-        temperature=numpy.float32(1.0),
-        seed=numpy.int64(7),
-        top_k=numpy.int32(3),
-        logit_bias={2: 2, numpy.int64(5): 1.0},
-        bad_words=((1, 2),),
-        allowed_token_ids=(numpy.int64(1),),
-    )
-    assert one == other and one.text == other.text
-    assert one.text != SamplingParams(temperature=1, seed=7, top_k=4).text
-
-
 def _first_seed(source: SeedSource, queue) -> None:
     queue.put(source.draw(1).tolist())
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.support.cases import own_sampler
 from tests.support.controls import Conversation, batch_of
-from tests.support.ranks import run_ranks
+from tests.support.ranks import same_on_ranks
 from tests.support.replays import Replays
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import (
@@ -154,20 +154,19 @@ def _on_ranks(rows: list[Conversation], slots: list[int]) -> tuple[Any, ...]:
 
 def test_ranks_draw_the_same_tokens_and_notice_other_slots():
     rows, slots = graph_rows(3), [8, 2, -1, 5, 0, 77, 3, 2, 1, 7]
-    one = run_ranks(1, _on_ranks, rows, slots)[0]
-    three = run_ranks(3, _on_ranks, rows, slots)
-    assert three[0] == three[1] == three[2]
-    for found, expected in zip(three[0][0], one[0], strict=False):
+    one, _ = same_on_ranks(1, _on_ranks, rows, slots)
+    three, seed = same_on_ranks(3, _on_ranks, rows, slots)
+    for found, expected in zip(three, one, strict=False):
         for of_ranks, of_one in zip(found, expected, strict=True):
             assert of_ranks[1:] == of_one[1:]  # row 0 draws a seed of its own
-    assert three[0][0][-1] == (
+    assert three[-1] == (
         "slots: row 0: must be the same on every rank, got rank 0: 8, rank 1: 2, rank 2: 2"
     )
-    tokens, status, seeds = three[0][0][0]
+    tokens, status, seeds = three[0]
     assert [tokens[place] for place in (2, 5, 7, 9)] == [-1] * 4
     assert status == [0, 0, 0, 0, 0, Status.BAD_SLOT, 0, Status.BAD_SLOT, 0, Status.BAD_SLOT]
-    assert seeds[0] == three[0][1] != 0
-    for tokens, status in three[0][0][1:4]:  # of a verification
+    assert seeds[0] == seed != 0
+    for tokens, status in three[1:4]:  # of a verification
         assert tokens[2] == tokens[5] == [-1] * 3 and status[5] == Status.BAD_SLOT
 
 

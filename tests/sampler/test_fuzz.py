@@ -89,30 +89,25 @@ def test_mixtures_on_one_rank():
     _on_ranks(1, 900, 12).require_none_wrong("1 rank")
 
 
-@pytest.mark.parametrize(("world_size", "rows"), [(2, 150), *long((3, 60), (5, 20))])
-def test_mixtures_on_ranks(world_size, rows):
-    results = run_ranks(world_size, _on_ranks, 100 * world_size, rows, 12)
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("world_size", "first_seed", "rows", "max_rows"),
+    [
+        (2, 200, 150, 12),
+        *long((3, 300, 60, 12), (5, 500, 20, 12)),
+        *long(*((n, 10_000 * n, 13_000 // n, 24) for n in (1, 2, 3, 5))),
+    ],
+)
+def test_mixtures_on_ranks(world_size, first_seed, rows, max_rows):
+    how = {"timeout_s": 240 + rows, "group_timeout_s": 300}
+    results = run_ranks(world_size, _on_ranks, first_seed, rows, max_rows, **how)
     _sum(results).require_none_wrong(f"{world_size} ranks")
 
 
-@pytest.mark.parametrize("seed", [1, 4], ids=["rows", "slots"])
-def test_mixtures_through_the_kernels(seed):
-    _through_the_kernels(seed, 10).require_none_wrong("virtual ranks, interpreter")
-
-
-@pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_many_mixtures_on_ranks(world_size):
-    arguments = (10_000 * world_size, 13_000 // world_size, 24)
-    results = run_ranks(world_size, _on_ranks, *arguments, timeout_s=7000, group_timeout_s=300)
-    _sum(results).require_none_wrong(f"{world_size} ranks")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_many_mixtures_through_the_kernels():
-    _through_the_kernels(90_000, 1_000).require_none_wrong("virtual ranks, interpreter")
+@pytest.mark.parametrize(("first_seed", "rows"), [(1, 10), (4, 10), *long((90_000, 1000))])
+def test_mixtures_through_the_kernels(first_seed, rows):
+    _through_the_kernels(first_seed, rows).require_none_wrong("virtual ranks, interpreter")
 
 
 def test_the_suite_sees_a_wrong_token(monkeypatch):

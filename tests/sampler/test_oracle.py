@@ -17,11 +17,6 @@ from tests.support.modules import imported_modules
 from tests.support.oracle import Context, Request
 
 
-def row(*probabilities: float) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(np.array(probabilities)).astype(np.float32)
-
-
 def token(logits, request=None, context=None, **how) -> int:
     how = {"seed": 1, "position": 2} | how
     return oracle.draw(np.float32(logits), request or Request(), context, **how).token
@@ -113,11 +108,6 @@ def test_processed_logits_that_can_be_worked_out(request_, context, expected):
     assert found.tolist() == expected
 
 
-def test_masked_logits_are_not_revived():
-    found = oracle.process(np.float32([-INF, 1]), Request(logit_bias={0: 100.0}), Context())
-    assert found.tolist() == [-INF, 1]
-
-
 # -- status and the edges of fp32 --------------------------------------------------------------
 
 
@@ -148,7 +138,7 @@ def test_rows_at_the_edges(logits, request_, expected):
 
 
 def test_logprobs_that_can_be_worked_out():
-    x = row(0.5, 0.25, 0.125, 0.125)
+    x = np.log(np.float32([0.5, 0.25, 0.125, 0.125]))
     request = Request(logprobs=2, logprob_token_ids=[3], top_k=3)
     raw = oracle_steps.report(oracle.draw(x, request, seed=1, position=2), request, [1])
     ids, values, ranks = zip(*raw.entries, strict=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchmarks.lab.launches import listed
-from tests.support.ranks import run_ranks
-from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams, VocabShard
+from tests.support.cases import own_sampler
+from tests.support.ranks import same_on_ranks
+from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams
 from tpsample.request.kinds import KINDS
 
 V, D = 400, 16
@@ -28,8 +30,8 @@ OTHERS = {
 """Another request of each kind."""
 
 
-def _weight(rows: int = V) -> torch.Tensor:
-    return torch.randn(rows, D, generator=torch.Generator().manual_seed(0))
+def _weight() -> torch.Tensor:
+    return torch.randn(V, D, generator=torch.Generator().manual_seed(0))
 
 
 def _step(sampler: LMHeadSampler, requests: list[dict], fixed_rounds: bool = False) -> None:
@@ -84,30 +86,15 @@ def test_an_unknown_kind_is_refused_before_a_step():
     assert set(OTHERS) == set(KINDS)
 
 
-def _warm_and_step() -> int:
-    import torch.distributed as dist
-
-    shard = VocabShard.even(V, dist.get_rank(), 2)
-    with LMHeadSampler(_weight()[shard.start : shard.stop], shard=shard) as sampler:
+def _warm_and_step() -> str:
+    """Ranks warm up together, and step; then a kind is wrong on one of them."""
+    with own_sampler(_weight()) as sampler:
         sampler.warm_up(list(KINDS))
         _step(sampler, [OTHERS["top_p"]])
-        return len(KINDS)
-
-
-def test_ranks_warm_up_together():
-    assert run_ranks(2, _warm_and_step) == [len(KINDS)] * 2
-
-
-def _one_rank_wrong() -> str:
-    import torch.distributed as dist
-
-    shard = VocabShard.even(V, dist.get_rank(), 2)
-    with LMHeadSampler(_weight()[shard.start : shard.stop], shard=shard) as sampler:
         with pytest.raises(RankMismatch) as error:
             sampler.warm_up(["plain" if dist.get_rank() else "topk"])
         return str(error.value)
 
 
-def test_a_kind_that_is_wrong_on_one_rank_is_refused_on_both():
-    first, second = run_ranks(2, _one_rank_wrong)
-    assert first == second and "kinds: expected" in first
+def test_ranks_warm_up_together_and_refuse_together():
+    assert "kinds: expected" in same_on_ranks(2, _warm_and_step)

@@ -1,60 +1,28 @@
 """A weight that changes between two steps: the next one reads the new one, or raises.
 
-There are five ways to change a weight; `CHANGES` has them all, and what each needs.
+A weight keeps its tensor in four WAYS; the fifth is to assign another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.ranks import run_ranks
+from tests.support.random_heads import WAYS
+from tests.support.ranks import same_on_ranks
 from tpsample import (
     LMHeadSampler,
     SamplingBatch,
     SamplingParams,
-    VocabShard,
     reference,
     verify,
 )
 
 V, D, ROWS = 211, 16, 6
 STALE = r"lm_head_weight: changed after .* call sampler.refresh\(\) on every rank"
-
-
-def _in_place(head: nn.Linear, new: Tensor) -> None:
-    with torch.no_grad():
-        head.weight.copy_(new)
-
-
-def _in_place_through_data(head: nn.Linear, new: Tensor) -> None:
-    head.weight.data.copy_(new)
-
-
-def _other_data(head: nn.Linear, new: Tensor) -> None:
-    head.weight.data = new.clone()
-
-
-def _in_inference_mode(head: nn.Linear, new: Tensor) -> None:
-    with torch.inference_mode():
-        head.weight.data.copy_(new)
-
-
-def _assigned(head: nn.Linear, new: Tensor) -> None:
-    state = {name: each.clone() for name, each in head.state_dict().items()} | {"weight": new}
-    head.load_state_dict(state, assign=True)
-
-
-CHANGES: dict[str, Callable[[nn.Linear, Tensor], None]] = {
-    "in place": _in_place,
-    "in place through .data": _in_place_through_data,
-    ".data = new": _other_data,
-    "inference mode": _in_inference_mode,
-    "assign=True": _assigned,
-}
 
 
 def head_of(seed: int, *, bias: bool = False) -> nn.Linear:
@@ -65,7 +33,7 @@ def head_of(seed: int, *, bias: bool = False) -> nn.Linear:
 
 
 def batch_of() -> SamplingBatch:
-    kinds = [
+    kinds: Sequence[dict[str, float]] = [
         {},
         {"temperature": 0.0},
         {"top_k": 5},
@@ -87,7 +55,7 @@ def expected(head: nn.Linear, hidden_states: Tensor, position: int) -> list[int]
 @pytest.mark.parametrize("made_in", ["plain", "inference mode"])
 @pytest.mark.parametrize("backend", ["numba", "triton"])
 @pytest.mark.parametrize("screening", [None, "int8"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [*WAYS, "assign=True"])
 def test_the_next_step_reads_the_new_weight_or_raises(change, screening, backend, made_in):
     with torch.inference_mode(made_in != "plain"):
         head = head_of(1)
@@ -99,7 +67,11 @@ def test_the_next_step_reads_the_new_weight_or_raises(change, screening, backend
     for step in range(2, 4):
         # Elsewhere torch makes a tensor that is of neither mode, and refuses to read it.
         with torch.inference_mode(made_in != "plain"):
-            CHANGES[change](head, head_of(step).weight.detach())
+            new = head_of(step).weight.detach()
+            if change in WAYS:
+                WAYS[change](head.weight, new)
+            else:
+                head.load_state_dict(head.state_dict() | {"weight": new}, assign=True)
         if screening is not None and change != "assign=True":
             with pytest.raises(ValueError, match=STALE):
                 sampler(hidden_states, batch, step)
@@ -200,8 +172,5 @@ def _distributed() -> list[list[int]]:
 
 
 def test_ranks_follow_a_dtensor_and_tell_each_other_of_an_old_copy():
-    first, second = run_ranks(2, _distributed)
-    assert first == second
-    for tokens, seed in zip(first, (1, 2), strict=True):
+    for tokens, seed in zip(same_on_ranks(2, _distributed), (1, 2), strict=True):
         assert tokens == expected(head_of(seed), torch.ones(ROWS, D), 1)
-    assert VocabShard.even(V, 1, 2).start == 106

@@ -143,30 +143,6 @@ def test_autocast_changes_nothing():
             compare(problem("normal", 300, 32, 64, seed), greedy, which=which)
 
 
-def test_inference_mode_and_a_weight_that_changes_in_place():
-    case = problem("normal", 300, 4, 64)
-    definition, screened = backends(case, VocabShard(0, 300))
-    batch = SamplingBatch.from_params(requests(4), vocab_size=300)
-    for scale in (0.0, 1.0, 50.0):
-        case.weight.data.copy_(problem("normal", 300, 4, 64, seed=int(scale)).weight * scale)
-        with torch.inference_mode():
-            arguments = (case.hidden_states, batch, torch.arange(4))
-            assert_same_words(words(screened, *arguments)[0], words(definition, *arguments)[0], "")
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_another_default_dtype(dtype):
-    try:
-        case, greedy = problem("near_ties", 300, 4, 64), [SamplingParams(temperature=0.0)] * 4
-        batch = SamplingBatch.from_params(greedy, vocab_size=303)
-        torch.set_default_dtype(dtype)
-        for which in PASSES:
-            assert compare(case, which=which).candidates.min() > 0
-            compare(case, batch, which=which)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_denormals_flushed_to_zero():
     if not torch.set_flush_denormal(True):
         pytest.skip("this CPU does not flush denormals")

@@ -150,26 +150,37 @@ def take_head(ranks: Any, pick: random.Random, head: ModelHead) -> None:
     ranks.head = head
 
 
+def _in_place(given: Tensor, new: Tensor) -> None:
+    with torch.no_grad():
+        given.copy_(new)
+
+
+def _in_inference_mode(given: Tensor, new: Tensor) -> None:
+    with torch.inference_mode():
+        given.data.copy_(new)
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "in place": _in_place,
+    "in place through .data": lambda given, new: given.data.copy_(new),
+    ".data = new": lambda given, new: setattr(given, "data", new.clone()),
+    "inference mode": _in_inference_mode,
+}
+"""How the numbers of a weight change that stays the same tensor."""
+
+
 def change_weight(pick: random.Random, sampler: LMHeadSampler, rows: Tensor) -> None:
     """Give a sampler another weight in one of five ways; the rows behind its shard stay."""
     given = _GIVEN[sampler]
     new = given.detach().clone()
     new[: len(rows)] = rows
-    way = pick.choice(["in place", "through data", "data", "inference mode", "another tensor"])
-    if way == "in place":
-        with torch.no_grad():
-            given.copy_(new)
-    elif way == "through data":
-        given.data.copy_(new)
-    elif way == "data":
-        given.data = new
-    elif way == "inference mode":
-        with torch.inference_mode():
-            given.data.copy_(new)
-    if way == "another tensor":
+    way = pick.choice([*WAYS, "another tensor"])
+    if way not in WAYS:
         _GIVEN[sampler] = torch.nn.Parameter(new)
         sampler.refresh(_GIVEN[sampler])
-    elif sampler.local.copy is not None or pick.random() < 0.2:
+        return
+    WAYS[way](given, new)
+    if sampler.local.copy is not None or pick.random() < 0.2:
         sampler.refresh()
 
 
