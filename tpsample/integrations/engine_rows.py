@@ -15,6 +15,7 @@ from torch import Tensor
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.controls.tables import padded
 from tpsample.request.params import SamplingParams
 from tpsample.request.selection import Selection
 
@@ -60,10 +61,8 @@ class StepRows(NamedTuple):
             (0,) if r is None else (r.end, *(r.params.logprob_token_ids or ())) for r in requests
         ]
         width = max(map(len, ids), default=1)
-        padded = torch.tensor([[*each, *[-1] * (width - len(each))] for each in ids]).long()
-        return StepRows(
-            batch, names, padded.view(len(ids), width).to(batch.device, non_blocking=True)
-        )
+        table = padded(ids, -1, width, torch.int64).view(len(ids), width)
+        return StepRows(batch, names, table.to(batch.device, non_blocking=True))
 
 
 class EngineRows(Sealed):

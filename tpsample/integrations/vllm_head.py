@@ -16,9 +16,7 @@ from torch import Tensor
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.heads import KeptHead, is_quantised
-from tpsample.output import Logprobs, SampleOutput
-from tpsample.request.batch import SamplingBatch
-from tpsample.request.params import SamplingParams
+from tpsample.output import SampleOutput
 from tpsample.request.step_batch import StepBatch
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
@@ -73,29 +71,6 @@ class VllmHead(KeptHead):
             return self.sampler.sample_logits(kept.contiguous(), batch, positions)
         self.follow_weight()
         return self.sampler(kept.contiguous(), batch, positions)
-
-    def scores(self, kept: Tensor, token_ids: Tensor, top: int, *, as_logits: bool) -> Logprobs:
-        """Return raw logprobs, or logits, of one given token per row and of the `top` best.
-
-        Collective. The tokens are forced, so that a plain step reports them.
-        """
-        params = SamplingParams(
-            temperature=0.0,
-            logprobs=top,
-            logprobs_mode="raw_logits" if as_logits else "raw_logprobs",
-        )
-        found = Logprobs.none(len(kept), 1 + top, kept.device)
-        for start in range(0, len(kept), self.sampler.max_rows):
-            part = slice(start, start + self.sampler.max_rows)
-            rows = kept[part]
-            batch = SamplingBatch.from_params(
-                [params] * len(rows), vocab_size=self.sampler.vocab_size, device=kept.device
-            )
-            batch.forced_token_ids = token_ids[part].to(torch.int64)
-            logprobs = self.sample(rows, batch, torch.zeros_like(batch.seed)).logprobs
-            assert logprobs is not None
-            found.put(part, logprobs)
-        return found
 
     def _stand_in(
         self,

@@ -18,7 +18,8 @@ from tpsample.integrations.engine_rows import EngineRequest, StepRows
 from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_params import admit, end_of
 from tpsample.output import Logprobs
-from tpsample.request.params import LogprobsMode
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import LogprobsMode, SamplingParams
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
@@ -98,10 +99,25 @@ class EngineSteps(Sealed):
         return self._told(token_ids, values, logprobs.ranks)
 
     def prompt_tables(self, kept: Tensor, token_ids: Tensor, top: int) -> Any:
-        """Return logprobs of a prompt's tokens, or their logits in such a mode. Collective."""
+        """Return logprobs of a prompt's tokens, or their logits in such a mode. Collective.
+
+        The tokens are forced, so that a plain step reports them.
+        """
         top = self.vocab_size if top == -1 else top
         as_logits = self.logprobs_mode.endswith("logits")
-        found = self.head.scores(kept, token_ids, top, as_logits=as_logits)
+        mode: LogprobsMode = "raw_logits" if as_logits else "raw_logprobs"
+        params = SamplingParams(temperature=0.0, logprobs=top, logprobs_mode=mode)
+        found = Logprobs.none(len(kept), 1 + top, kept.device)
+        for start in range(0, len(kept), self.head.sampler.max_rows):
+            part = slice(start, start + self.head.sampler.max_rows)
+            rows = kept[part]
+            batch = SamplingBatch.from_params(
+                [params] * len(rows), vocab_size=self.vocab_size, device=kept.device
+            )
+            batch.forced_token_ids = token_ids[part].to(torch.int64)
+            logprobs = self.head.sample(rows, batch, torch.zeros_like(batch.seed)).logprobs
+            assert logprobs is not None
+            found.put(part, logprobs)
         return self._told(found.token_ids, found.values, found.ranks)
 
     def _told(self, token_ids: Tensor, values: Tensor, ranks: Tensor) -> Any:
