@@ -179,10 +179,7 @@ def bundled_folder() -> Path:
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with (
-            WeakFileLock(cache / "lock"),
-            tempfile.TemporaryDirectory(dir=cache) as folder,
-        ):
+        with WeakFileLock(cache / "lock"), tempfile.TemporaryDirectory(dir=cache) as folder:
             if not target.is_dir():
                 convert_gguf(gguf_folder, Path(folder) / "model").rename(target)
         return target
