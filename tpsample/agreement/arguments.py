@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int, describe, fits, real_number, require_plain
+from tpsample.core.checks import check_choice, check_int, describe, fits, real_number, require_plain
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
@@ -58,9 +58,7 @@ def checked_arguments(given: dict[str, Any]) -> dict[str, Any]:
     if bias is not None:
         _check_bias(bias, weight)
     for name, choices in _CHOICES.items():
-        if given[name] not in choices:
-            expected = ", ".join(map(str, choices))
-            raise ValueError(f"{name}: expected one of {expected}, got {given[name]!r}")
+        check_choice(name, given[name], choices)
     if given["screening"] is not None and weight.shape[1] == 0:
         raise ValueError(
             f'screening: "{given["screening"]}" copies a weight, and lm_head_weight has no column; '

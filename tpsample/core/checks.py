@@ -39,6 +39,13 @@ def check_int(name: str, value: object, low: int, high: int) -> int:
     return int(value)
 
 
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Raise a ValueError unless a value is one of several."""
+    if value not in choices:
+        expected = ", ".join(map(str, choices))
+        raise ValueError(f"{name}: expected one of {expected}, got {value!r}")
+
+
 def is_integer(value: object) -> TypeGuard[SupportsInt]:
     """Return whether a value is an integer of Python, NumPy or torch (0-dimensional), no bool."""
     if type(value) is int:  # asking an abstract class takes twenty times as long

@@ -16,16 +16,17 @@ the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import INDICES, check_tensor
+from tpsample.core.checks import INDICES, check_choice, check_tensor
 from tpsample.core.tensors import columns_of
 from tpsample.request.batch_checks import check_sizes
 from tpsample.request.entries import GATE, OPEN
 from tpsample.request.filters import COLUMNS, Way, keeps_all
+from tpsample.request.params import FilterOrder
 from tpsample.request.plan import BatchPlan
 from tpsample.request.selection import Selection
 from tpsample.request.table import RequestTable
@@ -199,10 +200,7 @@ def over(
     check_tensor("temperature", temperature, reals[:1], *like)
     for name, each in given.items():
         check_tensor(name, each, INDICES if name == "top_k" else reals, *like)
-    if filter_order not in ("sequential", "joint", "min_p_last"):
-        raise ValueError(
-            f"filter_order: expected sequential, joint or min_p_last, got {filter_order!r}"
-        )
+    check_choice("filter_order", filter_order, get_args(FilterOrder))
     table = EngineTensors(vocab_size, temperature, seed, given, filter_order)
     table.expect(Needs(**dict.fromkeys(given, True)) if needs is None else needs)
     return TensorBatch(table)

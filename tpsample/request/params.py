@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from tpsample.core.checks import is_integer, is_listing, real_number
+from tpsample.core.checks import check_choice, is_integer, is_listing, real_number
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.sealed import refuses_unknown_fields
 
@@ -109,10 +109,10 @@ class SamplingParams:
         if self.logprobs is not None:
             self._int("logprobs", lambda n: n >= -1, "None or an int >= -1")
         self._ids("logprob_token_ids")
-        self._choice("logprobs_mode", LOGPROBS_MODES)
-        self._choice("ties", get_args(Ties))
-        self._choice("filter_order", get_args(FilterOrder))
-        self._choice("repetition_scope", get_args(RepetitionScope))
+        check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        check_choice("ties", self.ties, get_args(Ties))
+        check_choice("filter_order", self.filter_order, get_args(FilterOrder))
+        check_choice("repetition_scope", self.repetition_scope, get_args(RepetitionScope))
         self._consistent()
 
     @cached_property
@@ -217,11 +217,6 @@ class SamplingParams:
         ids = getattr(self, name)
         if ids is not None:
             self._set(name, _token_ids(name, ids, empty=empty))
-
-    def _choice(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in choices:
-            raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 
 def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:

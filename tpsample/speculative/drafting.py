@@ -11,7 +11,13 @@ from torch import Tensor
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
 from tpsample.core import word
-from tpsample.core.checks import check_int, check_tensor, positions_tensor, require_plain
+from tpsample.core.checks import (
+    check_choice,
+    check_int,
+    check_tensor,
+    positions_tensor,
+    require_plain,
+)
 from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score
@@ -94,8 +100,7 @@ def sample_draft(
 
 def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
     """Check the arguments that a draft and its verification share."""
-    if method not in get_args(Method):
-        raise ValueError(f"method: expected one of coupled, rejection, block, got {method!r}")
+    check_choice("method", method, get_args(Method))
     if not isinstance(batch, StepBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
     check_batch(batch, sampler.settings)
