@@ -31,7 +31,7 @@ tpsample/speculative/acceptance.py
     the next call meets the numbers of the last one
     - at = seed.unsqueeze(1), positions.unsqueeze(1) + index, index
     + at = seed.unsqueeze(1), positions.unsqueeze(1) + index, 0
-    > test_calls_in_a_row_write_the_targets_law
+    > test_the_emitted_law_is_the_targets
     every position of a verification has the noise of the first
     - return (positions.unsqueeze(1) + index).flatten()
     + return (positions.unsqueeze(1) + 0 * index).flatten()

@@ -17,12 +17,11 @@ from tests.support.chain import (
     METHODS,
     POSITION,
     Chain,
-    chi_squared,
     noise_floor,
     p_values,
-    text_of_several_calls,
     total_variation,
 )
+from tests.support.distribution import chi_squared
 from tests.support.tiers import long
 from tpsample import SamplingBatch, SamplingParams
 from tpsample import reference as plain_reference
@@ -132,12 +131,6 @@ def test_a_block_accepts_no_fewer_than_token_by_token():
     error = float(gain.std() / len(gain) ** 0.5)
     assert float(gain.mean()) > 4 * error
     assert float(gain.mean()) == pytest.approx(gains["uniform"], abs=4 * error)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_calls_in_a_row_write_the_targets_law(method):
-    chain = Chain(16, "uniform")
-    assert min(p_values(chain, text_of_several_calls(chain, method, 20_000))) > LEVEL
 
 
 def test_the_streams_are_uniform_independent_and_pinned():

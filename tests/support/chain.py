@@ -1,8 +1,8 @@
 """A target and a drafter whose laws at a position depend on the token before it, and tests of
 whether what is emitted follows the target.
 
-Rows are seeds. A row that stops early is continued with draws from the target, so that every
-position of every row can be compared, and pairs of neighbours with the joint law.
+Rows are seeds. A row that stops early goes on in the next call, so that every position of every row
+can be compared, and pairs of neighbours with the joint law.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tests.support.distribution import cells_of, chi_squared
-from tpsample import SamplingBatch
+from tpsample import SamplingBatch, VerifyOutput
 from tpsample.noise import row_stream, tile_noise
 from tpsample.speculative import acceptance, reference
 
@@ -53,95 +53,64 @@ class Chain:
         """float64 [CONTEXTS, V]."""
         return self.target.double().softmax(dim=1)
 
-    def draw_drafts(self, seeds: torch.Tensor, num_drafts: int) -> torch.Tensor:
-        """int64 [B, num_drafts], each given the one before it; token -1 had context 0."""
+    def call(
+        self,
+        seeds: torch.Tensor,
+        context: torch.Tensor,
+        done: torch.Tensor,
+        num_drafts: int,
+        method: str,
+    ) -> VerifyOutput:
+        """Draft and verify behind `done` tokens; `context` is that of the next."""
         batch = SamplingBatch.over(
             temperature=torch.ones(len(seeds)), seed=seeds, vocab_size=self.vocab_size
         )
-        context, drafts = torch.zeros_like(seeds), []
+        contexts, drafts = [context], list[torch.Tensor]()
         for index in range(num_drafts):
             if self.certain is not None:
-                drafts.append(self.certain[context])
+                drafts.append(self.certain[contexts[-1]])
             else:
-                drafts.append(gumbel_draft(self.draft[context], batch, index))
-            context = drafts[-1] % CONTEXTS
-        return torch.stack(drafts, dim=1)
-
-    def verify(
-        self, seeds: torch.Tensor, drafts: torch.Tensor, method: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Emitted ids [B, K + 1] and accepted counts [B]."""
-        context = torch.nn.functional.pad(drafts, (1, 0)) % CONTEXTS
-        batch = SamplingBatch.over(
-            temperature=torch.ones(len(seeds)), seed=seeds, vocab_size=self.vocab_size
+                logits = self.draft[contexts[-1]]
+                drafts.append(gumbel_draft(logits, batch, index, done + index))
+            contexts.append(drafts[-1] % CONTEXTS)
+        where = torch.stack(contexts, dim=1)
+        return reference.verify(
+            self.target[where],
+            torch.stack(drafts, dim=1),
+            batch,
+            POSITION + done,
+            method=method,
+            draft=None if self.draft is None else self.draft[where[:, :-1]],
         )
-        draft = None if self.draft is None else self.draft[context[:, :-1]]
-        out = reference.verify(
-            self.target[context], drafts, batch, POSITION, method=method, draft=draft
-        )
-        return out.token_ids, out.num_accepted
 
     def emit(self, count: int, num_drafts: int, method: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """`count` rows, continued to num_drafts + 1 tokens; and accepted counts."""
-        generator = torch.Generator().manual_seed(77)
-        token_ids, accepted = [], []
-        for first in range(0, count, CHUNK_ELEMENTS // self.vocab_size):
-            seeds = torch.arange(first, min(count, first + CHUNK_ELEMENTS // self.vocab_size))
-            emitted, its = self.verify(seeds, self.draw_drafts(seeds, num_drafts), method)
-            token_ids.append(emitted)
-            accepted.append(its)
-        text = torch.cat(token_ids)
-        context = torch.zeros(len(text), dtype=torch.int64)
-        for i in range(num_drafts + 1):
-            for parity in range(CONTEXTS):
-                missing = ((text[:, i] < 0) & (context == parity)).nonzero().flatten()
-                if len(missing):
-                    text[missing, i] = self.probabilities()[parity].multinomial(
-                        len(missing), replacement=True, generator=generator
-                    )
-            context = text[:, i] % CONTEXTS
-        return text, torch.cat(accepted)
+        """`count` rows of num_drafts + 1 tokens, by as many calls as that takes; and the counts
+        that the first call accepted."""
+        width = num_drafts + 1
+        text, done = torch.full((count, 2 * width), -1), torch.zeros(count, dtype=torch.int64)
+        accepted = torch.zeros_like(done)
+        while len(left := (done < width).nonzero().flatten()):
+            for rows in left.split(CHUNK_ELEMENTS // self.vocab_size):
+                before = done[rows]
+                last = text[rows, (before - 1).clamp(min=0)]
+                context = torch.where(before > 0, last % CONTEXTS, 0)
+                out = self.call(rows, context, before, num_drafts, method)
+                for i, drawn in enumerate(out.token_ids.unbind(1)):
+                    there = drawn >= 0
+                    text[rows[there], before[there] + i] = drawn[there]
+                accepted[rows] = torch.where(before > 0, accepted[rows], out.num_accepted)
+                done[rows] += out.num_accepted + 1
+        return text[:, :width], accepted
 
 
 def gumbel_draft(
-    logits: torch.Tensor, batch: SamplingBatch, index: int, positions: torch.Tensor | None = None
+    logits: torch.Tensor, batch: SamplingBatch, index: int, positions: torch.Tensor
 ) -> torch.Tensor:
     """Return what `tpsample.sample_draft` draws, from full logits."""
-    positions = torch.tensor([index]) if positions is None else positions
     places = (POSITION + positions).unsqueeze(1)
     stream = row_stream(batch.seed.unsqueeze(1), places, index, domain=acceptance.DOMAIN_DRAFT)
     noise = tile_noise(stream, 0, logits.shape[1], 10)
     return (logits.double() * math.log2(math.e) - noise.double()).argmax(dim=1)
-
-
-def text_of_several_calls(chain: Chain, method: str, count: int) -> torch.Tensor:
-    """Three tokens: a verification of two drafts, and another one from where it stopped."""
-    seeds = torch.arange(count)
-    batch = SamplingBatch.over(
-        temperature=torch.ones(count), seed=seeds, vocab_size=chain.vocab_size
-    )
-    text = torch.full((count, 6), -1)
-    done = torch.zeros(count, dtype=torch.int64)
-    for _ in range(3):
-        last = text.gather(1, (done - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-        first = context = torch.where(done > 0, last % CONTEXTS, 0)
-        drawn = []
-        for index in range(2):
-            drawn.append(gumbel_draft(chain.draft[context], batch, index, positions=done + index))
-            context = drawn[-1] % CONTEXTS
-        drafts = torch.stack(drawn, dim=1)
-        contexts = torch.cat([first.unsqueeze(1), drafts % CONTEXTS], dim=1)
-        out = reference.verify(
-            chain.target[contexts], drafts, batch, POSITION + done, method=method,
-            draft=chain.draft[contexts[:, :2]],
-        )  # fmt: skip
-        active = done < 3
-        for i in range(3):
-            write = active & (out.token_ids[:, i] >= 0)
-            text[write, (done + i)[write]] = out.token_ids[write, i]
-        done = torch.where(active, done + out.num_accepted + 1, done)
-    assert (done >= 3).all()
-    return text[:, :3]
 
 
 def p_values(chain: Chain, text: torch.Tensor) -> list[float]:
