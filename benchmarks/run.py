@@ -56,7 +56,7 @@ def bench(
     """Measure tpsample against its baselines and limits. Wrong ids abort a benchmark."""
     known(f"names ({_OTHERS})", names or (), BENCHMARKS)
     settings = sizes(shapes, batches, dtype) | ({"repeats": repeats} if repeats else {})
-    folder = output or machine.default_output(tiny)
+    folder = output or (machine.TINY_RESULTS if tiny else machine.RESULTS)
     with join(timeout_s=600) as job:
         if job.device.type == "cpu" and not tiny and not shapes:
             raise typer.BadParameter("no GPU here: try --tiny, or name --shapes and --batches")

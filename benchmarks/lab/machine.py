@@ -21,6 +21,8 @@ from tpsample.core.machine import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+TINY_RESULTS = Path(tempfile.gettempdir()) / "tpsample-benchmarks"
+"""Where tiny ones go, which are not kept."""
 
 
 def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
@@ -84,11 +86,6 @@ def command() -> str:
     module = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name
     words = (Path(word).name if word.startswith("/") else word for word in sys.argv[1:])
     return shlex.join(["python", "-m", module, *words])
-
-
-def default_output(tiny: bool) -> Path:
-    """Return where folders of results go: tiny ones are not kept."""
-    return Path(tempfile.gettempdir()) / "tpsample-benchmarks" if tiny else RESULTS
 
 
 def _cpu() -> str:

@@ -38,6 +38,7 @@ FAMILIES = {
 }
 """The families that are compared, and the engine's option that each stands for."""
 
+NO_IDS = torch.empty(0, dtype=torch.int64)
 _LOGIT_TOLERANCE = 2.0**-6
 """Two roundings to bf16 of one fp32 number, added up in two orders."""
 _MASS_TOLERANCE = 0.005
@@ -118,7 +119,7 @@ def _stored(problem: Problem, mode: str) -> list[Entry]:
             _require_allowed(problem, problem.hidden_states @ problem.weight.T, step())
 
         title = name if name == baselines.FLASHSAMPLING else f"{STORED} + {name}"
-        return Entry(problem, step, _no_ids(problem), name=title, family=STORED, judge=judge)
+        return Entry(problem, step, NO_IDS, name=title, family=STORED, judge=judge)
 
     steps = baselines.single_rank(problem, **MODES[mode])
     return [entry(name, steps[name]) for name in _chosen(steps, problem)]
@@ -145,14 +146,10 @@ def _of_way(way: WholeLogits, problem: Problem, mode: str) -> list[Entry]:
         step = partial(way.tokens, problem.hidden_states, sample)
         sent = partial(way.bytes_sent, problem.rows)
         facts: dict[str, Any] = {"family": way.name, "bytes_sent": sent, "judge": judge}
-        return Entry(problem, step, _no_ids(problem), name=f"{way.name} + {name}", **facts)
+        return Entry(problem, step, NO_IDS, name=f"{way.name} + {name}", **facts)
 
     found = baselines.samplers(own, **MODES[mode])
     return [entry(name, found[name]) for name in _chosen(found, problem)]
-
-
-def _no_ids(problem: Problem) -> Tensor:
-    return problem.positions.new_empty(0)
 
 
 def _chosen(names: Iterable[str], problem: Problem) -> list[str]:

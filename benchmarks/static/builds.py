@@ -178,11 +178,13 @@ def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]]) ->
     """Return all kernels on `archs`, the LM head with each of `tiles`."""
     if missing := package_kernels() - recorded().keys():
         raise LookupError(f"static report: no step launches {sorted(missing)}; add one")
-    return [
-        subject
-        for arch in archs
-        for subject in [*_lm_heads(arch, tiles), *_screens(arch), *_small_kernels(arch)]
-    ]
+    # Kernels that do not touch the weight are as they were recorded.
+    small = (ROW_NOISE, *sorted(package_kernels() - {LM_HEAD, SCREEN}))
+    found = []
+    for arch in archs:
+        found += [*_lm_heads(arch, tiles), *_screens(arch)]
+        found += [Subject(kernel, "", arch) for kernel in small]
+    return found
 
 
 def few(archs: Sequence[int]) -> list[Subject]:
@@ -277,9 +279,3 @@ def _screens(arch: int) -> list[Subject]:
         uses = (*_LIST, *_NO_STORE, *_PUSH)
         found.append(Subject(LM_HEAD, "list, everything", arch, torch.bfloat16, short, uses=uses))
     return found
-
-
-def _small_kernels(arch: int) -> list[Subject]:
-    """Return the kernels that do not touch the weight, as they were recorded."""
-    small = sorted(package_kernels() - {LM_HEAD, SCREEN})
-    return [Subject(kernel, "", arch) for kernel in (ROW_NOISE, *small)]

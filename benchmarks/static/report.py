@@ -160,16 +160,12 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         ours, base = pipe_counts(binary.opcodes), pipe_counts(greedy.opcodes)
         row.epilogue_by_pipe = {p: (ours[p] - base[p]) / logits_per_thread for p in PIPES}
         row.epilogue = sum(row.epilogue_by_pipe.values())
-        if held_to_limit(row, tile) and row.epilogue > MAX_EPILOGUE:
+        promised = row.arch == 90 and tile.block_b == 64 and row.variant == "plain"
+        if promised and row.epilogue > MAX_EPILOGUE:
             row.faults.append(
                 f"epilogue: {row.epilogue:.1f} instructions per logit, at most {MAX_EPILOGUE:.0f}"
             )
     return row
-
-
-def held_to_limit(row: Row, tile: Tile) -> bool:
-    """The configurations for which the cost of the epilogue is promised."""
-    return row.arch == 90 and tile.block_b == 64 and row.variant == "plain"
 
 
 HEADERS = [
