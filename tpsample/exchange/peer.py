@@ -21,7 +21,7 @@ from tpsample.exchange.inboxes import peer_memory
 from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.roll_call import DeviceLoss, raise_if_lost
+from tpsample.ranks.roll_call import DeviceLoss, peer_lost
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 
@@ -114,9 +114,11 @@ class PeerExchange(Exchange):
             )
             for of_hosts in self._lost_of_host.T.tolist()
         )
-        mine, from_mine, _, step = self._lost.tolist()
-        seen = DeviceLoss(unheard, told, step if mine or from_mine else None)
-        raise_if_lost(seen, self.ranks.roll)
+        if unheard or told:
+            mine, from_mine, _, step = self._lost.tolist()
+            seen = DeviceLoss(unheard, told, step if mine or from_mine else None)
+            roll = self.ranks.roll
+            raise roll.lost(seen) if roll else peer_lost(unheard, told, seen.step, {})
 
     def reset(self) -> None:
         super().reset()

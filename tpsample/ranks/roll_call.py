@@ -169,11 +169,11 @@ class RollCall:
         steps = [answer["step"] for answer in answers if answer["step"] is not None]
         first = min(steps, default=step)
         if seen is None:
-            return _peer_lost(silent, (), first, self.said())
+            return peer_lost(silent, (), first, self.said())
         # A rank that is unheard but answers here was too late, or gave up before it sent.
         late = sorted({*unheard, *(rank for answer in answers for rank in answer["unheard"])})
         missing = [rank for rank in late if rank in silent]
-        return _peer_lost(missing, late or seen.told, first, self.said())
+        return peer_lost(missing, late or seen.told, first, self.said())
 
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
@@ -218,22 +218,10 @@ class RollCall:
         return f"{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
 
 
-def raise_if_lost(seen: DeviceLoss, roll: RollCall | None) -> None:
-    """Raise if the device saw a loss; `roll` is None for ranks without a process group.
-
-    Raises:
-        PeerLost: ranks did not answer; it names them, as far as this rank and its peers know.
-        RankMismatch: nobody is lost, but a rank refused the step.
-    """
-    if seen.unheard or seen.told:
-        if roll is not None:
-            raise roll.lost(seen)
-        raise _peer_lost(seen.unheard, seen.told, seen.step, {})
-
-
-def _peer_lost(
+def peer_lost(
     missing: Sequence[int], late: Sequence[int], step: int | None, said: dict[int, str]
 ) -> PeerLost:
+    """Return the error that names the ranks that did not answer, or those that were too late."""
     when = "" if step is None else f" in step {step}"
     after = "" if step is None else f"; tokens from step {step} on are not on every rank"
     if missing:
