@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 
 import pytest
 import torch
@@ -49,7 +50,33 @@ def test_samplers_take_turns():
 def test_two_threads(two_threads, which):
     assert threads.threads_for(100) == 2
     check(list(cases(which)))
-    assert threads._pools
+
+
+@pytest.fixture(params=["OpenMP", "pool"])
+def of(request, monkeypatch):
+    if request.param == "pool":
+        monkeypatch.setattr(threads, "_parallel", None)
+    assert request.param == "pool" or threads._parallel is not None
+
+
+def test_two_threads_take_ranges_at_once(of):
+    both, seen = threading.Barrier(2, timeout=60), []
+
+    def kernel(*call):
+        both.wait()
+        seen.append(call)
+
+    threads.in_ranges(kernel, 3, 10, 2, lambda *call: call)
+    assert sorted(seen) == [(3, 6, 0), (6, 10, 1)]
+
+
+def test_an_error_of_a_thread_is_raised(of):
+    def kernel(first, last, thread):
+        if thread == 1:
+            raise ValueError("second range")
+
+    with pytest.raises(ValueError, match="second range"):
+        threads.in_ranges(kernel, 3, 10, 2, lambda *call: call)
 
 
 def _child(made, results) -> None:
@@ -61,7 +88,7 @@ def _child(made, results) -> None:
 
 
 def test_a_forked_child_has_threads_of_its_own(two_threads):
-    made = list(cases())  # PyTorch's own threads do not survive a fork
+    made = list(cases())  # those of OpenMP do not survive a fork
     check(made)
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
