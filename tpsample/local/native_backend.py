@@ -25,7 +25,7 @@ from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.local.backend import Backend
 from tpsample.native import head as native
 from tpsample.native.draw import draw, draw_given
-from tpsample.native.inputs import Weight, weight_of
+from tpsample.native.inputs import BITS, Weight, weight_of
 from tpsample.native.int8 import Copy
 from tpsample.native.noise import draws_of
 from tpsample.native.store import Memory, list_kept, store, store_given
@@ -185,8 +185,9 @@ class NativeBackend(Backend):
 
 
 def hidden_of(step: Step) -> np.ndarray:
-    """Return the hidden states of a step, fp32 [B, D]."""
-    return step.hidden_states.float().contiguous().numpy()
+    """Return the hidden states of a step, [B, D], as kernels read their dtype."""
+    hidden = step.hidden_states.contiguous()
+    return hidden.view(BITS[hidden.dtype]).numpy()
 
 
 def copy_of(copy: Int8Copy) -> Copy:

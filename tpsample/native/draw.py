@@ -63,7 +63,7 @@ def draw(weight, hidden, index, copy, draws, head, best, computed):
     """Find the best words of a range of the shard.
 
     Args:
-        hidden: fp32 [B, D].
+        hidden: [B, D], as `as_fp32` reads it.
         index: int64 [R], the rows of the batch.
         copy: what is multiplied first in place of the weight, if it has any rows.
         best: int64 [R, samples, 1], raised.

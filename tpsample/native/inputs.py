@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tpsample.native.compiling import F32, F64, U16, U32, jit
-from tpsample.native.numbers import least_bits, quantum_of
+from tpsample.native.numbers import as_fp32, least_bits, quantum_of
 from tpsample.native.vectors import PADDING, ROWS
 
 BLOCK = 64
@@ -102,7 +102,10 @@ def block_at(weight, n):
 
 @jit()
 def take_rows(hidden, index):
-    """Return `TakenRows` of some rows, int64 [R], of hidden states, fp32 [B, D]."""
+    """Return `TakenRows` of some rows, int64 [R], of hidden states [B, D].
+
+    They are as `as_fp32` reads them.
+    """
     num_rows, size = len(index), hidden.shape[1]
     out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
     bf16 = np.zeros((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
@@ -110,10 +113,11 @@ def take_rows(hidden, index):
     for i in range(num_rows):
         row, squares, low = hidden[index[i]], 0.0, U32(0)
         for d in range(size):
-            bits = F32(row[d]).view(U32)
+            number = F32(as_fp32(row[d]))
+            bits = number.view(U32)
             low |= bits & U32(0xFFFF)
-            squares += F64(row[d]) * F64(row[d])
-            out[i, d] = row[d]
+            squares += F64(number) * F64(number)
+            out[i, d] = number
             if len(bf16):
                 bf16[i, d] = bits >> U32(16)
         norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)

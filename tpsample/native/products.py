@@ -9,7 +9,7 @@ import numpy as np
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
-from tpsample.native.compiling import F32, SUMS, U16, U32, U64, jit
+from tpsample.native.compiling import F32, I64, SUMS, U16, U32, U64, jit
 from tpsample.native.inputs import BLOCK
 from tpsample.native.numbers import (
     UNIT_64,
@@ -20,12 +20,17 @@ from tpsample.native.numbers import (
     least_bits,
     quantum_of,
 )
-from tpsample.native.vectors import HAS_BF16, IDS, PADDING, ROWS, dots, dots_and_squares
+from tpsample.native.vectors import HAS_BF16, IDS, PADDING, ROWS, dots, dots_and_squares, fetch
 from tpsample.screening.bound import LARGEST, TINY, UNIT
 
 COLUMNS = 640
 """Most columns that are multiplied at once: 64 rows and 64 ids of them are 320 KB in fp32, which a
 core's second cache holds."""
+AHEAD = 8192
+"""Bytes that one row's products ask for before their turn: what memory sends in about 0.5 µs."""
+CACHED_ROWS = 8
+"""Rows that are multiplied by all ids of a block before the next ones; the first cache holds them.
+"""
 
 
 class Products(NamedTuple):
@@ -88,13 +93,20 @@ def convert(weight, first, size, out):
     out[size : padded(size)] = 0
 
 
+@jit()
+def rows_ahead(numbers, size):
+    """Return how many rows of so many numbers AHEAD bytes are."""
+    return AHEAD // (size * numbers.itemsize) + 1
+
+
 @jit(fastmath=SUMS)
 def products_of_one(weight, block, hidden, out, squares):
     """Multiply the weights of a block by one row, in any order; squares are Σ w²."""
-    one = hidden.dtype.type
+    one, later = hidden.dtype.type, rows_ahead(weight.numbers, len(hidden)) * weight.stride
     # Unsigned, because a signed index that might be negative keeps the loop from being vector code.
     for i in range(block.count):
         begin = U64((block.local + i) * weight.stride)
+        fetch(weight.numbers, I64(begin) + later, len(hidden))
         total, square = one(0), one(0)
         for d in range(len(hidden)):
             x = one(as_fp32(weight.numbers[begin + U64(d)]))
@@ -110,17 +122,16 @@ def add_dots(hidden, column, numbers, begin, stride, size, block, products):
     Args: as in `tpsample.native.vectors`.
     """
     values, squares = products.values, products.squares
-    for lane in range(0, BLOCK, IDS):
-        id_, count = lane - block.lane, block.count
-        if id_ <= -IDS or id_ >= count:
-            continue
-        dots_and_squares(
-            hidden, 0, column, numbers, begin, stride, id_, count, size, values, lane, squares
-        )
-        for row in range(ROWS, len(hidden), ROWS):
-            dots(
-                hidden, row, column, numbers, begin, stride, id_, count, size, values, lane, squares
-            )
+    for few in range(0, len(hidden), CACHED_ROWS):
+        for lane in range(0, BLOCK, IDS):
+            id_, count = lane - block.lane, block.count
+            if id_ <= -IDS or id_ >= count:
+                continue
+            of_ids = numbers, begin, stride, id_, count, size, values, lane, squares
+            if few == 0:
+                dots_and_squares(hidden, 0, column, *of_ids)
+            for row in range(max(few, ROWS), min(few + CACHED_ROWS, len(hidden)), ROWS):
+                dots(hidden, row, column, *of_ids)
 
 
 def add_bf16_dots(weight, block, first, size, products):

@@ -31,6 +31,35 @@ PADDING = 32
 ANY_ORDER = ("reassoc", "contract", "nsz")
 
 
+def _fetch(builder: Any, pointer: Any) -> None:
+    """Ask for memory that a later call reads: processors foresee one run, not several.
+
+    It goes to the second cache, because the first one waits for few lines at a time.
+    """
+    integer, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+    arguments = builder.bitcast(pointer, byte), integer(0), integer(2), integer(1)
+    kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, arguments)
+
+
+@intrinsic
+def fetch(typing, numbers, first, size):  # type: ignore[no-untyped-def]
+    """Ask for numbers of a flat array that are read soon; there may be fewer of them."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        start, step = (ir.Constant(arguments[2].type, value) for value in (0, 64))
+        pointer = builder.gep(array.data, [arguments[1]])
+        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        stop = builder.mul(arguments[2], array.itemsize)
+        with cgutils.for_range_slice(builder, start, stop, step) as (place, _):
+            _fetch(builder, builder.gep(pointer, [place]))
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.intp, types.intp), generate
+
+
 def _dots(*, squares: bool) -> Any:
     """Return the function that multiplies ROWS rows, and finds Σ w² beside it or not."""
 
@@ -93,16 +122,6 @@ def _dots(*, squares: bool) -> Any:
                 after = plus(before, builder.fmul(x, y, flags=ANY_ORDER))
             builder.store(after, to)
 
-        def fetch(pointer: Any) -> None:
-            """Ask for memory that a later call reads: processors foresee one run, not IDS.
-
-            It goes to the second cache, because the first one waits for few lines at a time.
-            """
-            integer, byte = ir.IntType(32), ir.IntType(8).as_pointer()
-            read_keep_data = integer(0), integer(2), integer(1)
-            pointer = builder.bitcast(pointer, byte)
-            call("llvm.prefetch.p0", ir.VoidType(), pointer, *read_keep_data)
-
         def chosen(x: Any, y: Any, places: range) -> Any:
             mask = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
             return builder.shuffle_vector(x, y, mask)
@@ -139,9 +158,8 @@ def _dots(*, squares: bool) -> Any:
             for i, each in enumerate(ids):
                 w = load(builder.gep(each, [d]))
                 if squares:
-                    fetch(
-                        builder.gep(each, [builder.add(d, builder.mul(stride, constant(2 * IDS)))])
-                    )
+                    later = builder.add(d, builder.mul(stride, constant(2 * IDS)))
+                    _fetch(builder, builder.gep(each, [later]))
                 for h, of_row in zip([*of_rows, w], totals, strict=False):
                     add_product(h, w, of_row[i])
         places = [at(out, builder.add(row, constant(r)), lane) for r in range(ROWS)]
