@@ -5,13 +5,12 @@ A weight keeps its tensor in four WAYS; the fifth is to assign another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.random_heads import WAYS
 from tests.support.ranks import same_on_ranks
 from tpsample import (
     LMHeadSampler,
@@ -23,6 +22,25 @@ from tpsample import (
 
 V, D, ROWS = 211, 16, 6
 STALE = r"lm_head_weight: changed after .* call sampler.refresh\(\) on every rank"
+
+
+def _in_place(given: Tensor, new: Tensor) -> None:
+    with torch.no_grad():
+        given.copy_(new)
+
+
+def _in_inference_mode(given: Tensor, new: Tensor) -> None:
+    with torch.inference_mode():
+        given.data.copy_(new)
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "in place": _in_place,
+    "in place through .data": lambda given, new: given.data.copy_(new),
+    ".data = new": lambda given, new: setattr(given, "data", new.clone()),
+    "inference mode": _in_inference_mode,
+}
+"""How the numbers of a weight change that stays the same tensor."""
 
 
 def head_of(seed: int, *, bias: bool = False) -> nn.Linear:

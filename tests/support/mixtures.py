@@ -24,7 +24,7 @@ from tests.support import oracle
 from tests.support.changing_batch import ChangingBatch
 from tests.support.judging import Judge, Tally
 from tests.support.oracle import Context
-from tests.support.random_heads import ModelHead, OneRank, VirtualRanks, take_head
+from tests.support.random_heads import ModelHead, OneRank, VirtualRanks
 from tests.support.random_requests import THEMES, Row, Theme, surroundings
 from tpsample import reference
 
@@ -34,7 +34,7 @@ EARLIER = 12
 
 
 class Story:
-    """Steps of random rows, with changes of their batch and of the weight between them.
+    """Steps of random rows, with changes of their batch between them.
 
     Args:
         judged: whether a step of this number is compared here; ranks take turns.
@@ -77,17 +77,9 @@ class Story:
 
     def _turn(self) -> None:
         for _ in range(self.pick.choice(self.theme.changes)):
-            if self.pick.random() < 0.1:
-                self._other_weight()
-            else:
-                self.its.change()
+            self.its.change()
         (self._verify if self.pick.random() < self.theme.verified else self._sample)()
         self.judge.number += 1
-
-    def _other_weight(self) -> None:
-        self.head = self.head.other(self.pick)
-        with torch.inference_mode(False):
-            take_head(self.ranks, self.pick, self.head)
 
     def _sample(self) -> None:
         if self.its.rows and self.pick.random() < 0.3:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -63,13 +62,6 @@ class ModelHead:
     def size(self) -> int:
         return len(self.weight)
 
-    def other(self, pick: random.Random) -> ModelHead:
-        """One of the same shape with other weights."""
-        generator = torch.Generator().manual_seed(pick.getrandbits(32))
-        weight = torch.randn(self.weight.shape, generator=generator)
-        weight = weight.round() if self.exact else weight * pick.choice([1.0, 3.0])
-        return replace(self, weight=weight.to(self.weight.dtype))
-
     @staticmethod
     def of_size(size: int, hidden_size: int, world_size: int) -> ModelHead:
         """A plain one, cut evenly."""
@@ -95,7 +87,7 @@ class ModelHead:
                 None if own is None else torch.cat([own, torch.full_like(own[:1], torch.nan)])
                 for own in (weight, bias)
             )
-        sampler = LMHeadSampler(
+        return LMHeadSampler(
             weight.requires_grad_(pick.random() < 0.3 or gradients),
             vocab_size=self.size,
             shard=shard,
@@ -104,8 +96,6 @@ class ModelHead:
             logit_softcap=self.softcap,
             **options,
         )
-        _GIVEN[sampler] = weight
-        return sampler
 
     def hidden_states(self, pick: random.Random, *shape: int) -> Tensor:
         """[*shape, D], sometimes strided, poisoned, or part of a graph."""
@@ -136,52 +126,6 @@ class ModelHead:
         rows = hidden_states.detach().double().numpy().reshape(-1, weight.shape[1])
         how = {"bias": bias, "scale": self.scale, "softcap": self.softcap}
         return [oracle.head_logits(row, weight, **how) for row in rows]
-
-
-_GIVEN: WeakKeyDictionary[LMHeadSampler, Tensor] = WeakKeyDictionary()
-"""The weight that each sampler was given."""
-
-
-def take_head(ranks: Any, pick: random.Random, head: ModelHead) -> None:
-    """Let ranks go on with another head of the same shape."""
-    seed = pick.getrandbits(32)
-    for sampler, shard in zip(ranks.samplers, ranks.shards, strict=True):
-        change_weight(random.Random(seed), sampler, head.weight[shard.start : shard.stop])
-    ranks.head = head
-
-
-def _in_place(given: Tensor, new: Tensor) -> None:
-    with torch.no_grad():
-        given.copy_(new)
-
-
-def _in_inference_mode(given: Tensor, new: Tensor) -> None:
-    with torch.inference_mode():
-        given.data.copy_(new)
-
-
-WAYS: dict[str, Callable[[Tensor, Tensor], object]] = {
-    "in place": _in_place,
-    "in place through .data": lambda given, new: given.data.copy_(new),
-    ".data = new": lambda given, new: setattr(given, "data", new.clone()),
-    "inference mode": _in_inference_mode,
-}
-"""How the numbers of a weight change that stays the same tensor."""
-
-
-def change_weight(pick: random.Random, sampler: LMHeadSampler, rows: Tensor) -> None:
-    """Give a sampler another weight in one of five ways; the rows behind its shard stay."""
-    given = _GIVEN[sampler]
-    new = given.detach().clone()
-    new[: len(rows)] = rows
-    way = pick.choice([*WAYS, "another tensor"])
-    if way not in WAYS:
-        _GIVEN[sampler] = torch.nn.Parameter(new)
-        sampler.refresh(_GIVEN[sampler])
-        return
-    WAYS[way](given, new)
-    if sampler.local.copy is not None or pick.random() < 0.2:
-        sampler.refresh()
 
 
 class OneRank:
