@@ -30,13 +30,6 @@ def test_one_prompt_has_one_answer_and_others_are_drawn_apart(tiny: Path) -> Non
     assert _answer(tiny) in found[0]
 
 
-def test_the_check_may_be_left_out(tiny: Path) -> None:
-    done = invoke(*COMMAND, "--model", tiny, "--no-check")
-    assert done.exit_code == 0, done.output
-    assert "tokens were not checked (--no-check)" in done.stdout
-    assert "same tokens" not in done.stdout and "checking tokens" not in done.stdout
-
-
 def test_a_streamed_answer_is_the_one_that_is_shown_at_the_end(tiny: Path) -> None:
     answer = _answer(tiny)
     done = invoke(*COMMAND, "--model", tiny, "--stream")
@@ -119,6 +112,8 @@ def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Pa
     )
     done = invoke(*COMMAND, "--model", tiny, *words)
     assert done.exit_code == 0 and "tpsample verify" in done.stdout, done.output
+    assert "tokens were not checked (--no-check)" in done.stdout
+    assert "same tokens" not in done.stdout and "checking tokens" not in done.stdout
     verified = invoke("verify", file)
     assert verified.exit_code == 0, verified.output
     assert verified.stdout.count(": confirmed: token ") == 12

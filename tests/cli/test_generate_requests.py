@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiers import long
-from tpsample import SamplingParams
 from tpsample.cli.app import app
 from tpsample.cli.requests import Request, asked, fields_of, read_params
-from tpsample.request.as_json import from_json, to_json
+from tpsample.request.as_json import from_json
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 8, "--temperature", 1.2)
 
@@ -158,23 +157,6 @@ def test_one_prompt_has_one_answer_and_others_by_request(tmp_path: Path) -> None
     assert [drawn(each)[1] for each in rows] == [40, 41, 42, 3]
     assert [each.fields.get("max_tokens") for each in rows] == [9, 9, 9, None]
     assert [each.fields["stop"] for each in rows] == [["end"]] * 3 + [["a", "b"]]
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(),
-        SamplingParams(temperature=0.3, top_k=-1, seed=2**64 - 1, min_p=0.5, ties="keep"),
-        SamplingParams(bad_words=((1, 2), [3]), allowed_token_ids=range(5), logit_bias={7: -3.0}),
-        SamplingParams(min_tokens=3, stop_token_ids=(9,), logprobs=-1, logprob_token_ids=[]),
-    ],
-    ids=["default", "numbers", "sequences", "others"],
-)
-def test_a_request_survives_json(params: SamplingParams) -> None:
-    text = json.dumps(to_json(params))
-    again = SamplingParams(**from_json("params", json.loads(text)))
-    assert to_json(again) == json.loads(text)
-    assert [getattr(again, n) for n in ("seed", "top_k")] == [params.seed, params.top_k]
 
 
 def test_bad_words_may_be_texts_alone() -> None:

@@ -19,7 +19,6 @@ from tpsample import (
     SamplingParams,
     Status,
     VocabShard,
-    sample,
 )
 from tpsample.ranks.roll_call import RollCall
 
@@ -116,26 +115,6 @@ def test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank(exchange):
         ([33 + 2], [int(Status.OK)]),
     ]
     assert run_ranks(3, _sample_special, case, exchange) == [expected] * 3
-
-
-def _draw_unseeded(weight: torch.Tensor):
-    shard = own_shard(len(weight), even=True)
-    sampler = own_sampler(weight)
-    batch = SamplingBatch.from_params([SamplingParams()] * 4, vocab_size=len(weight))
-    first = sampler(torch.ones(4, 8), batch, 0)
-    second = sample(
-        torch.ones(4, 8), weight[shard.start : shard.stop], SamplingParams(), positions=0
-    )
-    return first, second
-
-
-def test_unseeded_rows_get_the_same_seed_on_every_rank():
-    outputs = run_ranks(3, _draw_unseeded, torch.randn(1000, 8))
-    for first, second in outputs:
-        assert len(set(first.seeds.tolist() + second.seeds.tolist())) == 8
-        assert torch.equal(first.seeds, outputs[0][0].seeds)
-        assert torch.equal(first.token_ids, outputs[0][0].token_ids)
-        assert torch.equal(second.token_ids, outputs[0][1].token_ids)
 
 
 def _bytes_sent(exchange: str, chunks: int) -> int:

@@ -189,23 +189,16 @@ def test_a_step_reads_the_filters_that_requests_have():
 
 
 def test_modes_that_were_not_tried_are_refused():
-    plain = {
-        "speculative_algorithm": None,
-        "enable_dp_attention": False,
-        "enable_lora": None,
-        "pp_size": 1,
-        "disable_cuda_graph": True,
-        "disable_overlap_schedule": True,
-        "device": "cuda",
+    modes = {
+        "speculative_algorithm": (None, "EAGLE"),
+        "enable_dp_attention": (False, True),
+        "enable_lora": (None, True),
+        "pp_size": (1, 2),
+        "disable_cuda_graph": (True, False),
+        "disable_overlap_schedule": (True, False),
     }
+    plain = {"device": "cuda"} | {name: tried for name, (tried, _) in modes.items()}
     sglang.check_modes(SimpleNamespace(**plain))
-    for name, value in {
-        "speculative_algorithm": "EAGLE",
-        "enable_dp_attention": True,
-        "enable_lora": True,
-        "pp_size": 2,
-        "disable_cuda_graph": False,
-        "disable_overlap_schedule": False,
-    }.items():
+    for name, (_, value) in modes.items():
         with pytest.raises(UnsupportedParameter, match="SGLang with tpsample does not run with"):
             sglang.check_modes(SimpleNamespace(**{**plain, name: value}))

@@ -16,6 +16,7 @@ from tests.support.screening import (
     problem,
     random_steps,
     requests,
+    words,
 )
 from tests.support.settings import settings_of
 from tests.support.tiers import long
@@ -31,18 +32,6 @@ from tpsample.core.score import logits_tile, score_tile
 from tpsample.kernels.epilogue import GROUP
 from tpsample.local.screen_launches import MAX_SLOTS, Screen
 from tpsample.local.triton_backend import TritonBackend
-
-
-def words(local: TritonBackend, case, batch, num_samples=1, parts=1) -> list[torch.Tensor]:
-    """The words of every part."""
-    rows = case.hidden_states.shape[0]
-    positions = 40 + torch.arange(rows)
-    begun = local.prepare(case.hidden_states, batch.view(rows), positions, num_samples)
-    found = []
-    for part in range(parts):
-        found.append(torch.zeros(num_samples * rows, dtype=torch.int64))
-        local.best_words(begun, found[-1], part, parts)
-    return found
 
 
 def compare(case, batch=None, *, start=0, num_samples=1, parts=1) -> Screen:
@@ -61,15 +50,15 @@ def compare(case, batch=None, *, start=0, num_samples=1, parts=1) -> Screen:
     screened = TritonBackend(replace(settings, screening="int8"))
     screen = screened.screen
     assert screen is not None
-    expected = words(plain, case, batch, num_samples, parts)
-    found = words(screened, case, batch, num_samples, parts)
+    positions = 40 + torch.arange(b)
+    step = case.hidden_states, batch, positions, num_samples, parts
+    (found, _), (expected, _) = words(screened, *step), words(plain, *step)
     # Of a row whose ids are all masked, any word stands for none.
     found, expected = (torch.stack(each).amax(0) for each in (found, expected))
     none = word.KEY_MINUS_INF
     found, expected = (each * (word.key_of(each) > none) for each in (found, expected))
     assert_same_words([found], [expected], "screened")
 
-    positions = 40 + torch.arange(b)
     begun = plain.prepare(case.hidden_states, batch.view(b), positions, num_samples)
     logits = logits_tile(case.hidden_states.double(), case.weight, case.bias, case.head)
     if begun.controls is not None:

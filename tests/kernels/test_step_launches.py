@@ -13,11 +13,10 @@ from benchmarks.lab.allocations import Operators
 from benchmarks.lab.launches import listed
 from tests.support import host_reads
 from tests.support.agreement import tile
-from tests.support.cases import Case, even_shards, own_sampler
+from tests.support.cases import Case, own_sampler
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tests.support.virtual import virtual
 from tpsample import LMHeadSampler, compiled
 from tpsample.request.step import Inputs, Step
 
@@ -140,25 +139,6 @@ def test_a_step_that_never_finished_leaves_nothing_to_the_next():
     sampler.start(Inputs(louder.hidden_states), louder.batch, louder.positions)
     sampler.exchange.reset()
     assert (sampler.exchange.words == 0).all()
-
-
-def test_a_push_leaves_the_words_zero():
-    case = Case.make(1000, 5)
-    world, samplers = virtual(case, even_shards(1000, 3), chunks=2)
-    for _ in range(2):
-        outputs = world.step(samplers, case.hidden_states, case.batch, case.positions)
-        assert torch.equal(outputs[0].token_ids, case.oracle().token_ids)
-        for sampler in samplers:
-            assert (sampler.exchange.words == 0).all()
-
-
-def test_positions_may_be_a_view_with_gaps():
-    case = Case.make(301, 5)
-    spread = torch.stack([case.positions, case.positions + 99], dim=1)[:, 0]
-    assert not spread.is_contiguous()
-    sampler = LMHeadSampler(case.weight)
-    tokens = sampler(case.hidden_states, case.batch, spread).token_ids
-    assert torch.equal(tokens, case.oracle().token_ids)
 
 
 def test_the_host_overhead_is_measured():

@@ -19,7 +19,6 @@ from tpsample.logits import filters, stored_logits
 from tpsample.logits import kept_sets as threshold
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.process import ranks_of
-from tpsample.request.filters import Way
 
 WORLD_SIZES = [1, 3, *long(2, 4, 8)]
 KINDS = kinds_of_logits()
@@ -118,30 +117,6 @@ def test_the_threshold_decides_what_the_rejection_cannot(kind, changes):
     for token_ids, taken in run_ranks(3, _sample_counting, rows):
         assert torch.equal(token_ids, expected)
         assert taken["_by_rejection"] == 40 and taken["_by_threshold"] > 30, taken
-
-
-@pytest.mark.parametrize(
-    ("changes", "way"),
-    [
-        ({"top_p": 0.9}, Way.REJECTION),
-        ({"min_p": 0.1}, Way.REJECTION),
-        ({"top_k": 256}, Way.TOP_WORDS),
-        ({"top_k": 256, "filter_order": "joint"}, Way.TOP_WORDS),
-        ({"top_k": 257}, Way.REJECTION),
-        ({"top_k": 20, "ties": "keep"}, Way.REJECTION),
-        ({"top_k": 20, "top_p": 0.9}, Way.TOP_WORDS),
-        ({"top_k": 257, "top_p": 0.9}, Way.THRESHOLD),
-        ({"top_k": 20, "top_p": 0.9, "ties": "keep"}, Way.THRESHOLD),
-        ({"top_k": 20, "top_p": 0.9, "filter_order": "joint"}, Way.REJECTION),
-        ({"top_k": 20, "top_p": 0.9, "filter_order": "min_p_last"}, Way.TOP_WORDS),
-        ({"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last"}, Way.REJECTION),
-        ({"top_k": 257, "top_p": 0.9, "filter_order": "min_p_last"}, Way.THRESHOLD),
-        ({"top_p": 0.9, "ties": "keep"}, Way.REJECTION),
-    ],
-)
-def test_the_way_of_a_request(changes, way):
-    planned = Rows([KINDS["normal"]], [SamplingParams(seed=1, **changes)]).batch.plan.filters
-    assert [kind.way for kind in planned.kinds] == [way]
 
 
 def _boundary_rows() -> Rows:

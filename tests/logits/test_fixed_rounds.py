@@ -5,7 +5,6 @@ import torch
 
 from tests.support import host_reads
 from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, masked
-from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.stored import on_virtual_ranks
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, UnsupportedParameter
@@ -62,25 +61,6 @@ def test_tokens_and_logprobs_are_the_oracles_without_a_host_read(world_size, num
             assert_same(out, oracle)
 
 
-def _sent(cases: list[Rows]) -> list[int]:
-    """Bytes of a step per case, as this rank counts them."""
-    samplers = [rows.sampler() for rows in cases]
-    return [
-        cost_of(sampler, lambda s=sampler, r=rows: s(r.hidden_states, r.batch, r.positions))[0]
-        for sampler, rows in zip(samplers, cases, strict=True)
-    ]
-
-
-def test_the_rounds_do_not_depend_on_the_logits():
-    """Twelve rows that one rejection would decide, and twelve that it would not."""
-    cases = [
-        Rows([KINDS[kind]], [SamplingParams(top_p=top_p, seed=s) for s in range(12)], **FIXED)
-        for kind, top_p in (("spike", 0.99), ("all-equal", 1e-6))
-    ]
-    for easy_bytes, hard_bytes in run_ranks(2, _sent, cases):
-        assert easy_bytes == hard_bytes > 0
-
-
 MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
 
 
@@ -90,7 +70,11 @@ MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
     [
         ([{"top_p": 0.9}], 12),
         ([{"top_k": 9}], 1),
-        ([{"top_k": 300}], 12),
+        ([{"top_k": 256}], 1),
+        ([{"top_k": 256, "filter_order": "joint"}], 1),
+        ([{"top_k": 257}], 12),
+        ([{"top_k": 9, "ties": "keep"}], 12),
+        ([{"top_k": 9, "top_p": 0.9, "filter_order": "joint"}], 21),
         ([{"min_p": 0.1}], 3),
         ([{"top_p": 0.9, "top_k": 9}], 1),
         ([{"top_p": 0.9, "top_k": 300}], 22),

@@ -1,6 +1,5 @@
 """Rows that a rejection decides beside rows that it leaves to the threshold, in fixed rounds."""
 
-import math
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from tests.support.filtered import Rows, V, kinds_of_logits, masked
 from tests.support.stored import on_virtual_ranks
 from tests.support.tiers import long
-from tpsample import SamplingBatch, SamplingParams, Status
+from tpsample import SamplingBatch, SamplingParams
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.logits.shard_logits_triton import TritonShardLogits
 
@@ -76,25 +75,3 @@ def _noted_decisions(monkeypatch) -> list[torch.Tensor]:
     for kind in first_kept:
         monkeypatch.setattr(kind, "first_kept", noted)
     return decided
-
-
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_rows_without_a_token_beside_undecided_ones(backend):
-    """A row with a NaN, one of masked tokens, and one that its temperature made greedy."""
-    params = [
-        SamplingParams(seed=i, top_p=0.01, temperature=50.0, top_k=500 * (i % 2)) for i in range(5)
-    ]
-    nan, empty = KINDS["normal"].clone(), torch.full((V,), -math.inf)
-    nan[777] = math.nan
-    logits = torch.stack([nan, empty, *[KINDS["normal"]] * 3])
-    batches = [
-        SamplingBatch.from_params(params, vocab_size=V, fixed_rounds=fixed)
-        for fixed in (False, True)
-    ]
-    for batch in batches:
-        batch.temperature[3] = 0.0
-    eager, fixed = (on_virtual_ranks(logits, batch, backend, 1)[0] for batch in batches)
-    assert torch.equal(fixed.token_ids, eager.token_ids)
-    assert torch.equal(fixed.status, eager.status)
-    assert eager.status.tolist() == [Status.NAN, Status.EMPTY, *[Status.OK] * 3]
-    assert eager.token_ids[3] == KINDS["normal"].argmax()

@@ -106,17 +106,6 @@ def test_sampling_by_an_explicit_threshold_is_the_same(name):
     assert torch.equal(token_ids, expected)
 
 
-def test_a_kept_winner_of_the_plain_draw_stays_the_winner():
-    rows = Rows([KINDS["normal"]], grid())
-    free = [SamplingParams(temperature=p.temperature, seed=p.seed) for p in rows.params]
-    plain = Rows([KINDS["normal"]], free)
-    drawn = reference.sample(plain.logits, plain.batch, plain.positions).token_ids
-    filtered = reference.sample(rows.logits, rows.batch, rows.positions).token_ids
-    stays = reference.kept_mask(rows.logits, rows.batch).gather(1, drawn.unsqueeze(1)).squeeze(1)
-    assert 50 < stays.sum() < len(stays) - 50
-    assert torch.equal(filtered[stays], drawn[stays])
-
-
 # (probabilities, request, ids that are kept). Where a rule of ours parts from an engine's, the
 # entry says whose answer would be another.
 LADDER = [0.5, 0.25, 0.125, 0.0625, 0.0625]

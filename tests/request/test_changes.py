@@ -83,6 +83,7 @@ def test_rows_are_arranged_and_requests_arrive_as_they_were():
     rich = SamplingParams(
         seed=2**64 - 1, logit_bias={3: -1.5, 60: 2.0}, bad_words=[[1, 2]], logprobs=2, top_p=0.1,
         allowed_token_ids=[1, 2, 3], min_tokens=2, stop_token_ids=[2], temperature=0.30000001,
+        top_k=-1, min_p=0.5, ties="keep", logprob_token_ids=[],
     )  # fmt: skip
     changes.arrange([1, 0], [SamplingParams(), rich], prompt_token_ids=[[1], [2]])
     changes.arrange([0])

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.support.cases import own_sampler
 from tests.support.controls import Conversation, batch_of
-from tests.support.memory import Largest
+from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks, same_on_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import SamplingBatch, SamplingParams, reference
 
 V, D = 331, 8
 _batch = functools.partial(batch_of, vocab_size=V)
@@ -54,23 +53,19 @@ def test_random_requests_draw_the_same_tokens_on_ranks(world_size):
 
 def _largest_tensor(vocab_size: int, rows: int) -> int:
     """Elements of the largest tensor of building a batch, two steps and an append."""
-    shard = VocabShard.even(vocab_size, dist.get_rank(), dist.get_world_size())
-    rng = random.Random(5)
-    talks = [Conversation.random(rng, vocab_size) for _ in range(rows)]
+    talks = _conversations(5, rows, vocab_size)
     for talk in talks:  # a list of ids is the request's, not state
         talk.params = replace(talk.params, allowed_token_ids=[1, 2], bad_words=[[2, 1]])
-    weight = torch.zeros(len(shard), 2)
-    sampler = LMHeadSampler(weight, vocab_size=vocab_size, shard=shard, backend="torch")
-    with Largest() as largest:
+    sampler = own_sampler(torch.zeros(vocab_size, 2))
+
+    def steps() -> None:
         batch = batch_of(talks, vocab_size)
         for _ in range(2):
-            out = sampler(torch.zeros(rows, 2), batch, 0)
-            batch.append(out.token_ids)
-    assert (
-        batch.view(batch.rows).controls.tables.has_penalties
-        and batch.view(batch.rows).controls.tables.has_bias
-    )
-    return largest.elements
+            batch.append(sampler(torch.zeros(rows, 2), batch, 0).token_ids)
+        tables = batch.view(rows).controls.tables
+        assert tables.has_penalties and tables.has_bias
+
+    return cost_of(sampler, steps)[1]
 
 
 def test_no_rank_has_a_tensor_over_the_vocabulary():
