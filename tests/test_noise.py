@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -34,21 +33,6 @@ def _hex(text: str) -> tuple[torch.Tensor, ...]:
 def test_philox_known_answers(rounds, counter, key, expected):
     assert noise.philox4x32(_hex(counter), _hex(key), rounds) == _hex(expected)
     assert noise_checker.philox(_hex(counter), _hex(key), rounds) == list(_hex(expected))
-
-
-@pytest.mark.parametrize("rounds", [7, 10])
-@pytest.mark.parametrize("sample", [0, 5])
-@pytest.mark.parametrize(
-    ("seed", "position"),
-    [(0, 0), (1234567890123, 17), (2**64 - 1, 2**63 - 1), (2**63, 2**40 + 3)],
-)
-def test_words_follow_the_layout(seed, position, sample, rounds):
-    ids = np.concatenate([np.arange(41), np.array([128255, 2**20 - 1])])
-    words = noise.words(seed, position, torch.tensor(ids), sample=sample, rounds=rounds)
-    stream = noise_checker.row_stream(seed, position, sample)
-    expected, _ = noise_checker.words(stream, ids, rounds)
-    assert words.dtype == torch.int64
-    assert words.tolist() == expected.tolist()
 
 
 def test_signed_and_unsigned_seeds_are_the_same_64_bits():

@@ -34,6 +34,8 @@ PLANTED_TAILS = [
     (7, 150, 66103, 97, 17.60, 1),
 ]
 
+BACKENDS: dict[str, Any] = {"torch": TorchBackend, "numba": NativeBackend, "triton": TritonBackend}
+
 
 def tile(block_v: int, block_b: int, block_d: int) -> Tile:
     """Blocks for the interpreter, which knows neither warps nor stages."""
@@ -80,13 +82,7 @@ def step(
             philox_rounds=rounds,
         )
         exchange = Exchange(settings)
-        local: TorchBackend | NativeBackend | TritonBackend
-        if backend == "triton":
-            local = TritonBackend(settings)
-        elif backend == "numba":
-            local = NativeBackend(settings)
-        else:
-            local = TorchBackend(settings)
+        local = BACKENDS[backend](settings)
         for name, value in override.items():
             setattr(local, name, value)
         step = local.prepare(case.hidden_states, batch.view(batch.rows), case.positions, samples)
