@@ -1,6 +1,6 @@
 """The `peer` exchange in the interpreter: the real kernels write into every rank's inbox.
 
-The ranks here are virtual, several in one process; those of `test_peer_processes` share memory.
+The ranks here are virtual, several in one process; those of `test_soak` share memory.
 The oracle is `reference.sample` on the full logits.
 """
 
