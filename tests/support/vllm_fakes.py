@@ -157,6 +157,11 @@ class LogprobsTensors(NamedTuple):
     logprob_token_ids: Tensor
     logprobs: Tensor
     selected_token_ranks: Tensor
+    cu_num_generated_tokens: Any = None
+
+    @staticmethod
+    def cat(parts: list[LogprobsTensors]) -> LogprobsTensors:
+        return LogprobsTensors(*(torch.cat(part) for part in list(zip(*parts, strict=True))[:3]))
 
 
 @dataclass

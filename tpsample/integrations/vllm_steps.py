@@ -34,9 +34,7 @@ class EngineSteps(Sealed):
         kind: vLLM's class of logprobs: int32 and fp32 [rows, 1 + N], and the drawn tokens' ranks.
     """
 
-    def __init__(
-        self, head: VllmHead, logprobs_mode: LogprobsMode, kind: Callable[..., Any]
-    ) -> None:
+    def __init__(self, head: VllmHead, logprobs_mode: LogprobsMode, kind: Any) -> None:
         self.head, self.logprobs_mode, self.kind = head, logprobs_mode, kind
         self.vocab_size, self.device = head.sampler.vocab_size, head.sampler.weight.device
         self.grammar: Tensor | None = None

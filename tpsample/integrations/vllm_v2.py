@@ -180,8 +180,7 @@ class PromptLogprobs(Sealed):
                 tables = self._steps.prompt_tables(kept, token_ids, self._asked[name])
                 self._found.setdefault(name, []).append(tables)
             if complete and name in self._found:
-                parts = zip(*self._found.pop(name), strict=True)
-                done[name] = self._steps.kind(*map(torch.cat, parts))
+                done[name] = self._steps.kind.cat(self._found.pop(name))
         return done
 
     def compute_prompt_token_id_logprobs(self, *_: Any) -> dict[str, Any]:
