@@ -34,7 +34,7 @@ tpsample/request/batch.py
     one request for all rows loses its masks
     - setattr(repeated, name, mask)
     + pass
-    > test_mixtures_on_ranks[2-200-150-12]
+    > test_one_request_for_all_rows_is_each_rows_own
     repeated rows are of the plan before
     - seed, self._plans[times], self._controls()
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
@@ -150,7 +150,7 @@ tpsample/request/selection.py
     + other = object.__new__(type(self))
     +         vars(other).update(vars(self))
     +         return other
-    > test_mixtures_on_ranks[2-200-150-12]
+    > test_a_copied_selection_keeps_its_slots_and_its_batch
     a copied batch of an engine's tensors is a selection of the first
     - shared = () if self._batch is self else (self._batch, self._table)
     + shared = (self._batch, self._table)
@@ -197,7 +197,7 @@ tpsample/request/engine_tensors.py
     what an engine writes to its tensors is not seen
     - self._temperature, self._seed = temperature.detach(), seed.detach()
     + self._temperature, self._seed = temperature.clone(), seed.detach()
-    > test_mixtures_on_ranks[2-200-150-12]
+    > test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]
 tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)

@@ -53,7 +53,7 @@ def test_moving_many_rows_takes_one_pass():
 
 
 def test_one_request_for_all_rows_is_each_rows_own():
-    """With its tokens so far, a temperature that was written, and what is appended to each row."""
+    """With its tokens so far, a temperature that was written, what is appended, and its masks."""
     params = SamplingParams(repetition_penalty=9.0, frequency_penalty=2.0, seed=4)
     batches = [
         SamplingBatch.from_params(
@@ -69,6 +69,8 @@ def test_one_request_for_all_rows_is_each_rows_own():
         assert torch.equal(single, rows)
         for batch in batches:
             batch.append(torch.tensor([1, -1] * 4))
+    batches[0].forced_token_ids = torch.tensor([13])
+    assert reference.sample(logits, batches[0], 3).token_ids.tolist() == [13] * 8
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -54,6 +54,26 @@ def requests(its: dict[str, torch.Tensor], order: str = "sequential") -> list[Sa
     return [SamplingParams(**dict(zip(its, row, strict=True)), filter_order=order) for row in rows]
 
 
+@pytest.mark.parametrize(
+    ("backend", "order"), [*(("torch", order) for order in ORDERS), ("triton", "sequential")]
+)
+def test_tokens_are_those_of_requests_with_these_numbers(backend, order):
+    sampler, its = sampler_of(backend), tensors(1)
+    batch = SamplingBatch.over(vocab_size=V, **its, filter_order=order)
+    generator = torch.Generator().manual_seed(2)
+    for step in range(6 if backend == "torch" else 1):
+        hidden_states = torch.randn(ROWS, D, generator=generator)
+        out = sampler(hidden_states, batch, step)
+        logits = reference.logits(hidden_states, WEIGHT)
+        listed = SamplingBatch.from_params(requests(its, order), vocab_size=V)
+        expected = reference.sample(logits, listed, step)
+        assert out.token_ids.tolist() == expected.token_ids.tolist()
+        assert out.status.tolist() == expected.status.tolist() == [0] * ROWS
+        assert out.seeds.tolist() == its["seed"].tolist()
+        for name, new in tensors(10 + step).items():  # in place, as an engine does
+            its[name].copy_(new)
+
+
 def test_slots_and_replays_read_what_is_there_now():
     sampler, its = sampler_of(), tensors(3)
     batch = SamplingBatch.over(vocab_size=V, **its)
@@ -179,6 +199,21 @@ def test_a_copy_of_an_engines_batch_lives_by_itself(copied):
     assert drawn(other, others, batch) == [before] * 2 + [[6] * ROWS]
     its["seed"] += 1
     assert drawn(other, others) == [before] * 2
+
+
+@pytest.mark.parametrize("of_tensors", [False, True])
+def test_a_copied_selection_keeps_its_slots_and_its_batch(of_tensors):
+    sampler, its, hidden_states = sampler_of(), tensors(8), torch.randn(2, D)
+    listed = SamplingBatch.from_params(requests(its), vocab_size=V)
+    batch = SamplingBatch.over(vocab_size=V, **its) if of_tensors else listed
+    rows = batch.select(torch.tensor([2, 0]))
+    other, seeds = copy.copy(rows), its["seed"][[2, 0]]
+    batch.select(torch.tensor([1, 3]), out=rows)
+    assert torch.equal(sampler(hidden_states, other, 1).seeds, seeds)
+    other.forced_token_ids = torch.tensor([7, 7])
+    assert rows.forced_token_ids is None
+    (its["seed"] if of_tensors else batch.seed)[2] += 1
+    assert sampler(hidden_states, other, 1).seeds[0] == seeds[0] + 1
 
 
 SAME: dict[str, Any] = {
