@@ -142,9 +142,18 @@ tpsample/native/store.py
     + step + F64(2.0**-12) * (abs(F64(top)) - step)
     > test_the_threshold_of_min_p_is_reached
     native: the threshold of a top_k is that of one less
-    - push(heaps[i], top_k[i], logit)
-    + push(heaps[i], max(top_k[i] - 1, 1), logit)
+    - push(first[place], top_k[i], pack(logit, weight.first_id + v))
+    + push(first[place], max(top_k[i] - 1, 1), pack(logit, weight.first_id + v))
     > test_filters_that_keep_all_that_is_listed
+    native: listed words are those of another row
+    - push(first[place], top_k[i],
+    + push(first[i], top_k[i],
+    > sampler/test_golden.py::test_one_rank
+tpsample/logits/shard_logits_native.py
+    native: beside listed rows the others have no first words
+    - rows = rows[first[rows, 0] == 0]
+    + rows = rows[:0]
+    > sampler/test_golden.py::test_one_rank
 tpsample/native/head.py
     native: the lower end of a product is taken for its upper end
     - if falls else up(products[j] + error)

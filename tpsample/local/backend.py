@@ -11,7 +11,7 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.core.tensors import Scratch
 from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
-from tpsample.request.plan import BatchView
+from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step import Push, Step
 from tpsample.screening.int8_copy import Int8Copy
 from tpsample.settings import Settings
@@ -64,15 +64,21 @@ class Backend(ABC):
         Without samples it only stores logits, in memory of its own, because another step may be
         between its start and its finish.
         """
-        controls = logits = None
+        controls = logits = first = None
         if len(batch.seed) and batch.controls is not None:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored_index is not None:
             num_rows = len(batch.plan.stored_list) * (1 if controls is None else 2)
             name = "logits" if num_samples else "logits of a step that only stores"
             logits = self._scratch.take(name, torch.float32, num_rows, self._num_ids)
+            if local_logits is None:
+                first = self.memory_of_first(batch.plan)
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
-        return Step(hidden_states, batch, noise, controls, logits, out, local_logits)
+        return Step(hidden_states, batch, noise, controls, logits, out, local_logits, first)
+
+    def memory_of_first(self, plan: BatchPlan) -> Tensor | None:
+        """Return memory for `Step.first` of a step, if the backend lists first words."""
+        return None
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         """Return the controls of a step's rows over the shard."""

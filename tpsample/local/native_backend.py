@@ -31,7 +31,8 @@ from tpsample.native.noise import draws_of
 from tpsample.native.store import Memory, list_kept, store, store_given
 from tpsample.native.threads import in_ranges, threads_for
 from tpsample.request.controls.apply import StepControls
-from tpsample.request.filters import row_bounds
+from tpsample.request.filters import MAX_TOP_WORDS, row_bounds
+from tpsample.request.plan import BatchPlan
 from tpsample.request.step import Push, Step
 from tpsample.screening.int8_copy import Int8Copy
 from tpsample.settings import Settings
@@ -48,6 +49,14 @@ class NativeBackend(Backend):
         super().__init__(settings)
         if settings.screening is not None:
             self.copy = Int8Copy(self._weight[: self._num_ids])
+
+    def memory_of_first(self, plan: BatchPlan) -> Tensor | None:
+        if not plan.bounded:
+            return None
+        assert plan.filters is not None
+        limits = [kind.top_k for kind in plan.filters.different if kind.top_k <= MAX_TOP_WORDS]
+        shape = len(plan.stored_list), torch.get_num_threads(), max([1, *limits])
+        return self._scratch.take("first words", torch.int64, *shape).zero_()
 
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
@@ -136,7 +145,9 @@ class NativeBackend(Backend):
         computed = np.zeros((self._threads(source, len(index)), 2, len(index)), np.int64)
         hidden = hidden_of(step)
         arguments = hidden, index, head, memory, *bounds
-        self._run(list_kept, source, len(index), *arguments, outputs=(computed,))
+        assert step.first is not None
+        first = step.first.numpy().swapaxes(0, 1)[: len(computed)]
+        self._run(list_kept, source, len(index), *arguments, outputs=(first, computed))
 
     def _threads(self, source: Weight, num_rows: int) -> int:
         """Return among how many threads the ids are worth sharing."""

@@ -34,7 +34,7 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
         from tpsample.logits.shard_logits_native import NativeShardLogits  # needs Numba
 
         rows = NativeShardLogits
-    return rows.of(step.logits, step.batch, step.noise, first_id=shard.start)
+    return rows.of(step.logits, step.batch, step.noise, first_id=shard.start, first=step.first)
 
 
 def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:

@@ -27,20 +27,27 @@ NONE = np.empty(0, np.int64)
 class NativeShardLogits(ShardLogits):
     """`ShardLogits` on a CPU with Numba."""
 
-    def run(self, kernel: Callable[..., Any], *arguments: Any) -> None:
-        """Call a pass for ranges of the rows, one per thread."""
+    def run(
+        self, kernel: Callable[..., Any], *arguments: Any, rows: np.ndarray | None = None
+    ) -> None:
+        """Call a pass for ranges of the rows that are not done, or of these, one per thread."""
+        rows = self._rows if rows is None else rows
         logits, temperature = self.logits.contiguous(), self.temperature.contiguous()
-        stored = passes.Stored(logits.numpy(), self.first_id, temperature.numpy(), self._rows)
+        stored = passes.Stored(logits.numpy(), self.first_id, temperature.numpy(), rows)
 
         def of_range(first: int, last: int, _: int) -> tuple:
             return stored._replace(rows=stored.rows[first:last]), *arguments
 
-        in_ranges(kernel, 0, len(self._rows), self._threads, of_range)
+        in_ranges(kernel, 0, len(rows), self._threads, of_range)
 
     def first_words(self, count: int) -> Tensor:
-        first = np.zeros((len(self.logits), count), np.int64)
-        if count:
-            self.run(passes.first_words, first)
+        first, rows = np.zeros((len(self.logits), count), np.int64), self._rows
+        if self.first is not None:
+            known = _descending(self.first.numpy())[:, :count]
+            first[rows, : known.shape[1]] = known[rows]
+            rows = rows[first[rows, 0] == 0]
+        if count and len(rows):
+            self.run(passes.first_words, first, rows=rows)
         return _descending(first)
 
     def best_scores(self, count: int) -> Tensor:

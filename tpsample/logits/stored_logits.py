@@ -41,6 +41,8 @@ class StoredLogits:
         top: fp32 [F], largest logits over all ranks, once these are known; masses are shares of it.
         done: bool [F], rows that the passes of a draw leave out, because their token is known:
             their results are 0. None leaves out no row.
+        first: int64 [F, n], the rows' first order words in any order, as far as the local step has
+            listed them; 0 in rows that it has not.
     """
 
     logits: Tensor
@@ -51,6 +53,7 @@ class StoredLogits:
     noise: RowNoise
     top: Tensor | None = None
     done: Tensor | None = None
+    first: Tensor | None = None
 
     @classmethod
     def of(
@@ -60,6 +63,7 @@ class StoredLogits:
         noise: RowNoise,
         *,
         first_id: int = 0,
+        first: Tensor | None = None,
     ) -> Self:
         """Take the stored rows of a batch.
 
@@ -80,6 +84,7 @@ class StoredLogits:
             vocab_size=batch.plan.vocab_size,
             temperature=safe_temperature(batch.temperature[index])[0],
             noise=noise.select(index),
+            first=None if first is None else first.flatten(1),
         )
 
     def shown(self, processed: Tensor) -> Self:
@@ -87,7 +92,7 @@ class StoredLogits:
         if self.logits is self.raw:
             return self
         mode = processed.unsqueeze(1)
-        return replace(self, logits=torch.where(mode, self.logits, self.raw))
+        return replace(self, logits=torch.where(mode, self.logits, self.raw), first=None)
 
     def select(self, index: list[int] | slice | Tensor) -> Self:
         """Return some of the rows. Nothing is copied if a list has all in order."""
@@ -102,6 +107,7 @@ class StoredLogits:
             noise=self.noise.select(index),
             top=None if self.top is None else self.top[index],
             done=None if self.done is None else self.done[index],
+            first=None if self.first is None else self.first[index],
         )
 
     def without(self, done: Tensor) -> Self:

@@ -17,7 +17,7 @@ from tpsample.native.head import (
 )
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows
-from tpsample.native.numbers import as_fp32, exact_dot
+from tpsample.native.numbers import as_fp32, exact_dot, pack, value_of
 from tpsample.native.products import float64_products, fp32_products, products_of, round_products
 from tpsample.screening.bound import DOWN
 
@@ -96,16 +96,16 @@ def store_given(given, index, sources, head, memory):
 
 
 @jit()
-def filter_threshold(heap, top_k, top, step):
+def filter_threshold(word, top_k, top, step):
     """Return what an upper bound of a logit must reach; see `tpsample.screening.bound`.
 
     Args:
-        heap: fp32 [≥ top_k], the largest logits so far, -inf where there are fewer.
+        word: int64, the top_k-th order word so far, 0 where there are fewer.
         top_k: 0 without a bound by top_k.
         top: the largest logit so far.
         step: float64, T ln(min_p), -inf without a bound by min_p.
     """
-    threshold = heap[0] if top_k > 0 else F32(-np.inf)
+    threshold = value_of(word) if top_k > 0 else F32(-np.inf)
     if top > F32(-np.inf) and step > -np.inf:
         of_min_p = F64(top) + step - DOWN * (abs(F64(top)) - step) - 1e-30
         threshold = max(threshold, F32(of_min_p))
@@ -113,19 +113,20 @@ def filter_threshold(heap, top_k, top, step):
 
 
 @jit(entry=True)
-def list_kept(weight, hidden, index, head, memory, top_k, step, computed):
+def list_kept(weight, hidden, index, head, memory, top_k, step, first, computed):
     """Store the logits of a range that the rows' filters can keep, and -inf for the others.
 
     A block is stored whole if many of its ids are kept, because that is cheaper than pair by pair.
 
     Args:
         top_k: int64 [R]; step: float64 [R], see `filter_threshold`.
+        first: int64 [stored rows, count], raised: in rows with top_k the first top_k order words,
+            the least first.
         computed: as in `tpsample.native.draw.draw`.
     """
     num_rows, rows = len(index), take_rows(hidden, index)
     products, sums = products_of(rows, F32), products_of(rows, F64)
     upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
-    heaps = np.full((num_rows, max(1, top_k.max())), -np.inf, F32)
     tops, reaching = np.full(num_rows, -np.inf, F32), np.empty(num_rows, I64)
     plain, falls = is_plain(head), head.logit_scale < F32(0)
     for i in range(num_rows):
@@ -139,7 +140,8 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, computed):
             upper_ends(products.values[i], products.errors[i], block, falls, upper[i])
             if not plain:
                 upper_logits(upper[i], block, index[i], head)
-            threshold = filter_threshold(heaps[i], top_k[i], tops[i], step[i])
+            word = first[memory.places[i], 0]
+            threshold = filter_threshold(word, top_k[i], tops[i], step[i])
             reaching[i] = 0
             for j in range(BLOCK):
                 reaching[i] += not (upper[i, j] < threshold or upper[i, j] == F32(-np.inf))
@@ -151,7 +153,7 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, computed):
             if reaching[i] == 0:
                 continue
             place = memory.places[i]
-            threshold = filter_threshold(heaps[i], top_k[i], tops[i], step[i])
+            threshold = filter_threshold(first[place, 0], top_k[i], tops[i], step[i])
             for j in range(block.lane, block.lane + block.count):
                 if upper[i, j] == F32(-np.inf) or upper[i, j] < threshold:
                     continue
@@ -169,6 +171,6 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, computed):
                 last = memory.processed if len(memory.processed) else memory.raw
                 logit = last[place, v]
                 if top_k[i] > 0:
-                    push(heaps[i], top_k[i], logit)
+                    push(first[place], top_k[i], pack(logit, weight.first_id + v))
                 tops[i] = max(tops[i], logit) if logit == logit else tops[i]
-                threshold = filter_threshold(heaps[i], top_k[i], tops[i], step[i])
+                threshold = filter_threshold(first[place, 0], top_k[i], tops[i], step[i])

@@ -68,6 +68,9 @@ class Step:
         controls: their controls over the shard; None if there are none.
         logits: fp32 [R or 2 R, V_local], memory for the logits of the stored rows: the raw
             ones, then with controls the processed ones. None if the plan stores none.
+        first: int64 [R, threads, count], memory for order words of the stored rows: the first ones
+            of each thread in rows whose filters bound their number, and 0 in the others. None if
+            the plan bounds no row, or the backend lists none.
         out: what the step will return; None if it only stores logits.
         local_logits: [B, V_local], logits that the caller computed in place of the product with
             the weight; None otherwise.
@@ -80,6 +83,7 @@ class Step:
     logits: Tensor | None
     out: SampleOutput | None = None
     local_logits: Tensor | None = None
+    first: Tensor | None = None
 
     @cached_property
     def num_words(self) -> int:
