@@ -175,7 +175,8 @@ def test_the_archive_has_the_folders_of_this_run_alone(pretended, tmp_path):
 def _started(section: str, output: Path) -> subprocess.Popen[str]:
     """A run whose section has begun; what it starts inherits a variable that names its folder."""
     words = ("--dry-run", "--sections", section, "--seconds", "300", "--output", str(output))
-    command = [sys.executable, "-m", "benchmarks.gpu.check", *words]
+    # The kernel hangs up stopped processes whose parent has gone, and would end them for us.
+    command = ["nohup", sys.executable, "-m", "benchmarks.gpu.check", *words]
     env = os.environ | {"STARTED_FOR": str(output)}
     run = subprocess.Popen(command, cwd=check.ROOT, env=env, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
@@ -234,12 +235,20 @@ def test_a_run_that_is_killed_outright_leaves_its_results_and_no_process(section
 
     wait_for(measured)
     children = _at_work(tmp_path, child)
-    for each in children:
-        os.kill(each, signal.SIGSTOP)  # so that none ends by itself
+
+    def stopped() -> list[int]:
+        """Stop those that live, so that none ends by itself; the kernel lets them go on."""
+        living = [each for each in children if lives(each)]
+        for each in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)
+        return living
+
+    stopped()
     run.kill()
     run.wait()
     try:
-        wait_for(lambda: not any(map(lives, children)), 20)
+        wait_for(lambda: not stopped(), 20)
     finally:
         for each in filter(lives, children):
             os.kill(each, signal.SIGKILL)
