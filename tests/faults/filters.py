@@ -42,8 +42,8 @@ tpsample/request/filters.py
     + True,
     > test_the_kept_set_is_the_oracles
     top_p beside top_k counts as bounded
-    - return by_min_p or (by_top_k and (whole or not self.joint))
-    + return by_min_p or by_top_k
+    - by_top_k &= whole or not self.joint
+    + by_top_k &= True
     > test_which_rows_need_few_logits
     min_p is taken off the total though it comes last
     - -math.inf if last else log_min_p

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -75,7 +76,7 @@ READ_ON = ("cpu",)
 """The types of devices whose memory the host reads without waiting."""
 
 
-class HasViews:
+class HasViews(ABC):
     """Base of classes that keep parts of their tensors. Tensors that share memory do not do so in a
     pickle, so a copy makes its parts anew."""
 
@@ -83,9 +84,9 @@ class HasViews:
         vars(self).update(state)
         self._view()
 
+    @abstractmethod
     def _view(self) -> None:
         """Make the tensors that are parts of others."""
-        raise NotImplementedError
 
 
 class Scratch:

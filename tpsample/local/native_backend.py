@@ -3,7 +3,7 @@
 A step has up to four kinds of rows; each takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
-    bounded    top_k up to 256 or min_p        `list_kept`    see `RowFilter.is_bounded`
+    bounded    top_k up to 256 or min_p        `list_kept`    see `RowFilter.bounds`
     whole      they need all of their logits   `store`
     given      the caller computed the logits  `draw_given`, `store_given`
 
@@ -31,7 +31,6 @@ from tpsample.native.noise import draws_of
 from tpsample.native.store import Memory, list_kept, store, store_given
 from tpsample.native.threads import in_ranges, threads_for
 from tpsample.request.controls.apply import StepControls
-from tpsample.request.filters import MAX_TOP_WORDS, row_bounds
 from tpsample.request.plan import BatchPlan
 from tpsample.request.step import Push, Step
 from tpsample.screening.int8_copy import Int8Copy
@@ -53,9 +52,8 @@ class NativeBackend(Backend):
     def memory_of_first(self, plan: BatchPlan) -> Tensor | None:
         if not plan.bounded:
             return None
-        assert plan.filters is not None
-        limits = [kind.top_k for kind in plan.filters.different if kind.top_k <= MAX_TOP_WORDS]
-        shape = len(plan.stored_list), torch.get_num_threads(), max([1, *limits])
+        count = max(1, *(top_k for top_k, _ in plan.bounded.values()))
+        shape = len(plan.stored_list), torch.get_num_threads(), count
         return self._scratch.take("first words", torch.int64, *shape).zero_()
 
     def best_words(
@@ -75,7 +73,7 @@ class NativeBackend(Backend):
             plain = np.arange(num_rows)
             self._draw(step, source, plain, plain if given else None, head, best)
             return
-        plain, bounded, bounded_places, whole, whole_places, drawn, drawn_places = map(
+        plain, bounded, bounded_places, whole, whole_places, drawn, drawn_places, *_ = map(
             Tensor.numpy, plan.kinds
         )
         assert step.logits is not None
@@ -133,15 +131,9 @@ class NativeBackend(Backend):
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
     ) -> None:
         """Store what the filters of bounded rows can keep."""
-        filters = step.batch.plan.filters
-        assert filters is not None
-        # The stored rows begin with the filtered ones, in the same order.
-        top_k, log_min_p = (
-            each[torch.from_numpy(memory.places)]
-            for each in row_bounds(filters, step.batch.vocab_size)
-        )
-        heat = safe_temperature(step.batch.temperature[torch.from_numpy(index)])[0]
-        bounds = top_k.numpy(), (heat.double() * log_min_p).numpy()
+        kinds = step.batch.plan.kinds
+        heat = safe_temperature(step.batch.temperature[kinds.bounded])[0]
+        bounds = kinds.top_k.numpy(), (heat.double() * kinds.log_min_p).numpy()
         computed = np.zeros((self._threads(source, len(index)), 2, len(index)), np.int64)
         hidden = hidden_of(step)
         arguments = hidden, index, head, memory, *bounds

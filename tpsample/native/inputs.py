@@ -102,10 +102,7 @@ def block_at(weight, n):
 
 @jit()
 def take_rows(hidden, index):
-    """Return `TakenRows` of some rows, int64 [R], of hidden states [B, D].
-
-    They are as `as_fp32` reads them.
-    """
+    """Return `TakenRows` of rows int64 [R] of the hidden states [B, D], which `as_fp32` reads."""
     num_rows, size = len(index), hidden.shape[1]
     out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
     bf16 = np.zeros((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)

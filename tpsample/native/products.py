@@ -236,10 +236,8 @@ def float64_products(weight, block, rows, products):
     for i in range(block.count):
         begin = (block.local + i) * weight.stride
         least = min(least, least_bits(weight.numbers, begin, products.size))
-    quantum, most = (
-        quantum_of(least, weight.fraction_bits),
-        1.01 * math.sqrt(products.squares.max()),
-    )
+    quantum = quantum_of(least, weight.fraction_bits)
+    most = 1.01 * math.sqrt(products.squares.max())
     for i in range(len(rows.norms)):
         products.proved[i] = rows.norms[i] * most <= 2.0**52 * rows.quanta[i] * quantum
     for j in range(BLOCK):

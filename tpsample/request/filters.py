@@ -61,8 +61,8 @@ class RowFilter(NamedTuple):
         ways = self.way is Way.TOP_WORDS, self.way is Way.THRESHOLD
         return struct.pack("=qdddqqqq", *self[:6], *ways)
 
-    def is_bounded(self, vocab_size: int) -> bool:
-        """Return whether a rank needs few of the row's logits, whatever the others are.
+    def bounds(self, vocab_size: int) -> tuple[int, float]:
+        """Return k and ln(min_p) where they bound how many logits a rank needs; else 0 and -inf.
 
         A filter keeps the first tokens of an order, and top_p a share of the mass that the others
         leave. So a row is bounded if all that it weighs lies among its first k tokens, k <= 256, or
@@ -76,8 +76,9 @@ class RowFilter(NamedTuple):
         """
         whole = self.top_p >= 1
         by_top_k = self.top_k <= MAX_TOP_WORDS and self.top_k < vocab_size
-        by_min_p = self.log_min_p > -math.inf and (whole or self.total_log_min_p > -math.inf)
-        return by_min_p or (by_top_k and (whole or not self.joint))
+        by_top_k &= whole or not self.joint
+        by_min_p = whole or self.total_log_min_p > -math.inf
+        return self.top_k if by_top_k else 0, self.log_min_p if by_min_p else -math.inf
 
 
 COLUMNS = 8
@@ -231,13 +232,3 @@ def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
     if top_k <= MAX_TOP_WORDS and request.ties == "exact":
         return Way.TOP_WORDS
     return Way.THRESHOLD if request.top_p < 1 else Way.REJECTION
-
-
-def row_bounds(filters: RowFilters, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return the bounds of each row, as `RowFilter.is_bounded` has them: int64 [F], k or 0, and
-    float64 [F], ln(min_p) or -inf."""
-    whole = filters.top_p >= 1
-    by_top_k = (filters.top_k <= MAX_TOP_WORDS) & (filters.top_k < vocab_size)
-    by_top_k &= whole | ~filters.joint
-    by_min_p = whole | (filters.total_log_min_p > -torch.inf)
-    return filters.top_k * by_top_k, filters.log_min_p.where(by_min_p, -torch.inf)

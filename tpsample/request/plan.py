@@ -6,6 +6,7 @@ it can be of other rows. A `BatchView` is made for one call.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -40,6 +41,7 @@ class RowKinds(NamedTuple):
         bounded: filtered rows that need few of their logits.
         whole: rows that need all of them.
         drawn: whole rows whose words no filter replaces.
+        top_k, log_min_p: of the bounded rows, int64 and float64; see `RowFilter.bounds`.
     """
 
     plain: Tensor
@@ -49,6 +51,8 @@ class RowKinds(NamedTuple):
     whole_places: Tensor
     drawn: Tensor
     drawn_places: Tensor
+    top_k: Tensor
+    log_min_p: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,21 +123,22 @@ class BatchPlan:
         return replace(self, stores_all=True)
 
     @cached_property
-    def bounded(self) -> list[int]:
-        """The places, among the stored rows, of rows that need few of their logits.
+    def bounded(self) -> dict[int, tuple[int, float]]:
+        """The `RowFilter.bounds` of rows that need few of their logits, by place among the stored.
 
         There are none if something else than a filter looks at the logits.
         """
         if self.filters is None or self.kept_cap is not None or self.stores_all:
-            return []
+            return {}
         asking = set() if self.logprobs is None else set(self.logprobs.row_list)
         # The stored rows begin with the filtered ones, in the same order.
         filtered = enumerate(zip(self.filters.row_list, self.filters.kinds, strict=True))
-        return [
-            place
+        bounds = {
+            place: kind.bounds(self.vocab_size)
             for place, (row, kind) in filtered
-            if row not in asking and kind.is_bounded(self.vocab_size)
-        ]
+            if row not in asking
+        }
+        return {place: each for place, each in bounds.items() if each != (0, -math.inf)}
 
     @property
     def _replaced(self) -> set[int]:
@@ -149,9 +154,12 @@ class BatchPlan:
         whole = sorted(set(range(len(stored))).difference(self.bounded))
         drawn = [place for place in whole if stored[place] not in replaced]
         lists = [plain]
-        for places in (self.bounded, whole, drawn):
+        for places in ([*self.bounded], whole, drawn):
             lists += [[stored[place] for place in places], places]
-        return RowKinds(*tensors_of(*lists, device="cpu"))
+        lists.append([top_k for top_k, _ in self.bounded.values()])
+        log_min_p = [each for _, each in self.bounded.values()]
+        reals = tensors_of(log_min_p, device="cpu", dtype=torch.float64)
+        return RowKinds(*tensors_of(*lists, device="cpu"), *reals)
 
     @cached_property
     @ordinary_tensors
