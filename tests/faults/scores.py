@@ -111,7 +111,7 @@ tpsample/kernels/epilogue.py
     > test_a_column_beside_its_shard_is_no_candidate
 tpsample/native/products.py
     native: the fp32 bound leaves out the sum
-    - spread = (size + 4) * UNIT
+    - spread = (depth_of(products) + 4) * UNIT
     + spread = 4 * UNIT
     > test_the_fp32_bound_is_its_formula
     native: a block without a proof is trusted
@@ -168,6 +168,20 @@ tpsample/native/head.py
     +                     history[i] += I32(0)
     > test_drafts_count_as_output
 tpsample/native/draw.py
+    native: upper ends have no slack
+    - slack[place] = max(slack[place], slack_of(logits, lower))
+    + slack[place] = max(slack[place], F32(0))
+    > screening/test_words.py::test_rows_that_store_their_logits
+    native: the stored logit of a best word stays an upper end
+    -                     stored[local] = logit
+    +                     stored[local] = max(stored[local], logit)
+    > test_draws_of_rough_rows
+    native: the largest logit of a rough row is that of the last block
+    -         stored[local] = logit
+    -         push(heap, len(heap), pack(logit, block.base + j))
+    +         stored[local] = logit
+    +         heap[0] = pack(logit, block.base + j)
+    > screening/test_filters.py::test_many_rows
     native: the sign of logit_scale is not looked at
     - is_plain(head), head.logit_scale < F32(0)
     + is_plain(head), False
@@ -178,6 +192,14 @@ tpsample/native/numbers.py
     +     if True or sums_are_exact(
     > test_midpoints
 tpsample/logits/shard_logits_native.py
+    native: a row is decided by a mark that may be kept
+    -         return sure, possible
+    +         return possible, possible
+    > test_what_is_decided_is_as_from_the_sums
+    native: the total of a rough row has what min_p cuts
+    - if any(kind.total_log_min_p > -torch.inf for kind in filters.different):
+    + if False:
+    > test_sums_are_within_their_bounds
     native: a token stands before itself
     - self._marks(gathered, filters, count) + 1
     + self._marks(gathered, filters, count)
@@ -187,6 +209,18 @@ tpsample/native/passes.py
     - counts[row, c] += word >= marks[row, c]
     + counts[row, c] += word > marks[row, c]
     > test_sums_down_to_a_word
+    native: the least sums have the logits that may be below a mark
+    - edges[c] = up(marks[row, c] + slack[row]) + F32(TINY)
+    + edges[c] = marks[row, c]
+    > test_sums_are_within_their_bounds
+    native: the most mass has no margin for fp32
+    - low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
+    + low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 - 2.0**-14
+    > test_sums_are_within_their_bounds
+    native: the least mass is that of upper ends
+    - low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
+    + low, high = 1.0 - 2.0**-14, 1.0 + 2.0**-14
+    > test_sums_are_within_their_bounds
     native: few tokens of every sample have the noise of the first
     - stream_of(noise, i, s))
     + stream_of(noise, i, 0))

@@ -11,9 +11,9 @@ from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.tiers import long
 from tpsample import SampleOutput, SamplingParams, Status
 from tpsample.core import word
-from tpsample.core.order import DIGIT_BITS, mass_limit
+from tpsample.core.order import DIGIT_BITS, Search, mass_limit
 from tpsample.core.row_noise import RowNoise
-from tpsample.logits.shard_logits import Search, ShardLogits
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.logits.shard_logits_native import NativeShardLogits
 from tpsample.logits.shard_logits_triton import TritonShardLogits
 from tpsample.request.filters import MAX_TOP_WORDS

@@ -19,6 +19,7 @@ from tpsample.core.exact_sum import exact_products
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.native.noise import BITS_SCALE, NOISE_TOP, draws_of
+from tpsample.native.vectors import LANES
 from tpsample.screening import bound
 from tpsample.screening.int8_copy import Int8Copy, limbs
 
@@ -162,7 +163,9 @@ def test_the_fp32_bound_is_its_formula(rows):
     case = problem("normal", 50, rows, 96)
     found = bounds_of(case, "fp32")
     unit = Fraction(1, 2**24)
-    gamma = 100 * unit / (1 - 100 * unit) + unit
+    additions = 96 if rows == 1 else 96 // LANES + LANES.bit_length() - 1 + 1
+    spread = (additions + 4) * unit
+    gamma = spread / (1 - spread) + unit
     norms = [
         [sum(Fraction(x) ** 2 for x in values) for values in each.tolist()]
         for each in (case.hidden_states, case.weight)

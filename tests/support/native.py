@@ -10,7 +10,7 @@ from tpsample import SamplingBatch, VocabShard
 from tpsample.local.native_backend import copy_of
 from tpsample.native import int8, products
 from tpsample.native.compiling import F32, jit
-from tpsample.native.head import upper_ends, upper_logits
+from tpsample.native.head import end_logits, upper_ends
 from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows, weight_of
 from tpsample.native.noise import draws_of, exact_noise, noise_of, stream_of, upper_scores
 
@@ -48,7 +48,7 @@ def bounded(weight, copy, hidden, index, draws, head, product, error, upper):
             products.fp32_products(weight, block, rows, found)
         for i in range(len(index)):
             upper_ends(found.values[i], found.errors[i], block, head.logit_scale < 0, logits)
-            upper_logits(logits, block, index[i], head)
+            end_logits(logits, block, index[i], head, 1)
             upper_scores(logits, block, stream_of(noise, i, 0), scores)
             for j in range(block.count):
                 v = block.local + j

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.screening import stored_logits
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.local.backend import Backend
@@ -38,7 +39,7 @@ def stored(
         step.logits.fill_(torch.nan)  # what a step forgets to write would be seen
         for part in range(parts):
             local.best_words(step, torch.zeros(num_samples * rows, dtype=torch.int64), part, parts)
-        found.append(step.logits.clone())
+        found.append(stored_logits(local, step))
     return torch.cat(found, dim=1)
 
 

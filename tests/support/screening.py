@@ -13,6 +13,8 @@ from torch import Tensor
 from tests.support.cases import TEMPERATURES
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.core import word
+from tpsample.core.order import order_words
 from tpsample.core.score import Head
 from tpsample.local.backend import Backend
 from tpsample.local.native_backend import NativeBackend
@@ -265,7 +267,28 @@ def words(
     for part in range(parts):
         found.append(torch.zeros(num_samples * rows, dtype=torch.int64))
         local.best_words(step, found[-1], part, parts)
-    return found, None if step.logits is None else step.logits.clone()
+    return found, None if step.logits is None else stored_logits(local, step)
+
+
+def stored_logits(local: Backend, step: Step) -> Tensor:
+    """The logits that a step stored. Upper ends are held against the logits that replace them."""
+    plan = step.batch.plan
+    assert step.logits is not None
+    if step.found is not None and plan.rough:
+        count, slack = len(plan.stored_list), step.found.slack.amax(dim=0).double().unsqueeze(1)
+        raw, processed = step.logits[:count], step.logits[count:]
+        last = processed if len(processed) else raw
+        ends = last.double()
+        local.store_logits(step, plan.kinds.rough, plan.kinds.rough_places, raw, processed)
+        exact = last.double()
+        held = slack.isinf() | ((ends >= exact) & (ends - slack <= exact))
+        assert held[plan.rough].all(), "an upper end is not what it says"
+        if last.shape[1]:
+            first = order_words(last, local._shard.start).amax(dim=1)
+            listed = step.found.first.amax(dim=(0, 2))
+            same = (listed == first) | (word.key_of(first) == word.KEY_MINUS_INF)
+            assert same[plan.rough].all(), "a first word is not that of the largest logit"
+    return step.logits.clone()
 
 
 def assert_same_words(first: list[Tensor], second: list[Tensor], what: str) -> None:

@@ -28,6 +28,7 @@ transformers, llama.cpp, TensorRT-LLM and SGLang. FlashInfer keeps ties, of top_
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,6 +45,21 @@ DIGITS = 1 << DIGIT_BITS
 
 POWER_OF_2 = [math.log(2) ** n / math.factorial(n) for n in range(14)]
 """Taylor series of 2^f; on |f| <= 1/2 its remainder is below 2^-57."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for the word at which the weight of descending words of all ranks reaches a limit.
+
+    Attributes:
+        prefix: int64 [F], the digits of that word found so far.
+        reached: int64 [F], the weight of the words before those of the prefix.
+        limit: int64 [F] >= 1; above the row's whole weight it stands for the whole.
+    """
+
+    prefix: Tensor
+    reached: Tensor
+    limit: Tensor
 
 
 def order_words(logits: Tensor, first_id: int = 0) -> Tensor:

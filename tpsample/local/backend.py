@@ -12,7 +12,7 @@ from tpsample.core.tensors import Scratch
 from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.step import Push, Step
+from tpsample.request.step import Found, Push, Step
 from tpsample.screening.int8_copy import Int8Copy
 from tpsample.settings import Settings
 
@@ -64,7 +64,7 @@ class Backend(ABC):
         Without samples it only stores logits, in memory of its own, because another step may be
         between its start and its finish.
         """
-        controls = logits = first = None
+        controls = logits = found = None
         if len(batch.seed) and batch.controls is not None:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored_index is not None:
@@ -72,13 +72,19 @@ class Backend(ABC):
             name = "logits" if num_samples else "logits of a step that only stores"
             logits = self._scratch.take(name, torch.float32, num_rows, self._num_ids)
             if local_logits is None:
-                first = self.memory_of_first(batch.plan)
+                found = self.memory_of_found(batch.plan, num_samples)
         noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
-        return Step(hidden_states, batch, noise, controls, logits, out, local_logits, first)
+        return Step(hidden_states, batch, noise, controls, logits, out, local_logits, found)
 
-    def memory_of_first(self, plan: BatchPlan) -> Tensor | None:
-        """Return memory for `Step.first` of a step, if the backend lists first words."""
+    def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
+        """Return zeros for `Step.found` of a step, if the backend finds it."""
         return None
+
+    def store_logits(
+        self, step: Step, rows: Tensor, places: Tensor, raw: Tensor, processed: Tensor
+    ) -> None:
+        """Store logits of a step that has stored upper ends of them; see `Rough.store`."""
+        raise NotImplementedError("this backend stores logits themselves")
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         """Return the controls of a step's rows over the shard."""

@@ -1,9 +1,10 @@
 """The local step of a CPU in native kernels (`tpsample.native`): the words of `TorchBackend`.
 
-A step has up to four kinds of rows; each takes one reading of the weights:
+A step has up to five kinds of rows; each takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
     bounded    top_k up to 256 or min_p        `list_kept`    see `RowFilter.bounds`
+    rough      top_p, or a larger top_k        `draw`         upper ends of their logits are stored
     whole      they need all of their logits   `store`
     given      the caller computed the logits  `draw_given`, `store_given`
 
@@ -25,20 +26,22 @@ from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.local.backend import Backend
 from tpsample.native import head as native
 from tpsample.native.draw import draw, draw_given
-from tpsample.native.inputs import BITS, Weight, weight_of
+from tpsample.native.inputs import BITS, Memory, Weight, weight_of
 from tpsample.native.int8 import Copy
 from tpsample.native.noise import draws_of
-from tpsample.native.store import Memory, list_kept, store, store_given
+from tpsample.native.store import list_kept, store, store_given
 from tpsample.native.threads import in_ranges, threads_for
 from tpsample.request.controls.apply import StepControls
+from tpsample.request.filters import BEST_SCORES
 from tpsample.request.plan import BatchPlan
-from tpsample.request.step import Push, Step
+from tpsample.request.step import Found, Push, Step
 from tpsample.screening.int8_copy import Int8Copy
 from tpsample.settings import Settings
 
 COPY_ROWS = 2
 """Most rows of a step for which reading the 8-bit copy first is faster than reading the weights."""
 NO_CUT = np.empty(0, np.int64)
+NO_COPY = Copy()
 
 
 class NativeBackend(Backend):
@@ -49,12 +52,20 @@ class NativeBackend(Backend):
         if settings.screening is not None:
             self.copy = Int8Copy(self._weight[: self._num_ids])
 
-    def memory_of_first(self, plan: BatchPlan) -> Tensor | None:
-        if not plan.bounded:
+    def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
+        if not plan.bounded and not plan.rough:
             return None
-        count = max(1, *(top_k for top_k, _ in plan.bounded.values()))
-        shape = len(plan.stored_list), torch.get_num_threads(), count
-        return self._scratch.take("first words", torch.int64, *shape).zero_()
+        count = max([1, *(top_k for top_k, _ in plan.bounded.values())])
+        shape = torch.get_num_threads(), len(plan.stored_list)
+        of_rough = num_samples, BEST_SCORES if plan.rough else 0
+        found = Found(
+            self._scratch.take("first words", torch.int64, *shape, count),
+            self._scratch.take("best words", torch.int64, *shape, *of_rough),
+            self._scratch.take("slack", torch.float32, *shape),
+        )
+        for memory in found:
+            memory.zero_()
+        return found
 
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
@@ -73,27 +84,33 @@ class NativeBackend(Backend):
             plain = np.arange(num_rows)
             self._draw(step, source, plain, plain if given else None, head, best)
             return
-        plain, bounded, bounded_places, whole, whole_places, drawn, drawn_places, *_ = map(
-            Tensor.numpy, plan.kinds
-        )
+        kinds = plan.kinds
         assert step.logits is not None
         logits, count = step.logits.numpy(), len(plan.stored_list)
         raw, processed = logits[:count], logits[count:]
+        plain = kinds.plain.numpy()
         self._draw(step, source, plain, plain if given else None, head, best)
-        for index, places in ((bounded, bounded_places), (whole, whole_places)):
-            if not len(index):
-                continue
-            memory = Memory(places, raw, processed)
-            if given:
+        for which, listed, stored_places in (
+            (self._list, kinds.bounded, kinds.bounded_places),
+            (self._draw_roughly, kinds.rough, kinds.rough_places),
+            (self._store, kinds.whole, kinds.whole_places),
+        ):
+            index, memory = listed.numpy(), Memory(stored_places.numpy(), raw, processed)
+            if given and len(index):
                 self._run(store_given, source, len(index), index, index, head, memory)
-            elif index is bounded:
-                self._list(step, source, index, head, memory)
-            else:
-                hidden = hidden_of(step)
-                self._run(store, source, len(index), hidden, index, head, memory)
+            elif len(index):
+                which(step, source, index, head, memory)
         last = torch.from_numpy(processed if len(processed) else raw)
         stored = weight_of(last, first_id, start, stop)
-        self._draw(step, stored, drawn, drawn_places, native.NativeHead(), best)
+        drawn = kinds.drawn.numpy(), kinds.drawn_places.numpy()
+        self._draw(step, stored, *drawn, native.NativeHead(), best)
+
+    def store_logits(
+        self, step: Step, rows: Tensor, places: Tensor, raw: Tensor, processed: Tensor
+    ) -> None:
+        source = weight_of(self._weight[: self._num_ids], self._shard.start, 0, self._num_ids)
+        memory = Memory(places.numpy(), raw.numpy(), processed.numpy())
+        self._store(step, source, rows.numpy(), self._head_of(step.controls, given=False), memory)
 
     def _draw(
         self,
@@ -115,17 +132,38 @@ class NativeBackend(Backend):
         # The word of a range whose ids are all masked is that of its first id.
         empty = KEY_MINUS_INF << TOKEN_BITS | TOKEN_MASK - (source.first_id + source.start)
         found = np.full((threads, num_rows, samples, 1), empty)
-        draws = draws_of(step.noise)
         if sources is None:
-            computed = np.zeros((threads, 2, num_rows), np.int64)
-            hidden = hidden_of(step)
-            copy = Copy() if self.copy is None or num_rows > COPY_ROWS else copy_of(self.copy)
-            outputs = found, computed
-            self._run(draw, source, num_rows, hidden, index, copy, draws, head, outputs=outputs)
+            nothing = np.empty((threads, 0, 1), np.int64), np.empty((threads, 0), np.float32)
+            copy = NO_COPY if self.copy is None or num_rows > COPY_ROWS else copy_of(self.copy)
+            memory = Memory(np.arange(num_rows))
+            self._run_draw(step, source, index, head, memory, (found, *nothing), copy)
         else:
-            rows = index, sources, draws, head, NO_CUT
+            rows = index, sources, draws_of(step.noise), head, NO_CUT
             self._run(draw_given, source, num_rows, *rows, outputs=(found,))
         best[:, index] = np.maximum(best[:, index], found.max(axis=0)[:, :, 0].T)
+
+    def _draw_roughly(
+        self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
+    ) -> None:
+        """Store upper ends of the logits of rough rows, and find their best words."""
+        assert step.found is not None
+        threads = self._threads(source, len(index))
+        first, best, slack = (each.numpy()[:threads] for each in step.found)
+        self._run_draw(step, source, index, head, memory, (best, first, slack))
+
+    def _run_draw(
+        self,
+        step: Step,
+        source: Weight,
+        index: np.ndarray,
+        head: native.NativeHead,
+        memory: Memory,
+        outputs: tuple[np.ndarray, ...],
+        copy: Copy = NO_COPY,
+    ) -> None:
+        computed = np.zeros((len(outputs[0]), 2, len(index)), np.int64)
+        rows = hidden_of(step), index, copy, draws_of(step.noise), head, memory
+        self._run(draw, source, len(index), *rows, outputs=(*outputs, computed))
 
     def _list(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
@@ -135,11 +173,16 @@ class NativeBackend(Backend):
         heat = safe_temperature(step.batch.temperature[kinds.bounded])[0]
         bounds = kinds.top_k.numpy(), (heat.double() * kinds.log_min_p).numpy()
         computed = np.zeros((self._threads(source, len(index)), 2, len(index)), np.int64)
-        hidden = hidden_of(step)
-        arguments = hidden, index, head, memory, *bounds
-        assert step.first is not None
-        first = step.first.numpy().swapaxes(0, 1)[: len(computed)]
+        arguments = hidden_of(step), index, head, memory, *bounds
+        assert step.found is not None
+        first = step.found.first.numpy()[: len(computed)]
         self._run(list_kept, source, len(index), *arguments, outputs=(first, computed))
+
+    def _store(
+        self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
+    ) -> None:
+        """Store all logits of some rows."""
+        self._run(store, source, len(index), hidden_of(step), index, head, memory)
 
     def _threads(self, source: Weight, num_rows: int) -> int:
         """Return among how many threads the ids are worth sharing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from tpsample.core import word
@@ -22,8 +24,14 @@ from tpsample.request.step import Step
 from tpsample.settings import Settings
 
 
-def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
-    """Return the logits that a step stored on this rank, with the passes of its backend."""
+def shard_logits(
+    step: Step, shard: VocabShard, backend: str, local: Backend | None = None
+) -> ShardLogits:
+    """Return the logits that a step stored on this rank, with the passes of its backend.
+
+    Args:
+        local: the backend, if it may have stored upper ends of logits.
+    """
     assert step.logits is not None
     rows = ShardLogits
     if backend == "triton":
@@ -34,7 +42,9 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
         from tpsample.logits.shard_logits_native import NativeShardLogits  # needs Numba
 
         rows = NativeShardLogits
-    return rows.of(step.logits, step.batch, step.noise, first_id=shard.start, first=step.first)
+    store = None if local is None else partial(local.store_logits, step)
+    its = step.logits, step.batch, step.noise
+    return rows.of(*its, first_id=shard.start, found=step.found, store=store)
 
 
 def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:

@@ -15,6 +15,7 @@ from tpsample.core import word
 from tpsample.core.order import (
     DIGIT_BITS,
     DIGITS,
+    Search,
     candidates,
     mass_limit,
     masses,
@@ -31,21 +32,6 @@ GROUP = 64
 
 
 @dataclass(frozen=True)
-class Search:
-    """A search for the word at which the weight of descending words of all ranks reaches a limit.
-
-    Attributes:
-        prefix: int64 [F], the digits of that word found so far.
-        reached: int64 [F], the weight of the words before those of the prefix.
-        limit: int64 [F] >= 1; above the row's whole weight it stands for the whole.
-    """
-
-    prefix: Tensor
-    reached: Tensor
-    limit: Tensor
-
-
-@dataclass(frozen=True)
 class ShardLogits(StoredLogits):
     """Stored logits with the passes over them."""
 
@@ -56,8 +42,7 @@ class ShardLogits(StoredLogits):
         largest logits come first, because every other group has `count` tokens before its own
         first. Of equal logits those of lower ids come first.
         """
-        rows, width = self.logits.shape
-        groups = width // GROUP
+        (rows, width), groups = self.logits.shape, self.logits.shape[1] // GROUP
         if 2 * count * GROUP > width:
             first = self.logits.new_zeros(rows, count, dtype=torch.int64)
             for first_id, logits in self.tiles():
@@ -149,15 +134,27 @@ class ShardLogits(StoredLogits):
         """
         scores, orders = self._merged(gathered, count)
         top_word, marks = gathered[:, :, 0].amax(dim=0), orders.flatten(1)
-        mass, number, total = sums.split([marks.shape[1], marks.shape[1], 1], dim=1)
         below = self.below(word.value_of(marks), word.value_of(top_word))
-        member = candidates(marks, below, filters.log_min_p.unsqueeze(1))
-        member &= number < filters.top_k.unsqueeze(1)
-        member &= mass < mass_limit(total, filters.top_p.unsqueeze(1))
-        words = (scores * member.unflatten(1, scores.shape[1:])).amax(dim=2)
+        drawable = candidates(marks, below, filters.log_min_p.unsqueeze(1))
+        sure, words = (
+            (scores * (drawable & kept).unflatten(1, scores.shape[1:])).amax(dim=2)
+            for kept in self.kept(sums, below, filters)
+        )
         key = word.key_of(top_word)
         is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
-        return or_nan(words, top_word), (words > 0).all(dim=1) | ~is_number
+        return or_nan(words, top_word), ((words > 0) & (words == sure)).all(dim=1) | ~is_number
+
+    def kept(self, sums: Tensor, below: Tensor, filters: RowFilters) -> tuple[Tensor, Tensor]:
+        """Return which marks top_k and top_p surely keep, and which they may keep, bool [F, C].
+
+        Args:
+            sums: what `before` returns, summed over the ranks.
+            below: float64 [F, C], y of the marks.
+        """
+        mass, number, total = sums.split([below.shape[1], below.shape[1], 1], dim=1)
+        top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
+        kept = (number < top_k) & (mass < mass_limit(total, top_p))
+        return kept, kept
 
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
         """Return the best score words [F, num_samples] among the first tokens that filters keep.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import DIGITS
+from tpsample.core.order import DIGITS, mass_limit, masses, min_p_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native import passes
 from tpsample.native.draw import draw_given
@@ -51,15 +52,52 @@ class NativeShardLogits(ShardLogits):
         return _descending(first)
 
     def best_scores(self, count: int) -> Tensor:
-        scores = self._scores(NONE, count)
+        if self.rough is None:
+            scores = self._scores(NONE, count)
+        else:
+            scores = _descending(self.rough.best.numpy().copy())[..., :count]
+            left = (self.rough.slack == 0).nonzero().squeeze(1)
+            if len(left):
+                scores[left] = replace(self.select(left), rough=None)._scores(NONE, count)
         orders = self.words_of(word.token_of(scores).flatten(1)).view_as(scores) * (scores > 0)
         return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
 
     def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
+        if self.rough is not None:
+            return self._bounds(top, self._merged(gathered, count)[1].flatten(1), filters)
         marks = self._marks(gathered, filters, count) + 1  # only greater words come before
         mass, number, _, total = self._weigh(top, marks, filters.total_log_min_p)
         return torch.cat([mass, number, total], dim=1)
+
+    def _bounds(self, top: Tensor, marks: Tensor, filters: RowFilters) -> Tensor:
+        """Bound what stands before order words, int64 [F, C], and the total of top_p.
+
+        Returns:
+            int64 [F, 4 (C + 1)], those of `passes.bound_sums`, of the marks and of the total.
+        """
+        assert self.rough is not None
+        logits = word.value_of(marks).masked_fill(marks == 0, torch.inf)  # there is none
+        total = torch.full_like(top, -torch.inf)
+        if any(kind.total_log_min_p > -torch.inf for kind in filters.different):
+            total = word.value_of(min_p_cut(top, self.temperature, filters.total_log_min_p))
+        logits = torch.cat([logits, total.unsqueeze(1)], dim=1)
+        sums = marks.new_zeros(len(marks), 4, logits.shape[1])
+        tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
+        self.run(passes.bound_sums, *map(Tensor.numpy, tensors))
+        return sums.flatten(1)
+
+    def kept(self, sums: Tensor, below: Tensor, filters: RowFilters) -> tuple[Tensor, Tensor]:
+        if self.rough is None:
+            return super().kept(sums, below, filters)
+        least, most, least_number, most_number = sums.view(len(sums), 4, -1).unbind(dim=1)
+        top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
+        # The upper bounds count a mark as before itself.
+        others = most[:, :-1] - masses(below)
+        sure = (most_number[:, :-1] <= top_k) & (others < mass_limit(least[:, -1:], top_p))
+        possible = least_number[:, :-1] < top_k
+        possible &= least[:, :-1] < mass_limit(most[:, -1:], top_p)
+        return sure, possible
 
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from tpsample.core.machine import interpreted
-from tpsample.core.order import DIGIT_BITS, DIGITS
+from tpsample.core.order import DIGIT_BITS, DIGITS, Search
 from tpsample.kernels.best_scores import (
     before_kernel,
     best_scores_kernel,
@@ -32,7 +32,7 @@ from tpsample.kernels.sums import (
     next_digit_kernel,
     top_words_kernel,
 )
-from tpsample.logits.shard_logits import GROUP, Search, ShardLogits
+from tpsample.logits.shard_logits import GROUP, ShardLogits
 from tpsample.output import SampleOutput
 from tpsample.request.filters import MAX_TOP_WORDS, RowFilters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from tpsample.core.order import below_top, masses, order_words
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.request.filters import lists_all
 from tpsample.request.plan import BatchView
+from tpsample.request.step import Found
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,6 +26,29 @@ def tile_elements(device: torch.device) -> int:
     On a CPU the float64 temporaries then stay in a core's cache; on a GPU few launches do much.
     """
     return 2**18 if device.type == "cpu" else 2**23
+
+
+@dataclass(frozen=True)
+class Rough:
+    """Rows some of whose stored logits are upper ends, as the local step leaves them.
+
+    Attributes:
+        best: int64 [F, num_samples, n], the best score words, in any order; 0 in the other rows.
+            The logits of their tokens are stored.
+        slack: fp32 [F]: no stored logit is below the logit, nor above it by more.
+        index: int64 [F], the rows of the batch.
+        store: stores the logits themselves, of rows of the batch in places int64 [n] of memory:
+            fp32 [F, V_local] before the controls, and after them; no rows without controls.
+    """
+
+    best: Tensor
+    slack: Tensor
+    index: Tensor
+    store: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+    def select(self, index: list[int] | slice | Tensor) -> Rough:
+        """Return some of the rows."""
+        return Rough(self.best[index], self.slack[index], self.index[index], self.store)
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,7 @@ class StoredLogits:
             their results are 0. None leaves out no row.
         first: int64 [F, n], the rows' first order words in any order, as far as the local step has
             listed them; 0 in rows that it has not.
+        rough: of rows that may be upper ends; None if all logits are stored themselves.
     """
 
     logits: Tensor
@@ -54,6 +79,7 @@ class StoredLogits:
     top: Tensor | None = None
     done: Tensor | None = None
     first: Tensor | None = None
+    rough: Rough | None = None
 
     @classmethod
     def of(
@@ -63,7 +89,8 @@ class StoredLogits:
         noise: RowNoise,
         *,
         first_id: int = 0,
-        first: Tensor | None = None,
+        found: Found | None = None,
+        store: Callable[[Tensor, Tensor, Tensor, Tensor], None] | None = None,
     ) -> Self:
         """Take the stored rows of a batch.
 
@@ -71,12 +98,19 @@ class StoredLogits:
             stored: fp32 [F, V_local], the raw logits of the stored rows; with request controls
                 [2 F, V_local], the processed ones after them.
             noise: of all rows of the batch.
+            found: what else the step found of the stored rows.
+            store: that of `Rough`.
         """
         count = len(batch.plan.stored_list)
         raw, processed = stored[:count], stored[count:]
         all_rows = lists_all(batch.plan.stored_list, len(batch.seed))
         index = slice(None) if all_rows else batch.plan.stored_index
         assert index is not None
+        rough = None
+        if found is not None and batch.plan.rough:
+            assert store is not None and batch.plan.stored_index is not None
+            best, slack = found.best.movedim(0, 2).flatten(2), found.slack.amax(dim=0)
+            rough = Rough(best, slack, batch.plan.stored_index, store)
         return cls(
             logits=processed if len(processed) else raw,
             raw=raw,
@@ -84,7 +118,8 @@ class StoredLogits:
             vocab_size=batch.plan.vocab_size,
             temperature=safe_temperature(batch.temperature[index])[0],
             noise=noise.select(index),
-            first=None if first is None else first.flatten(1),
+            first=None if found is None else found.first.transpose(0, 1).flatten(1),
+            rough=rough,
         )
 
     def shown(self, processed: Tensor) -> Self:
@@ -108,7 +143,18 @@ class StoredLogits:
             top=None if self.top is None else self.top[index],
             done=None if self.done is None else self.done[index],
             first=None if self.first is None else self.first[index],
+            rough=None if self.rough is None else self.rough.select(index),
         )
+
+    def exact(self) -> Self:
+        """Return the rows, all of whose stored logits are the logits themselves from now on."""
+        if self.rough is None:
+            return self
+        places = self.rough.slack.nonzero().squeeze(1)
+        processed = self.logits[:0] if self.raw is self.logits else self.logits
+        if len(places):
+            self.rough.store(self.rough.index[places], places, self.raw, processed)
+        return replace(self, rough=None)
 
     def without(self, done: Tensor) -> Self:
         """Return the rows with more of them done, bool [F]. Nothing is copied."""

@@ -54,17 +54,23 @@ FOLDER = _folder()
 
 
 def jit(
-    *, fastmath: set[str] | bool = False, entry: bool = False, inline: bool = False
+    *,
+    fastmath: set[str] | bool = False,
+    entry: bool = False,
+    allocates: bool = False,
+    inline: bool = False,
 ) -> Callable[..., Any]:
     """Return the decorator of a native kernel. It runs without the interpreter's lock.
 
     Args:
         fastmath: SUMS or FUSED; by default every operation is rounded as it is written.
         entry: whether Python calls it, and no kernel does; other functions only kernels call.
-        inline: whether it becomes a part of its callers. A call counts references to each array
-            that it is given, which takes as long as 64 ids.
+        allocates: whether it makes arrays, or calls NumPy, as an entry may, too. Only then does it
+            count references to arrays, which takes 10 ns each time that one is named.
+        inline: whether it becomes a part of its callers.
     """
     options: dict[str, Any] = {"no_cfunc_wrapper": True, "no_cpython_wrapper": not entry}
+    options["_nrt"] = entry or allocates
     options["inline"] = "always" if inline else "never"
 
     def decorate(function: Callable[..., Any]) -> Any:

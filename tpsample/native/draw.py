@@ -12,9 +12,9 @@ import numpy as np
 
 from tpsample.core.word import KEY_NAN
 from tpsample.native.compiling import F32, jit
-from tpsample.native.head import control, exact_logits, is_plain, upper_ends, upper_logits
+from tpsample.native.head import control, end_logits, exact_logits, is_plain, slack_of, upper_ends
 from tpsample.native.heap import push
-from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows
+from tpsample.native.inputs import BLOCK, block_at, blocks_of, put, take_rows
 from tpsample.native.int8 import int8_products, quantise
 from tpsample.native.noise import exact_score, noise_of, stream_of, upper_scores
 from tpsample.native.numbers import as_fp32, key_of, pack, value_of
@@ -22,7 +22,7 @@ from tpsample.native.products import fp32_products, products_of
 
 
 @jit()
-def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, head):
+def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, head, stored):
     """Push the words of a block that can be among the best; return how many logits that took.
 
     Args:
@@ -30,6 +30,7 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
         upper: fp32 [BLOCK], upper ends of the scores; top: the largest.
         logits: fp32 [BLOCK], if hidden has no size; else the exact ones are made of
         weight, hidden: fp32 [D], of the row.
+        stored: fp32 [V_local], raised: takes the exact logits; or it has no size.
     """
     taken, threshold = 0, value_of(heap[0])
     # The likeliest id first, because its score is the threshold for the others.
@@ -45,6 +46,8 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
             if len(hidden):
                 local = block.local - block.lane + j
                 logit = exact_logits(weight, local, hidden, row, head)[1]
+                if len(stored):
+                    stored[local] = logit
             score = exact_score(logit, block.base + j, stream)
             push(heap, len(heap), pack(score, block.base + j))
             threshold = value_of(heap[0])
@@ -58,22 +61,55 @@ def can_raise(heap, top):
     return (reaches or top != top) and key_of(heap[0]) != KEY_NAN
 
 
+@jit()
+def push_first(heap, upper, block, weight, hidden, row, head, stored):
+    """Push the largest order words of a block; `heap` has the largest ones, the least first.
+
+    Args: those of `push_block`, and
+        upper: fp32 [BLOCK], upper ends of the logits.
+    """
+    threshold, reaching = value_of(heap[0]), 0
+    for j in range(BLOCK):
+        reaching += not (upper[j] < threshold or upper[j] == F32(-np.inf))
+    for j in range(BLOCK if reaching else 0):
+        if upper[j] == F32(-np.inf) or upper[j] < value_of(heap[0]):
+            continue
+        local = block.local - block.lane + j
+        logit = exact_logits(weight, local, hidden, row, head)[1]
+        stored[local] = logit
+        push(heap, len(heap), pack(logit, block.base + j))
+
+
 @jit(entry=True)
-def draw(weight, hidden, index, copy, draws, head, best, computed):
+def draw(weight, hidden, index, copy, draws, head, memory, best, first, slack, computed):
     """Find the best words of a range of the shard.
+
+    Where `memory` has rows, it takes upper ends of the logits, and the logit of each best word.
 
     Args:
         hidden: [B, D], as `as_fp32` reads it.
         index: int64 [R], the rows of the batch.
         copy: what is multiplied first in place of the weight, if it has any rows.
-        best: int64 [R, samples, 1], raised.
+        best: int64 [rows of the memory, samples, count], raised; the least word first.
+        first: int64 [rows of the memory, 1], raised: the largest order word.
+        slack: fp32 [rows of the memory], raised: how far an upper end is above its logit at most.
         computed: int64 [2, R], added to: how many exact logits a row took one by one, and in blocks
             without a proof.
     """
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(rows, len(index) if len(copy.norm) else 0)
-    products, logits = products_of(rows, F32), np.empty(BLOCK, F32)
-    upper, plain, falls = np.empty(BLOCK, F32), is_plain(head), head.logit_scale < F32(0)
+    products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
+    its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head
+    draw_blocks(its, memory, best, first, slack, computed)
+
+
+@jit()
+def draw_blocks(its, memory, best, first, slack, computed):
+    """Do the work of `draw`, in memory that is there."""
+    weight, rows, index, copy, quantised, products, lanes, noise, samples, head = its
+    logits, upper, lower = lanes[0], lanes[1], lanes[2]
+    plain, falls = is_plain(head), head.logit_scale < F32(0)
+    stored = lanes[0, :0]
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         if len(copy.norm):
@@ -81,17 +117,28 @@ def draw(weight, hidden, index, copy, draws, head, best, computed):
         else:
             fp32_products(weight, block, rows, products)
         for i in range(len(index)):
+            place = memory.places[i]
             upper_ends(products.values[i], products.errors[i], block, falls, logits)
             if not plain:
-                upper_logits(logits, block, index[i], head)
+                end_logits(logits, block, index[i], head, 1)
+            if len(memory.raw):
+                upper_ends(products.values[i], products.errors[i], block, not falls, lower)
+                if not plain:
+                    end_logits(lower, block, index[i], head, -1)
+                slack[place] = max(slack[place], slack_of(logits, lower))
+                stored = (memory.processed if len(memory.processed) else memory.raw)[place]
+                put(logits, block, stored)
+                push_first(
+                    first[place, :1], logits, block, weight, rows.hidden[i], index[i], head, stored
+                )
             computed[1, i] += 0 if products.proved[i] else block.count
-            for s in range(draws.samples):
+            for s in range(samples):
                 stream = stream_of(noise, i, s)
                 top = upper_scores(logits, block, stream, upper)
-                if can_raise(best[i, s], top):
+                if can_raise(best[place, s], top):
                     taken = push_block(
-                        best[i, s], upper, top, logits, block, stream, weight, rows.hidden[i],
-                        index[i], head,
+                        best[place, s], upper, top, logits, block, stream, weight, rows.hidden[i],
+                        index[i], head, stored,
                     )  # fmt: skip
                     computed[0, i] += taken if products.proved[i] else 0
 
@@ -127,5 +174,6 @@ def draw_given(given, index, sources, draws, head, cut, best):
                 top = upper_scores(logits, block, stream, upper)
                 if can_raise(best[i, s], top):
                     push_block(
-                        best[i, s], upper, top, logits, block, stream, given, none, index[i], head
-                    )
+                        best[i, s], upper, top, logits, block, stream, given, none, index[i], head,
+                        none,
+                    )  # fmt: skip

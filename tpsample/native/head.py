@@ -76,11 +76,11 @@ def is_plain(head):
 
 
 @jit()
-def raw_logits(values, block, head, raised):
+def raw_logits(values, block, head, side):
     """Make the fp32 products of a block logits, before the controls, in place.
 
     Args:
-        raised: whether they are ends of products, not the products.
+        side: fp32, 0 for the products, 1 and -1 for what makes upper and lower ends of logits.
     """
     lanes = range(block.lane, block.lane + block.count)
     if head.logit_scale != F32(1):
@@ -90,15 +90,14 @@ def raw_logits(values, block, head, raised):
         for j in lanes:
             ratio = F64(values[j] / head.logit_softcap)
             capped = F32(tanh(ratio)) * head.logit_softcap
-            if raised:
-                capped += abs(head.logit_softcap) * F32(2.0**-21)
+            capped += side * abs(head.logit_softcap) * F32(2.0**-21)
             values[j] = F32(np.nan) if ratio != ratio else capped
     if len(head.bias):
         for j in lanes:
             values[j] = values[j] + head.bias[block.local - block.lane + j]
 
 
-@jit()
+@jit(allocates=True)
 def control(values, block, row, head):
     """Apply masks, bias and penalties of a row to the logits of a block, in place."""
     if len(head.slots) == 0:
@@ -143,7 +142,7 @@ def upper_ends(products, error, block, falls, out):
     Args:
         products, out: fp32 [BLOCK].
         error: how far the products are off at most.
-        falls: whether logit_scale is negative.
+        falls: whether logit_scale is negative. The opposite gives what makes lower ends.
     """
     for j in range(BLOCK):
         out[j] = -up(error - products[j]) if falls else up(products[j] + error)
@@ -152,13 +151,27 @@ def upper_ends(products, error, block, falls, out):
 
 
 @jit()
-def upper_logits(values, block, row, head):
-    """Make the ends of the products of a block upper ends of its logits, in place."""
-    raw_logits(values, block, head, True)
+def end_logits(values, block, row, head, side):
+    """Make the ends of the products of a block ends of its logits, in place; see `raw_logits`."""
+    raw_logits(values, block, head, F32(side))
     control(values, block, row, head)
 
 
 @jit()
+def slack_of(upper, lower):
+    """Return how far upper ends of logits, fp32 [BLOCK], are above the logits at most.
+
+    It is infinite if an end is not a number.
+    """
+    most = I32(0)
+    for j in range(BLOCK):
+        slack = F32(0) if upper[j] == F32(-np.inf) else upper[j] - lower[j]
+        most = max(most, F32(slack).view(I32) & I32(0x7FFFFFFF))
+    slack = up(I32(most).view(F32))
+    return slack if slack == slack else F32(np.inf)
+
+
+@jit(allocates=True)
 def exact_logits(weight, local, hidden, row, head):
     """Return the logits of one pair, before and after the controls.
 
@@ -168,7 +181,7 @@ def exact_logits(weight, local, hidden, row, head):
     """
     block, logits = Block(weight.first_id + local, 0, 1, local), np.empty(1, F32)
     logits[0] = exact_dot(weight.numbers, local * weight.stride, hidden)
-    raw_logits(logits, block, head, False)
+    raw_logits(logits, block, head, F32(0))
     raw = logits[0]
     control(logits, block, row, head)
     return raw, logits[0]

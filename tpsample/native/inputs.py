@@ -1,4 +1,4 @@
-"""Arguments of native kernels: weight rows, cut into blocks of ids, and rows of a step."""
+"""Arguments of native kernels: weight rows, cut into blocks of ids, rows of a step, and memory."""
 
 from __future__ import annotations
 
@@ -58,6 +58,29 @@ class Block(NamedTuple):
     local: int
 
 
+class Memory(NamedTuple):
+    """Where a kernel leaves what it finds of R rows.
+
+    Attributes:
+        places: int64 [R], rows of the memory.
+        raw, processed: fp32 [stored rows, V_local], logits before and after the controls, or upper
+            ends of the latter; `processed` has no rows without controls, and `raw` has none where
+            no logits are stored.
+    """
+
+    places: np.ndarray
+    raw: np.ndarray = np.empty((0, 0), F32)
+    processed: np.ndarray = np.empty((0, 0), F32)
+
+
+@jit()
+def put(logits, block, row):
+    """Store a block in a row of memory. An assignment of slices takes a second to compile."""
+    part, inside = row[block.local : block.local + block.count], logits[block.lane :]
+    for k in range(block.count):
+        part[k] = inside[k]
+
+
 class TakenRows(NamedTuple):
     """The hidden states of some rows.
 
@@ -100,7 +123,7 @@ def block_at(weight, n):
     return Block(base, first - base, min(base + BLOCK, end) - first, first - weight.first_id)
 
 
-@jit()
+@jit(allocates=True)
 def take_rows(hidden, index):
     """Return `TakenRows` of rows int64 [R] of the hidden states [B, D], which `as_fp32` reads."""
     num_rows, size = len(index), hidden.shape[1]

@@ -30,7 +30,7 @@ class Copy(NamedTuple):
     residual_norm: np.ndarray = np.empty(0, F32)
 
 
-@jit()
+@jit(allocates=True)
 def quantise(rows, num_rows):
     """Return the first hidden states in 16 bits, and three factors of each.
 

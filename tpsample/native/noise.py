@@ -107,7 +107,7 @@ def philox(c0, c1, c2, c3, k0, k1, rounds):
     return c0, c1, c2, c3
 
 
-@jit()
+@jit(allocates=True)
 def noise_of(draws, index):
     """Return the `Noise` of some rows, int64 [R]. Twin: `tpsample.core.row_noise.RowNoise`."""
     scale, random = np.ones(len(index), F32), np.zeros(len(index), F32)

@@ -179,7 +179,7 @@ def sums_are_exact(weight, first, hidden, magnitude):
     return not off
 
 
-@jit()
+@jit(allocates=True)
 def exact_dot(weight, first, hidden):
     """Return the exact Σ w h, rounded once to fp32; see `tpsample.core.exact_sum`."""
     total, magnitude = dot_64(weight, first, hidden)

@@ -20,7 +20,16 @@ from tpsample.native.numbers import (
     least_bits,
     quantum_of,
 )
-from tpsample.native.vectors import HAS_BF16, IDS, PADDING, ROWS, dots, dots_and_squares, fetch
+from tpsample.native.vectors import (
+    HAS_BF16,
+    IDS,
+    LANES,
+    PADDING,
+    ROWS,
+    dots,
+    dots_and_squares,
+    fetch,
+)
 from tpsample.screening.bound import LARGEST, TINY, UNIT
 
 COLUMNS = 640
@@ -31,6 +40,10 @@ AHEAD = 8192
 CACHED_ROWS = 8
 """Rows that are multiplied by all ids of a block before the next ones; the first cache holds them.
 """
+
+
+PAIRS = LANES.bit_length() - 1
+"""Additions that make one sum of LANES in pairs."""
 
 
 class Products(NamedTuple):
@@ -58,7 +71,7 @@ class Products(NamedTuple):
     tile: np.ndarray
 
 
-@jit()
+@jit(allocates=True)
 def products_of(rows, dtype):
     """Return the memory of products of some rows in fp32 or float64."""
     several, num_rows, size = len(rows.hidden) > 1, len(rows.norms), rows.hidden.shape[1]
@@ -198,21 +211,36 @@ def prove(products, i, magnitude):
 
 
 @jit()
-def fp32_products(weight, block, rows, products):
-    """Multiply in fp32, in any order of summation, and bound how far the products are off.
+def depth_of(products):
+    """Return through how many additions a product goes at most, in the sum that it is a part of.
 
-        |product − exact| <= (γ_{D + 4} + u) ‖h‖ ‖w‖ + η (2 D + sqrt(D) (‖h‖ + ‖w‖))
+    One row is added in any order. Several rows are added as `tpsample.native.vectors` has it: a
+    lane's share of COLUMNS, then the lanes in pairs, then what was there.
+    """
+    size = products.size
+    if len(products.hidden) == 1:
+        return size
+    times = -(-size // COLUMNS)
+    return min(COLUMNS, padded(size)) // LANES + PAIRS + times
+
+
+@jit()
+def fp32_products(weight, block, rows, products):
+    """Multiply in fp32, and bound how far the products are off.
+
+        |product − exact| <= (γ_{n + 4} + u) ‖h‖ ‖w‖ + η (2 D + sqrt(D) (‖h‖ + ‖w‖))
 
     The longest weight row of the block gives ‖w‖ for all of its ids.
-    γ_n = n u / (1 − n u) is the error of an fp32 sum of n terms, with or without fused
-    multiply-adds, for every order of summation (Higham, "Accuracy and Stability of Numerical
-    Algorithms", §3.1), with Cauchy-Schwarz for Σ |h w|; u is that of the definition's own rounding.
+    n is `depth_of`. γ_n = n u / (1 − n u) is the error of an fp32 sum each of whose terms goes
+    through n additions at most, with or without fused multiply-adds (Higham, "Accuracy and
+    Stability of Numerical Algorithms", §3.1 and §4.2), with Cauchy-Schwarz for Σ |h w|; u is that
+    of the definition's own rounding.
     η covers numbers that are subnormal, or flushed to zero. ‖w‖² itself is a sum in fp32, each of
     whose squares and partial sums may be flushed.
     """
     multiply(weight, block, products)
     size = products.size
-    spread = (size + 4) * UNIT
+    spread = (depth_of(products) + 4) * UNIT
     gamma = spread / (1.0 - spread)
     unit, rounding = (gamma + UNIT) * (1.0 + 8.0 * UNIT), 1.0 + 2.0 * gamma
     most = math.sqrt(largest_size(products.squares) * rounding + 2 * size * TINY)
@@ -223,7 +251,7 @@ def fp32_products(weight, block, rows, products):
         prove(products, i, norm * most * rounding + lost if spread <= 0.25 else np.inf)
 
 
-@jit()
+@jit(allocates=True)
 def float64_products(weight, block, rows, products):
     """Multiply in float64; `squares` are then how far the sums are off, over ‖h‖.
 

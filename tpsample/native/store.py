@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from tpsample.native.compiling import F32, F64, I64, jit
 from tpsample.native.head import (
     control,
+    end_logits,
     exact_logits,
     is_plain,
     raw_logits,
     upper_ends,
-    upper_logits,
 )
 from tpsample.native.heap import push
-from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows
+from tpsample.native.inputs import BLOCK, block_at, blocks_of, put, take_rows
 from tpsample.native.numbers import as_fp32, exact_dot, pack, value_of
 from tpsample.native.products import float64_products, fp32_products, products_of, round_products
 from tpsample.screening.bound import DOWN
-
-
-class Memory(NamedTuple):
-    """Where the logits of R rows are stored.
-
-    Attributes:
-        places: int64 [R], rows of the memory.
-        raw, processed: fp32 [stored rows, V_local], before and after the controls; `processed` has
-            no rows without controls.
-    """
-
-    places: np.ndarray
-    raw: np.ndarray
-    processed: np.ndarray
-
-
-@jit()
-def put(logits, block, row):
-    """Store a block in a row of memory. An assignment of slices takes a second to compile."""
-    for k in range(block.count):
-        row[block.local + k] = logits[block.lane + k]
 
 
 @jit()
@@ -63,7 +40,7 @@ def keep_products(weight, block, rows, products, index, head, plain, memory, log
             continue
         round_products(weight, block, rows, i, products, logits)
         if not plain:
-            raw_logits(logits, block, head, False)
+            raw_logits(logits, block, head, F32(0))
         put(logits, block, raw)
         if not plain:
             process(block, index[i], head, memory, i, logits)
@@ -128,24 +105,34 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, first, computed)
     products, sums = products_of(rows, F32), products_of(rows, F64)
     upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
     tops, reaching = np.full(num_rows, -np.inf, F32), np.empty(num_rows, I64)
-    plain, falls = is_plain(head), head.logit_scale < F32(0)
     for i in range(num_rows):
         memory.raw[memory.places[i], weight.start : weight.stop] = -np.inf
         if len(memory.processed):
             memory.processed[memory.places[i], weight.start : weight.stop] = -np.inf
+    its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching
+    list_blocks(its, top_k, step, first, computed)
+
+
+@jit()
+def list_blocks(its, top_k, step, first, computed):
+    """Do the work of `list_kept`, in memory that is there."""
+    weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching = its
+    num_rows, plain, falls = len(index), is_plain(head), head.logit_scale < F32(0)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         fp32_products(weight, block, rows, products)
+        total = 0
         for i in range(num_rows):
             upper_ends(products.values[i], products.errors[i], block, falls, upper[i])
             if not plain:
-                upper_logits(upper[i], block, index[i], head)
+                end_logits(upper[i], block, index[i], head, 1)
             word = first[memory.places[i], 0]
             threshold = filter_threshold(word, top_k[i], tops[i], step[i])
             reaching[i] = 0
             for j in range(BLOCK):
                 reaching[i] += not (upper[i, j] < threshold or upper[i, j] == F32(-np.inf))
-        whole = num_rows > 1 and 4 * reaching.sum() > num_rows * block.count
+            total += reaching[i]
+        whole = num_rows > 1 and 4 * total > num_rows * block.count
         if whole:
             float64_products(weight, block, rows, sums)
             keep_products(weight, block, rows, sums, index, head, plain, memory, logits)

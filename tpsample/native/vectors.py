@@ -4,7 +4,8 @@ LLVM makes vector code of a loop over columns by itself, but it keeps few sums a
 Here each vector that is read is used ROWS or IDS times. Where the processor has AVX512_BF16, one
 instruction adds 32 products of bf16 numbers; it takes subnormal numbers for zero.
 
-Products are added in any order. The bound of `tpsample.native.products.fp32_products` allows each.
+Each of LANES sums adds every LANES-th product, and then the sums are added in pairs. So a product
+goes through about D / LANES additions, on which the bound of an fp32 sum depends.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ HAS_BF16 = "+avx512bf16" in _FEATURES
 """Whether bf16 numbers are multiplied as they are."""
 VECTOR_BYTES, IDS = (64, 4) if "+avx512f" in _FEATURES else (32, 2)
 """IDS are multiplied at once: AVX-512 has 32 vector registers, AVX2 has 16."""
+LANES = VECTOR_BYTES // 4
+"""fp32 sums of a vector."""
 ROWS = 4
 """Rows that are multiplied at once."""
 PADDING = 32
 """The number of columns is a multiple of it; zeros fill them up."""
 
-ANY_ORDER = ("reassoc", "contract", "nsz")
+FUSED = ("contract", "nsz")
+"""A multiplication and an addition may be rounded once; the order of additions stays."""
 
 
 def _fetch(builder: Any, pointer: Any) -> None:
@@ -112,14 +116,14 @@ def _dots(*, squares: bool) -> Any:
             return builder.call(function, values)
 
         def plus(x: Any, y: Any) -> Any:
-            return builder.fadd(x, y, flags=ANY_ORDER)
+            return builder.fadd(x, y, flags=FUSED)
 
         def add_product(x: Any, y: Any, to: Any) -> None:
             before = builder.load(to)
             if is_bf16:
                 after = call("llvm.x86.avx512bf16.dpbf16ps.512", sums, before, x, y)
             else:
-                after = plus(before, builder.fmul(x, y, flags=ANY_ORDER))
+                after = plus(before, builder.fmul(x, y, flags=FUSED))
             builder.store(after, to)
 
         def chosen(x: Any, y: Any, places: range) -> Any:

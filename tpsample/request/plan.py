@@ -17,7 +17,7 @@ from torch import Tensor
 from tpsample.core.digest import digest_text
 from tpsample.core.tensors import ordinary_tensors, tensors_of
 from tpsample.request.controls.apply import ControlRows
-from tpsample.request.filters import LogprobRows, RowFilters, lists_all
+from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
 
 
@@ -39,7 +39,8 @@ class RowKinds(NamedTuple):
     Attributes:
         plain: rows that store no logits.
         bounded: filtered rows that need few of their logits.
-        whole: rows that need all of them.
+        rough: filtered rows that upper ends of their logits decide, nearly always.
+        whole: rows that need all of their logits.
         drawn: whole rows whose words no filter replaces.
         top_k, log_min_p: of the bounded rows, int64 and float64; see `RowFilter.bounds`.
     """
@@ -47,6 +48,8 @@ class RowKinds(NamedTuple):
     plain: Tensor
     bounded: Tensor
     bounded_places: Tensor
+    rough: Tensor
+    rough_places: Tensor
     whole: Tensor
     whole_places: Tensor
     drawn: Tensor
@@ -123,22 +126,31 @@ class BatchPlan:
         return replace(self, stores_all=True)
 
     @cached_property
-    def bounded(self) -> dict[int, tuple[int, float]]:
-        """The `RowFilter.bounds` of rows that need few of their logits, by place among the stored.
-
-        There are none if something else than a filter looks at the logits.
-        """
+    def _only_filtered(self) -> dict[int, RowFilter]:
+        """The filters of rows whose logits nothing else looks at, by place among the stored."""
         if self.filters is None or self.kept_cap is not None or self.stores_all:
             return {}
         asking = set() if self.logprobs is None else set(self.logprobs.row_list)
         # The stored rows begin with the filtered ones, in the same order.
         filtered = enumerate(zip(self.filters.row_list, self.filters.kinds, strict=True))
-        bounds = {
-            place: kind.bounds(self.vocab_size)
-            for place, (row, kind) in filtered
-            if row not in asking
-        }
+        return {place: kind for place, (row, kind) in filtered if row not in asking}
+
+    @cached_property
+    def bounded(self) -> dict[int, tuple[int, float]]:
+        """The `RowFilter.bounds` of rows that need few of their logits, by place."""
+        filtered = self._only_filtered.items()
+        bounds = {place: kind.bounds(self.vocab_size) for place, kind in filtered}
         return {place: each for place, each in bounds.items() if each != (0, -math.inf)}
+
+    @cached_property
+    def rough(self) -> list[int]:
+        """The places of the other rows that `RowFilter.needs_bounds` of.
+
+        There are none in fixed rounds, because an undecided row takes more of them.
+        """
+        filtered = {} if self.fixed_rounds else self._only_filtered
+        places = [place for place, kind in filtered.items() if kind.needs_bounds]
+        return [place for place in places if place not in self.bounded]
 
     @property
     def _replaced(self) -> set[int]:
@@ -151,10 +163,10 @@ class BatchPlan:
         """The rows by how many of their logits a rank needs."""
         stored, replaced = self.stored_list, self._replaced
         plain = sorted(set(range(self.num_rows)).difference(stored))
-        whole = sorted(set(range(len(stored))).difference(self.bounded))
+        whole = sorted(set(range(len(stored))).difference(self.bounded, self.rough))
         drawn = [place for place in whole if stored[place] not in replaced]
         lists = [plain]
-        for places in ([*self.bounded], whole, drawn):
+        for places in ([*self.bounded], self.rough, whole, drawn):
             lists += [[stored[place] for place in places], places]
         lists.append([top_k for top_k, _ in self.bounded.values()])
         log_min_p = [each for _, each in self.bounded.values()]

@@ -57,6 +57,20 @@ class Inputs:
         return (rows[:, :0], rows) if self.are_logits else (rows, None)
 
 
+class Found(NamedTuple):
+    """Words and bounds of R stored rows, as the threads of a local step find them.
+
+    Attributes:
+        first: int64 [threads, R, n], first order words in any order; 0 in rows without.
+        best: int64 [threads, R, num_samples, m], best score words in any order; likewise.
+        slack: fp32 [threads, R]: no stored logit is below the logit, nor above it by more.
+    """
+
+    first: Tensor
+    best: Tensor
+    slack: Tensor
+
+
 @dataclass(frozen=True)
 class Step:
     """A step on one rank, made once from arguments that were checked and agreed on.
@@ -68,9 +82,7 @@ class Step:
         controls: their controls over the shard; None if there are none.
         logits: fp32 [R or 2 R, V_local], memory for the logits of the stored rows: the raw
             ones, then with controls the processed ones. None if the plan stores none.
-        first: int64 [R, threads, count], memory for order words of the stored rows: the first ones
-            of each thread in rows whose filters bound their number, and 0 in the others. None if
-            the plan bounds no row, or the backend lists none.
+        found: memory for what else the local step finds of the stored rows; None if it finds none.
         out: what the step will return; None if it only stores logits.
         local_logits: [B, V_local], logits that the caller computed in place of the product with
             the weight; None otherwise.
@@ -83,7 +95,7 @@ class Step:
     logits: Tensor | None
     out: SampleOutput | None = None
     local_logits: Tensor | None = None
-    first: Tensor | None = None
+    found: Found | None = None
 
     @cached_property
     def num_words(self) -> int:
