@@ -13,12 +13,12 @@ tpsample/logits/shard_logits.py
     + return marks
     > logits/test_filters.py::test_tokens_are_the_oracles[0-1]
     top_k counts one token more
-    - member &= number < filters.top_k.unsqueeze(1)
-    + member &= number <= filters.top_k.unsqueeze(1)
+    - kept = (number < top_k) & (
+    + kept = (number <= top_k) & (
     > logits/test_filters.py::test_tokens_are_the_oracles[0-1]
     mass before equal to the limit
-    - member &= mass < mass_limit(
-    + member &= mass <= mass_limit(
+    - & (mass < mass_limit(total, top_p))
+    + & (mass <= mass_limit(total, top_p))
     > test_mass_before_equal_to_the_limit_is_too_much
     a token stands before itself
     - before = words > marks[:, i, None]
