@@ -134,20 +134,30 @@ tpsample/native/noise.py
     > test_the_noise_is_below_its_bound
 tpsample/native/store.py
     native: a filter takes a NaN for less than its threshold
-    - if upper[i, j] == F32(-np.inf) or upper[i, j] < threshold:
-    + if upper[i, j] == F32(-np.inf) or not upper[i, j] >= threshold:
+    - if upper[i, j] < threshold:
+    + if not upper[i, j] >= threshold:
     > screening/test_filters.py::test_numbers_that_are_not_finite_or_nearly_so
     native: the threshold of min_p is above the least kept logit
     - step - DOWN * (abs(F64(top)) - step) - 1e-30
     + step + F64(2.0**-12) * (abs(F64(top)) - step)
     > test_the_threshold_of_min_p_is_reached
+    native: an id that waits is taken for its upper bound
+    - least = -up(products.errors[i] - products.values[i, j])
+    + least = upper[i, j]
+    > test_logits_nearer_to_the_last_kept_than_their_bounds
+    native: ids that waited when there is no more room are forgotten
+    - settle(its, waiting, i, threshold, top_k[i], first, computed)
+    -                     ids[i
+    + count[i] = 0
+    +                     ids[i
+    > test_more_ids_than_can_wait
     native: the threshold of a top_k is that of one less
-    - push(first[place], top_k[i], pack(logit, weight.first_id + v))
-    + push(first[place], max(top_k[i] - 1, 1), pack(logit, weight.first_id + v))
+    - push(bounds[i], top_k[i], least)
+    + push(bounds[i], max(top_k[i] - 1, 1), least)
     > test_filters_that_keep_all_that_is_listed
     native: listed words are those of another row
-    - push(first[place], top_k[i],
-    + push(first[i], top_k[i],
+    - push(first[place], top_k, pack(
+    + push(first[i], top_k, pack(
     > sampler/test_golden.py::test_one_rank
 tpsample/logits/shard_logits_native.py
     native: beside listed rows the others have no first words

@@ -28,6 +28,7 @@ from tests.support.screening import (
 )
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
+from tpsample.native.store import WAITING
 
 
 def compare(case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, ways=WAYS):
@@ -110,6 +111,24 @@ def test_filters_that_keep_all_that_is_listed():
         params = SamplingParams(top_k=top_k, min_p=min_p, seed=1)
         logits, _ = compare(case, of([params], 300))
         assert (logits > -torch.inf).sum().item() == kept
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_more_ids_than_can_wait(rows):
+    """Behind the 100 largest logits the others rise, so each is among the 200 largest so far."""
+    logits = torch.arange(4.0 * WAITING)
+    logits[:100] += 10_000
+    case = Problem(logits.unsqueeze(1).repeat(1, 16), torch.ones(rows, 16))
+    case.hidden_states[1:] = -1.0  # there they fall, and no block is stored whole
+    compare(case, of([SamplingParams(top_k=200, seed=row) for row in range(rows)], len(logits)))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", ["near_ties", "twins", "cancelling"])
+def test_logits_nearer_to_the_last_kept_than_their_bounds(name, rows):
+    for seed in range(4):
+        case = problem(name, 2000, rows, 48, seed=seed)
+        compare(case, of([SamplingParams(top_k=20, seed=row) for row in range(rows)], 2000))
 
 
 def test_the_threshold_of_min_p_is_reached():

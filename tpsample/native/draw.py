@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from tpsample.core.word import KEY_NAN
-from tpsample.native.compiling import F32, jit
+from tpsample.native.compiling import F32, U64, jit
 from tpsample.native.head import control, end_logits, exact_logits, is_plain, slack_of, upper_ends
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK, block_at, blocks_of, put, take_rows
 from tpsample.native.int8 import int8_products, quantise
 from tpsample.native.noise import exact_score, noise_of, stream_of, upper_scores
-from tpsample.native.numbers import as_fp32, key_of, pack, value_of
+from tpsample.native.numbers import as_fp32, key_of, lanes_reaching, lowest_lane, pack, value_of
 from tpsample.native.products import fp32_products, products_of
 
 
@@ -35,11 +35,12 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
     taken, threshold = 0, value_of(heap[0])
     # The likeliest id first, because its score is the threshold for the others.
     for turn in range(2):
-        for j in range(BLOCK):
+        lanes = lanes_reaching(upper, threshold)
+        while lanes:
+            j = lowest_lane(lanes)
+            lanes &= lanes - U64(1)
             # A NaN is not below the threshold.
             if upper[j] < threshold or (turn == 0) != (upper[j] == top):
-                continue
-            if upper[j] == F32(-np.inf):
                 continue
             taken += 1
             logit = logits[j]
@@ -68,11 +69,11 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
     Args: those of `push_block`, and
         upper: fp32 [BLOCK], upper ends of the logits.
     """
-    threshold, reaching = value_of(heap[0]), 0
-    for j in range(BLOCK):
-        reaching += not (upper[j] < threshold or upper[j] == F32(-np.inf))
-    for j in range(BLOCK if reaching else 0):
-        if upper[j] == F32(-np.inf) or upper[j] < value_of(heap[0]):
+    lanes = lanes_reaching(upper, value_of(heap[0]))
+    while lanes:
+        j = lowest_lane(lanes)
+        lanes &= lanes - U64(1)
+        if upper[j] < value_of(heap[0]):
             continue
         local = block.local - block.lane + j
         logit = exact_logits(weight, local, hidden, row, head)[1]

@@ -10,7 +10,7 @@ from numba.np.numpy_support import as_dtype
 
 from tpsample.core.order import POWER_OF_2
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
-from tpsample.native.compiling import F32, F64, I16, I32, I64, SUMS, U16, U32, jit
+from tpsample.native.compiling import F32, F64, I16, I32, I64, SUMS, U16, U32, U64, jit
 
 UNIT_64 = 2.0**-53
 COEFFICIENTS = np.array(POWER_OF_2)
@@ -104,6 +104,30 @@ def value_of(packed):
     """Return the fp32 number of a word; that of 0 is below every number."""
     key = key_of(packed)
     return of_ordered(I32(key - I64(2**31))) if key > I64(KEY_MINUS_INF) else F32(-np.inf)
+
+
+@jit()
+def lanes_reaching(values, threshold):
+    """Return the lanes of fp32 [64] that are not below a threshold, nor -inf, as bits of uint64."""
+    lanes = U64(0)
+    for j in range(64):
+        lanes |= U64(not (values[j] < threshold or values[j] == F32(-np.inf))) << U64(j)
+    return lanes
+
+
+@jit(inline=True)
+def lowest_lane(lanes):
+    """Return the lowest of some lanes: a power of two as float64 has it in its exponent."""
+    return (F64(lanes & (~lanes + U64(1))).view(I64) >> I64(52)) - I64(1023)
+
+
+@jit()
+def number_of(lanes):
+    """Return how many lanes there are; sums of two, four and eight bits at a time."""
+    lanes -= (lanes >> U64(1)) & U64(0x5555555555555555)
+    lanes = (lanes & U64(0x3333333333333333)) + ((lanes >> U64(2)) & U64(0x3333333333333333))
+    lanes = (lanes + (lanes >> U64(4))) & U64(0x0F0F0F0F0F0F0F0F)
+    return I64((lanes * U64(0x0101010101010101)) >> U64(56))
 
 
 @jit()

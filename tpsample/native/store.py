@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpsample.native.compiling import F32, F64, I64, jit
+from tpsample.native.compiling import F32, F64, I64, U64, jit
 from tpsample.native.head import (
     control,
     end_logits,
     exact_logits,
     is_plain,
     raw_logits,
+    up,
     upper_ends,
 )
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK, block_at, blocks_of, put, take_rows
-from tpsample.native.numbers import as_fp32, exact_dot, pack, value_of
+from tpsample.native.numbers import (
+    as_fp32,
+    exact_dot,
+    lanes_reaching,
+    lowest_lane,
+    number_of,
+    pack,
+    value_of,
+)
 from tpsample.native.products import float64_products, fp32_products, products_of, round_products
 from tpsample.screening.bound import DOWN
+
+WAITING = 512
+"""Most ids of a row that wait for later ones. Of V ids in any order k (1 + ln(V / k)) ever wait."""
 
 
 @jit()
@@ -73,16 +85,16 @@ def store_given(given, index, sources, head, memory):
 
 
 @jit()
-def filter_threshold(word, top_k, top, step):
+def filter_threshold(bound, top_k, top, step):
     """Return what an upper bound of a logit must reach; see `tpsample.screening.bound`.
 
     Args:
-        word: int64, the top_k-th order word so far, 0 where there are fewer.
+        bound: fp32, a lower bound of the top_k-th logit so far, -inf where there are fewer.
         top_k: 0 without a bound by top_k.
-        top: the largest logit so far.
+        top: a lower bound of the largest logit so far.
         step: float64, T ln(min_p), -inf without a bound by min_p.
     """
-    threshold = value_of(word) if top_k > 0 else F32(-np.inf)
+    threshold = bound if top_k > 0 else F32(-np.inf)
     if top > F32(-np.inf) and step > -np.inf:
         of_min_p = F64(top) + step - DOWN * (abs(F64(top)) - step) - 1e-30
         threshold = max(threshold, F32(of_min_p))
@@ -94,6 +106,7 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, first, computed)
     """Store the logits of a range that the rows' filters can keep, and -inf for the others.
 
     A block is stored whole if many of its ids are kept, because that is cheaper than pair by pair.
+    With top_k an id waits, with bounds of its logit, because later ids may exclude it.
 
     Args:
         top_k: int64 [R]; step: float64 [R], see `filter_threshold`.
@@ -104,19 +117,49 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, first, computed)
     num_rows, rows = len(index), take_rows(hidden, index)
     products, sums = products_of(rows, F32), products_of(rows, F64)
     upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
-    tops, reaching = np.full(num_rows, -np.inf, F32), np.empty(num_rows, I64)
+    tops, reaching = np.full(num_rows, -np.inf, F32), np.empty(num_rows, U64)
+    bounds = np.empty(first.shape, F32)[:num_rows]
+    ids, uppers = np.empty((num_rows, WAITING), I64), np.empty((num_rows, WAITING), F32)
     for i in range(num_rows):
-        memory.raw[memory.places[i], weight.start : weight.stop] = -np.inf
+        place = memory.places[i]
+        memory.raw[place, weight.start : weight.stop] = -np.inf
         if len(memory.processed):
-            memory.processed[memory.places[i], weight.start : weight.stop] = -np.inf
+            memory.processed[place, weight.start : weight.stop] = -np.inf
+        for k in range(top_k[i]):
+            bounds[i, k] = value_of(first[place, k])
+    waiting = bounds, ids, uppers, np.zeros(num_rows, I64)
     its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching
-    list_blocks(its, top_k, step, first, computed)
+    list_blocks(its, waiting, top_k, step, first, computed)
+    for i in range(num_rows):
+        threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
+        settle(its, waiting, i, threshold, top_k[i], first, computed)
 
 
 @jit()
-def list_blocks(its, top_k, step, first, computed):
-    """Do the work of `list_kept`, in memory that is there."""
+def settle(its, waiting, i, threshold, top_k, first, computed):
+    """Store the logits of the ids of a row that wait and reach a threshold; see `list_blocks`."""
+    weight, rows, memory, place = its[0], its[1], its[6], its[6].places[i]
+    _, ids, uppers, count = waiting
+    for n in range(count[i]):
+        if uppers[i, n] >= threshold:
+            v = ids[i, n]
+            logit = exact_dot(weight.numbers, v * weight.stride, rows.hidden[i])
+            memory.raw[place, v] = logit
+            push(first[place], top_k, pack(logit, weight.first_id + v))
+            computed[0, i] += 1
+    count[i] = 0
+
+
+@jit()
+def list_blocks(its, waiting, top_k, step, first, computed):
+    """Do the work of `list_kept`, in memory that is there.
+
+    Args:
+        waiting: fp32 [R, count], lower bounds of the largest logits so far, the least first; the
+            columns and the upper bounds of ids that wait, [R, WAITING]; and their number, [R].
+    """
     weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching = its
+    bounds, ids, uppers, count = waiting
     num_rows, plain, falls = len(index), is_plain(head), head.logit_scale < F32(0)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
@@ -126,38 +169,39 @@ def list_blocks(its, top_k, step, first, computed):
             upper_ends(products.values[i], products.errors[i], block, falls, upper[i])
             if not plain:
                 end_logits(upper[i], block, index[i], head, 1)
-            word = first[memory.places[i], 0]
-            threshold = filter_threshold(word, top_k[i], tops[i], step[i])
-            reaching[i] = 0
-            for j in range(BLOCK):
-                reaching[i] += not (upper[i, j] < threshold or upper[i, j] == F32(-np.inf))
-            total += reaching[i]
+            threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
+            reaching[i] = lanes_reaching(upper[i], threshold)
+            total += number_of(reaching[i])
         whole = num_rows > 1 and 4 * total > num_rows * block.count
         if whole:
             float64_products(weight, block, rows, sums)
             keep_products(weight, block, rows, sums, index, head, plain, memory, logits)
         for i in range(num_rows):
-            if reaching[i] == 0:
-                continue
-            place = memory.places[i]
-            threshold = filter_threshold(first[place, 0], top_k[i], tops[i], step[i])
-            for j in range(block.lane, block.lane + block.count):
-                if upper[i, j] == F32(-np.inf) or upper[i, j] < threshold:
+            place, lanes = memory.places[i], reaching[i]
+            waits = plain and not whole and top_k[i] > 0 and products.proved[i]
+            while lanes:
+                j = lowest_lane(lanes)
+                lanes &= lanes - U64(1)
+                threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
+                if upper[i, j] < threshold:
                     continue
-                computed[0 if products.proved[i] else 1, i] += 1
                 v = block.local + j - block.lane
-                if not whole and plain:
-                    memory.raw[place, v] = exact_dot(
-                        weight.numbers, v * weight.stride, rows.hidden[i]
-                    )
-                elif not whole:
-                    raw, logit = exact_logits(weight, v, rows.hidden[i], index[i], head)
-                    memory.raw[place, v] = raw
-                    if len(memory.processed):
-                        memory.processed[place, v] = logit
-                last = memory.processed if len(memory.processed) else memory.raw
-                logit = last[place, v]
-                if top_k[i] > 0:
-                    push(first[place], top_k[i], pack(logit, weight.first_id + v))
-                tops[i] = max(tops[i], logit) if logit == logit else tops[i]
-                threshold = filter_threshold(first[place, 0], top_k[i], tops[i], step[i])
+                if waits:
+                    if count[i] == WAITING:
+                        settle(its, waiting, i, threshold, top_k[i], first, computed)
+                    ids[i, count[i]], uppers[i, count[i]] = v, upper[i, j]
+                    count[i] += 1
+                    least = -up(products.errors[i] - products.values[i, j])
+                else:
+                    computed[0 if products.proved[i] else 1, i] += 1
+                    if not whole:
+                        raw, logit = exact_logits(weight, v, rows.hidden[i], index[i], head)
+                        memory.raw[place, v] = raw
+                        if len(memory.processed):
+                            memory.processed[place, v] = logit
+                    least = (memory.processed if len(memory.processed) else memory.raw)[place, v]
+                    if top_k[i] > 0:
+                        push(first[place], top_k[i], pack(least, weight.first_id + v))
+                if least == least:
+                    tops[i] = max(tops[i], least)
+                    push(bounds[i], top_k[i], least)

@@ -1,10 +1,10 @@
 """The least logit that the filters of a row can keep, proved from upper bounds of the logits.
 
     x_v <= upper_v        every logit of a part of the vocabulary, whose ids come one after another
-    threshold of top_k    the k-th largest exact logit so far, -inf if there are fewer
-    threshold of min_p    the largest exact logit so far + T ln(min_p), rounded down
+    threshold of top_k    the k-th largest lower bound of a logit so far, -inf if there are fewer
+    threshold of min_p    the largest lower bound so far + T ln(min_p), rounded down
     threshold             the larger of the two, where both hold (`RowFilter.bounds`)
-    listed                { v : upper_v >= the threshold when v comes }; their logits are exact
+    listed                { v : upper_v >= the threshold when v comes, or later }, with their logits
 
 Whoever has the exact logits of the listed ids, and -inf for every other id, finds the kept set of
 the row, and the mass that top_p takes a share of, as from all logits. For let u be an id of the
@@ -12,7 +12,7 @@ part that is not listed. Then x_u <= upper_u < threshold, and u is neither kept 
 
     top_k    k ids have a logit that reaches it. All k come before u, and none is as small as
              u, so that u is not even a tie of the k-th.
-    min_p    the largest logit is at least that so far, and a kept one at least that + T ln(min_p).
+    min_p    the largest logit is at least that bound, and a kept one at least that + T ln(min_p).
 
 A listed id v that is not kept is not taken for a kept one either. If an id before v is missing then
 x_v is below the threshold, too. Either that is the one of min_p, which v itself does not reach. Or
