@@ -203,14 +203,22 @@ def sums_are_exact(weight, first, hidden, magnitude):
     return not off
 
 
-@jit(allocates=True)
+@jit()
 def exact_dot(weight, first, hidden):
     """Return the exact Σ w h, rounded once to fp32; see `tpsample.core.exact_sum`."""
     total, magnitude = dot_64(weight, first, hidden)
     decided = is_decided(total, F64(1.01 * UNIT_64) * len(hidden) * magnitude)
     if decided or sums_are_exact(weight, first, hidden, magnitude):
         return F32(total)
-    # Shewchuk's expansion: partial sums that do not overlap, the largest last.
+    return expanded_dot(weight, first, hidden)
+
+
+@jit(allocates=True)
+def expanded_dot(weight, first, hidden):
+    """Return what `exact_dot` does, by Shewchuk's expansion.
+
+    Its partial sums do not overlap; the largest is the last.
+    """
     partials, count = np.empty(LIMBS, F64), 0
     for d in range(len(hidden)):
         x, kept = F64(as_fp32(weight[first + d])) * F64(hidden[d]), 0

@@ -127,7 +127,7 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, first, computed)
             memory.processed[place, weight.start : weight.stop] = -np.inf
         for k in range(top_k[i]):
             bounds[i, k] = value_of(first[place, k])
-    waiting = bounds, ids, uppers, np.zeros(num_rows, I64)
+    waiting = bounds, ids, uppers, np.zeros(num_rows, I64), np.empty(num_rows, np.bool_)
     its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching
     list_blocks(its, waiting, top_k, step, first, computed)
     for i in range(num_rows):
@@ -139,7 +139,7 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, first, computed)
 def settle(its, waiting, i, threshold, top_k, first, computed):
     """Store the logits of the ids of a row that wait and reach a threshold; see `list_blocks`."""
     weight, rows, memory, place = its[0], its[1], its[6], its[6].places[i]
-    _, ids, uppers, count = waiting
+    _, ids, uppers, count, _ = waiting
     for n in range(count[i]):
         if uppers[i, n] >= threshold:
             v = ids[i, n]
@@ -156,10 +156,11 @@ def list_blocks(its, waiting, top_k, step, first, computed):
 
     Args:
         waiting: fp32 [R, count], lower bounds of the largest logits so far, the least first; the
-            columns and the upper bounds of ids that wait, [R, WAITING]; and their number, [R].
+            columns and the upper bounds of ids that wait, [R, WAITING]; their number, and whether
+            ids of a block wait, [R].
     """
     weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching = its
-    bounds, ids, uppers, count = waiting
+    bounds, ids, uppers, count, waits = waiting
     num_rows, plain, falls = len(index), is_plain(head), head.logit_scale < F32(0)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
@@ -171,14 +172,14 @@ def list_blocks(its, waiting, top_k, step, first, computed):
                 end_logits(upper[i], block, index[i], head, 1)
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
             reaching[i] = lanes_reaching(upper[i], threshold)
-            total += number_of(reaching[i])
+            waits[i] = plain and top_k[i] > 0 and products.proved[i]
+            total += 0 if waits[i] else number_of(reaching[i])
         whole = num_rows > 1 and 4 * total > num_rows * block.count
         if whole:
             float64_products(weight, block, rows, sums)
             keep_products(weight, block, rows, sums, index, head, plain, memory, logits)
         for i in range(num_rows):
             place, lanes = memory.places[i], reaching[i]
-            waits = plain and not whole and top_k[i] > 0 and products.proved[i]
             while lanes:
                 j = lowest_lane(lanes)
                 lanes &= lanes - U64(1)
@@ -186,7 +187,7 @@ def list_blocks(its, waiting, top_k, step, first, computed):
                 if upper[i, j] < threshold:
                     continue
                 v = block.local + j - block.lane
-                if waits:
+                if waits[i] and not whole:
                     if count[i] == WAITING:
                         settle(its, waiting, i, threshold, top_k[i], first, computed)
                     ids[i, count[i]], uppers[i, count[i]] = v, upper[i, j]
