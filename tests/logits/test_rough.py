@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from tests.support.screening import HEADS, ODD_HEADS, problem
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
+from tests.support.settings import settings_of
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.core import word
 from tpsample.core.order import masses
 from tpsample.core.row_noise import RowNoise
+from tpsample.local import native_backend
 from tpsample.local.native_backend import NativeBackend
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.logits.shard_logits_native import NativeShardLogits
@@ -74,11 +76,12 @@ def test_draws_of_rough_rows(name, monkeypatch):
 class Ends:
     """Upper ends of some logits, at random above them by no more than their slack."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples: int, top_k: int = 400) -> None:
         generator = torch.Generator().manual_seed(6)
+        kinds = {"top_p": 0.9, "top_k": top_k, "filter_order": "joint"}, OTHERS[0]
         params = [
             SamplingParams(seed=i, temperature=t, **kind)
-            for i, (kind, t) in enumerate(itertools.product((*KINDS[:1], OTHERS[0]), (0.3, 1.0, 3)))
+            for i, (kind, t) in enumerate(itertools.product(kinds, (0.3, 1.0, 3)))
         ]
         rows = len(params)
         batch = SamplingBatch.from_params(params, vocab_size=V)
@@ -94,6 +97,21 @@ class Ends:
         rough = Rough(nothing, slack, torch.arange(rows), lambda *_: None)
         self.rough = replace(NativeShardLogits.of(ends, batch, noise), rough=rough)
         self.gathered = self.plain.best_scores(BEST_SCORES).unsqueeze(0)
+
+
+def test_no_kernel_is_called_for_no_rows(monkeypatch):
+    """Kernels are made for at least one; with none they would write past their memory."""
+    calls: list[object] = []
+    monkeypatch.setattr(native_backend, "in_ranges", lambda *arguments: calls.append(arguments))
+    case = problem("normal", V, 2, D)
+    batch = SamplingBatch.from_params([SamplingParams(top_p=0.9, seed=1)] * 2, vocab_size=V)
+    local = NativeBackend(settings_of(case.weight, VocabShard(0, V)))
+    step = local.prepare(case.hidden_states, batch.view(2), torch.zeros(2, dtype=torch.int64), 1)
+    raw, none = torch.zeros(2, V), torch.empty(0, dtype=torch.int64)
+    local.store_logits(step, none, none, raw, raw[:0])
+    assert not calls
+    local.store_logits(step, torch.tensor([1]), torch.tensor([0]), raw, raw[:0])
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("num_samples", [1, 3])
@@ -116,6 +134,9 @@ def test_sums_are_within_their_bounds(num_samples):
     spread = torch.tensor([0.0, 1e-5, 1e-3 / 3, 0.1 / 0.3, 0.0])
     assert (gap[:5, -1] <= (2 * spread + 3e-4) * total[:5, 0] + 10 * V).all()
     assert not sums[5, 0].any() and (sums[5, 1] == V * 2**40).all()
+    without = Ends(num_samples, top_k=0)  # numbers are not sent where no row asks for them
+    half = without.rough.before(without.gathered, without.filters, BEST_SCORES)
+    assert torch.equal(half, sums[:, :2].flatten(1))
 
 
 def test_what_is_decided_is_as_from_the_sums():

@@ -197,7 +197,12 @@ class NativeBackend(Backend):
         *arguments: Any,
         outputs: tuple[np.ndarray, ...] = (),
     ) -> None:
-        """Call a kernel for one range of ids per thread, with the thread's part of each output."""
+        """Call a kernel for one range of ids per thread, with the thread's part of each output.
+
+        Kernels are not made for no rows, and none are called for them.
+        """
+        if not num_rows:
+            return
 
         def of_range(first: int, last: int, thread: int) -> tuple:
             part = source._replace(start=first, stop=last)

@@ -74,7 +74,8 @@ class NativeShardLogits(ShardLogits):
         """Bound what stands before order words, int64 [F, C], and the total of top_p.
 
         Returns:
-            int64 [F, 4 (C + 1)], those of `passes.bound_sums`, of the marks and of the total.
+            int64 [F, 4 (C + 1)], those of `passes.bound_sums`, of the marks and of the total; the
+            first half of them if no row has top_k, which the requests decide.
         """
         assert self.rough is not None
         logits = word.value_of(marks).masked_fill(marks == 0, torch.inf)  # there is none
@@ -85,18 +86,20 @@ class NativeShardLogits(ShardLogits):
         sums = marks.new_zeros(len(marks), 4, logits.shape[1])
         tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
         self.run(passes.bound_sums, *map(Tensor.numpy, tensors))
-        return sums.flatten(1)
+        has_top_k = any(kind.top_k < self.vocab_size for kind in filters.different)
+        return sums[:, : 4 if has_top_k else 2].flatten(1)
 
     def kept(self, sums: Tensor, below: Tensor, filters: RowFilters) -> tuple[Tensor, Tensor]:
         if self.rough is None:
             return super().kept(sums, below, filters)
-        least, most, least_number, most_number = sums.view(len(sums), 4, -1).unbind(dim=1)
+        least, most, *numbers = sums.unflatten(1, (-1, below.shape[1] + 1)).unbind(dim=1)
         top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
         # The upper bounds count a mark as before itself.
-        others = most[:, :-1] - masses(below)
-        sure = (most_number[:, :-1] <= top_k) & (others < mass_limit(least[:, -1:], top_p))
-        possible = least_number[:, :-1] < top_k
-        possible &= least[:, :-1] < mass_limit(most[:, -1:], top_p)
+        sure = most[:, :-1] - masses(below) < mass_limit(least[:, -1:], top_p)
+        possible = least[:, :-1] < mass_limit(most[:, -1:], top_p)
+        if numbers:
+            possible &= numbers[0][:, :-1] < top_k
+            sure &= numbers[1][:, :-1] <= top_k
         return sure, possible
 
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:

@@ -152,8 +152,7 @@ class StoredLogits:
             return self
         places = self.rough.slack.nonzero().squeeze(1)
         processed = self.logits[:0] if self.raw is self.logits else self.logits
-        if len(places):
-            self.rough.store(self.rough.index[places], places, self.raw, processed)
+        self.rough.store(self.rough.index[places], places, self.raw, processed)
         return replace(self, rough=None)
 
     def without(self, done: Tensor) -> Self:
