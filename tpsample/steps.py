@@ -140,7 +140,7 @@ class Steps(Sealed):
         return out
 
     def _stored(self, step: Step) -> ShardLogits:
-        return shard_logits(step, self.shard, self.backend, self.local)
+        return shard_logits(step, self.shard, self.backend)
 
     def counters(self) -> dict[str, int]:
         """Return what this rank has counted since the sampler was built, for an engine's metrics.

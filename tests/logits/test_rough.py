@@ -35,13 +35,13 @@ OTHERS = [{"top_p": 0.8, "min_p": 0.1}, {"top_k": 400, "top_p": 0.9}, {"top_p": 
 
 def stores_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The list to which every step adds how many rows it needed the logits of after all."""
-    counts, store = [], NativeBackend.store_logits
+    counts, store = [], NativeBackend._store_logits
 
     def counted(self: NativeBackend, step: object, rows: Tensor, *memory: Tensor) -> None:
         counts.append(len(rows))
         store(self, step, rows, *memory)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(NativeBackend, "store_logits", counted)
+    monkeypatch.setattr(NativeBackend, "_store_logits", counted)
     return counts
 
 
@@ -108,9 +108,9 @@ def test_no_kernel_is_called_for_no_rows(monkeypatch):
     local = NativeBackend(settings_of(case.weight, VocabShard(0, V)))
     step = local.prepare(case.hidden_states, batch.view(2), torch.zeros(2, dtype=torch.int64), 1)
     raw, none = torch.zeros(2, V), torch.empty(0, dtype=torch.int64)
-    local.store_logits(step, none, none, raw, raw[:0])
+    local._store_logits(step, none, none, raw, raw[:0])
     assert not calls
-    local.store_logits(step, torch.tensor([1]), torch.tensor([0]), raw, raw[:0])
+    local._store_logits(step, torch.tensor([1]), torch.tensor([0]), raw, raw[:0])
     assert len(calls) == 1
 
 

@@ -279,7 +279,7 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
         raw, processed = step.logits[:count], step.logits[count:]
         last = processed if len(processed) else raw
         ends = last.double()
-        local.store_logits(step, plan.kinds.rough, plan.kinds.rough_places, raw, processed)
+        step.found.store(step, plan.kinds.rough, plan.kinds.rough_places, raw, processed)
         exact = last.double()
         held = slack.isinf() | ((ends >= exact) & (ends - slack <= exact))
         assert held[plan.rough].all(), "an upper end is not what it says"

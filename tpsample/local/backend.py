@@ -77,14 +77,8 @@ class Backend(ABC):
         return Step(hidden_states, batch, noise, controls, logits, out, local_logits, found)
 
     def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
-        """Return zeros for `Step.found` of a step, if the backend finds it."""
+        """Return memory of zeros for `Step.found`, if the backend finds more than logits."""
         return None
-
-    def store_logits(
-        self, step: Step, rows: Tensor, places: Tensor, raw: Tensor, processed: Tensor
-    ) -> None:
-        """Store logits of a step that has stored upper ends of them; see `Rough.store`."""
-        raise NotImplementedError("this backend stores logits themselves")
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         """Return the controls of a step's rows over the shard."""

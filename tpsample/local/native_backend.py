@@ -58,14 +58,10 @@ class NativeBackend(Backend):
         count = max([1, *(top_k for top_k, _ in plan.bounded.values())])
         shape = torch.get_num_threads(), len(plan.stored_list)
         of_rough = num_samples, BEST_SCORES if plan.rough else 0
-        found = Found(
-            self._scratch.take("first words", torch.int64, *shape, count),
-            self._scratch.take("best words", torch.int64, *shape, *of_rough),
-            self._scratch.take("slack", torch.float32, *shape),
-        )
-        for memory in found:
-            memory.zero_()
-        return found
+        first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
+        best = self._scratch.take("best words", torch.int64, *shape, *of_rough).zero_()
+        slack = self._scratch.take("slack", torch.float32, *shape).zero_()
+        return Found(first, best, slack, self._store_logits)
 
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
@@ -105,9 +101,10 @@ class NativeBackend(Backend):
         drawn = kinds.drawn.numpy(), kinds.drawn_places.numpy()
         self._draw(step, stored, *drawn, native.NativeHead(), best)
 
-    def store_logits(
+    def _store_logits(
         self, step: Step, rows: Tensor, places: Tensor, raw: Tensor, processed: Tensor
     ) -> None:
+        """Store logits in place of upper ends; see `Found.store`."""
         source = weight_of(self._weight[: self._num_ids], self._shard.start, 0, self._num_ids)
         memory = Memory(places.numpy(), raw.numpy(), processed.numpy())
         self._store(step, source, rows.numpy(), self._head_of(step.controls, given=False), memory)
@@ -148,7 +145,7 @@ class NativeBackend(Backend):
         """Store upper ends of the logits of rough rows, and find their best words."""
         assert step.found is not None
         threads = self._threads(source, len(index))
-        first, best, slack = (each.numpy()[:threads] for each in step.found)
+        first, best, slack = (each.numpy()[:threads] for each in step.found[:3])
         self._run_draw(step, source, index, head, memory, (best, first, slack))
 
     def _run_draw(
@@ -199,7 +196,7 @@ class NativeBackend(Backend):
     ) -> None:
         """Call a kernel for one range of ids per thread, with the thread's part of each output.
 
-        Kernels are not made for no rows, and none are called for them.
+        Without rows it is not called, because a kernel's memory has room for at least one.
         """
         if not num_rows:
             return

@@ -24,14 +24,8 @@ from tpsample.request.step import Step
 from tpsample.settings import Settings
 
 
-def shard_logits(
-    step: Step, shard: VocabShard, backend: str, local: Backend | None = None
-) -> ShardLogits:
-    """Return the logits that a step stored on this rank, with the passes of its backend.
-
-    Args:
-        local: the backend, if it may have stored upper ends of logits.
-    """
+def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
+    """Return the logits that a step stored on this rank, with the passes of its backend."""
     assert step.logits is not None
     rows = ShardLogits
     if backend == "triton":
@@ -42,9 +36,10 @@ def shard_logits(
         from tpsample.logits.shard_logits_native import NativeShardLogits  # needs Numba
 
         rows = NativeShardLogits
-    store = None if local is None else partial(local.store_logits, step)
-    its = step.logits, step.batch, step.noise
-    return rows.of(*its, first_id=shard.start, found=step.found, store=store)
+    found = step.found
+    if found is not None:
+        found = found._replace(store=partial(found.store, step))
+    return rows.of(step.logits, step.batch, step.noise, first_id=shard.start, found=found)
 
 
 def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:

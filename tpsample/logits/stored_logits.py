@@ -37,14 +37,13 @@ class Rough:
             The logits of their tokens are stored.
         slack: fp32 [F]: no stored logit is below the logit, nor above it by more.
         index: int64 [F], the rows of the batch.
-        store: stores the logits themselves, of rows of the batch in places int64 [n] of memory:
-            fp32 [F, V_local] before the controls, and after them; no rows without controls.
+        store: that of `tpsample.request.step.Found`, of the step.
     """
 
     best: Tensor
     slack: Tensor
     index: Tensor
-    store: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    store: Callable[..., None]
 
     def select(self, index: list[int] | slice | Tensor) -> Rough:
         """Return some of the rows."""
@@ -90,7 +89,6 @@ class StoredLogits:
         *,
         first_id: int = 0,
         found: Found | None = None,
-        store: Callable[[Tensor, Tensor, Tensor, Tensor], None] | None = None,
     ) -> Self:
         """Take the stored rows of a batch.
 
@@ -98,8 +96,7 @@ class StoredLogits:
             stored: fp32 [F, V_local], the raw logits of the stored rows; with request controls
                 [2 F, V_local], the processed ones after them.
             noise: of all rows of the batch.
-            found: what else the step found of the stored rows.
-            store: that of `Rough`.
+            found: what else the step found of the stored rows; its `store` knows the step.
         """
         count = len(batch.plan.stored_list)
         raw, processed = stored[:count], stored[count:]
@@ -108,9 +105,9 @@ class StoredLogits:
         assert index is not None
         rough = None
         if found is not None and batch.plan.rough:
-            assert store is not None and batch.plan.stored_index is not None
+            assert batch.plan.stored_index is not None
             best, slack = found.best.movedim(0, 2).flatten(2), found.slack.amax(dim=0)
-            rough = Rough(best, slack, batch.plan.stored_index, store)
+            rough = Rough(best, slack, batch.plan.stored_index, found.store)
         return cls(
             logits=processed if len(processed) else raw,
             raw=raw,
@@ -147,7 +144,7 @@ class StoredLogits:
         )
 
     def exact(self) -> Self:
-        """Return the rows, all of whose stored logits are the logits themselves from now on."""
+        """Store the logits of all rows in place of upper ends, and return the rows."""
         if self.rough is None:
             return self
         places = self.rough.slack.nonzero().squeeze(1)

@@ -66,7 +66,7 @@ def jit(
         fastmath: SUMS or FUSED; by default every operation is rounded as it is written.
         entry: whether Python calls it, and no kernel does; other functions only kernels call.
         allocates: whether it makes arrays, or calls NumPy, as an entry may, too. Only then does it
-            count references to arrays, which takes 10 ns each time that one is named.
+            count references to arrays: atomic additions, which took 7 % of a step of 64 rows.
         inline: whether it becomes a part of its callers.
     """
     options: dict[str, Any] = {"no_cfunc_wrapper": True, "no_cpython_wrapper": not entry}

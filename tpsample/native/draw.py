@@ -30,7 +30,7 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
         upper: fp32 [BLOCK], upper ends of the scores; top: the largest.
         logits: fp32 [BLOCK], if hidden has no size; else the exact ones are made of
         weight, hidden: fp32 [D], of the row.
-        stored: fp32 [V_local], raised: takes the exact logits; or it has no size.
+        stored: fp32 [V_local], takes the exact logits; or it has no size.
     """
     taken, threshold = 0, value_of(heap[0])
     # The likeliest id first, because its score is the threshold for the others.
@@ -64,10 +64,11 @@ def can_raise(heap, top):
 
 @jit()
 def push_first(heap, upper, block, weight, hidden, row, head, stored):
-    """Push the largest order words of a block; `heap` has the largest ones, the least first.
+    """Push the order words of a block that can be among the largest.
 
-    Args: those of `push_block`, and
-        upper: fp32 [BLOCK], upper ends of the logits.
+    Args:
+        heap: int64 [count], the largest order words so far, the least first.
+        upper: fp32 [BLOCK], upper ends of the logits; the others are as in `push_block`.
     """
     lanes = lanes_reaching(upper, value_of(heap[0]))
     while lanes:

@@ -212,10 +212,10 @@ def prove(products, i, magnitude):
 
 @jit()
 def depth_of(products):
-    """Return through how many additions a product goes at most, in the sum that it is a part of.
+    """Return how many additions a product goes through at most, until its sum is complete.
 
-    One row is added in any order. Several rows are added as `tpsample.native.vectors` has it: a
-    lane's share of COLUMNS, then the lanes in pairs, then what was there.
+    The products of one row are added in any order. Those of several rows are added by lanes: each
+    lane adds its share of COLUMNS, then the lanes are added in pairs, then the parts of the sum.
     """
     size = products.size
     if len(products.hidden) == 1:

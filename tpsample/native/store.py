@@ -29,7 +29,7 @@ from tpsample.native.products import float64_products, fp32_products, products_o
 from tpsample.screening.bound import DOWN
 
 WAITING = 512
-"""Most ids of a row that wait for later ones. Of V ids in any order k (1 + ln(V / k)) ever wait."""
+"""Most ids of a row that wait. Of V ids in random order about k (1 + ln(V / k)) wait in all."""
 
 
 @jit()

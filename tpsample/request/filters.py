@@ -84,11 +84,6 @@ class RowFilter(NamedTuple):
         by_min_p = whole or self.total_log_min_p > -math.inf
         return self.top_k if by_top_k else 0, self.log_min_p if by_min_p else -math.inf
 
-    @property
-    def needs_bounds(self) -> bool:
-        """Whether bounds of numbers and masses of all tokens, not of some, can decide the row."""
-        return self.way is Way.REJECTION and self.total_log_min_p == -math.inf
-
 
 COLUMNS = 8
 """Numbers per row in the tensor of `RowFilters`."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from tpsample.core.digest import digest_text
 from tpsample.core.tensors import ordinary_tensors, tensors_of
 from tpsample.request.controls.apply import ControlRows
-from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, lists_all
+from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way, lists_all
 from tpsample.request.params import SamplingParams
 
 
@@ -144,12 +144,12 @@ class BatchPlan:
 
     @cached_property
     def rough(self) -> list[int]:
-        """The places of the other rows that `RowFilter.needs_bounds` of.
+        """The places of the other rows that the rejection can decide, from bounds of their sums.
 
-        There are none in fixed rounds, because an undecided row takes more of them.
+        There are none in fixed rounds, because a row that bounds leave open takes one round more.
         """
         filtered = {} if self.fixed_rounds else self._only_filtered
-        places = [place for place, kind in filtered.items() if kind.needs_bounds]
+        places = [place for place, kind in filtered.items() if kind.way is Way.REJECTION]
         return [place for place in places if place not in self.bounded]
 
     @property

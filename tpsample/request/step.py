@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -64,11 +65,15 @@ class Found(NamedTuple):
         first: int64 [threads, R, n], first order words in any order; 0 in rows without.
         best: int64 [threads, R, num_samples, m], best score words in any order; likewise.
         slack: fp32 [threads, R]: no stored logit is below the logit, nor above it by more.
+        store: stores the logits of rows in place of upper ends. It takes the step, rows int64 [n]
+            of the batch, their places in memory, and that memory: fp32 [R, V_local] before the
+            controls, and after them; no rows without controls.
     """
 
     first: Tensor
     best: Tensor
     slack: Tensor
+    store: Callable[..., None]
 
 
 @dataclass(frozen=True)
