@@ -88,7 +88,7 @@ tpsample/integrations/engine_rows.py
     rows of an engine keep the order in which they joined
     - [place[name] for name in names],
     + sorted(place[name] for name in names),
-    > test_a_row_has_the_tokens_it_has_alone_however_the_batch_moves
+    > test_every_token_is_the_oracles_however_the_batch_moves
 tpsample/integrations/vllm_modes.py
     a mode of vLLM that would be wrong is not refused
     - for name, (asked, why) in REFUSED.items() if asked(runner)]

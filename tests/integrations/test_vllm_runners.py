@@ -14,6 +14,7 @@ from tests.support import vllm_fakes as fakes
 from tests.support.ranks import same_on_ranks
 from tests.support.vllm_fakes import EOS, D, Request, V
 from tests.support.vllm_steps import (
+    B_ENDS,
     ORDERS,
     REQUESTS,
     STEPS,
@@ -35,13 +36,21 @@ def test_every_token_is_the_oracles_however_the_batch_moves(runner):
     """Rows join, move, sit steps out and come back, with penalties that count what came out."""
     make, step = STEPS[runner]
     each, outputs = make(), {name: [] for name in REQUESTS}
-    for names in ORDERS:
+    for names in (*ORDERS, ORDERS[-1]):
         out = step(each, names, rows_of(names))
         assert out.sampled_token_ids.shape == (len(names), 1)
         for row, name in enumerate(names):
             token_id = int(out.sampled_token_ids[row, 0])
             assert token_id == expected(name, outputs[name]), name
             outputs[name].append(token_id)
+
+
+def test_a_batch_that_did_not_change_is_not_touched():
+    runner = v1()
+    fakes.v1_batch(runner, ["a", "b"])
+    before = runner.sampler.rows()
+    plan = before.batch.plan
+    assert runner.sampler.rows() is before and before.batch.plan is plan
 
 
 @pytest.mark.parametrize("runner", STEPS)
@@ -63,15 +72,15 @@ def test_logprobs_stand_where_vllm_reads_them(runner):
 @pytest.mark.parametrize("runner", STEPS)
 def test_a_row_of_nan_ends_its_request_and_no_other(runner, caplog):
     make, step = STEPS[runner]
-    names = ["a", "b", "c"]
+    names = ["b", "a", "c"]
     hidden = rows_of(names)
-    hidden[1] = torch.nan
+    hidden[0] = torch.nan
     with caplog.at_level(logging.ERROR):
         out = step(make(), names, hidden)
     tokens = out.sampled_token_ids[:, 0].tolist()
-    assert tokens == [expected("a", []), EOS, expected("c", [])]
-    assert out.logprobs_tensors.logprob_token_ids[1, 0] == EOS
-    assert out.logprobs_tensors.logprobs[1, 0] == -torch.inf
+    assert tokens == [B_ENDS, expected("a", []), expected("c", [])]
+    assert out.logprobs_tensors.logprob_token_ids[0, 0] == B_ENDS
+    assert out.logprobs_tensors.logprobs[0, 0] == -torch.inf
     told = [record.message for record in caplog.records]
     assert len(told) == 1 and "no token could be drawn, status NAN" in told[0]
     assert told[0].startswith("request b is ended")

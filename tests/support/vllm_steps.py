@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
 from tests.support import vllm_fakes as fakes
@@ -12,9 +14,10 @@ from tpsample.integrations.vllm_params import to_params
 
 WEIGHT = fakes.whole_weight()
 HIDDEN = torch.randn(8, D, generator=torch.Generator().manual_seed(4))
+B_ENDS = 9
 REQUESTS = {
     "a": Request(temperature=0.8, seed=1),
-    "b": Request(temperature=0.0, logprobs=2),
+    "b": Request(temperature=0.0, logprobs=2, eos_token_id=B_ENDS),
     "c": Request(top_p=0.6, seed=3, repetition_penalty=1.6, presence_penalty=0.4),
     "d": Request(seed=4, logprob_token_ids=[5, 9, 11]),
 }
@@ -63,7 +66,8 @@ def step_v2(runner, names, hidden) -> Output:
 
 
 STEPS = {"V1": (v1, step_v1), "V2": (v2, step_v2)}
-ORDERS = (["a", "b"], ["a", "b", "c", "d"], ["d", "b", "a"], ["c", "d", "a"], ["a", "c"])
+TRACE = random.Random(2)
+ORDERS = [TRACE.sample("abcd", count) for count in (2, 4, 3, 3, 2, 1, 4, 3, 4, 2, 3, 4, 3, 2)]
 
 
 def rows_of(names):
