@@ -56,8 +56,8 @@ tpsample/output.py
     > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
 tpsample/speculative/verify.py
     a row has one draft more than its length says
-    - place < self.lengths.unsqueeze(1)
-    + place <= self.lengths.unsqueeze(1)
+    - place < lengths.unsqueeze(1)
+    + place <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
     a draft equal to the token of failed rows is accepted
     - sampler.end(sampler.begin(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,28 +17,6 @@ from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.acceptance import leading, position_of_rows, verify_by_ratio
 from tpsample.speculative.drafting import Method, check_draft_logits, check_request
-
-
-class Drafts(NamedTuple):
-    """The drafts of a verification, with their lengths and laws.
-
-    Attributes:
-        token_ids: int64 [B, K].
-        lengths: int32 or int64 [B], or None.
-        law: [B, K, V_local], the drafter's logits; None if the drafts were certain.
-    """
-
-    token_ids: Tensor
-    lengths: Tensor | None
-    law: Tensor | None
-
-    def known(self) -> Tensor:
-        """Return int64 [B, K], the drafts, -1 after each row's last as its length has it."""
-        ids = self.token_ids
-        if self.lengths is None:
-            return ids
-        place = torch.arange(ids.shape[1], device=ids.device)
-        return ids.where(place < self.lengths.unsqueeze(1), word.NO_TOKEN)
 
 
 def verify(
@@ -90,9 +66,10 @@ def verify(
         UnsupportedParameter: (a ValueError) "rejection" or "block", filters or logprobs between
             ranks without a process group.
     """
-
-    drafts = Drafts(draft_token_ids, lengths, draft)
-    return _verify(sampler, Inputs(hidden_states), drafts, batch, positions, method)
+    inputs = Inputs(hidden_states)
+    return _verify(
+        sampler, inputs, draft_token_ids, batch, positions, method, draft=draft, lengths=lengths
+    )
 
 
 def verify_logits(
@@ -118,36 +95,54 @@ def verify_logits(
 
     The other arguments, what is returned and what is raised are those of `verify`.
     """
-
     inputs = Inputs(local_logits, are_logits=True)
-    drafts = Drafts(draft_token_ids, lengths, draft)
-    return _verify(sampler, inputs, drafts, batch, positions, method)
+    return _verify(
+        sampler, inputs, draft_token_ids, batch, positions, method, draft=draft, lengths=lengths
+    )
 
 
 def _verify(
     sampler: LMHeadSampler,
     inputs: Inputs,
-    given: Drafts,
+    draft_token_ids: Tensor,
     batch: StepBatch,
     positions: Tensor | int,
     method: Method,
+    *,
+    draft: Tensor | None,
+    lengths: Tensor | None,
 ) -> VerifyOutput:
     """Settle a verification with the other ranks, and make it."""
 
     def check() -> Call:
-        check_verify(sampler, inputs, given, batch, method)
-        num_rows, num_drafts = given.token_ids.shape
+        check_request(sampler, method, batch)
+        device, law = sampler.weight.device, "certain"
+        check_tensor("draft_token_ids", draft_token_ids, (torch.int64,), "BK", device)
+        num_rows, num_drafts = draft_token_ids.shape
+        its = draft_token_ids
+        if lengths is not None:
+            check_tensor("lengths", lengths, INDICES, (num_rows,), device)
+            place = torch.arange(num_drafts, device=device)
+            its = its.where(place < lengths.unsqueeze(1), word.NO_TOKEN)
+        sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
+        if draft is not None:
+            if method == "coupled":
+                raise ValueError(
+                    'draft: method="coupled" looks at no draft probabilities; leave it out, or '
+                    'choose "rejection" or "block"'
+                )
+            check_draft_logits("draft", draft, (num_rows, num_drafts), sampler)
+            law = "by logits"
         if method != "coupled":
             sampler.ranks.require_group(f'method="{method}"')
-        law = "certain" if given.law is None else "by logits"
         return sampler.checks.rows(
             f"verify {method} {law}{' from logits' if inputs.are_logits else ''}",
             batch,
             num_rows,
-            positions_tensor(positions, num_rows, given.token_ids.device),
+            positions_tensor(positions, num_rows, device),
             masked_rows=num_rows * (num_drafts + 1),
             num_samples=num_drafts,
-            token_ids=given.known(),
+            token_ids=its,
         )
 
     with sampler.agreement:
@@ -167,7 +162,7 @@ def _verify(
         if method == "coupled":
             verified = _verify_coupled(sampler, inputs, drafts, expanded, at)
         else:
-            law = None if given.law is None else given.law.detach()
+            law = None if draft is None else draft.detach()
             block = method == "block"
             verified = verify_by_ratio(
                 sampler, inputs, drafts, expanded, at, block=block, draft=law
@@ -222,23 +217,3 @@ def _emitted(logprobs: Logprobs, emitted: Tensor) -> Logprobs:
         logprobs.ranks.where(emitted, 0),
         logprobs.entropies.where(emitted.squeeze(1), torch.nan),
     )
-
-
-def check_verify(
-    sampler: LMHeadSampler, inputs: Inputs, drafts: Drafts, batch: object, method: str
-) -> None:
-    """Check the arguments of `verify` or `verify_logits`; an error names the argument."""
-    check_request(sampler, method, batch)
-    device, lengths = sampler.weight.device, drafts.lengths
-    check_tensor("draft_token_ids", drafts.token_ids, (torch.int64,), "BK", device)
-    num_rows, num_drafts = drafts.token_ids.shape
-    if lengths is not None:
-        check_tensor("lengths", lengths, INDICES, (num_rows,), device)
-    sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
-    if drafts.law is not None and method == "coupled":
-        raise ValueError(
-            'draft: method="coupled" looks at no draft probabilities; leave it out, or choose '
-            '"rejection" or "block"'
-        )
-    if drafts.law is not None:
-        check_draft_logits("draft", drafts.law, (num_rows, num_drafts), sampler)
