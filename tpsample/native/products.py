@@ -58,7 +58,8 @@ class Products(NamedTuple):
         size: D.
         hidden: [R or more, ≥ D], the hidden states in that type; zeros fill up several rows.
         bf16: uint16 [R or more, D], the same in bf16, or no rows; see `TakenRows`.
-        tile: [BLOCK, COLUMNS], converted weights; one row needs none.
+        tile: [BLOCK, COLUMNS], converted weights; one row needs none, nor do numbers that are
+            multiplied as they lie in memory.
     """
 
     values: np.ndarray
@@ -147,8 +148,8 @@ def add_dots(hidden, column, numbers, begin, stride, size, block, products):
                 dots(hidden, row, column, *of_ids)
 
 
-def add_bf16_dots(weight, block, first, size, products):
-    """Add products of bf16 numbers as they are, if weight, rows and processor allow it.
+def add_unconverted_dots(weight, block, first, size, products):
+    """Add products of numbers as they lie in memory, if weight, rows and processor allow it.
 
     Returns:
         Whether they were added. Python itself has no such instruction.
@@ -156,18 +157,19 @@ def add_bf16_dots(weight, block, first, size, products):
     return False
 
 
-@overload(add_bf16_dots)
-def _compiled_add_bf16_dots(weight, block, first, size, products):
+@overload(add_unconverted_dots)
+def _compiled_add_unconverted_dots(weight, block, first, size, products):
     dtypes = as_dtype(weight[0].dtype), as_dtype(products[0].dtype)
-    if not HAS_BF16 or dtypes != (U16, F32):
+    if dtypes not in ((F32, F32), (U16, F32)) or (dtypes[0] == U16 and not HAS_BF16):
         return lambda weight, block, first, size, products: False
+    of_rows = Products._fields.index("hidden" if dtypes[0] == F32 else "bf16")
 
     def add(weight, block, first, size, products):
-        if len(products.bf16):
+        hidden, added = products[of_rows], size % PADDING == 0
+        if added and len(hidden):
             begin, stride = block.local * weight.stride + first, weight.stride
-            hidden = products.bf16
             add_dots(hidden, first, weight.numbers, begin, stride, size, block, products)
-        return len(products.bf16) > 0
+        return added and len(hidden) > 0
 
     return add
 
@@ -185,10 +187,13 @@ def multiply(weight, block, products):
         return
     for first in range(0, products.size, COLUMNS):
         size = min(COLUMNS, products.size - first)
-        if add_bf16_dots(weight, block, first, size, products):
+        if add_unconverted_dots(weight, block, first, size, products):
             continue
+        later = rows_ahead(weight.numbers, size) * weight.stride
         for i in range(block.count):
-            convert(weight.numbers, (block.local + i) * weight.stride + first, size, tile[i])
+            begin = (block.local + i) * weight.stride + first
+            fetch(weight.numbers, begin + later, size)
+            convert(weight.numbers, begin, size, tile[i])
         add_dots(hidden, first, tile.reshape(-1), 0, COLUMNS, padded(size), block, products)
     if block.count < BLOCK:
         for j in range(BLOCK):
