@@ -7,7 +7,7 @@ tpsample/speculative/acceptance.py
     an output without drafts has the seeds of the batch
     - seed = batch.seed[::width].clone()
     + seed = batch.seed[::width].contiguous()
-    > test_the_seeds_of_an_output_without_drafts_are_its_own[rejection]
+    > test_without_a_draft_every_row_takes_its_plain_step[torch]
     a draft is accepted without its own law
     - return leading((u * q < p) & (q > 0))
     + return leading((u < p) & (q > 0))

@@ -115,24 +115,6 @@ def test_acceptance_is_exactly_as_published(kind):
             assert stats.binomtest(found, count, probability).pvalue > LEVEL, (method, i)
 
 
-def test_a_block_accepts_no_fewer_than_token_by_token():
-    """In expectation for every drafter, exactly; and in the draws, paired by their numbers."""
-    gains = {}
-    for kind in DRAFTS:
-        chain = Chain(16, kind)
-        tokenwise, block_ = (sum(accept_probabilities(chain, 3, method)) for method in METHODS)
-        assert block_ >= tokenwise - 1e-12
-        gains[kind] = block_ - tokenwise
-    assert gains["uniform"] > 0.02
-
-    chain = Chain(16, "uniform")
-    lengths = [chain.emit(20_000, 3, method)[1].double() for method in METHODS]
-    gain = lengths[1] - lengths[0]
-    error = float(gain.std() / len(gain) ** 0.5)
-    assert float(gain.mean()) > 4 * error
-    assert float(gain.mean()) == pytest.approx(gains["uniform"], abs=4 * error)
-
-
 def test_the_streams_are_uniform_independent_and_pinned():
     """In (0, 1) with 53 bits; another position, index or use has numbers of its own."""
     seeds = torch.arange(20_000)
