@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.support.cases import Case
+from tests.support.commands import invoke
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 from tpsample.record import verify as record_module
 from tpsample.record import verify_record, write_record
@@ -225,20 +226,15 @@ def test_a_pickle_is_not_loaded(tmp_path, capsys):
 
 def test_the_command(tmp_path):
     pytest.importorskip("rich", reason="needs the extra cli")
-    from typer.testing import CliRunner
-
-    from tpsample.cli.app import app
-
     _record(tmp_path / "good")
     _record(tmp_path / "bad")
     token_ids = _changes(tmp_path / "bad")["token_ids"] ^ 1
     _rewritten(tmp_path / "bad", {"token_ids": token_ids})
-    runner = CliRunner()
-    good = runner.invoke(app, ["verify", str(tmp_path / "good")])
+    good = invoke("verify", tmp_path / "good")
     assert good.exit_code == 0 and good.stdout.count("confirmed: token") == 6
     assert good.stdout.endswith("\n6 rows: 6 confirmed, 0 refuted\n")
     assert "row 2: confirmed: token -1 (NAN)" in good.stdout
-    bad = runner.invoke(app, ["verify", str(tmp_path / "good"), str(tmp_path / "bad")])
+    bad = invoke("verify", tmp_path / "good", tmp_path / "bad")
     assert bad.exit_code == 1 and bad.stdout.count("REFUTED: recorded token") == 6
-    unusable = runner.invoke(app, ["verify", str(tmp_path / "none")])
+    unusable = invoke("verify", tmp_path / "none")
     assert unusable.exit_code == 2 and "not a safetensors file" in unusable.output

@@ -11,20 +11,12 @@ from tpsample.distributed import Job
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model that `--model` takes."""
-    pytest.importorskip("transformers", reason="needs the extra hf")
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_model(folder)
-    return folder
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a random Llama, whose cache can forget tokens, and whose four heads in two
-    groups two ranks can share."""
-    pytest.importorskip("transformers", reason="needs the extra hf")
-    folder = tmp_path_factory.mktemp("llama")
-    save_tiny_llama(folder)
-    return folder
+    return save_tiny_llama(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="session")

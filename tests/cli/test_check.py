@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tpsample.cli.check import Verdict
+from tpsample.cli.check import told
 
 
 def test_only_equal_tokens_on_all_ranks_are_the_same() -> None:
-    assert Verdict(320, 0, 2).ok
-    assert Verdict(320, 0, 0).line(2) == (
-        "same tokens: 1 rank = 2 ranks = oracle (320 tokens compared, 0 differ, 0 near ties)"
+    assert told(320, 0, 2, True, 2) == (
+        "same tokens: 1 rank = 2 ranks = oracle (320 tokens compared, 0 differ, 2 near ties)",
+        True,
     )
-    for bad in (Verdict(), Verdict(320, 1, 0), Verdict(320, 0, 0, same_on_every_rank=False)):
-        assert not bad.ok
-        assert "same tokens" not in bad.line(2)
+    for bad in ((0, 0, 0, True), (320, 1, 0, True), (320, 0, 0, False)):
+        line, ok = told(*bad, 2)
+        assert not ok and "same tokens" not in line

@@ -16,30 +16,12 @@ from tpsample.cli.model import Model
 TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
 
 
-def sampler_of(model: Model, params: list[SamplingParams]) -> tuple[LMHeadSampler, SamplingBatch]:
-    sampler = LMHeadSampler(
-        model.lm_head.weight, max_rows=len(params), backend="torch", **model.lm_head.options
-    )
-    return sampler, SamplingBatch.from_params(params, vocab_size=VOCAB_SIZE)
-
-
-def test_a_padded_batch_gives_what_each_row_gives_alone(tiny_model: Model) -> None:
-    prompts = [[5], [7, 8, 9, 10, 11], [3, 1, 4], [2, 7, 1, 8, 2, 8, 1, 8]]
-    params = [SamplingParams(temperature=t, seed=40 + i) for i, t in enumerate((0, 0.8, 1, 2))]
-
-    def run(rows: slice) -> list[list[int]]:
-        sampler = sampler_of(tiny_model, params[rows])
-        return decode(tiny_model, prompts[rows], *sampler, max_new_tokens=6).rows
-
-    together = run(slice(None))
-    assert [run(slice(i, i + 1))[0] for i in range(4)] == together
-    assert all(len(row) == 6 for row in together)
-
-
 def test_greedy_rows_are_what_transformers_generates(tiny: Path, tiny_model: Model) -> None:
     prompts = [[5], [7, 8, 9, 10, 11]]
-    greedy = sampler_of(tiny_model, [SamplingParams(temperature=0)] * 2)
-    ours = decode(tiny_model, prompts, *greedy, max_new_tokens=6).rows
+    head = tiny_model.lm_head
+    sampler = LMHeadSampler(head.weight, max_rows=2, backend="torch", **head.options)
+    greedy = SamplingBatch.from_params([SamplingParams(temperature=0)] * 2, vocab_size=VOCAB_SIZE)
+    ours = decode(tiny_model, prompts, sampler, greedy, max_new_tokens=6).rows
 
     causal_lm = TRANSFORMERS.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     for prompt, row in zip(prompts, ours, strict=True):

@@ -3,16 +3,14 @@
 import pytest
 
 pytest.importorskip("rich", reason="needs the extra cli")
-from typer.testing import CliRunner
 
 import tpsample.cli.doctor
-from tests.support.commands import STARTERS, run_command
+from tests.support.commands import STARTERS, invoke, run_command
 from tests.support.tiers import long
-from tpsample.cli.app import app
 
 
 def test_alone():
-    shown = CliRunner().invoke(app, ["doctor", "--seconds", "0.1"])
+    shown = invoke("doctor", "--seconds", 0.1)
     assert shown.exit_code == 0, shown.output
     assert "1 rank, started by hand" in shown.output
     assert "exchange auto  none: one rank" in shown.output
@@ -31,17 +29,16 @@ def test_wrong_tokens_are_an_error(monkeypatch):
         return out
 
     monkeypatch.setattr(tpsample.cli.doctor.reference, "sample", other)
-    shown = CliRunner().invoke(app, ["doctor", "--seconds", "0"])
+    shown = invoke("doctor", "--seconds", 0)
     assert shown.exit_code == 1
     assert "self-check none: 4 TOKENS DIFFER FROM THE ORACLE" in shown.output
 
 
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(tpsample.cli.doctor.PACKAGES, "no-such-package", "hf")
-    shown = CliRunner().invoke(app, ["doctor", "--seconds", "0"])
-    assert (
-        "hint: no-such-package missing: in a clone of tpsample, pip install '.[hf]'" in shown.output
-    )
+    shown = invoke("doctor", "--seconds", 0)
+    hint = "hint: no-such-package missing: in a clone of tpsample, pip install '.[hf]'"
+    assert hint in shown.output
 
 
 @pytest.mark.parametrize("source", ["torchrun", *long("mpi4py")])

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import LMHeadSampler, SampleOutput, reference
 from tpsample.cli import check as checking
 from tpsample.cli import report
-from tpsample.cli.app import app
 from tpsample.cli.model import Model
 
 TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -75,10 +73,10 @@ def test_a_trace_is_the_models_own_distribution(
     """The texts stay as they were; every traced step agrees with the model run over its text."""
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "run.safetensors"
-    command = ["generate", "--model", str(tiny), "--prompt", "w5 w7 w9", "--max-new-tokens", "5"]
-    command += ["--backend", "torch", *FIVE]
-    plain = CliRunner().invoke(app, command)
-    traced = CliRunner().invoke(app, [*command, "--trace", str(path), "--trace-top", "4"])
+    command = ("generate", "--model", tiny, "--prompt", "w5 w7 w9", "--max-new-tokens", 5)
+    command += ("--backend", "torch", *FIVE)
+    plain = invoke(*command)
+    traced = invoke(*command, "--trace", path, "--trace-top", 4)
     assert traced.exit_code == 0, traced.output
     assert texts(traced.output) == texts(plain.output)
     assert "run.png" in traced.output and path.with_suffix(".png").stat().st_size > 10_000
@@ -101,7 +99,7 @@ def test_a_trace_is_the_models_own_distribution(
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     path.with_suffix(".png").unlink()
-    without = CliRunner().invoke(app, [*command, "--trace", str(path)])
+    without = invoke(*command, "--trace", path)
     assert without.exit_code == 0 and "no plot without matplotlib: " in without.output
     assert not path.with_suffix(".png").exists()
 
@@ -121,14 +119,14 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
             out.token_ids = (out.token_ids + 1) % VOCAB_SIZE
             return out
 
-    command = ["generate", "--model", str(tiny), "--max-new-tokens", "2"]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    command = "generate", "--model", tiny, "--max-new-tokens", 2
+    assert invoke(*command).exit_code == 0
     of_the_job = Model, "sampler", lambda *a, **k: OffByOne(right(*a, **k))
     of_one_rank = checking, "LMHeadSampler", lambda *a, **k: OffByOne(LMHeadSampler(*a, **k))
     for place, name, wrong in (of_the_job, of_one_rank):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, wrong)
-            failed = CliRunner().invoke(app, command)
+            failed = invoke(*command)
         assert failed.exit_code == 1
         assert "TOKENS DIFFER (10 tokens compared, 10 differ, 0 near ties)" in failed.output
         assert "same tokens" not in failed.output
@@ -145,7 +143,7 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_wrong_options_are_named(options: list[str], message: str) -> None:
-    done = CliRunner().invoke(app, ["generate", *options])
+    done = invoke("generate", *options)
     assert done.exit_code != 0
     assert message in done.output
 

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("rich", reason="needs the extra cli")
-from typer.testing import CliRunner
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiers import long
-from tpsample.cli.app import app
 from tpsample.cli.requests import Request, asked, fields_of, read_params
 from tpsample.request.as_json import from_json
 
@@ -103,18 +101,16 @@ def test_a_file_gives_each_prompt_its_own_request(tiny: Path, tmp_path: Path) ->
 def test_wrong_files_are_refused_before_a_model_is_loaded(content, match, tmp_path) -> None:
     file = tmp_path / "params.json"
     file.write_text(content)
-    options = ("--prompt", "w5", "--temperature", "1", "--params", str(file), "--model", "/nowhere")
-    done = CliRunner().invoke(app, ["generate", *options])
+    options = ("--prompt", "w5", "--temperature", 1, "--params", file, "--model", "/nowhere")
+    done = invoke("generate", *options)
     assert done.exit_code == 1 and match in done.stderr, done.output
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_one_prompt_at_two_temperatures_says_why_there_are_two_rows(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text("[{}]")
-    two = ("--temperature", "0", "--temperature", "1")
-    done = CliRunner().invoke(
-        app, ["generate", "--prompt", "w5", "--params", str(tmp_path / "one.json"), *two]
-    )
+    two = ("--temperature", 0, "--temperature", 1)
+    done = invoke("generate", "--prompt", "w5", "--params", tmp_path / "one.json", *two)
     assert done.exit_code == 1
     assert "expected 2 objects, one per --temperature, since one prompt alone" in done.stderr
 

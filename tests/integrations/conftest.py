@@ -21,6 +21,4 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tried = TRIED["transformers"]
     if not importlib.metadata.version("transformers").startswith(f"{tried}."):
         pytest.skip(f"needs transformers {tried}, which the adapter supports")
-    folder = tmp_path_factory.mktemp("llama")
-    save_tiny_llama(folder)
-    return folder
+    return save_tiny_llama(tmp_path_factory.mktemp("llama"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 VOCAB_SIZE = 1003
@@ -21,8 +22,9 @@ def save_tokenizer(folder: Path, vocab_size: int) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
-def save_tiny_model(folder: Path) -> None:
+def save_tiny_model(folder: Path) -> Path:
     """A random Gemma 2 with an odd vocabulary and a soft-cap that bends its logits."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
     import transformers
 
     save_tokenizer(folder, VOCAB_SIZE)
@@ -43,10 +45,13 @@ def save_tiny_model(folder: Path) -> None:
     causal_lm = transformers.Gemma2ForCausalLM(config)
     causal_lm.model.embed_tokens.weight.data *= 0.1  # else attention would hardly matter
     causal_lm.save_pretrained(folder)
+    return folder
 
 
-def save_tiny_llama(folder: Path) -> None:
-    """A random Llama whose heads two ranks can share, with a tied head of an odd vocabulary."""
+def save_tiny_llama(folder: Path) -> Path:
+    """A random Llama whose heads two ranks can share, with a tied head of an odd vocabulary. Its
+    cache can forget tokens."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
     import transformers
 
     save_tokenizer(folder, VOCAB_SIZE)
@@ -64,3 +69,4 @@ def save_tiny_llama(folder: Path) -> None:
     )
     torch.manual_seed(1)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

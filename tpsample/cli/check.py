@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -18,42 +17,34 @@ from tpsample.reference import NEAR_TIE
 from tpsample.sampler import LMHeadSampler
 
 
-class Verdict(NamedTuple):
-    """The result of a comparison.
+def told(
+    compared: int, differ: int, near_ties: int, same_on_every_rank: bool, world_size: int
+) -> tuple[str, bool]:
+    """Return one sentence for people, which starts with "same tokens" or does not say so, and
+    whether it does.
 
-    Attributes:
+    Args:
         compared: tokens looked at.
         differ: of these, tokens that are not what one rank and the oracle give.
         near_ties: differences from the oracle excused because its scores tie within NEAR_TIE.
         same_on_every_rank: all ranks emitted the same sequences.
     """
-
-    compared: int = 0
-    differ: int = 0
-    near_ties: int = 0
-    same_on_every_rank: bool = True
-
-    @property
-    def ok(self) -> bool:
-        return self.compared > 0 and self.differ == 0 and self.same_on_every_rank
-
-    def line(self, world_size: int) -> str:
-        """Return one sentence for people, which starts with "same tokens" only if `ok`."""
-        ways = ["1 rank", *([f"{world_size} ranks"] if world_size > 1 else []), "oracle"]
-        sentence = "same tokens: " + " = ".join(ways) if self.ok else "TOKENS DIFFER"
-        if not self.same_on_every_rank:
-            sentence += " BETWEEN RANKS"
-        return (
-            f"{sentence} ({self.compared} tokens compared, {self.differ} differ, "
-            f"{self.near_ties} near ties)"
-        )
+    ok = compared > 0 and differ == 0 and same_on_every_rank
+    ways = ["1 rank", *([f"{world_size} ranks"] if world_size > 1 else []), "oracle"]
+    sentence = "same tokens: " + " = ".join(ways) if ok else "TOKENS DIFFER"
+    between = "" if same_on_every_rank else " BETWEEN RANKS"
+    counts = f"{compared} tokens compared, {differ} differ, {near_ties} near ties"
+    return f"{sentence}{between} ({counts})", ok
 
 
 @torch.inference_mode()
 def check(
     model: Model, record: Record, job: Job, backend: BackendName, on_token: Callable[[], None]
-) -> Verdict:
-    """Sample every token of a record again, and compare. Collective: the ranks share them out."""
+) -> tuple[str, bool]:
+    """Sample every token of a record again, and return what is `told`, and whether all are right.
+
+    Collective: the ranks share the tokens out.
+    """
     weight, bias, head = model.whole_head()
     count = len(record.params)
     own = range(count * job.rank // job.world_size, count * (job.rank + 1) // job.world_size)
@@ -78,4 +69,4 @@ def check(
     answers = job.gather([len(own), differ, near_ties, emitted])
     compared, differ, near_ties, _ = map(sum, zip(*answers, strict=True))
     same = len({answer[-1] for answer in answers}) == 1
-    return Verdict(compared, differ, near_ties, same)
+    return told(compared, differ, near_ties, same, job.world_size)

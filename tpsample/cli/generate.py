@@ -166,11 +166,11 @@ def generate(
                     batch = texts.batch(sampler)
                     found = once(batch, num_drafts=num_drafts, on_step=advance)
                 sampler.check()
-                verdict = None
+                line, ok = "tokens were not checked (--no-check)", True
                 if not no_check:
                     drawn = texts.record(found.draws)
                     advance = phase("checking tokens", -(-len(drawn.params) // job.world_size))
-                    verdict = check(lm, drawn, job, sampler.backend, advance)
+                    line, ok = check(lm, drawn, job, sampler.backend, advance)
 
             if not stream:
                 for row, params in enumerate(texts.params):
@@ -187,10 +187,7 @@ def generate(
             shown.table(lines)
             if draft:
                 shown.table(report.drafts(found, plain))
-            if verdict is None:
-                shown.verdict("tokens were not checked (--no-check)", ok=True)
-            else:
-                shown.verdict(verdict.line(job.world_size), verdict.ok)
+            shown.verdict(line, ok)
             sampler.close()
-    if verdict is not None and not verdict.ok:
+    if not ok:
         raise typer.Exit(1)
