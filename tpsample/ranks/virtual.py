@@ -45,11 +45,9 @@ class VirtualWorld:
         self.ranks = [VirtualRanks(self, rank) for rank in range(len(shards))]
         self._allocations: list[Tensor] = []
         self.running = False
-        self._turn = threading.Condition()
-        self._world_size = self._ended = self._round = 0
-        self._handed_in: dict[int, Tensor] = {}
+        self._turn, self._meeting = threading.Lock(), threading.Barrier(1)
+        self._own: list[Tensor | None] = []  # by rank; None of one that has ended
         self._all: list[Tensor] = []
-        self._broken = False
 
     def step(
         self, samplers: Sequence[Any], hidden_states: Tensor, *arguments: Any, **options: Any
@@ -82,13 +80,13 @@ class VirtualWorld:
             Exception: a body raised it, that of the lowest rank; the others stop where they meet.
             RuntimeError: the ranks did not meet equally often.
         """
-        self._world_size, self._ended, self._handed_in = len(bodies), 0, {}
-        self._broken, self.running = False, True
+        self._own, self.running = [None] * len(bodies), True
+        self._meeting = threading.Barrier(len(bodies), self._share)
         # These belong to a thread.
         inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
-        def in_turn(body: Callable[[], T]) -> T:
+        def in_turn(rank: int, body: Callable[[], T]) -> T:
             with self._turn:
                 try:
                     with (
@@ -96,44 +94,38 @@ class VirtualWorld:
                         torch.inference_mode(inference),
                         torch.set_grad_enabled(grad),
                     ):
-                        return body()
+                        result = body()
+                    self.gather(rank, None)
+                    return result
                 except BaseException:
-                    self._broken = True
+                    self._meeting.abort()
                     raise
-                finally:
-                    self._ended += 1
-                    self._broken |= bool(self._handed_in)  # someone waits for who has left
-                    self._turn.notify_all()
 
         try:
             with ThreadPoolExecutor(len(bodies)) as threads:
-                futures = [threads.submit(in_turn, body) for body in bodies]
-            errors = [error for future in futures if (error := future.exception()) is not None]
-            for error in errors:
-                if not isinstance(error, _Stopped):
-                    raise error
-            if errors:
-                raise RuntimeError("virtual ranks: they did not make the same calls")
+                futures = [threads.submit(in_turn, *each) for each in enumerate(bodies)]
+            for future in futures:  # an error of its own comes before those that it brought about
+                if not isinstance(future.exception(), threading.BrokenBarrierError):
+                    future.result()
             return [future.result() for future in futures]
         finally:
             self.running = False
 
-    def gather(self, rank: int, own: Tensor) -> list[Tensor]:
-        """Wait for all ranks, and return what each handed in, in rank order."""
-        self._handed_in[rank] = own
-        if self._ended:
-            self._broken = True
-        if len(self._handed_in) == self._world_size:
-            self._all = [self._handed_in[each] for each in range(self._world_size)]
-            self._handed_in = {}
-            self._round += 1
-            self._turn.notify_all()
-            return self._all
-        this_round = self._round
-        self._turn.wait_for(lambda: self._round > this_round or self._broken)
-        if self._round == this_round:
-            raise _Stopped
+    def gather(self, rank: int, own: Tensor | None) -> list[Tensor]:
+        """Wait for all ranks, and return what each handed in, in rank order; None at the end."""
+        self._own[rank] = own
+        self._turn.release()
+        try:
+            self._meeting.wait()
+        finally:
+            self._turn.acquire()
         return self._all
+
+    def _share(self) -> None:
+        """Let every rank have what all handed in, once the last of them has."""
+        self._all = [own for own in self._own if own is not None]
+        if self._all and len(self._all) < len(self._own):
+            raise RuntimeError("virtual ranks: they did not make the same calls")
 
     def allocation(self, index: int, shape: tuple[int, ...]) -> Tensor:
         """Return int64 [world_size, *shape], one tensor for every rank's request number `index`."""
@@ -188,7 +180,3 @@ class VirtualRanks(Ranks):
                 known |= {"weight_rows": len(shard), "weight": None}
             records.append({**record, **known})
         return records
-
-
-class _Stopped(Exception):
-    """Another rank failed or has left."""
