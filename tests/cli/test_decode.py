@@ -9,28 +9,32 @@ import pytest
 import torch
 
 from tests.support.tiny_model import VOCAB_SIZE
-from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, Status
+from tpsample import LMHeadSampler, SampleOutput, SamplingParams, Status
 from tpsample.cli.decode import decode
 from tpsample.cli.model import Model
+from tpsample.cli.requests import Row
 
 TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
 
 
 def test_greedy_rows_are_what_transformers_generates(tiny: Path, tiny_model: Model) -> None:
-    prompts = [[5], [7, 8, 9, 10, 11]]
-    head = tiny_model.lm_head
-    sampler = LMHeadSampler(head.weight, max_rows=2, backend="torch", **head.options)
-    greedy = SamplingBatch.from_params([SamplingParams(temperature=0)] * 2, vocab_size=VOCAB_SIZE)
-    ours = decode(tiny_model, prompts, sampler, greedy, max_new_tokens=6).rows
+    greedy, head = SamplingParams(temperature=0), tiny_model.lm_head
+    rows = [Row(tiny_model, prompt, greedy, 6) for prompt in ([5], [7, 8, 9, 10, 11])]
+    decode(
+        tiny_model, rows, LMHeadSampler(head.weight, max_rows=2, backend="torch", **head.options)
+    )
 
     causal_lm = TRANSFORMERS.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
-    for prompt, row in zip(prompts, ours, strict=True):
-        theirs = causal_lm.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)
-        assert theirs[0].tolist() == prompt + row
+    for row in rows:
+        ids = torch.tensor([row.prompt])
+        theirs = causal_lm.generate(ids, max_new_tokens=6, do_sample=False)
+        assert theirs[0].tolist() == row.prompt + row.answer
 
 
 class Scripted:
     """A sampler that draws what it is told, and keeps the positions it was asked for."""
+
+    vocab_size = VOCAB_SIZE
 
     def __init__(self, script: list[list[int]], status: Status = Status.OK) -> None:
         self.script, self.status, self.seen = script, int(status), list[list[int]]()
@@ -45,22 +49,17 @@ class Scripted:
 def test_ended_rows_collect_nothing_and_positions_ignore_padding(tiny_model: Model) -> None:
     eos = next(iter(tiny_model.eos_token_ids))
     script: Any = Scripted([[1, 2], [eos, 3], [4, 5], [6, eos], [7, 8]])
-    batch = SamplingBatch.from_params([SamplingParams()] * 2, vocab_size=VOCAB_SIZE)
+    rows = [Row(tiny_model, prompt, SamplingParams(), 5) for prompt in ([9, 9, 9], [9])]
     steps: list[None] = []
-    decoded = decode(
-        *(tiny_model, [[9, 9, 9], [9]], script, batch),
-        max_new_tokens=5,
-        on_step=lambda: steps.append(None),
-    )
-    assert decoded.rows == [[1], [2, 3, 5]]
+    decoded = decode(tiny_model, rows, script, on_step=lambda: steps.append(None))
+    assert [row.answer for row in rows] == [[1], [2, 3, 5]]
     assert script.seen == [[3, 1], [4, 2], [5, 3], [6, 4]]
     assert decoded.forwards == len(steps) == 4
-    assert [row.drawn for row in decoded.draws] == [[1, eos], [2, 3, 5, eos]]
-    assert [len(row.states) for row in decoded.draws] == [2, 4]
+    assert [row.drawn for row in rows] == [[1, eos], [2, 3, 5, eos]]
+    assert [len(row.states) for row in rows] == [2, 4]
 
 
 def test_no_token_stops_decoding(tiny_model: Model) -> None:
-    batch = SamplingBatch.from_params([SamplingParams()], vocab_size=VOCAB_SIZE)
     broken: Any = Scripted([[-1]], Status.NAN)
     with pytest.raises(RuntimeError, match="row 0: no token could be sampled: NAN"):
-        decode(tiny_model, [[9]], broken, batch, max_new_tokens=5)
+        decode(tiny_model, [Row(tiny_model, [9], SamplingParams(), 5)], broken)

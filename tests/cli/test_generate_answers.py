@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 from tests.support.commands import invoke, texts
-from tpsample.cli.requests import Request, Texts
+from tpsample.cli.report import Report
+from tpsample.cli.requests import Request
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 6, "--prompt", "w5 w7 w9")
 
@@ -48,7 +50,7 @@ class Bytes:
     def tokenizer(self) -> Bytes:
         return self
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return list(text.encode())
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
@@ -58,12 +60,14 @@ class Bytes:
         return self.encode(prompt)
 
 
-def test_a_letter_is_streamed_once_it_is_whole() -> None:
-    pieces: list[str] = []
-    rows = [Request("p", {"stop": ["!"]})]
-    texts = Texts(Bytes(), rows, show=pieces.append)  # type: ignore[arg-type]
-    sent = "aé b!c".encode()
-    ended = [texts.ends(0, list(sent[:count])) for count in range(1, len(sent) + 1)]
+def test_a_letter_is_streamed_once_it_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    row, shown = Request("p", {"stop": ["!"]}).row(Bytes(), 99), Report(0)  # type: ignore[arg-type]
+    pieces, ended = [], []
+    for byte in "aé b!c".encode():
+        row.take(byte, torch.zeros(1))
+        shown.write(row.text)
+        pieces.append(capsys.readouterr().out)
+        ended.append(row.ended)
     assert "".join(pieces) == "aé b" and "é" in pieces
     assert ended == [False] * 5 + [True] * 2
 

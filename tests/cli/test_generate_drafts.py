@@ -10,10 +10,11 @@ import torch
 
 from tests.support.commands import invoke
 from tests.support.tiny_model import VOCAB_SIZE, save_tiny_model
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
+from tpsample import LMHeadSampler, SamplingParams
 from tpsample.cli import decode as decoding
 from tpsample.cli.decode import continuation, decode
 from tpsample.cli.model import load
+from tpsample.cli.requests import Row
 from tpsample.distributed import Job
 
 pytest.importorskip("transformers", reason="needs the extra hf")
@@ -31,12 +32,12 @@ def test_decoding_with_drafts_writes_the_plain_text(
     sampler = LMHeadSampler(model.lm_head.weight, max_rows=4 * 5, backend="torch")
 
     def run(num_drafts: int) -> decoding.Decoded:
-        batch = SamplingBatch.from_params(PARAMS, vocab_size=VOCAB_SIZE)
-        return decode(*(model, PROMPTS, sampler, batch), max_new_tokens=17, num_drafts=num_drafts)
+        rows = [Row(model, *each, 17) for each in zip(PROMPTS, PARAMS, strict=True)]
+        return decode(model, rows, sampler, num_drafts=num_drafts)
 
     plain = run(0)
-    assert len({tuple(row) for row in plain.rows}) == 4
-    texts = [prompt + row for prompt, row in zip(PROMPTS, plain.rows, strict=True)]
+    texts = [row.prompt + row.answer for row in plain.rows]
+    assert len({tuple(row.answer) for row in plain.rows}) == 4
 
     def scripted(so_far: list[int], count: int) -> list[int]:
         (text,) = (each for each in texts if each[: len(so_far)] == so_far)
@@ -49,8 +50,8 @@ def test_decoding_with_drafts_writes_the_plain_text(
     done = run(4)
     assert done.forwards <= 9 and done.accepted > done.proposed / 2
     for each in (ngram, done):
-        assert each.rows == plain.rows and 0 <= each.accepted <= each.proposed
-        for ours, row in zip(each.draws, plain.draws, strict=True):
+        assert 0 <= each.accepted <= each.proposed
+        for ours, row in zip(each.rows, plain.rows, strict=True):
             torch.testing.assert_close(ours.states, row.states)
             assert (ours.prompt, ours.drawn) == (row.prompt, row.drawn)
 

@@ -45,8 +45,8 @@ tpsample/cli/requests.py
     > test_answers_end_where_their_requests_say
     > test_a_letter_is_streamed_once_it_is_whole
     a record forgets the tokens so far
-    - row.drawn[:t] if params.reads_output else [])
-    + [])
+    - row.drawn[:t] if row.params.reads_output else [] for row, t
+    + [] for row, t
     > test_a_record_of_a_text_is_confirmed_token_by_token
 tpsample/integrations/transformers_head.py
     the LM head keeps no forward of its own

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpsample.cli.model import Model
+from tpsample.cli.requests import Row
 from tpsample.core import word
 from tpsample.core.word import Status
 from tpsample.record.trace import TopKTrace
@@ -24,46 +25,22 @@ from tpsample.speculative import verify
 
 LONGEST_NGRAM = 4
 
-Ends = Callable[[int, list[int]], bool]
-"""Is given a row and its tokens so far after each new one, and returns whether it has ended."""
-
 
 class NoToken(RuntimeError):
     """A row could not be given a token."""
 
 
 @dataclass
-class Row:
-    """One row: its prompt, the ids drawn after it, and the hidden states [D] they were drawn from.
-
-    The last id drawn may be an end of sequence.
-    """
-
-    prompt: list[int]
-    drawn: list[int] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
-    ended: bool = False
-
-    def drafts(self, count: int) -> list[int]:
-        """Return `count` ids, -1 after those that follow the suffix."""
-        found = [] if self.ended else continuation(self.prompt + self.drawn, count)
-        return found + [word.NO_TOKEN] * (count - len(found))
-
-
-@dataclass
 class Decoded:
-    """Generated token ids per row, the draws that gave them, and what the drafts were worth.
+    """What it took to draw some rows, and what the drafts were worth.
 
     Attributes:
-        rows: without the end of sequence.
-        draws: the same rows, with all that was drawn.
         forwards: passes of the model, the prompt's included.
         row_steps: row × pass, of rows that had not ended.
         proposed, accepted: drafts of such rows.
     """
 
-    rows: list[list[int]] = field(default_factory=list)
-    draws: list[Row] = field(default_factory=list)
+    rows: Sequence[Row]
     seconds: float = 0.0
     forwards: int = 0
     row_steps: int = 0
@@ -74,17 +51,14 @@ class Decoded:
 @torch.inference_mode()
 def decode(
     model: Model,
-    prompts: Sequence[list[int]],
+    rows: Sequence[Row],
     sampler: LMHeadSampler,
-    batch: SamplingBatch,
     *,
-    max_new_tokens: int,
     num_drafts: int = 0,
     trace: TopKTrace | None = None,
-    ends: Ends = lambda row, token_ids: False,
     on_step: Callable[[], None] = lambda: None,
 ) -> Decoded:
-    """Continue all prompts together, each row until it ended or has `max_new_tokens`.
+    """Continue the prompts of all rows together, until each has ended.
 
     Prompts are padded on the left. A row that ended stays in the batch, uncollected, so that the
     batch keeps its shape. Rejected drafts stay in the cache, masked, unless every row rejected
@@ -100,8 +74,14 @@ def decode(
         ValueError: a model whose cache cannot forget tokens.
     """
     device = model.lm_head.weight.device
-    rows = [Row(list(prompt)) for prompt in prompts]
-    done = Decoded(draws=rows)
+    prompts, done = [row.prompt for row in rows], Decoded(rows)
+    logprobs = None if trace is None else trace.top_token_ids.shape[2]
+    batch = SamplingBatch.from_params(
+        [replace(row.params, logprobs=logprobs) for row in rows],
+        vocab_size=sampler.vocab_size,
+        device=device,
+        prompt_token_ids=prompts,
+    )
     longest = max(map(len, prompts))
     feed = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
@@ -141,10 +121,7 @@ def decode(
             done.proposed += proposed
             done.accepted += count
             for token_id, state in zip(ids[: count + 1], hidden_states[index], strict=False):
-                row.drawn.append(token_id)
-                row.states.append(state)
-                row.ended = token_id in model.eos_token_ids or ends(index, row.drawn)
-                row.ended |= len(row.drawn) == max_new_tokens
+                row.take(token_id, state)
                 if row.ended:
                     break
         on_step()
@@ -155,12 +132,17 @@ def decode(
             mask = _without_rejected(cache, mask, counts, width)
         last = token_ids.gather(1, counts.unsqueeze(1)).clamp(min=0)
         positions = positions + counts + 1
-        drafts = torch.tensor([row.drafts(num_drafts) for row in rows], device=device).long()
+        drafts = torch.tensor([_drafts(row, num_drafts) for row in rows], device=device).long()
         feed = torch.cat([last, drafts.clamp(min=0)], dim=1)
         mask = torch.cat([mask, torch.ones_like(last), (drafts >= 0).long()], dim=1)
     done.seconds = time.perf_counter() - start
-    done.rows = [[i for i in row.drawn if i not in model.eos_token_ids] for row in rows]
     return done
+
+
+def _drafts(row: Row, count: int) -> list[int]:
+    """Return `count` ids, -1 after those that follow the suffix."""
+    found = [] if row.ended else continuation(row.prompt + row.drawn, count)
+    return found + [word.NO_TOKEN] * (count - len(found))
 
 
 def continuation(text: Sequence[int], count: int) -> list[int]:

@@ -14,7 +14,7 @@ from tpsample.cli import report, trace_file
 from tpsample.cli.check import check
 from tpsample.cli.decode import NoToken, decode
 from tpsample.cli.model import load
-from tpsample.cli.requests import Texts, asked, fields_of
+from tpsample.cli.requests import Request, asked, fields_of, record_of
 from tpsample.distributed import join
 from tpsample.record.trace import TopKTrace
 
@@ -119,7 +119,7 @@ def generate(
                 raise ValueError(f"{option}: no folder {str(path.parent)!r} for {path.name}")
         if trace is not None and trace.suffix != ".safetensors":
             raise ValueError(f"trace: expected a name ending in .safetensors, got {str(trace)!r}")
-        rows = asked(
+        requests = asked(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),
             seed,
@@ -127,7 +127,7 @@ def generate(
             params_file=params_file,
             num_samples=num_samples,
         )
-        if stream and (len(rows) > 1 or draft):
+        if stream and (len(requests) > 1 or draft):
             raise ValueError("stream: expected one answer, decoded without drafts")
         with join(timeout_s=timeout) as job:
             if dtype == "auto":
@@ -138,49 +138,44 @@ def generate(
                 lm = load(model, job, getattr(torch, dtype), tensor_parallel=tp)
                 sampler = lm.sampler(
                     job,
-                    max_rows=len(rows) * (1 + num_drafts if draft else 1),
+                    max_rows=len(requests) * (1 + num_drafts if draft else 1),
                     exchange=exchange,
                     chunks=chunks,
                     backend=backend,
                     screening=None if screening == "none" else screening,
                 )
-                texts = Texts(lm, rows, raw=raw, show=shown.piece if stream else None)
                 tracer = None
                 if trace is not None:
                     k = min(trace_top, sampler.vocab_size)
-                    tracer = TopKTrace(len(rows), max_new_tokens, k, device=job.device)
+                    tracer = TopKTrace(len(requests), max_new_tokens, k, device=job.device)
                 loaded()
-                once = partial(
-                    decode,
-                    lm,
-                    texts.prompts,
-                    sampler,
-                    max_new_tokens=max_new_tokens,
-                    ends=texts.ends,
-                )
+                row_of = partial(Request.row, model=lm, max_tokens=max_new_tokens, raw=raw)
+                rows = [row_of(each) for each in requests]
                 advance = phase("generating tokens", max_new_tokens)
-                batch = texts.batch(sampler, logprobs=None if tracer is None else k)
-                plain = found = once(batch, trace=tracer, on_step=advance)
+                if stream:
+                    advance = partial(shown.write, rows[0].text)
+                plain = found = decode(lm, rows, sampler, trace=tracer, on_step=advance)
                 if draft:
                     advance = phase("generating with drafts", max_new_tokens)
-                    batch = texts.batch(sampler)
-                    found = once(batch, num_drafts=num_drafts, on_step=advance)
+                    rows = [row_of(each) for each in requests]
+                    found = decode(lm, rows, sampler, num_drafts=num_drafts, on_step=advance)
                 sampler.check()
                 line, ok = "tokens were not checked (--no-check)", True
                 if not no_check:
-                    drawn = texts.record(found.draws)
+                    drawn = record_of(lm, found.rows)
                     advance = phase("checking tokens", -(-len(drawn.params) // job.world_size))
                     line, ok = check(lm, drawn, job, sampler.backend, advance)
 
             if not stream:
-                for row, params in enumerate(texts.params):
-                    shown.text(rows[row].prompt, params, texts.text(row, found.rows[row]))
+                for request, row in zip(requests, found.rows, strict=True):
+                    shown.text(request.prompt, row.params, row.text())
             lines = report.lines(lm, sampler, plain, job, tensor_parallel=tp)
             if tracer is not None and trace is not None and job.rank == 0:
-                asked_for = [each.prompt for each in rows]
-                lines.append(("trace", trace_file.write(tracer, trace, lm, asked_for, plain.rows)))
+                prompts = [each.prompt for each in requests]
+                answers = [row.answer for row in plain.rows]
+                lines.append(("trace", trace_file.write(tracer, trace, lm, prompts, answers)))
             if record is not None and job.rank == 0:
-                drawn = texts.record(plain.draws)
+                drawn = record_of(lm, plain.rows)
                 drawn.save(record)
                 told = f"{record}, {len(drawn.params)} tokens: tpsample verify {record}"
                 lines.append(("record", told))

@@ -43,6 +43,7 @@ class Report:
 
     def __init__(self, rank: int, *, bars: bool = True) -> None:
         self._console, self._bars = Console(quiet=rank != 0, highlight=False), bars
+        self._written = ""
 
     @contextmanager
     def phases(self) -> Iterator[Callable[[str, int], Callable[[], None]]]:
@@ -70,9 +71,12 @@ class Report:
         self._console.print(Text.assemble((prompt, "bold"), (f"  {how}", "dim")))
         self._console.print(Text(text.strip()))
 
-    def piece(self, text: str) -> None:
-        """Show more of the text that is being written."""
-        self._console.print(Text(text), end="", soft_wrap=True)
+    def write(self, text_so_far: Callable[[], str]) -> None:
+        """Show more of the text that is being written, once its letters are whole."""
+        text = text_so_far()
+        if text.startswith(self._written) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._console.print(Text(text[len(self._written) :]), end="", soft_wrap=True)
+            self._written = text
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
         """Show a name and a value per line."""
@@ -129,7 +133,7 @@ def lines(
 ) -> list[tuple[str, str]]:
     """Return what was generated, how fast, on what, and what travelled. Collective."""
     rows, others = len(decoded.rows), job.world_size - 1
-    tokens = sum(map(len, decoded.rows))
+    tokens = sum(len(row.answer) for row in decoded.rows)
     device = torch.cuda.get_device_name() if job.device.type == "cuda" else "CPU"
     travels = "nothing: one rank"
     if job.world_size > 1:
@@ -138,7 +142,7 @@ def lines(
         sent = size(sampler.exchange.bytes_sent(rows) + integers)
         gathered = size(others * sampler.vocab_size * 4 * rows // job.world_size)
         travels = f"{sent} of payload sent, instead of {gathered} of gathered logits"
-    trunk = split(lm.causal_lm, [state for row in decoded.draws for state in row.states], job)
+    trunk = split(lm.causal_lm, [state for row in decoded.rows for state in row.states], job)
     if tensor_parallel and job.world_size == 1:
         trunk = [("trunk", "whole: one rank has nothing to split")]
     return [
@@ -155,10 +159,11 @@ def lines(
 
 def drafts(found: Decoded, plain: Decoded) -> list[tuple[str, str]]:
     """Return what n-gram drafts were worth, beside plain decoding of the same requests."""
-    same = sum(ours == theirs for ours, theirs in zip(found.rows, plain.rows, strict=True))
+    pairs = list(zip(found.rows, plain.rows, strict=True))
+    same = sum(ours.answer == theirs.answer for ours, theirs in pairs)
     rate = found.accepted / found.proposed if found.proposed else 0.0
     per_step = (found.accepted + found.row_steps) / found.row_steps
-    tokens = sum(map(len, found.rows))
+    tokens = sum(len(row.answer) for row in found.rows)
     return [
         ("draft", "ngram"),
         ("accepted", f"{rate:.1%} of {found.proposed} drafts"),

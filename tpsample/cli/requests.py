@@ -1,26 +1,24 @@
-"""The requests of `tpsample generate`, from options and a file; with a model, their texts."""
+"""The requests of `tpsample generate`, from options and a file; with a model, their answers."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tpsample.cli.decode import Row
 from tpsample.cli.model import Model
 from tpsample.core.checks import check_int
 from tpsample.noise import signed64
 from tpsample.record.format import Record
 from tpsample.request.as_json import from_json
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
-from tpsample.sampler import LMHeadSampler
 
 _ENGINE = ("max_tokens", "stop", "n")
 """Fields that the sampler does not know: how long answers are, what ends them, how many."""
@@ -67,6 +65,61 @@ class Request:
         if fields.get("min_tokens") and not fields.get("stop_token_ids"):
             fields["stop_token_ids"] = sorted(eos_token_ids) or None
         return SamplingParams(**fields, bad_words=words or None)
+
+    def row(self, model: Model, max_tokens: int, *, raw: bool = False) -> Row:
+        """Return the row that is to be drawn; `raw` as in `Model.prompt_token_ids`."""
+        encode = partial(model.tokenizer.encode, add_special_tokens=False)
+        return Row(
+            model,
+            model.prompt_token_ids(self.prompt, raw=raw),
+            self.params(encode, model.eos_token_ids),
+            max_tokens=min(max_tokens, self.fields.get("max_tokens", max_tokens)),
+            stop=self.fields.get("stop", ()),
+        )
+
+
+@dataclass
+class Row:
+    """The answer to a request while it is drawn.
+
+    Attributes:
+        prompt: token ids.
+        max_tokens: how many may be drawn.
+        stop: texts that end the answer, and are not of it.
+        drawn: token ids; the last one may be an end of sequence.
+        states: the hidden states [D] that they were drawn from.
+    """
+
+    model: Model
+    prompt: list[int]
+    params: SamplingParams
+    max_tokens: int
+    stop: Sequence[str] = ()
+    drawn: list[int] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    ended: bool = False
+
+    def take(self, token_id: int, state: Tensor) -> None:
+        """Add a token, and see whether the answer has ended."""
+        self.drawn.append(token_id)
+        self.states.append(state)
+        self.ended = token_id in self.model.eos_token_ids or len(self.drawn) == self.max_tokens
+        self.ended |= any(stop in self._whole() for stop in self.stop)
+
+    @property
+    def answer(self) -> list[int]:
+        """The token ids without an end of sequence."""
+        return [each for each in self.drawn if each not in self.model.eos_token_ids]
+
+    def text(self) -> str:
+        """Return the text of the answer, without its first stop text and what follows."""
+        text = self._whole()
+        found = [text.find(stop) for stop in self.stop if stop in text]
+        return text[: min(found, default=None)]
+
+    def _whole(self) -> str:
+        text: str = self.model.tokenizer.decode(self.answer, skip_special_tokens=True)
+        return text
 
 
 def fields_of(settings: Sequence[str]) -> dict[str, Any]:
@@ -196,84 +249,24 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-class Texts:
-    """The requests of a batch with a model: prompts as ids, ids as text, and a record of all.
-
-    Args:
-        show: is given each new piece of the first row's text, once its letters are whole.
-
-    Attributes:
-        prompts: token ids of each row.
-        params: the request of each row.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        rows: Sequence[Request],
-        *,
-        raw: bool = False,
-        show: Callable[[str], None] | None = None,
-    ) -> None:
-        encode = partial(model.tokenizer.encode, add_special_tokens=False)
-        self.params = [each.params(encode, model.eos_token_ids) for each in rows]
-        self.prompts = [model.prompt_token_ids(each.prompt, raw=raw) for each in rows]
-        self._model, self._rows, self._show, self._shown = model, rows, show, ""
-
-    def batch(self, sampler: LMHeadSampler, logprobs: int | None = None) -> SamplingBatch:
-        """Return the requests before their first token."""
-        return SamplingBatch.from_params(
-            [replace(each, logprobs=logprobs) for each in self.params],
-            vocab_size=sampler.vocab_size,
-            device=sampler.weight.device,
-            prompt_token_ids=self.prompts,
-        )
-
-    def ends(self, row: int, token_ids: list[int]) -> bool:
-        """Return whether an answer is as long as was asked for, or has one of its stop texts."""
-        fields = self._rows[row].fields
-        if self._show is not None:
-            text = self.text(row, token_ids)
-            if text.startswith(self._shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                self._show(text[len(self._shown) :])
-                self._shown = text
-        if len(token_ids) >= fields.get("max_tokens", len(token_ids) + 1):
-            return True
-        return "stop" in fields and self.text(row, token_ids) != self._decoded(token_ids)
-
-    def text(self, row: int, token_ids: list[int]) -> str:
-        """Return the text of an answer, without its first stop text and what follows."""
-        text = self._decoded(token_ids)
-        found = [text.find(stop) for stop in self._rows[row].fields.get("stop", ()) if stop in text]
-        return text[: min(found, default=None)]
-
-    def record(self, rows: Sequence[Row]) -> Record:
-        """Return every token that was drawn, row by row, with what it was drawn from."""
-        draws = [
-            (params, row, t, row.drawn[:t] if params.reads_output else [])
-            for params, row in zip(self.params, rows, strict=True)
-            for t in range(len(row.drawn))
-        ]
-        states = torch.stack([row.states[t] for _, row, t, _ in draws])
-        numbers = [
-            (len(row.prompt) + t, signed64(params.seed or 0), row.drawn[t])
-            for params, row, t, _ in draws
-        ]
-        columns = torch.tensor(numbers, device=states.device).T.contiguous()
-        tensors = dict(zip(("positions", "seeds", "token_ids"), columns, strict=True))
-        tensors["status"] = torch.zeros(len(draws), dtype=torch.int32, device=states.device)
-        so_far = {
-            "prompt_token_ids": [row.prompt for _, row, *_ in draws],
-            "output_token_ids": [seen for *_, seen in draws],
-        }
-        return Record(
-            {"hidden_states": states, **tensors},
-            [params for params, *_ in draws],
-            so_far,
-            self._model.lm_head.options,
-            model=self._model.name,
-        )
-
-    def _decoded(self, token_ids: list[int]) -> str:
-        text: str = self._model.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
+def record_of(model: Model, rows: Sequence[Row]) -> Record:
+    """Return every token that was drawn, row by row, with what it was drawn from."""
+    draws = [(row, t) for row in rows for t in range(len(row.drawn))]
+    states = torch.stack([row.states[t] for row, t in draws])
+    numbers = [
+        (len(row.prompt) + t, signed64(row.params.seed or 0), row.drawn[t]) for row, t in draws
+    ]
+    columns = torch.tensor(numbers, device=states.device).T.contiguous()
+    tensors = dict(zip(("positions", "seeds", "token_ids"), columns, strict=True))
+    tensors["status"] = torch.zeros(len(draws), dtype=torch.int32, device=states.device)
+    so_far = {
+        "prompt_token_ids": [row.prompt for row, _ in draws],
+        "output_token_ids": [row.drawn[:t] if row.params.reads_output else [] for row, t in draws],
+    }
+    return Record(
+        {"hidden_states": states, **tensors},
+        [row.params for row, _ in draws],
+        so_far,
+        model.lm_head.options,
+        model=model.name,
+    )
