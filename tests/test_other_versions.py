@@ -29,7 +29,7 @@ SUITES = (
     *("tests/test_interpreter.py", "tests/test_distributed.py", "tests/kernels/test_kernels.py"),
     *("tests/kernels/test_control_kernels.py", "tests/kernels/test_step_launches.py"),
     *("tests/sampler/test_from_logits.py", "tests/sampler/test_other_samplers.py"),
-    "tests/sampler/test_warm_up.py",
+    *("tests/sampler/test_warm_up.py", "tests/sampler/test_fuzz.py"),
 )
 
 

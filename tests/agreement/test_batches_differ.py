@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.calls import B, D, V, batch_of, call, outcome, params_of, sampler_of, step
-from tests.support.controls import bitmask_of
+from tests.support.random_requests import bitmask_of
 from tests.support.ranks import same_on_ranks
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 

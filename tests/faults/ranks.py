@@ -42,19 +42,19 @@ tpsample/request/controls/token_state.py
     the state of a shard begins at its shard
     - self.shard, self.first_id = shard, shard.start // 4 * 4
     + self.shard, self.first_id = shard, shard.start
-    > test_virtual_ranks_apply_their_own_shards_state
+    > test_peers_in_one_process[shards0-parts0]
     the ids of other shards are counted
     - mine = torch.eq(columns, token_ids,
     + mine = torch.eq(token_ids, token_ids,
-    > test_random_requests_draw_the_same_tokens_on_ranks[3]
+    > test_mixtures_on_ranks[2-200-150-12-controls+texts]
     biases of joining rows go to the first of them
     - of_slot.repeat_interleave(lengths)[mine]
     + of_slot[:1].repeat_interleave(lengths.sum())[mine]
-    > test_any_arrangement_is_the_batch_built_of_its_rows[0]
+    > test_mixtures_on_one_rank[mixed]
     an output token counts once in the history
     - index_add_(0, place, mine, alpha=2)
     + index_add_(0, place, mine)
-    > test_several_tokens_at_once_are_counted_in_order
+    > sampler/test_golden.py::test_one_rank[torch-None-parts0]
     the state of a shard is made under inference mode
     -     @ordinary_tensors
     -     def __init__(

@@ -22,7 +22,7 @@ tpsample/request/batch.py
     - self._plans = {}
     -         if
     + if
-    > test_any_arrangement_is_the_batch_built_of_its_rows[0]
+    > test_mixtures_on_one_rank[mixed]
     one request for all rows loses its prompt
     - [single] * num_rows
     + [single._replace(prompt=())] * num_rows
@@ -47,11 +47,11 @@ tpsample/request/table.py
     a joining row takes the request of another
     - joining[old - count] for slot
     + joining[0] for slot
-    > test_any_arrangement_is_the_batch_built_of_its_rows[0]
+    > test_mixtures_on_one_rank[mixed]
     a new row takes over the tokens of the row whose slot it has
     - moved[slot] = old
     + moved[slot] = 0
-    > test_any_arrangement_is_the_batch_built_of_its_rows[0]
+    > test_mixtures_on_one_rank[mixed]
     an empty slot is known as such until rows move
     - self.entries = list(map([*entries, *joining].__getitem__, order))
     + both = [*entries, *joining]
@@ -72,7 +72,7 @@ tpsample/request/table.py
     filters stay where they are when rows move
     - self.numbers[0 if self.stores_logits else GATE :]
     + self.numbers[GATE:]
-    > test_any_arrangement_is_the_batch_built_of_its_rows[1]
+    > test_mixtures_on_one_rank[mixed]
 tpsample/core/sealed.py
     an unknown field has no way out
     - if name in _ENGINES:
@@ -86,15 +86,15 @@ tpsample/request/controls/apply.py
     drafts are not penalised
     - history = history + 2 * counted.T.to(torch.int32)
     + history = history + 0
-    > test_drafts_count_cumulatively_and_leave_no_trace
+    > test_mixtures_on_one_rank[texts]
     repetition divides negative logits
     - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     + scaled = logits / repetition
-    > test_the_definition_is_what_the_oracle_says
+    > test_mixtures_on_one_rank[texts]
     drafts are not of the length of the output
     - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
     + length = tables.length[slots]
-    > test_drafts_count_cumulatively_and_leave_no_trace
+    > test_mixtures_on_one_rank[texts]
     min_tokens empties a row
     - held_back &= (others != 0).any(dim=1)
     + pass

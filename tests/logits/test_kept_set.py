@@ -9,7 +9,6 @@ import torch
 from scipy import stats
 
 from tests.support import oracle
-from tests.support.controls import oracle_request
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.other_samplers import by_pivots, by_transformers
 from tpsample import SamplingBatch, SamplingParams, reference
@@ -23,6 +22,12 @@ from tpsample.ranks.ranks import Ranks
 
 KINDS = kinds_of_logits()
 INF, NAN = math.inf, math.nan
+
+
+def oracle_request(params: SamplingParams) -> oracle.Request:
+    """The same request for the oracle."""
+    names = oracle.Request.__dataclass_fields__
+    return oracle.Request(**{name: getattr(params, name) for name in names})
 
 
 def test_masses_are_the_rounded_exponentials():

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.cases import own_sampler
-from tests.support.controls import Conversation, batch_of
+from tests.support.random_requests import THEMES, Row, batch_of
 from tests.support.ranks import same_on_ranks
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import Changes, SamplingBatch, SamplingParams
@@ -17,12 +17,14 @@ from tpsample import Changes, SamplingBatch, SamplingParams
 SLOTS, STEPS = 5, 4
 
 
-def known(src: int) -> list[Conversation]:
+def known(src: int) -> list[Row]:
+    """Requests with seeds, which ranks of another number would draw otherwise."""
     pick = random.Random(src)
-    return [Conversation.random(pick, V) for _ in range(SLOTS + STEPS)]
+    rows = (Row.random(pick, V, THEMES["controls"]) for _ in range(4 * SLOTS))
+    return [row for row in rows if row.seed is not None][: SLOTS + STEPS]
 
 
-def _changes(step: int, rows: list[Conversation]) -> Changes:
+def _changes(step: int, rows: list[Row]) -> Changes:
     """All slots are taken at first; then in each step a request leaves and another comes."""
     changes = Changes()
     slots = range(SLOTS) if step == 0 else [step % SLOTS]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.cases import own_sampler
-from tests.support.controls import bitmask_of
+from tests.support.random_requests import bitmask_of
 from tests.support.ranks import run_ranks
 from tests.support.replays import Replays
 from tests.support.slots import WEIGHT, D, V, sampler_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.controls import bitmask_of
+from tests.support.random_requests import bitmask_of
 from tests.support.small_heads import BACKENDS, D, V, head, plain
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
 from tpsample.ranks.virtual import VirtualWorld

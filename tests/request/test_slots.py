@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.cases import own_sampler
-from tests.support.controls import Conversation, batch_of
+from tests.support.random_requests import Row, batch_of, so_far_of
 from tests.support.ranks import same_on_ranks
 from tests.support.replays import Replays
 from tests.support.slots import WEIGHT, D, V, sampler_of
@@ -58,13 +58,13 @@ GRAPH_KINDS: list[dict[str, Any]] = [
 ]
 
 
-def graph_rows(seed: int) -> list[Conversation]:
+def graph_rows(seed: int) -> list[Row]:
     """A request of each kind, with tokens so far."""
     pick = random.Random(seed)
     tokens = [[pick.randrange(9) for _ in range(6)] for _ in GRAPH_KINDS]
-    params = [SamplingParams(seed=seed + i, **kind) for i, kind in enumerate(GRAPH_KINDS)]
     return [
-        Conversation(params, its[:3], its[3:]) for params, its in zip(params, tokens, strict=True)
+        Row.of({"seed": seed + i, **kind}, its[:3], its[3:])
+        for i, (kind, its) in enumerate(zip(GRAPH_KINDS, tokens, strict=True))
     ]
 
 
@@ -74,7 +74,7 @@ def test_a_captured_step_serves_other_slots_and_other_requests(methods):
     sampler, batch = sampler_of(), SamplingBatch.of_slots(SLOTS, vocab_size=V)
     there = dict(enumerate(graph_rows(100)))
     for slot, row in there.items():
-        batch.put(slot, row.params, prompt_token_ids=[row.prompt], output_token_ids=[row.output])
+        batch.put(slot, row.params, **so_far_of([row]))
     batch.prepare(VocabShard(0, V))
     slots, positions = torch.zeros(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
     hidden_states, drafts = torch.zeros(5, 3, D), torch.zeros(5, 2, dtype=torch.int64)
@@ -98,8 +98,7 @@ def test_a_captured_step_serves_other_slots_and_other_requests(methods):
         for slot in chosen[:2]:  # requests come where others were
             if slot in there:
                 row = there[slot] = new[slot]
-                tokens = {"prompt_token_ids": [row.prompt], "output_token_ids": [row.output]}
-                batch.put([slot], [row.params], **tokens)
+                batch.put([slot], [row.params], **so_far_of([row]))
         assert batch.capture_key == key
         slots.copy_(torch.tensor(chosen))
         positions.copy_(torch.arange(5) + sum(chosen))
@@ -125,12 +124,10 @@ def test_a_captured_step_serves_other_slots_and_other_requests(methods):
             row.output += [token_id for token_id in tokens if token_id >= 0]
 
 
-def _on_ranks(rows: list[Conversation], slots: list[int]) -> tuple[Any, ...]:
+def _on_ranks(rows: list[Row], slots: list[int]) -> tuple[Any, ...]:
     sampler = own_sampler(WEIGHT, max_rows=64)
     batch = SamplingBatch.of_slots(SLOTS, vocab_size=V)
-    tokens = {"prompt_token_ids": [row.prompt for row in rows]}
-    tokens["output_token_ids"] = [row.output for row in rows]
-    batch.put(list(range(len(rows))), [row.params for row in rows], **tokens)
+    batch.put(list(range(len(rows))), [row.params for row in rows], **so_far_of(rows))
     batch.put(8, SamplingParams())  # without a seed
     generator = torch.Generator().manual_seed(4)
     found = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -20,10 +21,11 @@ from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 
 EXCHANGES = ("collective", "p2p", "two_level")
+EVERY_THEME = tuple(THEMES)
 STEPS = 12
 
 
-def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
+def _on_ranks(first_seed: int, num_rows: int, max_rows: int, themes: Sequence[str]) -> Tally:
     """Stories until a rank has compared `num_rows` rows; every step is compared by one in turn."""
     rank, world_size = 0, 1
     if dist.is_initialized():
@@ -32,7 +34,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
     tally, rows, seed = Tally(), 0, first_seed
     while rows < num_rows * world_size:
         pick, name = random.Random(seed), f"seed {seed}, {world_size} ranks"
-        theme = THEMES[pick.choice(list(THEMES))]
+        theme = THEMES[pick.choice(themes)]
         head = ModelHead.make(pick, world_size, exact=False, most=theme.most_ids)
         screening = pick.choice([None, None, "int8"])
         options = {
@@ -60,15 +62,15 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int) -> Tally:
     return tally
 
 
-def _through_the_kernels(first_seed: int, num_rows: int) -> Tally:
+def _through_the_kernels(first_seed: int, num_rows: int, themes: Sequence[str]) -> Tally:
     """The kernels and `peer`, several ranks in this process, in the interpreter."""
     tally, seed = Tally(), first_seed
     while tally.rows < num_rows:
         pick = random.Random(seed)
         world_size, rounds = pick.choice([1, 2, 3, 5]), pick.choice([10, 7])
         name = f"seed {seed}, {world_size} virtual ranks"
-        theme = THEMES[pick.choice(list(THEMES))]
-        head = ModelHead.make(pick, world_size, exact=True, most=min(100, theme.most_ids))
+        theme = THEMES[pick.choice(themes)]
+        head = ModelHead.make(pick, world_size, exact=True, most=min(300, theme.most_ids))
         how = {"chunks": pick.choice([1, 2]), "philox_rounds": rounds, "max_rows": 24}
         ranks = VirtualRanks(head, pick, from_logits=seed % 3 == 2, **how)
         story = Story(pick, head, ranks, theme, max_rows=4, rounds=rounds, name=name)
@@ -85,29 +87,41 @@ def _sum(results: list[Tally]) -> Tally:
     return total
 
 
-def test_mixtures_on_one_rank():
-    _on_ranks(1, 900, 12).require_none_wrong("1 rank")
+@pytest.mark.parametrize("theme", THEMES)
+def test_mixtures_on_one_rank(theme):
+    _on_ranks(1, 400, 12, [theme]).require_none_wrong("1 rank")
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
-    ("world_size", "first_seed", "rows", "max_rows"),
+    ("world_size", "first_seed", "rows", "max_rows", "themes"),
     [
-        (2, 200, 150, 12),
-        *long((3, 300, 60, 12), (5, 500, 20, 12)),
-        *long(*((n, 10_000 * n, 13_000 // n, 24) for n in (1, 2, 3, 5))),
+        (2, 200, 150, 12, EVERY_THEME),
+        (2, 200, 150, 12, ["controls", "texts"]),
+        *long((3, 300, 60, 12, EVERY_THEME), (5, 500, 20, 12, EVERY_THEME)),
+        *long(*((n, 10_000 * n, 13_000 // n, 24, EVERY_THEME) for n in (1, 2, 3, 5))),
     ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else None,
 )
-def test_mixtures_on_ranks(world_size, first_seed, rows, max_rows):
+def test_mixtures_on_ranks(world_size, first_seed, rows, max_rows, themes):
     how = {"timeout_s": 240 + rows, "group_timeout_s": 300}
-    results = run_ranks(world_size, _on_ranks, first_seed, rows, max_rows, **how)
+    results = run_ranks(world_size, _on_ranks, first_seed, rows, max_rows, themes, **how)
     _sum(results).require_none_wrong(f"{world_size} ranks")
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("first_seed", "rows"), [(1, 10), (4, 10), *long((90_000, 1000))])
-def test_mixtures_through_the_kernels(first_seed, rows):
-    _through_the_kernels(first_seed, rows).require_none_wrong("virtual ranks, interpreter")
+@pytest.mark.parametrize(
+    ("first_seed", "rows", "themes"),
+    [
+        *((seed, 10, EVERY_THEME) for seed in (1, 4)),
+        *((1, 60, [theme]) for theme in ("controls", "texts")),
+        *long((90_000, 1000, EVERY_THEME)),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else None,
+)
+def test_mixtures_through_the_kernels(first_seed, rows, themes):
+    tally = _through_the_kernels(first_seed, rows, themes)
+    tally.require_none_wrong("virtual ranks, interpreter")
 
 
 def test_the_suite_sees_a_wrong_token(monkeypatch):

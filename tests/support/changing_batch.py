@@ -17,9 +17,8 @@ from tests.support.random_requests import (
     Theme,
     forced_tensor,
     grammar_tensor,
-    request,
+    so_far_of,
     surroundings,
-    tokens_so_far,
 )
 from tpsample import SamplingBatch, VocabShard
 
@@ -51,16 +50,15 @@ class ChangingBatch:
         self.rows = [self._row() for _ in range(pick.randint(1, self.max_rows))]
         with surroundings(pick) as around:
             self.note(f"{len(self.rows)} rows, built in {around or 'nothing'}")
-            outputs = [list(row.output) for row in self.rows]
+            so_far = so_far_of(self.rows)
             self.batch = SamplingBatch.from_params(
                 [row.params for row in self.rows],
                 vocab_size=size,
-                prompt_token_ids=[list(row.prompt) for row in self.rows],
-                output_token_ids=outputs,
                 max_rows=self.max_rows,
                 fixed_rounds=pick.random() < 0.4,
+                **so_far,
             )
-            for output in outputs:  # the batch has taken what it was given
+            for output in so_far["output_token_ids"]:  # the batch has taken what it was given
                 output.append(0)
 
     def change(self) -> None:
@@ -78,7 +76,7 @@ class ChangingBatch:
     def _changes(self) -> list[Callable[[], None]]:
         """Those that are possible now."""
         found = [self._set_grammar, self._set_forced, self._permute, self._copy]
-        found += [self.clear_masks]
+        found += [self.clear_masks, self._arrange]
         if self.rows:
             found += [self._drop, self._update, self._update, self._write, self._refill]
         if len(self.rows) < self.max_rows:
@@ -88,10 +86,7 @@ class ChangingBatch:
         return found
 
     def _row(self) -> Row:
-        fields = request(self.pick, self.size, self.theme)
-        prompt, output = (tokens_so_far(self.pick, self.size, prompt=p) for p in (True, False))
-        temperature = fields.get("temperature", 1.0)
-        return Row(fields, fields["seed"], prompt, output, temperature)
+        return Row.random(self.pick, self.size, self.theme)
 
     def _add(self) -> None:
         self.moved = True
@@ -117,6 +112,17 @@ class ChangingBatch:
         order = self.pick.sample(range(len(self.rows)), len(self.rows))
         self.rows = [self.rows[i] for i in order]
         self.batch.permute(order)
+
+    def _arrange(self) -> None:
+        """Rows leave, join and move in one pass."""
+        self.moved = True
+        joining = [self._row() for _ in range(self.pick.randint(0, min(4, self.max_rows)))]
+        most, there = self.max_rows - len(joining), range(len(self.rows))
+        stay = self.pick.sample(there, self.pick.randint(0, min(len(there), most)))
+        order = [*stay, *range(len(there), len(there) + len(joining))]
+        self.pick.shuffle(order)
+        self.rows = [[*self.rows, *joining][i] for i in order]
+        self.batch.arrange(order, [row.params for row in joining], **so_far_of(joining))
 
     def _copy(self) -> None:
         """Go on with a copy, and make steps of the old batch refuse or draw something else."""

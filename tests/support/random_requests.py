@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.support import oracle
 from tests.support.oracle import Context, Request
-from tpsample import SamplingParams
+from tpsample import SamplingBatch, SamplingParams
 
 SEEDS = (0, 1, -1, 2**63, 2**64 - 1, -(2**63))
 MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
@@ -147,6 +148,16 @@ class Row:
     grammar: tuple[int, ...] | None = None
     forced: int = -1
 
+    @staticmethod
+    def of(fields: dict[str, Any], prompt: list[int], output: list[int]) -> Row:
+        return Row(fields, fields["seed"], prompt, output, fields.get("temperature", 1.0))
+
+    @staticmethod
+    def random(pick: random.Random, size: int, theme: Theme = THEMES["mixed"]) -> Row:
+        fields = request(pick, size, theme)
+        prompt, output = (tokens_so_far(pick, size, prompt=each) for each in (True, False))
+        return Row.of(fields, prompt, output)
+
     @property
     def params(self) -> SamplingParams:
         return SamplingParams(**self.fields)
@@ -163,6 +174,26 @@ class Row:
     @property
     def context(self) -> Context:
         return Context(tuple(self.prompt), tuple(self.output), self.grammar, self.forced)
+
+
+def so_far_of(rows: Sequence[Row]) -> dict[str, list[list[int]]]:
+    """The tokens so far of some rows, as batches take them."""
+    return {
+        "prompt_token_ids": [list(row.prompt) for row in rows],
+        "output_token_ids": [list(row.output) for row in rows],
+    }
+
+
+def batch_of(rows: Sequence[Row], vocab_size: int, **options: Any) -> SamplingBatch:
+    """A batch of these requests, without their masks."""
+    params = [row.params for row in rows]
+    return SamplingBatch.from_params(params, vocab_size=vocab_size, **so_far_of(rows), **options)
+
+
+def bitmask_of(allowed: list[set[int] | None], vocab_size: int) -> Tensor:
+    """int32 [B, words] as grammar engines fill it; None allows everything."""
+    rows = [None if ids is None else oracle.bits(sorted(ids), vocab_size) for ids in allowed]
+    return grammar_tensor(rows, vocab_size)
 
 
 @torch.inference_mode(False)  # it is written again, wherever that may be
