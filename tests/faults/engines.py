@@ -65,7 +65,7 @@ tpsample/integrations/vllm_steps.py
     a grammar of vLLM stays for the next step
     - rows.batch.grammar_bitmask, self.grammar = self.grammar, None
     + rows.batch.grammar_bitmask = self.grammar
-    > test_grammars_reach_their_rows_once_in_runner_v1
+    > test_grammars_reach_their_rows_once
     chosen logprobs of vLLM stand behind the most likely
     - token_ids, values = token_ids.gather(1, index), values.gather(1, index)
     + pass

@@ -6,6 +6,7 @@ import inspect
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -132,22 +133,12 @@ def test_rows_that_end_are_padded_and_stopping_criteria_end_them(model):
 
 
 def test_a_streamer_is_given_the_prompt_every_token_and_the_end(model):
-    class Streamer:
-        ended = False
-
-        def __init__(self) -> None:
-            self.found: list[Any] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.found.append(value.tolist())
-
-        def end(self) -> None:
-            self.ended = True
-
-    streamer = Streamer()
+    streamer = Mock()
     rows = generate(model, do_sample=True, stream_to=streamer)
-    assert streamer.found[0] == IDS.tolist() and streamer.ended
-    assert [list(row) for row in zip(*streamer.found[1:], strict=True)] == rows
+    *puts, (ended, *_) = streamer.method_calls
+    prompt, *found = (call.args[0].tolist() for call in puts)
+    assert prompt == IDS.tolist() and ended == "end"
+    assert [list(row) for row in zip(*found, strict=True)] == rows
 
 
 def test_several_sequences_of_a_prompt_and_a_sampler_used_again(model):
@@ -181,7 +172,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(model, llama, monkeypatch):
     refused: list[tuple[str, dict[str, Any]]] = [
         ("expected sampling or greedy search", {"num_beams": 2}),
         ("return_dict_in_generate, output_scores", {"return_dict_in_generate": True}),
-        ("streamer: transformers does not hand it on .*; pass stream_to=", {"streamer": _Silent()}),
+        ("streamer: transformers does not hand it on .*; pass stream_to=", {"streamer": Mock()}),
         ("NoRepeatNGramLogitsProcessor is not supported", {"no_repeat_ngram_size": 2}),
         ("seeds: expected one per row, 3, got 2", {"seeds": [1, 2]}),
     ]
@@ -209,12 +200,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(model, llama, monkeypatch):
     monkeypatch.setattr(type(other), "forward", shifted)
     with pytest.raises(UnsupportedParameter, match="scale and soft-cap of the configuration are"):
         generate(other)
-
-
-class _Silent:
-    def put(self, value: Any) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def test_a_row_without_a_token_ends_the_call(model):

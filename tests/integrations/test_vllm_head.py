@@ -90,37 +90,27 @@ def test_prompt_logprobs_of_both_runners_are_the_definitions(mode, method):
 
 
 @pytest.mark.parametrize(
-    ("processor", "method"),
+    ("method", "processor", "fused", "names", "head"),
     [
-        (fakes.Processor(), fakes.Int8Method()),
-        (fakes.Processor(scale=0.5, soft_cap=3.0), None),
+        (fakes.Int8Method(), {}, False, "ab", {}),
+        (None, {"scale": 0.5, "soft_cap": 3.0}, False, "b", {"logit_softcap": 3.0}),
+        (None, {"scale": 0.3}, True, "ab", {"logit_scale": 0.3}),
+        (None, {"soft_cap": 2.0}, True, "ab", {"logit_softcap": 2.0}),
     ],
-    ids=["quantised", "scaled behind the soft-cap"],
+    ids=["quantised", "scaled behind the soft-cap", "scaled", "soft-capped"],
 )
-def test_a_head_that_is_no_product_is_vllms_own_without_its_gather(processor, method):
-    runner = v1(processor=processor, method=method)
-    head = runner.sampler.steps.head
-    assert not head.fused
-    found = step_v1(runner, ["a", "b"], rows_of("ab")).sampled_token_ids[:, 0].tolist()
-    scaled = WEIGHT if processor.soft_cap is None else None
-    if scaled is not None:
-        assert found == [expected("a", []), expected("b", [])]
-    else:
-        logits = 0.5 * 3.0 * torch.tanh((rows_of("b") @ WEIGHT.T) / 3.0)
-        assert found[1] == int(logits.argmax())
+def test_a_head_that_is_no_product_is_vllms_own_without_its_gather(
+    method, processor, fused, names, head
+):
+    runner = v1(processor=fakes.Processor(**processor), method=method)
+    assert runner.sampler.steps.head.fused == fused
+    found = step_v1(runner, [*names], rows_of(names)).sampled_token_ids[:, 0].tolist()
+    assert found == [expected(name, [], **head) for name in names]
+
+
+def test_a_head_that_is_no_product_verifies_no_drafts():
     with pytest.raises(UnsupportedParameter, match="--speculative-config: not with an LM head"):
         v1(depth=2, method=fakes.Int8Method())
-
-
-def test_scale_and_soft_cap_alone_are_fused():
-    for processor, head in (
-        (fakes.Processor(scale=0.3), {"logit_scale": 0.3}),
-        (fakes.Processor(soft_cap=2.0), {"logit_softcap": 2.0}),
-    ):
-        runner = v1(processor=processor)
-        assert runner.sampler.steps.head.fused
-        found = step_v1(runner, ["a"], rows_of("a")).sampled_token_ids
-        assert int(found[0, 0]) == expected("a", [], **head)
 
 
 def test_what_was_handed_on_comes_back_once():

@@ -132,34 +132,24 @@ def allowing(*token_ids: int) -> np.ndarray:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def test_grammars_reach_their_rows_once_in_runner_v1():
-    runner = v1()
-    fakes.v1_batch(runner, ["a", "b", "c"])
-    runner.execute_model_state = SimpleNamespace(
-        scheduler_output=SimpleNamespace(scheduled_spec_decode_tokens={})
-    )
-    grammar = SimpleNamespace(
-        structured_output_request_ids=["c", "gone", "a"],
-        grammar_bitmask=np.stack([allowing(17), allowing(18), allowing(19)]),
-    )
-    assert runner.sample_tokens(grammar) is None  # else vLLM would write on the logits
-    handed = runner.model.compute_logits(rows_of("abc"))
-    out = runner.sampler(logits=handed, sampling_metadata=runner.input_batch.sampling_metadata)
-    assert out.sampled_token_ids[:, 0].tolist() == [19, expected("b", []), 17]
-    out = step_v1(runner, ["a", "b", "c"], rows_of("abc"))
-    assert out.sampled_token_ids[0, 0] == expected("a", [])
-
-
-def test_grammars_reach_their_rows_once_in_runner_v2():
-    runner = v2()
-    batch = fakes.v2_batch(runner, ["a", "b", "c"])
-    handed = runner.model.compute_logits(rows_of("abc"))
-    bits = np.stack([allowing(17), allowing(19)])
-    runner.structured_outputs_worker.apply_grammar_bitmask(handed, batch, ["c", "a"], bits)
-    assert runner.sampler(handed, batch).sampled_token_ids[:, 0].tolist() == [
-        *(19, expected("b", []), 17)
-    ]
-    assert step_v2(runner, ["b"], rows_of("b")).sampled_token_ids[0, 0] == expected("b", [])
+@pytest.mark.parametrize("runner", STEPS)
+def test_grammars_reach_their_rows_once(runner):
+    make, step = STEPS[runner]
+    each, names, constrained = make(), ["a", "b", "c"], ["c", "gone", "a"]
+    bits = np.stack([allowing(17), allowing(18), allowing(19)])
+    if runner == "V1":
+        fakes.v1_batch(each, names)
+        its = SimpleNamespace(scheduled_spec_decode_tokens={})
+        each.execute_model_state = SimpleNamespace(scheduler_output=its)
+        grammar = SimpleNamespace(structured_output_request_ids=constrained, grammar_bitmask=bits)
+        assert each.sample_tokens(grammar) is None  # else vLLM would write on the logits
+    else:
+        batch = fakes.v2_batch(each, names)
+        each.structured_outputs_worker.apply_grammar_bitmask(None, batch, constrained, bits)
+    first = step(each, names, rows_of(names)).sampled_token_ids[:, 0].tolist()
+    assert first == [19, expected("b", []), 17]
+    out = step(each, names, rows_of(names)).sampled_token_ids[:, 0]
+    assert out[0] == expected("a", [19])
 
 
 @pytest.mark.parametrize("name", ["a", "new"])

@@ -8,7 +8,8 @@ import torch
 
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits
-from tpsample import LMHeadSampler, SamplingParams, UnsupportedParameter
+from tests.support.virtual import assert_all_equal, step, virtual
+from tpsample import SamplingParams, UnsupportedParameter
 from tpsample.ranks.virtual import VirtualWorld
 
 KINDS = kinds_of_logits()
@@ -70,20 +71,10 @@ def test_ranks_that_do_not_meet_equally_often_are_told(early):
         meeting.run([partial(body, rank) for rank in range(3)])
 
 
-def _virtual(rows: Rows, world_size: int, **options) -> tuple[VirtualWorld, list[LMHeadSampler]]:
-    shards = uneven_shards(V, world_size)
-    world = VirtualWorld(shards)
-    samplers = []
-    for shard, ranks in zip(shards, world.ranks, strict=True):
-        head = {**rows.head(shard), "backend": "triton", "exchange": "peer", **options}
-        samplers.append(LMHeadSampler(**head, group=ranks))
-    return world, samplers
-
-
 def test_prompt_logprobs_on_virtual_ranks():
     rows = Rows([KINDS["normal"]], [SamplingParams()] * 6)
     came = torch.arange(6) * 190
-    world, samplers = _virtual(rows, 3, max_rows=4)
+    world, samplers = virtual(rows, uneven_shards(V, 3), max_rows=4)
     found = world.run([partial(s.prompt_logprobs, rows.hidden_states, came) for s in samplers])
     exact = rows.logits.double().log_softmax(dim=1).gather(1, came.unsqueeze(1))
     for got in found:
@@ -93,10 +84,9 @@ def test_prompt_logprobs_on_virtual_ranks():
 
 def test_a_virtual_rank_alone_refuses_filters_before_it_waits():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=1, top_p=0.5)])
-    world, samplers = _virtual(rows, 2)
+    world, samplers = virtual(rows, uneven_shards(V, 2))
     with pytest.raises(UnsupportedParameter, match=r"VirtualWorld\.step or \.run"):
         samplers[0](rows.hidden_states, rows.batch, rows.positions)
     with pytest.raises(UnsupportedParameter, match=r"VirtualWorld\.step or \.run"):
         samplers[0].prompt_logprobs(rows.hidden_states, torch.tensor([3]))
-    out = world.step(samplers, rows.hidden_states, rows.batch, rows.positions)[0]
-    assert torch.equal(out.token_ids, rows.oracle().token_ids)
+    assert_all_equal(step(world, samplers, rows), rows.oracle())
