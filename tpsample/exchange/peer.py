@@ -21,7 +21,7 @@ from tpsample.exchange.inboxes import peer_memory
 from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.roll_call import DeviceLoss, peer_lost
+from tpsample.ranks.roll_call import peer_lost
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 
@@ -116,9 +116,9 @@ class PeerExchange(Exchange):
         )
         if unheard or told:
             mine, from_mine, _, step = self._lost.tolist()
-            seen = DeviceLoss(unheard, told, step if mine or from_mine else None)
+            seen = unheard, told, step if mine or from_mine else None
             roll = self.ranks.roll
-            raise roll.lost(seen) if roll else peer_lost(unheard, told, seen.step, {})
+            raise roll.lost(*seen) if roll else peer_lost(*seen, {})
 
     def reset(self) -> None:
         super().reset()

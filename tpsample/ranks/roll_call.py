@@ -17,7 +17,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -34,21 +33,6 @@ _MAX_RETRY_S = 120.0  # the longest that Linux waits before TCP sends again
 _MAX_TEXT = 1000
 
 _built: dict[str, int] = {}
-
-
-@dataclass(frozen=True)
-class DeviceLoss:
-    """The lost ranks, as one rank's device saw them.
-
-    Attributes:
-        unheard: ranks that did not arrive in time.
-        told: ranks that arrived to say that they had lost one.
-        step: the first step that this rank's own device lost; None if only others' did.
-    """
-
-    unheard: tuple[int, ...]
-    told: tuple[int, ...]
-    step: int | None
 
 
 class RollCall:
@@ -133,23 +117,31 @@ class RollCall:
             raise RankMismatch("; ".join(refusals))
         return texts
 
-    def lost(self, seen: DeviceLoss | None = None) -> PeerLost:
+    def lost(
+        self,
+        unheard: Sequence[int] | None = None,
+        told: Sequence[int] = (),
+        step: int | None = None,
+    ) -> PeerLost:
         """Call the roll, and return the error that says who is missing, equal on all that answer.
 
         Args:
-            seen: what the device saw, where ranks meet there. None where they meet on the host,
-                because there whoever is silent in this roll call is missing.
+            unheard: ranks that did not arrive at the device in time. None where ranks meet on the
+                host, because there whoever is silent in this roll call is missing.
+            told: ranks that arrived at the device to say that they had lost one.
+            step: the first step that this rank's own device lost; None if only others' did.
 
         Raises:
             RankMismatch: nobody is lost, but a rank refused the step; see `said`.
         """
         self._lost_at = time.monotonic()
-        step, unheard = (self.step, ()) if seen is None else (seen.step, seen.unheard)
+        on_host = unheard is None
+        step, unheard = (self.step, ()) if unheard is None else (step, unheard)
         self._store.set(
             self._key("here", self._rank), json.dumps({"step": step, "unheard": unheard})
         )
         # Words tell the ranks that meet on the device; a call would stop them in what they finish.
-        if seen is None and not self._store.set(self._key("called"), ""):
+        if on_host and not self._store.set(self._key("called"), ""):
             return PeerLost(
                 f"exchange: failed, and {self._store} does not answer either. If all ranks live "
                 "and the network is back, call reset() on each. Else the process that holds the "
@@ -168,12 +160,12 @@ class RollCall:
         answers = [json.loads(text) for text in texts if text is not None]
         steps = [answer["step"] for answer in answers if answer["step"] is not None]
         first = min(steps, default=step)
-        if seen is None:
+        if on_host:
             return peer_lost(silent, (), first, self.said())
         # A rank that is unheard but answers here was too late, or gave up before it sent.
         late = sorted({*unheard, *(rank for answer in answers for rank in answer["unheard"])})
         missing = [rank for rank in late if rank in silent]
-        return peer_lost(missing, late or seen.told, first, self.said())
+        return peer_lost(missing, late or told, first, self.said())
 
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
