@@ -131,7 +131,7 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
         ({}, {"head": {"logit_scale": "x", "logit_softcap": None}}, "logit_scale: expected"),
         ({}, {"philox_rounds": 9}, "philox_rounds: expected 10"),
         ({}, {"tokens_so_far": {"max_rows": 2**31}}, "tokens_so_far: expected lists by name"),
-        ({}, {"tokens_so_far": {"prompt_token_ids": 5}}, "prompt_token_ids: expected a list of 6"),
+        ({}, {"tokens_so_far": {"prompt_token_ids": 5}}, "prompt_token_ids: expected one list"),
         ({}, {"tokens_so_far": {"prompt_token_ids": [["a"]] * 6}}, r"prompt_token_ids\[0\]"),
         ({}, {"more": 1}, "metadata: expected"),
     ],
@@ -170,7 +170,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     step = (tmp_path / "step", case.hidden_states, case.weight, case.params)
     with pytest.raises(ValueError, match="positions: expected values >= 0, got -1"):
         write_record(*step, -1, case.oracle())
-    with pytest.raises(ValueError, match="prompt_token_ids: expected a list of 2 lists"):
+    with pytest.raises(ValueError, match=r"prompt_token_ids: expected one list per row \(2\)"):
         write_record(*step, 0, case.oracle(), prompt_token_ids=[[1]])
     with pytest.raises(TypeError, match="integer"):
         write_record(*step, 0, case.oracle(), output_token_ids=[[1.5], []])

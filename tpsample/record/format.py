@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.arguments import WEIGHT_DTYPES
+from tpsample.core import word
 from tpsample.core.checks import check_tensor
 from tpsample.core.score import Head
 from tpsample.noise import LAYOUT
@@ -32,6 +33,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.batch_checks import check_requests
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -217,14 +219,15 @@ class Record:
         if (model is None) != ("lm_head_weight" in tensors):
             raise ValueError("expected lm_head_weight or the name of a model, and not both")
         _check_tensors(tensors, len(requests))
-        _check_tokens(what["tokens_so_far"], len(requests))
         params = []
         seeds = tensors["seeds"].tolist()
         for row, (request, seed) in enumerate(zip(requests, seeds, strict=True)):
             fields = from_json(f"params[{row}]", request)
             fields |= {"seed": seed, "logprobs": None, "logprob_token_ids": None}
             params.append(SamplingParams(**fields))
-        return Record(tensors, params, what["tokens_so_far"], head, what["philox_rounds"], model)
+        so_far = what["tokens_so_far"]
+        check_requests(0, params, *map(so_far.get, TOKENS_SO_FAR), word.MAX_VOCAB_SIZE)
+        return Record(tensors, params, so_far, head, what["philox_rounds"], model)
 
     @property
     def num_samples(self) -> int | None:
@@ -278,12 +281,3 @@ def _check_tensors(tensors: dict[str, Tensor], rows: int) -> None:
         raise ValueError(f"token_ids: expected at most {MAX_DRAWS} rows × samples")
     if (lowest := int(tensors["positions"].min())) < 0:
         raise ValueError(f"positions: expected values >= 0, got {lowest}")
-
-
-def _check_tokens(given: dict[str, Any], rows: int) -> None:
-    for name, lists in given.items():
-        if not isinstance(lists, list) or len(lists) != rows:
-            raise ValueError(f"{name}: expected a list of {rows} lists, one per row")
-        for row, ids in enumerate(lists):
-            if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
-                raise ValueError(f"{name}[{row}]: expected a list of token ids, got {ids!r}")

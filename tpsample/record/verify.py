@@ -61,7 +61,7 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
     except ImportError:
         raise
     except Exception as error:  # whatever a file brings about, it is the file that is wrong
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: "
         raise ValueError(f"record: {kind}{error}") from error
 
 
