@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from datetime import timedelta
@@ -17,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.gpu.numerics import MIXED
 from benchmarks.lab import ranks
-from benchmarks.lab.problem import Problem, make_sampler, make_weight
+from benchmarks.lab.problem import Candidate, Problem, make_sampler, make_weight
 from benchmarks.lab.started_ranks import StartedRanks
 from benchmarks.lab.timing import captured, one_line
 from tpsample import VocabShard
@@ -40,21 +40,18 @@ def virtual_ranks(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any
     """W = 1, 2, 4, 8 in this process; on a GPU as graph replays over the wrap of the epoch."""
     vocab_size, hidden_size, rows = (1000, 64, 3) if dry_run else (128256, 4096, 64)
     replays, distinct = (3, 3) if dry_run else (2100, 16)
-    weight = make_weight(vocab_size, hidden_size, device)
-    problem = Problem.make(weight, rows, (0.0, 0.5, 1.0, 2.0))
-    single = problem.sampled_by(make_sampler(weight, rows))
-    first = problem.positions.clone()
-    expected = []
-    for offset in range(distinct):
-        problem.positions.copy_(first + offset)
-        single.check()
-        expected.append(single.token_ids.clone())
-
-    wrong = []
+    problem = Problem.make(make_weight(vocab_size, hidden_size, device), rows, MIXED)
+    expected, wrong = _expected(problem, distinct), []
     for world_size in (1, 2) if dry_run else (1, 2, 4, 8):
-        problem.positions.copy_(first)
         try:
-            _replay(problem, expected, world_size, replays)
+            if world_size == 1:
+                sampler = make_sampler(problem.weight, rows)
+                candidate = problem.sampled_by(sampler)
+            else:
+                candidate, sampler = ranks.virtual(problem, world_size)
+            candidate.check()
+            _again(candidate, captured(candidate.step, device), expected, replays)
+            sampler.check()
             yield {"world_sizes": [world_size], "replays_each": replays}
         except Exception as error:
             wrong.append(f"{world_size} virtual ranks: {one_line(error)}")
@@ -62,25 +59,32 @@ def virtual_ranks(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any
         raise AssertionError("; ".join(wrong))
 
 
-def _replay(problem: Problem, expected: list[Tensor], world_size: int, replays: int) -> None:
-    """Step the positions through `expected` again and again; raises if an id is another."""
-    if world_size == 1:
-        sampler = make_sampler(problem.weight, problem.rows)
-        candidate = problem.sampled_by(sampler)
-    else:
-        candidate, sampler = ranks.virtual(problem, world_size)
-    candidate.check()
-    step = captured(candidate.step, problem.weight.device)
-    first = problem.positions.clone()
-    wrong = torch.zeros((), dtype=torch.int64, device=first.device)
-    for replay in range(replays):
-        offset = replay % len(expected)
-        problem.positions.copy_(first + offset)
+def _expected(problem: Problem, count: int) -> list[Tensor]:
+    """Return the ids at this position and the next ones, of one rank with the whole vocabulary."""
+    single = problem.sampled_by(make_sampler(problem.weight, problem.rows, group=Ranks()))
+    found = []
+    for _ in range(count):
+        single.check()
+        found.append(single.token_ids.clone())
+        problem.positions.add_(1)
+    problem.positions.sub_(count)
+    return found
+
+
+def _again(
+    candidate: Candidate, step: Callable[[], object], expected: list[Tensor], count: int
+) -> None:
+    """Step through the positions of `expected` again and again; raises if an id is another."""
+    positions = candidate.problem.positions
+    first, wrong = positions.clone(), torch.zeros((), dtype=torch.int64, device=positions.device)
+    for number in range(count):
+        offset = number % len(expected)
+        positions.copy_(first + offset)
         step()
         wrong += (candidate.token_ids != expected[offset]).sum()
-    sampler.check()
+    positions.copy_(first)
     if int(wrong):
-        raise AssertionError(f"{int(wrong)} ids are wrong")
+        raise AssertionError(f"{int(wrong)} ids differ from those of one rank")
 
 
 def processes(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
@@ -101,19 +105,17 @@ def _attempt(backend: str, exchange: str, dry_run: bool) -> str:
     """Start the ranks, wait, and say what became of them."""
     deadline = time.monotonic() + _ATTEMPT_SECONDS
     said: list[list[Any]] = [[] for _ in range(WORLD_SIZE)]
-    with tempfile.TemporaryDirectory() as folder:
-        told = (_worker, backend, exchange, f"{folder}/store", dry_run)
-        with StartedRanks(WORLD_SIZE, *told) as started:
-            for rank in (*started.everybody, *started.everybody):  # each says two things
-                with suppress(TimeoutError, EOFError):
-                    said[rank] += started.answers([rank], max(0.1, deadline - time.monotonic()))
+    with StartedRanks(WORLD_SIZE, _worker, backend, exchange, dry_run) as started:
+        for rank in (*started.everybody, *started.everybody):  # each says two things
+            with suppress(TimeoutError, EOFError):
+                said[rank] += started.answers([rank], max(0.1, deadline - time.monotonic()))
     if all(len(each) == 2 and isinstance(each[1], dict) for each in said):
         return f"worked: {json.dumps(said[0][0] | said[0][1])}"
     ranks_said = "; ".join(f"rank {rank}: {each or 'nothing'}" for rank, each in enumerate(said))
     return f"did not work in {_ATTEMPT_SECONDS:.0f} s; {ranks_said}"
 
 
-def _worker(line: Connection, backend: str, exchange: str, store: str, dry_run: bool) -> None:
+def _worker(line: Connection, backend: str, exchange: str, dry_run: bool) -> None:
     """Be a rank, and say what was done, or what went wrong."""
     rank = int(os.environ["RANK"])
     os.environ |= {
@@ -126,13 +128,7 @@ def _worker(line: Connection, backend: str, exchange: str, store: str, dry_run: 
     try:
         if not dry_run:
             torch.cuda.set_device(device)
-        dist.init_process_group(
-            backend,
-            store=dist.FileStore(store, WORLD_SIZE),
-            rank=rank,
-            world_size=WORLD_SIZE,
-            timeout=timedelta(seconds=_ATTEMPT_SECONDS),
-        )
+        dist.init_process_group(backend, timeout=timedelta(seconds=_ATTEMPT_SECONDS))
         for facts in _steps_of(rank, device, exchange, dry_run):
             line.send(facts)
         dist.destroy_process_group()
@@ -145,30 +141,18 @@ def _steps_of(
 ) -> Iterator[dict[str, Any]]:
     """Take some steps, each compared with a sampler that holds the whole vocabulary."""
     vocab_size, hidden_size, rows = (1000, 64, 3) if dry_run else (8192, 512, 8)
-    weight = make_weight(vocab_size, hidden_size, device)
+    weight, steps = make_weight(vocab_size, hidden_size, device), 2 if dry_run else _STEPS
     problem = Problem.make(weight, rows)
+    expected = _expected(problem, steps)
     shard = VocabShard.even(vocab_size, rank, WORLD_SIZE)
     sampler = make_sampler(weight[shard.start : shard.stop], rows, shard=shard, exchange=exchange)
-    alone = problem.sampled_by(make_sampler(weight, rows, group=Ranks()))
     together = problem.sampled_by(sampler)
-    steps = 2 if dry_run else _STEPS
-    for _ in range(steps):
-        problem.positions.add_(1)
-        alone.step()
-        together.check()
-        if not torch.equal(alone.token_ids, together.token_ids):
-            raise AssertionError("ids differ from those of one rank")
+    _again(together, together.step, expected, steps)
     sampler.check()
     yield {"steps": steps, "rows": rows}
 
     # The whole step from a CUDA graph, exchange and all; a dry run repeats the step.
-    replay = captured(together.step, device)
-    for _ in range(steps):
-        problem.positions.add_(1)
-        alone.step()
-        replay()
-        if not torch.equal(alone.token_ids, together.token_ids):
-            raise AssertionError("ids of a replayed step differ from those of one rank")
+    _again(together, captured(together.step, device), expected, steps)
     sampler.check()
     sampler.close()
     yield {"graph_replays": steps}
