@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from benchmarks.gpu.slots import SLOT_KINDS, steps_over_slots
 from benchmarks.lab import ranks
 from benchmarks.lab.allocations import noise_on_cpu, noise_on_gpu
 from benchmarks.lab.launches import listed
-from benchmarks.lab.problem import DTYPES, Problem, gate, make_sampler, make_weight, near_tie
+from benchmarks.lab.problem import DTYPES, Candidate, Problem, gate, make_sampler, make_weight
 from benchmarks.lab.timing import one_line
 from tpsample import (
     LMHeadSampler,
@@ -45,24 +45,20 @@ def features(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     plain = Problem.make(weight, rows, (0.0, 0.5, 1.0, 2.0))
     bounds = (0, *(_DRY_ODD_BOUNDS if dry_run else ODD_BOUNDS), vocab_size)
     shards = [VocabShard(*pair) for pair in itertools.pairwise(bounds)]
+    single = cache(lambda: plain.sampled_by(make_sampler(weight, rows)))
+    several = cache(lambda: ranks.virtual(plain, len(shards), shards=shards)[0])
     tried: dict[str, Callable[[], Any]] = {
-        "launches": lambda: _launches(plain, shards),
-        "allocations and waits": lambda: _quiet(plain, shards),
-        "odd shards": lambda: _odd_shards(plain, shards),
-        **{
-            f"every control, {name}": partial(_every_control, plain, dtype)
-            for name, dtype in DTYPES.items()
-        },
-        **{
-            f"products, {name}": partial(product_error, plain, dtype)
-            for name, dtype in DTYPES.items()
-        },
-        **{
-            f"slots, {kind}": partial(steps_over_slots, plain, kind, dry_run) for kind in SLOT_KINDS
-        },
-        "warm_up": lambda: _warmed_up(plain),
-        "torch.compile": lambda: _compiled(plain, dry_run),
+        "launches": lambda: _launches(several(), len(shards)),
+        "allocations and waits": lambda: _quiet(single(), several()),
+        "odd shards": lambda: _odd_shards(single(), several(), shards),
     }
+    for name, dtype in DTYPES.items():
+        tried[f"every control, {name}"] = partial(_every_control, plain, dtype)
+        tried[f"products, {name}"] = partial(product_error, plain, dtype)
+    for kind in SLOT_KINDS:
+        tried[f"slots, {kind}"] = partial(steps_over_slots, plain, kind, dry_run)
+    tried["warm_up"] = lambda: _warmed_up(plain)
+    tried["torch.compile"] = lambda: _compiled(plain, dry_run)
     wrong = []
     for name, attempt in tried.items():
         try:
@@ -73,24 +69,33 @@ def features(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
         raise AssertionError("; ".join(wrong))
 
 
-def _launches(problem: Problem, shards: list[VocabShard]) -> int:
+def _launches(several: Candidate, world_size: int) -> int:
     """Return how many kernels each of several ranks launches in a plain step."""
-    candidate, _ = ranks.virtual(problem, len(shards), shards=shards)
-    candidate.check()
+    several.check()
     with listed(run_them=True) as launches:
-        candidate.step()
-    count, left = divmod(sum(launches.values()), len(shards))
+        several.step()
+    count, left = divmod(sum(launches.values()), world_size)
     if left or count > 2:
-        raise AssertionError(f"{sum(launches.values())} launches of {len(shards)} ranks")
+        raise AssertionError(f"{sum(launches.values())} launches of {world_size} ranks")
     return count
 
 
-def _odd_shards(problem: Problem, shards: list[VocabShard]) -> str:
-    single = problem.sampled_by(make_sampler(problem.weight, problem.rows))
+def _quiet(*candidates: Candidate) -> int:
+    """See that plain eager steps, of one rank and of virtual ones, neither wait nor allocate."""
+    for candidate in candidates:
+        for _ in range(3):
+            candidate.step()
+        noise = noise_on_gpu if candidate.token_ids.device.type == "cuda" else noise_on_cpu
+        if found := noise(candidate.step):
+            number = candidate.token_ids.numel() // candidate.problem.rows
+            raise AssertionError(f"{number} ranks: {found}")
+    return 0
+
+
+def _odd_shards(single: Candidate, several: Candidate, shards: list[VocabShard]) -> str:
     single.check()
-    candidate, _ = ranks.virtual(problem, len(shards), shards=shards)
-    candidate.check()
-    if not (candidate.token_ids == single.token_ids).all():
+    several.check()
+    if not (several.token_ids == single.token_ids).all():
         raise AssertionError("ids differ from those of one rank")
     return f"shards start at {', '.join(str(shard.start) for shard in shards)}"
 
@@ -132,11 +137,8 @@ def _every_control(plain: Problem, dtype: torch.dtype) -> str:
     out = make_sampler(weight, rows, **head)(hidden, batch, plain.positions, num_samples=2)
 
     logits = reference.logits(hidden, weight, **head)
-    allowed = near_tie(batch.temperature, weight.shape[1])
-    differ = sum(
-        gate(out.token_ids[:, i], logits, batch, plain.positions, allowed, sample=i).near_ties
-        for i in range(2)
-    )
+    given = (logits, batch, plain.positions, weight.shape[1])
+    differ = sum(gate(out.token_ids[:, i], *given, sample=i).near_ties for i in range(2))
     same_logprobs(out, reference.logprobs(logits, batch, out.token_ids))
     return f"{2 * rows} draws, {differ} near ties"
 
@@ -220,16 +222,3 @@ def _compiled(problem: Problem, dry_run: bool) -> str:
             if not torch.equal(compiled(*given), model(*given)):
                 raise AssertionError(f"batch {part.rows}: ids differ from those outside")
     return backend
-
-
-def _quiet(problem: Problem, shards: list[VocabShard]) -> int:
-    """See that plain eager steps, of one rank and of virtual ones, neither wait nor allocate."""
-    single = problem.sampled_by(make_sampler(problem.weight, problem.rows))
-    several, _ = ranks.virtual(problem, len(shards), shards=shards)
-    for candidate in (single, several):
-        for _ in range(3):
-            candidate.step()
-        noise = noise_on_gpu if problem.weight.device.type == "cuda" else noise_on_cpu
-        if found := noise(candidate.step):
-            raise AssertionError(f"{candidate.token_ids.numel() // problem.rows} ranks: {found}")
-    return 0

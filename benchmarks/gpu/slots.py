@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.lab.allocations import Operators, allocated_on_gpu, noise_on_gpu
-from benchmarks.lab.problem import Problem, gate, make_sampler, near_tie
+from benchmarks.lab.problem import Problem, gate, make_sampler
 from benchmarks.lab.timing import captured
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status, reference
 from tpsample.request.selection import Selection
@@ -95,9 +95,8 @@ class SlotSteps:
             status[row] = Status.OK
         if self.out.status.tolist() != status:
             raise AssertionError(f"slots {chosen}: status {self.out.status.tolist()}")
-        positions = self.positions[drawn]
-        allowed = near_tie(batch.temperature, weight.shape[1])
-        differ = gate(self.out.token_ids[drawn], logits, batch, positions, allowed).near_ties
+        given = (logits, batch, self.positions[drawn], weight.shape[1])
+        differ = gate(self.out.token_ids[drawn], *given).near_ties
         for row, (_, output) in zip(drawn, named, strict=True):
             output.append(got[row])
         if any(got[row] != -1 for row in range(len(chosen)) if row not in drawn):

@@ -139,7 +139,6 @@ class Problem:
         Raises:
             WrongToken: any other difference.
         """
-        on_gpu = self.weight.device.type == "cuda"
         hidden_size = self.weight.shape[1] if logits is None else 0  # 0: the sum is not in doubt
         compared = Compared()
         for first in range(0, self.rows, _ORACLE_ROWS):
@@ -152,12 +151,8 @@ class Problem:
             batch = SamplingBatch.from_params(
                 self.params[block], vocab_size=self.vocab_size, device=self.weight.device
             )
-            allowed = near_tie(batch.temperature, hidden_size) if on_gpu else None
-            compared += gate(
-                *(token_ids[block], exact, batch, self.positions[block], allowed),
-                rounds=rounds,
-                first=first,
-            )
+            given = (token_ids[block], exact, batch, self.positions[block], hidden_size)
+            compared += gate(*given, rounds=rounds, first=first)
         return compared
 
 
@@ -166,7 +161,7 @@ def gate(
     logits: Tensor,
     batch: SamplingBatch,
     positions: Tensor,
-    allowed: Tensor | None,
+    hidden_size: int,
     *,
     sample: int = 0,
     rounds: int = 10,
@@ -175,11 +170,11 @@ def gate(
     """Compare tokens [B] with the oracle's for logits [B, V].
 
     Args:
-        allowed: gap [B] of scores below which a token may differ; None allows none.
+        hidden_size: terms that a logit is summed of, in any order; 0 where its value is given.
         first: number of the first row, for the error.
 
     Returns:
-        How many rows there are, and which part differs within a near tie.
+        How many rows there are, and which part differs within a near tie; none on a CPU.
 
     Raises:
         WrongToken: others differ.
@@ -193,7 +188,8 @@ def gate(
     score = scores.gather(1, torch.where(in_range, got, 0)[:, None]).squeeze(1)
     gap = torch.where(in_range, best - score, torch.inf)
     differs = got != expected
-    wrong = differs & ~(gap < (0.0 if allowed is None else allowed))
+    on_gpu = logits.device.type == "cuda"
+    wrong = differs & ~(on_gpu & (gap < near_tie(batch.temperature, hidden_size)))
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise WrongToken(
@@ -245,8 +241,8 @@ def make_sampler(weight: Tensor, rows: int, **options: Any) -> LMHeadSampler:
     return LMHeadSampler(weight, max_rows=512 if rows > 256 else 256, **options)
 
 
-def override_tile(sampler: LMHeadSampler, tile: Tile) -> None:
-    """Let the sampler take `tile` whatever the table says."""
+def override_tile(sampler: LMHeadSampler, tile: Tile | None) -> None:
+    """Let the sampler take `tile` whatever the table says; None is what the table says."""
     from tpsample.local.triton_backend import TritonBackend
 
     assert isinstance(sampler.local, TritonBackend)
