@@ -104,7 +104,7 @@ class Run:
     def time(
         self,
         steps: Mapping[str, Callable[[], object]],
-        align: Callable[[], object] | None = None,
+        align: Callable[[], object] = lambda: None,
         own: Collection[str] = (),
         eager: Collection[str] = (),
     ) -> dict[str, Timing]:
@@ -145,7 +145,7 @@ class Run:
         self,
         candidates: Mapping[str, Candidate],
         others: Mapping[str, Callable[[], object]],
-        align: Callable[[], object] | None = None,
+        align: Callable[[], object] = lambda: None,
         left_out: dict[str, str] | None = None,
     ) -> dict[str, Timing]:
         """Gate the candidates, time them among `others`, and see that replays gave the same ids.

@@ -81,7 +81,7 @@ def measure(
     device: torch.device,
     *,
     repeats: int,
-    align: Callable[[], object] | None = None,
+    align: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
     """Time every candidate `repeats` times, interleaved.
 
@@ -154,7 +154,7 @@ def one_line(error: Exception) -> str:
 
 
 def _once_on_gpu(
-    device: torch.device, align: Callable[[], object] | None
+    device: torch.device, align: Callable[[], object]
 ) -> Callable[[Callable[[], object]], float]:
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     flush = torch.zeros(max(FLUSH_BYTES, 4 * l2_bytes) // 4, device=device)
@@ -164,8 +164,7 @@ def _once_on_gpu(
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Reading leaves clean lines; dirty ones would be written back during the timed replay.
         torch.sum(flush, dim=0, out=flushed)
-        if align is not None:
-            align()
+        align()
         start.record()
         step()
         end.record()
@@ -175,12 +174,9 @@ def _once_on_gpu(
     return once
 
 
-def _once_on_cpu(
-    align: Callable[[], object] | None,
-) -> Callable[[Callable[[], object]], float]:
+def _once_on_cpu(align: Callable[[], object]) -> Callable[[Callable[[], object]], float]:
     def once(step: Callable[[], object]) -> float:
-        if align is not None:
-            align()
+        align()
         start = time.perf_counter()
         step()
         return (time.perf_counter() - start) * 1e6

@@ -51,7 +51,7 @@ def rows(run: Run) -> Iterator[list[Row]]:
             problem = Problem.make(weight, batch)
             built = _processes(run, problem) if several else _virtual(problem, world_size)
             candidates = {name: candidate for name, (candidate, _) in built.items()}
-            times = run.time_checked(candidates, {}, ranks.align(run) if several else None)
+            times = run.time_checked(candidates, {}, ranks.align(run))
             point = {"shape": shape, "world_size": world_size, "batch": batch}
             yield [_row(name, built[name][1], times, point) for name in times]
             for _, sampler in built.values():

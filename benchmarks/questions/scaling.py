@@ -57,12 +57,8 @@ def _of_point(run: Run, weight: Tensor, point: Row) -> list[Row]:
     problem = Problem.make(weight, point["batch"])
     entries = build(run, problem, point["mode"])
     wrong: dict[str, str] = {}
-    times = run.time_checked(
-        {entry.name: entry for entry in entries},
-        {},
-        ranks.align(run) if run.job.world_size > 1 else None,
-        left_out=wrong,
-    )
+    candidates = {entry.name: entry for entry in entries}
+    times = run.time_checked(candidates, {}, ranks.align(run), left_out=wrong)
     found = [
         {
             **row(entry.name, entry.kind, times[entry.name], **point),
