@@ -83,7 +83,12 @@ class Bench:
                 server.wait_ready(deadline)
                 say(f"{server.kind.name}: ready")
             self.commands = {name: shown(server) for name, server in servers.items()}
-            self._compare_texts(ranks, servers, deadline)
+            # Greedy requests also warm the servers up.
+            found = [
+                self._ask(server, "greedy", float("inf"), deadline, greedy=True)
+                for server in servers.values()
+            ]
+            self.texts[ranks] = same_texts(*found)
             self._rounds(ranks, servers, most_rounds, deadline)
 
     def _rounds(
@@ -105,14 +110,6 @@ class Bench:
                 return
             took = time.monotonic() - start
             say(f"{ranks} ranks: round {number + 1} took {took:.0f} s")
-
-    def _compare_texts(self, ranks: int, servers: dict[str, Server], deadline: float) -> None:
-        """Ask both for greedy texts, which also warms them up."""
-        found = [
-            self._ask(server, "greedy", float("inf"), deadline, greedy=True)
-            for server in servers.values()
-        ]
-        self.texts[ranks] = same_texts(*found)
 
     def _round(self, ranks: int, servers: dict[str, Server], number: int, deadline: float) -> None:
         """Ask the servers in turn at each rate; a round that is not finished does not count."""

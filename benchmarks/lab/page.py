@@ -80,27 +80,22 @@ def _wins_and_losses(rows: list[Row]) -> list[str]:
     """Against the best baseline of the same point, the largest losses first."""
     compared = [row for row in rows if "over_best_baseline" in row]
     compared.sort(key=lambda row: -row["over_best_baseline"])
+    columns = [name for name in _POINT if any(name in row for row in compared)]
+    if len({row["candidate"] for row in compared}) == 1:
+        columns.remove("candidate")
     sections: list[str] = []
     for title, lost in (("is not faster", True), ("is faster", False)):
         found = [row for row in compared if (row["over_best_baseline"] >= 1) == lost]
         if compared:
             sections.append(f"## Where tpsample {title}: {len(found)} of {len(compared)} points")
         if found:
-            cells = [(*_ratio(row), *_point(row, compared)) for row in found]
-            header = ("times as long", "as", *_point(dict.fromkeys(_POINT), compared, names=True))
+            cells = [(*_ratio(row), *(row.get(name, "") for name in columns)) for row in found]
+            header = ("times as long", "as", *columns)
             sections.append(text.table(header, cells, right=len(header)))
     return sections
 
 
 _POINT = ("candidate", *POINT)
-
-
-def _point(row: Row, among: list[Row], names: bool = False) -> tuple[object, ...]:
-    """Return the columns of a point that some row has; one candidate in all needs no column."""
-    there = [name for name in _POINT if any(name in each for each in among)]
-    if len({each["candidate"] for each in among}) == 1:
-        there.remove("candidate")
-    return tuple(name if names else row.get(name, "") for name in there)
 
 
 def _ratio(row: Row) -> tuple[str, str]:

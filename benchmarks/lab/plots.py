@@ -104,7 +104,7 @@ def _draw(view: Row, rows: list[Row], colours: Row, path: Path, below: str) -> s
             axis.plot(
                 at,
                 [row[y] / scale for row in points],
-                linestyle=_style(name) if joined else "none",
+                linestyle=STYLES.get(_runner(name), "-") if joined else "none",
                 marker="o",
                 color=colour,
                 label=name if isinstance(name, str) else f"{view['series']} {name}",
@@ -157,15 +157,13 @@ def _colours(series: str, rows: list[Row]) -> Row:
     return {each: PALETTE[i % len(PALETTE)] for i, each in enumerate(settings)}
 
 
-def _setting(name: Any) -> Any:
-    for runner in STYLES:
-        if str(name).startswith(runner):
-            return name.removeprefix(runner)
-    return name
+def _runner(name: Any) -> str:
+    """Return the beginning of a candidate's name that says who runs its setting, or nothing."""
+    return next((runner for runner in STYLES if str(name).startswith(runner)), "")
 
 
-def _style(name: Any) -> Any:
-    return next((style for runner, style in STYLES.items() if str(name).startswith(runner)), "-")
+def _setting(name: Any) -> str:
+    return str(name).removeprefix(_runner(name))
 
 
 def available() -> bool:

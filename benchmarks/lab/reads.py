@@ -83,7 +83,7 @@ def l2_read(source: Tensor, tiny: bool) -> tuple[Read, int]:
     """
     from benchmarks.lab.kernels import reread_kernel
 
-    words, programs = source.view(torch.int32), 4 * multiprocessors(source.device, default=1)
+    words, programs = source.view(torch.int32), 4 * multiprocessors(source.device)
     blocks = max(1, round(_L2_BYTES / 4 / (_BLOCK * programs)))  # of a program, in one pass
     words = words[: (1 if tiny else blocks) * programs * _BLOCK]
     passes = _TINY_L2_PASSES if tiny else _L2_PASSES
@@ -107,7 +107,7 @@ def read_words(words: Tensor, programs_per_sm: int) -> Read:
     """Return a launch that reads all words once."""
     from benchmarks.lab.kernels import read_kernel
 
-    programs = programs_per_sm * multiprocessors(words.device, default=1)
+    programs = programs_per_sm * multiprocessors(words.device)
     sums = torch.zeros(programs, dtype=torch.int64, device=words.device)
 
     def read() -> Tensor:
@@ -125,8 +125,8 @@ def default_tile(weight: Tensor, rows: int) -> Tile:
     return tile_for(rows, vocab_rows, hidden_size, weight.dtype, Gpu.of(device))
 
 
-def multiprocessors(device: torch.device, default: int) -> int:
-    """Return the number of multiprocessors of a GPU."""
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU, and 1 for a CPU."""
     if device.type != "cuda":
-        return default
+        return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,9 +34,9 @@ import triton
 import tpsample
 from benchmarks.lab import machine
 from benchmarks.lab.absent import AbsentGpu
-from benchmarks.lab.problem import Problem, make_weight
-from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, VocabShard
-from tpsample.exchange.base import Exchange
+from benchmarks.lab.problem import Problem, make_sampler, make_weight
+from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard
+from tpsample.agreement import construction
 from tpsample.kernels import decode
 from tpsample.local import triton_backend
 from tpsample.ranks.ranks import Ranks
@@ -98,9 +97,8 @@ def steps_of(rows: int) -> dict[str, Callable[[], object]]:
     if triton.knobs.runtime.interpret:
         raise SystemExit("host_overhead: unset TRITON_INTERPRET; it replaces what is measured")
     problem = Problem.make(make_weight(1024, 4096, torch.device("cpu")), rows)
-    sampler = LMHeadSampler(problem.weight, group=Ranks(), backend="torch", max_rows=max(256, rows))
-    settings = replace(sampler.settings, backend="triton")
-    sampler.local, sampler.exchange = triton_backend.TritonBackend(settings), Exchange(settings)
+    with patch.object(construction, "interpreted", lambda: True):  # Triton's backend on a CPU
+        sampler = make_sampler(problem.weight, rows, group=Ranks())
     out = SampleOutput.empty(problem.batch.seed, None)
     slots = SamplingBatch.of_slots(rows, vocab_size=problem.vocab_size)
     slots.put(list(range(rows)), problem.params)
