@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tpsample.core.word import NO_TOKEN
+from tpsample.core.word import NO_TOKEN, Status
+
+_OK, _BAD_SLOT = int(Status.OK), int(Status.BAD_SLOT)
 
 
 @dataclass(slots=True)
@@ -104,15 +106,16 @@ class SampleOutput:
         """How many tokens were drawn per row."""
         return 1 if self.token_ids.ndim == 1 else self.token_ids.shape[1]
 
-    def name_undrawn(self, rows: Tensor, status: Tensor) -> None:
+    def name_undrawn(self, rows: Tensor, bad: Tensor) -> None:
         """Write -1 and a status where a row was not drawn.
 
         Args:
             rows: bool [B], whether a row was not.
-            status: int32 [B], of such a row.
+            bad: bool [B], whether its status is BAD_SLOT; else it is OK.
         """
-        torch.where(rows, status, self.status, out=self.status)
-        self.token_ids.masked_fill_(rows.view(-1, *[1] * (self.token_ids.ndim - 1)), NO_TOKEN)
+        self.status.masked_fill_(rows, _OK).masked_fill_(bad, _BAD_SLOT)
+        rows = rows if self.token_ids.ndim == 1 else rows.unsqueeze(1)
+        self.token_ids.masked_fill_(rows, NO_TOKEN)
 
     def name_failed(self, token_id: int) -> None:
         """Write a token where there is none."""
@@ -164,13 +167,13 @@ class VerifyOutput:
         emitted = token_ids.where(reached(num_accepted, token_ids.shape[1]), NO_TOKEN)
         return VerifyOutput(num_accepted, emitted, row_status, seeds)
 
-    def name_undrawn(self, rows: Tensor, status: Tensor) -> None:
+    def name_undrawn(self, rows: Tensor, bad: Tensor) -> None:
         """Write -1 and a status where a row was not drawn; it has no drafts.
 
         Args:
-            rows, status: bool and int32 [B], as in `SampleOutput.name_undrawn`.
+            rows, bad: bool [B] each, as in `SampleOutput.name_undrawn`.
         """
-        self.status = torch.where(rows, status, self.status)
+        self.status.masked_fill_(rows, _OK).masked_fill_(bad, _BAD_SLOT)
         self.token_ids[:, 0] = self.token_ids[:, 0].masked_fill(rows, NO_TOKEN)
 
     def name_failed(self, token_id: int) -> None:

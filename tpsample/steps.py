@@ -97,11 +97,8 @@ class Steps(Sealed):
         if capturing(self.weight.device):
             self._captured.append(step)
         if num_words := step.num_words:
-            exchange.begin()
-            push = exchange.push
-            for part in range(exchange.parts):
-                words = exchange.own_words(part)[:num_words]
-                self.local.best_words(step, words, part, exchange.parts, push)
+            for part, words in enumerate(exchange.begin(num_words)):
+                self.local.best_words(step, words, part, exchange.parts, exchange.push)
                 if exchange.carries and step.batch.plan.filters is not None:
                     exchange.carry(candidates_of(self._stored(step), step))
                 exchange.publish(part, num_words)
@@ -129,7 +126,7 @@ class Steps(Sealed):
         with self.agreement:
             self.agreement.compare()
             out.logprobs, out.kept = None, None
-            if step.num_words:
+            if out.token_ids.numel():
                 self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
                     carried = self.exchange.carried()

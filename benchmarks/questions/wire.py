@@ -83,7 +83,7 @@ class Ways:
             time.sleep(max(0.0, float(start) - time.monotonic()))
 
         def swap(exchange: Any) -> None:
-            exchange.begin()
+            exchange.begin(rows)
             exchange.bring(1)
             exchange.publish(0, rows)
             exchange.collect(rows)

@@ -25,6 +25,10 @@ tpsample/exchange/swap.py
     - dtype=torch.int64, device="cpu")
     + dtype=torch.int64)
     > test_ranks_exchange_the_same_words[collective]
+    after a reset words are written to the messages of before
+    - self._views.clear()
+    + self.words.zero_()
+    > agreement/test_reset.py
     a host does not tell the others that its ranks differ
     - inbox.digests[0] if inbox.agrees() else 0
     + inbox.digests[0]

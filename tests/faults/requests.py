@@ -118,8 +118,8 @@ tpsample/request/selection.py
     + torch.lt(scratch.pick("winner", first, index), 0, out=undrawn)
     > test_a_slot_that_is_named_twice_counts_its_first_row
     a row that is not drawn reads a row that masks do not have
-    - torch.remainder(index, max(none, 1), out=self._inside)
-    + torch.clamp(index, max=none - 1, out=self._inside)
+    - torch.clamp(self._index, max=len(table) - 1, out=inside)
+    + torch.clamp(self._index, max=self._table.slots - 1, out=inside)
     > test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn
     a slot without a request is drawn
     - none + 1).copy_(gate)
@@ -216,12 +216,12 @@ tpsample/request/as_json.py
     > test_what_one_rank_knows_reaches_the_batches_of_all[0]
 tpsample/request/step.py
     the hidden states keep their gradient
-    - self.given.detach().flatten(0, -2)
-    + self.given.flatten(0, -2)
+    - rows = self.given.detach()
+    + rows = self.given
     > test_steps_with_gradients_leave_nothing_behind
     positions of given logits are in the order of positions
-    - self.given.detach().flatten(0, -2)
-    + self.given.detach().transpose(0, -2).flatten(0, -2)
+    - rows = self.given.detach()
+    + rows = self.given.detach().transpose(0, -2)
     > test_given_logits_are_verified_alike[1]
 tpsample/agreement/construction.py
     the weight keeps its gradient

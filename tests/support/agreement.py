@@ -86,8 +86,9 @@ def step(
         for name, value in override.items():
             setattr(local, name, value)
         step = local.prepare(case.hidden_states, batch.view(batch.rows), case.positions, samples)
-        local.best_words(step, exchange.own_words(0)[:slots])
-        words.append(exchange.own_words(0)[:slots].clone())
+        (own,) = exchange.begin(slots)
+        local.best_words(step, own)
+        words.append(own.clone())
     out = SampleOutput.empty(batch.seed, num_samples)
     decoder(backend)(torch.stack(words), batch.seed, out)
     return out

@@ -135,9 +135,7 @@ def step(
     out = SampleOutput.empty(view.seed, None if num_samples == 1 else num_samples)
     logits = None if given is None else torch.empty(view.rows, len(shard), dtype=given)
     begun = backend.prepare(hidden_states, view, positions, num_samples, out, logits)
-    words.begin()
-    for part in range(words.parts):
-        own = words.own_words(part)[: begun.num_words]
+    for part, own in enumerate(words.begin(begun.num_words)):
         backend.best_words(begun, own, part, words.parts, words.push)
     words.finish(out, view.seed)
     if view.plan.stored_index is None:

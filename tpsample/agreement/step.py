@@ -16,8 +16,8 @@ would be merged with its peers' old ones.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -32,8 +32,7 @@ from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step_batch import StepBatch
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A collective call whose arguments are right on this rank.
 
     Attributes:

@@ -206,7 +206,8 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
         ("status", out.status, (rows,), torch.int32),
         ("seeds", out.seeds, (rows,), torch.int64),
     ):
-        if not fits(tensor, (dtype,), wanted, device) or not tensor.is_contiguous():
+        alike = isinstance(tensor, Tensor) and (tensor.shape, tensor.dtype) == (wanted, dtype)
+        if not alike or tensor.device != device or not tensor.is_contiguous():
             raise ValueError(
                 f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "
                 f"got {describe(tensor)}"

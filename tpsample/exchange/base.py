@@ -29,8 +29,8 @@ from tpsample.settings import Settings
 class Exchange:
     """Moves candidate words between ranks; this base class is the exchange of one rank.
 
-    A step calls `begin`, then for every part of the vocabulary writes this rank's words into
-    `own_words(part)` and calls `publish(part)`, then `finish`. All ranks make these calls in the
+    A step calls `begin`, then for every part of the vocabulary writes this rank's words where
+    `begin` has said and calls `publish(part)`, then `finish`. All ranks make these calls in the
     same order with the same number of rows. Buffers are allocated here, once.
 
     Words are zero between steps, because whoever decodes them clears them. A step that was begun
@@ -67,15 +67,32 @@ class Exchange:
         shape = (self.chunks, sources, self.max_rows)
         self.words = torch.zeros(shape, dtype=torch.int64, device=settings.device)
         self._unfinished = False
+        self._views: dict[int, tuple[list[Tensor], Tensor]] = {}
 
-    def begin(self) -> None:
-        """Make sure that the words are zero."""
+    def begin(self, rows: int) -> list[Tensor]:
+        """Make sure that the words are zero.
+
+        Returns:
+            int64 [rows] for each part, where the local step leaves its words.
+        """
         if self._unfinished:
-            self.words.zero_()
+            self._clear()
         self._unfinished = True
+        return self._views_of(rows)[0]
 
-    def own_words(self, chunk: int) -> Tensor:
-        """Return int64 [max_rows], where the local step leaves the words of a chunk."""
+    def _clear(self) -> None:
+        self.words.zero_()
+
+    def _views_of(self, rows: int) -> tuple[list[Tensor], Tensor]:
+        """Return what `begin` and `collect` do; made once, because a view takes a microsecond."""
+        found = self._views.get(rows)
+        if found is None:
+            own = [self._own_words(part)[:rows] for part in range(self.parts)]
+            found = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
+        return found
+
+    def _own_words(self, chunk: int) -> Tensor:
+        """Return int64 [max_rows], this rank's words of a chunk."""
         return self.words[chunk, self.own]
 
     def publish(self, chunk: int, rows: int) -> None:
@@ -93,7 +110,7 @@ class Exchange:
 
         The host never waits for a GPU here.
         """
-        return self.words.flatten(0, 1)[:, :rows]
+        return self._views_of(rows)[1]
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
         """Write the step's tokens, status and seeds, from the words of all sources."""

@@ -49,16 +49,15 @@ class SwapExchange(Exchange):
         room = CARRIED if self.carries else 0
         self._inboxes = [_Inbox(group, self.max_rows, room) for group in self.levels]
         self.words = self._inboxes[-1].words.unsqueeze(0)
+        self._views.clear()
         self._rows: int | None = None
         self._agreed = False
 
-    def begin(self) -> None:
-        if self._unfinished:
-            for inbox in self._inboxes:
-                inbox.words.zero_()
-        self._unfinished = True
+    def _clear(self) -> None:
+        for inbox in self._inboxes:
+            inbox.words.zero_()
 
-    def own_words(self, chunk: int) -> Tensor:
+    def _own_words(self, chunk: int) -> Tensor:
         return self._inboxes[0].words[0]
 
     def bring(self, digest: int) -> None:

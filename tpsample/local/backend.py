@@ -65,7 +65,7 @@ class Backend(ABC):
         between its start and its finish.
         """
         controls = logits = found = None
-        if len(batch.seed) and batch.controls is not None:
+        if batch.controls is not None and batch.rows:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored_index is not None:
             num_rows = len(batch.plan.stored_list) * (1 if controls is None else 2)

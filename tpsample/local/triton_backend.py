@@ -27,6 +27,8 @@ from tpsample.settings import Settings
 _Launch: TypeAlias = tuple[tuple[int], dict[str, Any]]
 """Grid and arguments of a launch, as far as they do not change from step to step."""
 
+_OFF = control_arguments(None)
+
 
 class TritonBackend(Backend):
     """The words as Triton launches, one per part. Twin: `tpsample.local.torch_backend`.
@@ -65,19 +67,19 @@ class TritonBackend(Backend):
     ) -> None:
         given, batch, logits = step.local_logits is not None, step.batch, step.logits
         inputs = step.hidden_states if step.local_logits is None else step.local_logits
-        num_rows, num_samples = inputs.shape[0], step.noise.num_samples
-        controls = control_arguments(step.controls)
-        masks = controls["mask_ptr"] is not None
-        edits = has_edits(controls)
+        controls, masks, edits = _OFF, False, False
+        if step.controls is not None:
+            controls = control_arguments(step.controls)
+            masks, edits = controls["mask_ptr"] is not None, has_edits(controls)
         screen = self.screen if self.screen is not None and self.screen.takes(step) else None
         if screen is not None and part == 0:
             screen.launch(step, controls, self._streams, self._scale)
-        tile = self._tile_of(num_rows, edits, given, screen is not None)
-        block_e = tile.block_e(num_samples != 1, masks, edits)
-        key = (part, parts, push is not None, num_rows, num_samples, tile, block_e, given)
-        if key not in self._launches:
-            self._launches[key] = self._launch(part, parts, push, *key[3:])
-        launch = self._launches[key]
+        kind = inputs.shape[0], step.noise.num_samples, given, masks, edits, screen is not None
+        key = part, parts, push is not None, self.tile, kind
+        try:
+            launch = self._launches[key]
+        except KeyError:
+            launch = self._launches[key] = self._launch(part, parts, push, *kind)
         if launch is None:
             return
         grid, arguments = launch
@@ -124,12 +126,14 @@ class TritonBackend(Backend):
         push: Push | None,
         num_rows: int,
         num_samples: int,
-        tile: Tile,
-        block_e: int,
         given: bool,
+        masks: bool,
+        edits: bool,
+        listed: bool,
     ) -> _Launch | None:
-        """Return what all steps share, or None if the part is empty."""
+        """Return what all steps of a kind share, or None if the part is empty."""
         start, stop = self._shard.start, self._shard.stop
+        tile = self._tile_of(num_rows, edits, given, listed)
         num_tiles = -(-(stop - start // 4 * 4) // tile.block_v) if stop > start else 0
         if push is not None:
             num_tiles = max(num_tiles, push.num_chunks)
@@ -155,7 +159,7 @@ class TritonBackend(Backend):
             "BLOCK_V": tile.block_v,
             "BLOCK_B": tile.block_b,
             "BLOCK_D": tile.block_d,
-            "BLOCK_E": block_e,
+            "BLOCK_E": tile.block_e(num_samples != 1, masks, edits),
             "OVERLAP": self._overlap,
             "PREFETCH": 0 if given else self._prefetch(tile),
             **push_arguments(push),

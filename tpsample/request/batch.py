@@ -248,11 +248,12 @@ class SamplingBatch(ChangingRows):
             self.for_rows(num_rows).append(token_ids)
 
     def read(self, times: int = 1) -> BatchView:
+        temperature, seed = self._table.row_temperature, self._table.row_seed
         if times == 1:
-            return BatchView(self.temperature, self.seed, self.plan, self._controls())
+            return BatchView(temperature, seed, self.plan, self._controls())
         if times not in self._plans:  # kept sets are those of a step
             self._plans[times] = self._table.plan(times, **self._options | {"kept_cap": None})
-        temperature, seed = (x.repeat_interleave(times) for x in (self.temperature, self.seed))
+        temperature, seed = (x.repeat_interleave(times) for x in (temperature, seed))
         return BatchView(temperature, seed, self._plans[times], self._controls())
 
     @ordinary_tensors

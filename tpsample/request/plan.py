@@ -26,11 +26,11 @@ class Undrawn(NamedTuple):
 
     Attributes:
         rows: bool [B].
-        status: int32 [B], of such a row; those of the others mean nothing.
+        bad: bool [B], those of them that name a slot which they cannot have; others are padding.
     """
 
     rows: Tensor
-    status: Tensor
+    bad: Tensor
 
 
 class RowKinds(NamedTuple):

@@ -21,13 +21,13 @@ last slot, in which no request ever is.
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from tpsample.core.checks import INDICES, check_tensor
 from tpsample.core.tensors import ALIGNED, HasViews, Scratch, ordinary_tensors, readable
-from tpsample.core.word import Status
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.entries import ASKS, STATE, TOP
 from tpsample.request.filters import LogprobRows, RowFilters, keeps_all
@@ -58,12 +58,10 @@ class Selection(HasViews, StepBatch):
         self._scratch = Scratch(self.device)
         self._numbers = torch.arange(num_rows, device=self.device)
         self._stored_numbers = self._numbers.to(torch.int32)
-        # The slot that each row reads, S if it is not drawn. Inside is 0 then, because every table
-        # has a first row, and masks have no more rows than slots are in use.
+        # The slot that each row reads, S if it is not drawn.
         self._padded = self._numbers.new_zeros(num_rows + -num_rows % ALIGNED)
-        self._inside = torch.zeros_like(self._numbers)
-        none = torch.zeros_like(self._stored_numbers)
-        self._undrawn = Undrawn(none.to(torch.bool), none)
+        none = torch.zeros_like(self._numbers, dtype=torch.bool)
+        self._undrawn = Undrawn(none, none.clone())
         self._view()
 
     def _view(self) -> None:
@@ -89,7 +87,7 @@ class Selection(HasViews, StepBatch):
             raise ValueError(
                 "out: expected an earlier selection of this batch, got another batch's"
             )
-        elif out.rows != len(slots):
+        elif out.rows != slots.shape[0]:
             raise ValueError(
                 f"out: expected an earlier selection of {len(slots)} rows, as slots has, got one "
                 f"of {out.rows}"
@@ -106,22 +104,21 @@ class Selection(HasViews, StepBatch):
         """
         self._version = self._table.version
         self._assigned.clear()
-        gate, scratch, (undrawn, status) = self._table.gate, self._scratch, self._undrawn
-        none = len(gate) - 1
+        gate, scratch, (undrawn, bad) = self._table.gate, self._scratch, self._undrawn
+        none = gate.shape[0] - 1
         index = self._index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
         first = scratch.take("first", torch.int64, none + 1).copy_(gate)
         first.scatter_reduce_(0, index, self._numbers, "amin")
         torch.ne(scratch.pick("winner", first, index), self._numbers, out=undrawn)
-        torch.ne(slots, PADDING, out=status).mul_(int(Status.BAD_SLOT))
+        torch.ne(slots, PADDING, out=bad).logical_and_(undrawn)
         index.masked_fill_(undrawn, none)
-        torch.remainder(index, max(none, 1), out=self._inside)
         return self
 
     @ordinary_tensors
     def _repeated(self, times: int) -> Selection:
         """Return the rows with each standing `times` times in a row."""
         found = Selection(self._batch, self._table, self.rows * times)
-        its, others = ((rows._index, rows._inside, *rows._undrawn) for rows in (found, self))
+        its, others = ((rows._index, *rows._undrawn) for rows in (found, self))
         for each, other in zip(its, others, strict=True):
             each.copy_(other.repeat_interleave(times))
         return found
@@ -131,8 +128,13 @@ class Selection(HasViews, StepBatch):
         return self._scratch.pick(name, table, self._index)
 
     def _pick_any(self, name: str, table: Tensor) -> Tensor:
-        """Return what a table [S, …] holds for each row; any slot's where the row is not drawn."""
-        return self._scratch.pick(name, table, self._inside)
+        """Return what a table [n, …] holds for each row; any slot's where the row is not drawn.
+
+        Slots that are drawn are below n, which is at least 1, in the masks of a batch as well.
+        """
+        inside = self._scratch.take("inside", torch.int64, self.rows)
+        torch.clamp(self._index, max=len(table) - 1, out=inside)
+        return self._scratch.pick(name, table, inside)
 
     def __copy__(self) -> Selection:
         """Return a selection of the same batch, with memory and masks of its own."""
@@ -181,19 +183,25 @@ class Selection(HasViews, StepBatch):
         table = self._table
         table.follow()
         temperature, seed = self._pick("temperature", table.temperature), table.seed
-        stores = table.stores_logits
-        filters, logprobs = self._filtered() if stores else (None, None)
-        plan = BatchPlan(
+        plan = self._plan_that_stores() if table.stores_logits else self._plain_plan
+        return BatchView(temperature, self._pick("seed", seed), plan, controls, undrawn)
+
+    @cached_property
+    def _plain_plan(self) -> BatchPlan:
+        """The plan of rows without filters and logprobs."""
+        return BatchPlan(self.rows, self.vocab_size, self.device)
+
+    def _plan_that_stores(self) -> BatchPlan:
+        """Return the plan of rows that may have filters or logprobs."""
+        return BatchPlan(
             self.rows,
             self.vocab_size,
             self.device,
-            filters,
-            logprobs,
+            *self._filtered(),
             fixed_rounds=not readable(self.device),
-            stores_all=stores,
+            stores_all=True,
             numbers=(self._numbers, self._stored_numbers),
         )
-        return BatchView(temperature, self._pick("seed", seed), plan, controls, undrawn)
 
     def _filtered(self) -> tuple[RowFilters | None, LogprobRows | None]:
         """Return the filters and logprobs of all rows, None where no slot has some."""
@@ -245,7 +253,7 @@ class Selection(HasViews, StepBatch):
         super().check_masks(num_rows)
 
     def state(self) -> dict[str, object]:
-        undrawn, status = self._undrawn
+        undrawn, bad = self._undrawn
         found = self._table.compared | super().state()
         for name, its in self._table.compared.items():
             if isinstance(its, Tensor):
@@ -253,4 +261,4 @@ class Selection(HasViews, StepBatch):
         if self._batch is self:
             return found
         # Of rows that are not drawn only the status counts.
-        return {"slots": self._index.where(~undrawn, -1 - status), **found}
+        return {"slots": self._index.where(~undrawn, -1 - bad.long()), **found}

@@ -35,8 +35,7 @@ class Push(NamedTuple):
     max_rows: int
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """The rows that a call brings: hidden states, or logits in place of their product.
 
     Attributes:
@@ -54,7 +53,9 @@ class Inputs:
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, D] and logits [B, V_local]; D is 0, or there are no logits."""
-        rows = self.given.detach().flatten(0, -2)
+        rows = self.given.detach()
+        if rows.ndim > 2:
+            rows = rows.flatten(0, -2)
         return (rows[:, :0], rows) if self.are_logits else (rows, None)
 
 
@@ -102,10 +103,10 @@ class Step:
     local_logits: Tensor | None = None
     found: Found | None = None
 
-    @cached_property
+    @property
     def num_words(self) -> int:
         """How many words the step exchanges, one per row and sample."""
-        return len(self.batch.seed) * self.noise.num_samples
+        return self.batch.seed.shape[0] * self.noise.num_samples
 
     @cached_property
     def hidden_double(self) -> Tensor:
