@@ -226,7 +226,8 @@ class Record:
             fields |= {"seed": seed, "logprobs": None, "logprob_token_ids": None}
             params.append(SamplingParams(**fields))
         so_far = what["tokens_so_far"]
-        check_requests(0, params, *map(so_far.get, TOKENS_SO_FAR), word.MAX_VOCAB_SIZE)
+        prompts, outputs = map(so_far.get, TOKENS_SO_FAR)
+        check_requests(0, params, prompts, outputs, word.MAX_VOCAB_SIZE)
         return Record(tensors, params, so_far, head, what["philox_rounds"], model)
 
     @property
