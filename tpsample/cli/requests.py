@@ -232,10 +232,8 @@ def asked(
     for index, (prompt, fields) in enumerate(zip(prompts, own, strict=True)):
         temperature = temperatures[index % len(temperatures)]
         for answer in range(fields["n"]):
-            drawn = {"temperature": temperature, "seed": seed + len(rows)}
-            if "seed" in fields:
-                drawn["seed"] = fields["seed"] + answer
-            rows.append(Request(prompt, {**drawn, **fields, "seed": drawn["seed"]}))
+            its = fields["seed"] + answer if "seed" in fields else seed + len(rows)
+            rows.append(Request(prompt, {"temperature": temperature, **fields, "seed": its}))
     return rows
 
 
