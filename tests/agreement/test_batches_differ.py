@@ -187,8 +187,8 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 
 
 def _pairs() -> list[tuple[str, str]]:
-    """Return the texts for each pair, then for two pairs of positions, each before a right step;
-    at last one rank has drawn another seed before."""
+    """Return the texts for each pair, then for two pairs of positions, each before a right step,
+    and for slots; at last one rank has drawn another seed before."""
     sampler, rank, found = sampler_of(), dist.get_rank(), []
     for one, other, _ in PAIRS:
         fields = {"seed": 2, **(other if rank else one)}
@@ -198,6 +198,8 @@ def _pairs() -> list[tuple[str, str]]:
     for pair in ((0, 2**61 - 1), (2**62, 2**62 + 2**61 - 1)):
         positions = torch.tensor([pair[rank], 3])
         found.append(outcome(lambda p=positions: sampler(torch.ones(B, D), batch_of(), p)))
+    slots = torch.tensor([rank, 1 - rank])
+    found.append(outcome(lambda: sampler(torch.ones(B, D), batch_of().select(slots), 9)))
     if rank == 1:
         batch_of(rows=[SamplingParams()]).draw_seeds(sampler.settings.seeds)
     unseeded = batch_of(rows=[SamplingParams()] * B)
@@ -205,11 +207,13 @@ def _pairs() -> list[tuple[str, str]]:
 
 
 def test_ranks_with_other_requests_seeds_or_positions_are_told_which():
-    *found, drawn = same_on_ranks(2, _pairs)
+    *found, slots, drawn = same_on_ranks(2, _pairs)
     positions = ({}, {}, ["positions: "])
     for (one, other, told), (kind, text) in zip([*PAIRS, *[positions] * 2], found, strict=True):
         assert kind == ("RankMismatch" if told[0] else "nothing raised"), (one, other, text)
         assert any(map(text.startswith, told)), text
+    of_slots = "slots: row 0: must be the same on every rank, got rank 0: 0, rank 1: 1"
+    assert slots == ("RankMismatch", of_slots)
     assert drawn[1].startswith("rows without a seed: ")
     assert "rank 0: [0, 1] after 0 drawn seeds, rank 1: [0, 1] after 1 drawn seeds" in drawn[1]
     assert set(SamplingParams.__dataclass_fields__) - {"seed"} == {f for o in FIELDS for f in o}

@@ -7,12 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tests.support.ranks import run_ranks
 from tests.support.screening import Problem, backends, words
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
+from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.exact_sum import exact_products, exact_sums
 from tpsample.native.compiling import jit
 from tpsample.native.inputs import BITS
@@ -126,23 +124,3 @@ def test_a_logit_depends_on_the_row_and_the_id_alone(rows):
                 of_pieces.append(torch.stack(found).amax(dim=0))
         best += [torch.stack(of_pieces[way::2]).amax(dim=0) for way in (0, 1)]
     assert all(torch.equal(each, best[0]) for each in best)
-
-
-def _tokens() -> list[list[int]]:
-    case = cancelling(64)
-    shard = VocabShard(0, V)
-    if dist.is_initialized():
-        shard = VocabShard.even(V, dist.get_rank(), dist.get_world_size())
-    own = case.weight[shard.start : shard.stop]
-    batch = SamplingBatch.from_params([SamplingParams(seed=3, top_k=9)] * 64, vocab_size=V)
-    found = []
-    for backend in ("torch", "numba"):
-        with LMHeadSampler(own, vocab_size=V, shard=shard, backend=backend) as sampler:
-            found.append(sampler(case.hidden_states, batch, 5).token_ids.tolist())
-    return found
-
-
-def test_tokens_of_one_rank_and_three():
-    expected = _tokens()
-    assert expected[0] == expected[1]
-    assert run_ranks(3, _tokens) == [expected] * 3

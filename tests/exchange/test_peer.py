@@ -20,7 +20,6 @@ from tpsample import LMHeadSampler, PeerLost, Status, VocabShard
 from tpsample.core import word
 from tpsample.kernels.inbox import chunk_of_tile, tiles_of_chunk
 from tpsample.local.torch_backend import TorchBackend
-from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.step import Inputs
 
 CANARY = -987654321
@@ -218,27 +217,6 @@ def test_a_step_replayed_from_its_launches(monkeypatch):
         for kernel, grid, arguments in launches:
             kernel[grid](**arguments)
         assert_all_equal(outputs, case.oracle())
-
-
-def test_nan_and_masked_rows_are_seen_by_all_ranks():
-    case = Case.make(100, 4)
-    case.weight[77] = float("nan")
-    world, samplers = virtual(case, even_shards(100, 4))
-    outputs = step(world, samplers, case)
-    assert_all_equal(outputs, case.oracle())
-    assert outputs[0].status.tolist() == [Status.NAN] * 4
-
-    case = Case.make(100, 4)
-    bias = torch.full((100,), float("-inf"))
-    shards = even_shards(100, 4)
-    world = VirtualWorld(shards)
-    samplers = [
-        LMHeadSampler(case.weight[s.start : s.stop], group=r, bias=bias[s.start : s.stop])
-        for s, r in zip(shards, world.ranks, strict=True)
-    ]
-    outputs = step(world, samplers, case)
-    assert_all_equal(outputs, case.oracle(bias=bias))
-    assert outputs[0].status.tolist() == [Status.EMPTY] * 4
 
 
 def test_a_rank_that_lost_another_tells_the_rest_in_its_next_step():

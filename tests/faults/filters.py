@@ -7,7 +7,7 @@ tpsample/logits/shard_logits.py
     a filtered row forgets its NaN
     - nan = word.key_of(top_word) == word.KEY_NAN
     + nan = word.key_of(top_word) < 0
-    > test_special_rows_and_several_samples[False-1]
+    > test_mixtures_on_one_rank[mixed]
     the rejection keeps no ties
     - return torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
     + return marks
@@ -128,5 +128,5 @@ tpsample/logits/logprobs.py
     raw logprobs are divided by the temperature
     - temperature = torch.where(asked.processed, rows.temperature, 1.0)
     + temperature = rows.temperature
-    > logits/test_logprobs.py::test_values_ids_and_ranks_are_the_oracles_and_the_same_everywhere
+    > test_mixtures_on_one_rank[mixed]
 """)

@@ -197,7 +197,7 @@ tpsample/request/engine_tensors.py
     what an engine writes to its tensors is not seen
     - self._temperature, self._seed = temperature.detach(), seed.detach()
     + self._temperature, self._seed = temperature.clone(), seed.detach()
-    > test_tokens_are_those_of_requests_with_these_numbers[torch-sequential]
+    > test_slots_and_replays_read_what_is_there_now
 tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)

@@ -1,6 +1,7 @@
 """The jitted pieces one by one against their PyTorch twins, and what kernels leave untouched."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,14 +10,16 @@ import triton.language as tl
 
 from tests.support.agreement import tile
 from tests.support.cases import Case
+from tests.support.filtered import Rows, grid, kinds_of_logits
 from tests.support.settings import settings_of
-from tpsample import Status, VocabShard, noise
+from tpsample import SamplingParams, Status, VocabShard, noise
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.kernels.decode import decode, decode_kernel
 from tpsample.kernels.epilogue import best_word, pack
 from tpsample.kernels.noise import NoiseRows, noise_tile, store_row_noise
 from tpsample.local.triton_backend import TritonBackend
+from tpsample.logits.finish import shard_logits
 
 INF, NAN = math.inf, math.nan
 
@@ -92,6 +95,32 @@ def test_the_lm_head_writes_its_words_alone():
     words[5:] = canary
     local.best_words(step, words[:5])
     assert (words[:5] > 0).all() and (words[5:] == canary).all()
+
+
+@pytest.mark.parametrize("block_v", [64, 512])
+def test_only_stored_rows_are_written_and_all_of_them(block_v):
+    """The shard starts within a group of four and ends within a tile; canaries lie around."""
+    report = {"logprobs": 3, "logprobs_mode": "processed_logprobs"}
+    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0), *grid()[3::122]]
+    params += [SamplingParams(seed=4, top_p=0.7, **report)]
+    kinds = kinds_of_logits()
+    rows = Rows([kinds["zipf"], kinds["two-valued"]], params)
+    batch, first, last = rows.batch, 5, 777
+    weight = rows.weight[first:last]
+    shard = VocabShard(first, last)
+    backend = TritonBackend(settings_of(weight, shard, max_rows=len(rows.params)))
+    backend.tile = tile(block_v, 16, 16)
+    stored, width = len(batch.plan.stored_list), last - first
+    assert 0 < stored < len(rows.params)
+    memory = torch.full((stored * width + 2 * width,), NAN)
+    step = replace(
+        backend.prepare(rows.hidden_states, batch.view(batch.rows), rows.positions, 1),
+        logits=memory[width:-width].view(stored, width),
+    )
+    backend.best_words(step, torch.zeros(len(rows.params), dtype=torch.int64))
+    logits = shard_logits(step, shard, "triton").logits
+    assert torch.equal(logits, rows.logits[batch.plan.stored_index][:, first:last])
+    assert memory[:width].isnan().all() and memory[-width:].isnan().all()
 
 
 @triton.jit

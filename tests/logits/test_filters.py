@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.cases import own_shard, uneven_shards
-from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, masked, steps
+from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -207,30 +207,3 @@ def test_a_row_costs_few_bytes_at_8_ranks_and_memory_for_a_shard(changes, most_b
     own = 16 * max(map(len, uneven_shards(32768, 8)))
     assert min(sent) > 0 and max(sent) <= 16 * most_bytes
     assert own <= max(elements) <= 1.1 * own
-
-
-@pytest.mark.parametrize("world_size", [1, 3, *long(8)])
-@pytest.mark.parametrize("fixed_rounds", [False, True])
-def test_special_rows_and_several_samples(world_size, fixed_rounds):
-    """A NaN, nothing left, two forced tokens, one token left: a row each, every filter, 3 draws."""
-    poisoned, empty = torch.zeros(50), torch.full((50,), -math.inf)
-    poisoned[31] = math.nan
-    forced, single = torch.linspace(0, 9, 50), empty.clone()
-    forced[[7, 44]] = math.inf
-    single[49] = -4.0
-    biases = [poisoned, empty, forced, single, torch.linspace(0, 2, 50)]
-    params = [
-        SamplingParams(seed=seed, **changes)
-        for seed in range(2)
-        for changes in (
-            {}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.6},
-            {"top_k": 9, "top_p": 0.6, "ties": "keep"}, {"temperature": 0.0, "top_k": 2},
-        )
-    ]  # fmt: skip
-    how = {"fixed_rounds": fixed_rounds}
-    cases = [Rows([torch.zeros(50)], params, bias=bias, **how) for bias in biases]
-    statuses = [Status.NAN, Status.EMPTY, Status.OK, Status.OK, Status.OK]
-    for outputs in run_ranks(world_size, steps, cases, 3):
-        for out, rows, status in zip(outputs, cases, statuses, strict=True):
-            assert_same(out, rows.oracle(3))
-            assert (out.status == status).all()

@@ -1,13 +1,19 @@
-"""Advice is right: a test does what each says. Advice is found by reading the source."""
+"""Advice is right: a test does what each says. Advice is found by reading the source.
+
+A text is advice if a clause of it begins with a verb that tells the reader to do something.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import tpsample
 from tests.faults.fault import name_of_test
-from tests.support.advice import advices
 from tests.support.pasted import options_of
 
 FOLLOWED: dict[str, tuple[str, ...]] = {
@@ -28,7 +34,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_it_writes_the_same_on_one_rank_and_on_two": (
         *("; pass its .", "makes its logits itself", "hidden_states[:, -1]"),
     ),
-    "test_a_nan_a_masked_and_a_forced_row_are_the_same_on_every_rank": (
+    "exchange/test_exchanges.py::test_tokens_are_the_oracles": (
         *("give it on every rank or on none", "or the interpreter with"),
         'use exchange="collective"',
     ),
@@ -41,7 +47,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("call the sampler outside", "call it outside"),
     ),
     # --- requests and batches
-    "exchange/test_exchanges.py::test_several_samples_per_row": ("with num_samples=",),
+    "test_several_samples_per_row": ("with num_samples=",),
     "test_rows_and_samples_are_independent_draws": ("answers are not ranked",),
     "test_a_sampled_token_has_the_value_its_step_reported": ("LMHeadSampler.prompt_logprobs",),
     "test_the_layout_by_hand": ("give logprobs= the number",),
@@ -123,6 +129,49 @@ NEEDS_A_GPU = (
 )
 NO_ADVICE = ("compare hidden states", "Write two short sentences")
 """The name of a call, and a prompt."""
+
+
+PACKAGE = Path(tpsample.__file__).parent
+VERBS = (
+    "add|allow|append|ask|assign|build|call|capture|check|choose|compare|convert|decode|did you "
+    "mean|draw|drop|export|free|give|hide|import|install|keep|leave|let|load|look|make|move|name|"
+    "pad|pass|pip install|put|read|redistribute|refresh|remove|repeat|reset|restart|run|say|see|"
+    "send|set|start|switch|take|try|turn|uninstall|use|wait|write"
+)
+ADVICE = re.compile(rf"(?:[;:.,] |^)(?:(?:or|and|else) )*(?:{VERBS})\b[ .]", re.IGNORECASE)
+
+
+def advices() -> dict[str, str]:
+    """Return the texts of the package that have advice, with `{}` for what is filled in, and the
+    file of each."""
+    found: dict[str, str] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for text in _texts(tree, _docstrings(tree)):
+            if " " in text and ADVICE.search(text):
+                found[text] = str(path.relative_to(PACKAGE))
+    return found
+
+
+def _docstrings(tree: ast.AST) -> set[int]:
+    """Return the nodes of texts that stand alone, which are docstrings."""
+    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def _texts(node: ast.AST, docstrings: set[int]) -> Iterator[str]:
+    """Yield the texts under a node, those in several parts as one, but no help of options."""
+    if id(node) in docstrings and isinstance(node, ast.Constant):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "help":
+        return
+    if isinstance(node, ast.JoinedStr):
+        parts = (each.value if isinstance(each, ast.Constant) else "{}" for each in node.values)
+        yield "".join(map(str, parts))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)):
+            yield from _texts(child, docstrings)
 
 
 def test_every_advice_is_followed_by_a_test_or_needs_a_gpu() -> None:

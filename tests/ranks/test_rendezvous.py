@@ -71,17 +71,6 @@ def test_ranks_that_do_not_meet_equally_often_are_told(early):
         meeting.run([partial(body, rank) for rank in range(3)])
 
 
-def test_prompt_logprobs_on_virtual_ranks():
-    rows = Rows([KINDS["normal"]], [SamplingParams()] * 6)
-    came = torch.arange(6) * 190
-    world, samplers = virtual(rows, uneven_shards(V, 3), max_rows=4)
-    found = world.run([partial(s.prompt_logprobs, rows.hidden_states, came) for s in samplers])
-    exact = rows.logits.double().log_softmax(dim=1).gather(1, came.unsqueeze(1))
-    for got in found:
-        assert (got.values - exact).abs().max() < 2e-6
-        assert torch.equal(got.values, found[0].values)
-
-
 def test_a_virtual_rank_alone_refuses_filters_before_it_waits():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=1, top_p=0.5)])
     world, samplers = virtual(rows, uneven_shards(V, 2))

@@ -4,28 +4,9 @@ import pytest
 import torch
 
 from tests.support.random_requests import bitmask_of
-from tests.support.small_heads import BACKENDS, D, V, head, plain
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference, verify
+from tests.support.small_heads import V, head
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.ranks.virtual import VirtualWorld
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["grammar_bitmask", "forced_token_ids"])
-def test_a_mask_that_is_taken_away_binds_no_later_verification(name, backend):
-    hidden_states, weight = head(6)
-    sampler = LMHeadSampler(weight, max_rows=6, backend=backend)
-    batch = SamplingBatch.from_params(plain(2), vocab_size=V)
-    drafts = torch.full((2, 2), 7)
-
-    def sampled() -> list[list[int]]:
-        return verify(sampler, hidden_states.view(2, 3, D), drafts, batch, 3).token_ids.tolist()
-
-    free = sampled()
-    mask = bitmask_of([{7}] * 6, V) if name == "grammar_bitmask" else torch.full((6,), 7)
-    setattr(batch, name, mask)
-    assert sampled() == [[7, 7, 7]] * 2 != free
-    setattr(batch, name, None)
-    assert sampled() == free
 
 
 @pytest.mark.parametrize(("backend", "shards"), [("torch", 1), ("triton", 1), ("triton", 3)])

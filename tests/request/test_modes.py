@@ -1,42 +1,21 @@
 """The caller's modes of torch enter no token, and no step keeps an autograd graph."""
 
-import contextlib
 import functools
 import gc
 import itertools
 import warnings
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.support.mistakes import HIDDEN, WEIGHT, batch_of, half, tokens
+from tests.support.random_requests import SURROUNDINGS
 from tests.support.ranks import run_ranks
 from tests.support.small_heads import D, V, head, plain
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
 
-
-@contextlib.contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-MODES: dict[str, Any] = {
-    "inference": torch.inference_mode,
-    "no_grad": torch.no_grad,
-    "grad": contextlib.nullcontext,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "bfloat16": lambda: _default(torch.bfloat16),
-    "float64": lambda: _default(torch.float64),
-    "meta": lambda: torch.device("meta"),
-}
+MODES = SURROUNDINGS | {"meta": lambda: torch.device("meta")}
 
 
 def _story(backend: str, inside: str, outside: str) -> list[list[int]]:

@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.support.cases import own_sampler
 from tests.support.random_requests import Row, batch_of, so_far_of
-from tests.support.ranks import same_on_ranks
 from tests.support.replays import Replays
-from tests.support.slots import WEIGHT, D, V, sampler_of
+from tests.support.slots import D, V, sampler_of
 from tpsample import (
-    RankMismatch,
     SamplingBatch,
     SamplingParams,
     Status,
@@ -122,49 +118,6 @@ def test_a_captured_step_serves_other_slots_and_other_requests(methods):
             assert_rows(out, expected, chosen, drawn)
         for row, tokens in zip(rows, expected.token_ids.view(len(rows), -1).tolist(), strict=True):
             row.output += [token_id for token_id in tokens if token_id >= 0]
-
-
-def _on_ranks(rows: list[Row], slots: list[int]) -> tuple[Any, ...]:
-    sampler = own_sampler(WEIGHT, max_rows=64)
-    batch = SamplingBatch.of_slots(SLOTS, vocab_size=V)
-    batch.put(list(range(len(rows))), [row.params for row in rows], **so_far_of(rows))
-    batch.put(8, SamplingParams())  # without a seed
-    generator = torch.Generator().manual_seed(4)
-    found = []
-    for step in range(2):
-        picked = batch.select(torch.tensor(slots))
-        hidden_states = torch.randn(len(slots), 3, D, generator=generator)
-        out = sampler(hidden_states[:, 0].contiguous(), picked, 30 + 4 * step)
-        found.append((out.token_ids.tolist(), out.status.tolist(), out.seeds.tolist()))
-        drafts = torch.stack([out.token_ids, out.token_ids], dim=1)
-        for method in ("coupled", "rejection", "block"):
-            verified = verify(sampler, hidden_states, drafts, picked, 30 + 4 * step, method=method)
-            found.append((verified.token_ids.tolist(), verified.status.tolist()))
-        picked.append(verified.token_ids)
-    other = [*slots[1:], slots[0]] if dist.get_rank() else slots
-    try:
-        sampler(hidden_states[:, 0].contiguous(), batch.select(torch.tensor(other)), 50)
-    except RankMismatch as error:
-        found.append(str(error))
-    return found, batch.seed[8].item()
-
-
-def test_ranks_draw_the_same_tokens_and_notice_other_slots():
-    rows, slots = graph_rows(3), [8, 2, -1, 5, 0, 77, 3, 2, 1, 7]
-    one, _ = same_on_ranks(1, _on_ranks, rows, slots)
-    three, seed = same_on_ranks(3, _on_ranks, rows, slots)
-    for found, expected in zip(three, one, strict=False):
-        for of_ranks, of_one in zip(found, expected, strict=True):
-            assert of_ranks[1:] == of_one[1:]  # row 0 draws a seed of its own
-    assert three[-1] == (
-        "slots: row 0: must be the same on every rank, got rank 0: 8, rank 1: 2, rank 2: 2"
-    )
-    tokens, status, seeds = three[0]
-    assert [tokens[place] for place in (2, 5, 7, 9)] == [-1] * 4
-    assert status == [0, 0, 0, 0, 0, Status.BAD_SLOT, 0, Status.BAD_SLOT, 0, Status.BAD_SLOT]
-    assert seeds[0] == seed != 0
-    for tokens, status in three[1:4]:  # of a verification
-        assert tokens[2] == tokens[5] == [-1] * 3 and status[5] == Status.BAD_SLOT
 
 
 def test_a_step_of_all_slots_is_refused_while_one_is_empty():

@@ -42,16 +42,6 @@ def test_planted_tails_have_their_word_and_win(golden):
     assert token(logits, seed=seed, position=0, rounds=rounds) == planted
 
 
-def test_noise_is_within_its_bound_of_the_exact_logarithms():
-    ids = np.arange(20_000)
-    words, mixed = oracle.noise_words(-1, 2**63 - 1, ids)
-    low = ((mixed ^ words) & np.uint64(0xFFFF)).astype(np.longdouble)
-    u = words.astype(np.longdouble) * np.longdouble(2.0**-32 * (1 - 2.0**-24))
-    exact = np.log2(-np.log1p(-(u + low * 2.0**-48 + 2.0**-49)) / np.log(np.longdouble(2)))
-    error = np.abs(oracle.noise(-1, 2**63 - 1, ids) - exact)
-    assert error[exact < 3].max() < 1.1e-5  # no token wins with 1 - u below 2^-8
-
-
 # -- the processed logits ----------------------------------------------------------------------
 
 X = np.float32([1.0, -2.0, 3.0, 0.5])

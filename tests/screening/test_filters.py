@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.support.cases import own_sampler
-from tests.support.ranks import run_ranks
-from tests.support.screened_filters import (
-    WAYS,
-    assert_same_draws,
-    filtered,
-    shards_of,
-    stored,
-)
 from tests.support.screening import (
     PASSES,
     Problem,
@@ -25,10 +20,97 @@ from tests.support.screening import (
     controlled,
     problem,
     random_steps,
+    stored_logits,
 )
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
+from tpsample.core.row_noise import RowNoise, safe_temperature
+from tpsample.local.backend import Backend
+from tpsample.logits.filters import sample_filtered
+from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native.store import WAITING
+from tpsample.ranks.process import ranks_of
+from tpsample.reference import kept_rows
+
+
+def sample_in_fixed_rounds(*arguments: Any) -> Tensor:
+    """Sample while the host reads nothing."""
+    return sample_filtered(*arguments, may_read=False)
+
+
+WAYS = (sample_filtered, sample_in_fixed_rounds)
+
+
+def stored(
+    locals_: Sequence[Backend], hidden: Tensor, batch: SamplingBatch, num_samples: int, parts: int
+) -> Tensor:
+    """Run one step's local half on every shard; return its stored logits, side by side."""
+    rows, found = hidden.shape[0], []
+    for local in locals_:
+        step = local.prepare(hidden, batch.view(rows), 40 + torch.arange(rows), num_samples)
+        assert step.logits is not None
+        step.logits.fill_(torch.nan)  # what a step forgets to write would be seen
+        for part in range(parts):
+            local.best_words(step, torch.zeros(num_samples * rows, dtype=torch.int64), part, parts)
+        found.append(stored_logits(local, step))
+    return torch.cat(found, dim=1)
+
+
+def assert_same_draws(
+    few: Tensor, every: Tensor, batch: SamplingBatch, num_samples: int, ways: Sequence[Any]
+) -> None:
+    """The kept sets and the words of filtered rows are the same, by some of WAYS.
+
+    A logit that is there is exact, and one that is not is that of no kept token.
+    """
+    plan, rows = batch.plan, len(batch.plan.requests)
+    assert plan.filters is not None
+    there = few > -torch.inf
+    same = (few == every) | (few.isnan() & every.isnan())
+    assert (same | ~(there | few.isnan())).all(), "a stored logit is not exact"
+    view, filters = batch.view(rows), plan.filters
+    temperature, is_random = safe_temperature(batch.temperature[filters.row_index])
+    first = len(plan.stored_list) if len(every) > len(plan.stored_list) else 0
+    of_filters = slice(first, first + len(filters))
+    kept = kept_rows(every[of_filters], temperature, filters) & is_random.unsqueeze(1)
+    also = kept_rows(few[of_filters], temperature, filters) & is_random.unsqueeze(1)
+    wrong = (kept != also).any(dim=1).nonzero().squeeze(1).tolist()
+    assert not wrong, f"kept sets of filtered rows {wrong} differ"
+
+    noise = RowNoise(batch.temperature, batch.seed, 40 + torch.arange(rows), num_samples, 10)
+    for sample in ways:
+        expected, found = (
+            sample(
+                ShardLogits.of(logits, view, noise).select(slice(0, len(filters))),
+                filters,
+                ranks_of("alone"),
+            )
+            for logits in (every, few)
+        )
+        wrong = (expected != found).any(dim=1).nonzero().squeeze(1).tolist()
+        assert not wrong, f"{sample.__name__}: words of filtered rows {wrong} differ"
+
+
+def shards_of(vocab_size: int, pick: random.Random) -> list[VocabShard]:
+    """One to three shards of very different sizes."""
+    cuts = sorted(pick.randrange(vocab_size + 1) for _ in range(pick.randrange(3)))
+    bounds = [0, *cuts, vocab_size]
+    return [VocabShard(a, b) for a, b in pairwise(bounds)]
+
+
+def filtered(pick: random.Random, **others: object) -> SamplingParams:
+    """A request with filters; a bound can serve most."""
+    top_k, min_p = pick.choice([(0, 0.2), (1, 0.0), (3, 0.0), (7, 0.05), (20, 0.9), (40, 0.0)])
+    return SamplingParams(
+        temperature=pick.choice([0.1, 0.7, 1.0, 2.5]),
+        top_k=top_k,
+        top_p=pick.choice([1.0, 0.9, 0.5]),
+        min_p=min_p,
+        ties=pick.choice(["exact", "keep"]),
+        filter_order=pick.choice(["sequential", "joint", "min_p_last"]),
+        seed=pick.randrange(2**40),
+        **others,  # type: ignore[arg-type]
+    )
 
 
 def compare(case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, ways=WAYS):
@@ -170,25 +252,6 @@ def test_drafts_are_screened_too():
     found, expected = (verify(each, hidden, drafts, batch, 5) for each in samplers)
     assert torch.equal(found.token_ids, expected.token_ids)
     assert batch.read(3).plan.bounded and not batch.plan.storing_every_row.bounded
-
-
-def _on_ranks(rank_rows: int) -> list[list[int]]:
-    """The tokens of mixed rows on these ranks, with the screen and without."""
-    pick = random.Random(5)
-    case = problem("normal", 3001, rank_rows, 32)
-    params = [filtered(pick) for _ in range(rank_rows - 1)] + [SamplingParams(seed=1)]
-    batch, found = of(params, 3001), []
-    for backend in ("numba", "torch"):
-        with own_sampler(case.weight, backend=backend, chunks=2) as sampler:
-            steps = [sampler(case.hidden_states, batch, step).token_ids for step in range(3)]
-        found.append(torch.cat(steps).tolist())
-    return found
-
-
-def test_ranks():
-    results = run_ranks(2, _on_ranks, 10)
-    assert all(result == results[0] for result in results)
-    assert results[0][0] == results[0][1]
 
 
 # -- many rows ---------------------------------------------------------------------------------

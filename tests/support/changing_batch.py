@@ -49,7 +49,7 @@ class ChangingBatch:
         self.empty: int | None = None
         self.rows = [self._row() for _ in range(pick.randint(1, self.max_rows))]
         with surroundings(pick) as around:
-            self.note(f"{len(self.rows)} rows, built in {around or 'nothing'}")
+            self.note(f"{len(self.rows)} rows, built in {around}")
             so_far = so_far_of(self.rows)
             self.batch = SamplingBatch.from_params(
                 [row.params for row in self.rows],
@@ -65,7 +65,7 @@ class ChangingBatch:
         """Change something that can be changed now."""
         change = self.pick.choice(self._changes())
         with surroundings(self.pick) as around:
-            self.note(f"{change.__name__} in {around or 'nothing'}")
+            self.note(f"{change.__name__} in {around}")
             change()
 
     def change_rows(self) -> None:
@@ -270,7 +270,7 @@ class ChangingBatch:
             token_ids = torch.tensor(ids, dtype=torch.int64).view(count, columns)
         self.batch.prepare(VocabShard(0, self.size))  # the reference comes later
         with surroundings(self.pick) as around:
-            self.note(f"append {list(token_ids.shape)} in {around or 'nothing'}")
+            self.note(f"append {list(token_ids.shape)} in {around}")
             batch.append(token_ids)
         by_row = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
         for row, drawn in zip(rows, by_row.tolist(), strict=False):

@@ -178,7 +178,7 @@ class Story:
         if its.moved and self.pick.random() < 0.5:
             its.assign_masks()
         with surroundings(self.pick) as around:
-            self.note(f"{what} in {around or 'nothing'}")
+            self.note(f"{what} in {around}")
             try:
                 outs = step()
             except ValueError as refused:

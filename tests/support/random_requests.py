@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,17 +211,29 @@ def forced_tensor(forced: list[int]) -> Tensor:
 
 
 @contextlib.contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "grad": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "bfloat16": lambda: _default(torch.bfloat16),
+    "float64": lambda: _default(torch.float64),
+}
+"""Modes of torch that a caller may have around a call."""
+
+
+@contextlib.contextmanager
 def surroundings(pick: random.Random) -> Iterator[str]:
-    """Set one mode around a call, as its caller may have; yields the name of it."""
-    name = pick.choice(["", "", "", "no_grad", "inference", "autocast", "bfloat16", "float64"])
-    with contextlib.ExitStack() as stack:
-        if name == "no_grad":
-            stack.enter_context(torch.no_grad())
-        elif name == "inference":
-            stack.enter_context(torch.inference_mode())
-        elif name == "autocast":
-            stack.enter_context(torch.autocast("cpu", torch.bfloat16))
-        elif name:
-            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(getattr(torch, name))
+    """Set one mode around a call; yields the name of it."""
+    name = pick.choice(["grad", "grad", *SURROUNDINGS])
+    with SURROUNDINGS[name]():
         yield name
