@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cases import own_sampler, own_shard
+from tests.support.cases import own_sampler
 from tests.support.filtered import V, kinds_of_logits
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, verify
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, verify, verify_logits
 from tpsample import reference as plain_reference
 from tpsample.speculative import VerifyOutput, reference
 
@@ -188,54 +188,46 @@ def test_other_rows_and_padding_of_k_change_nothing(problem, method, certain):
     assert (out.token_ids[:, K + 1 :] == -1).all() and (out.status == Status.OK).all()
 
 
-def _special(logits: torch.Tensor, drafts: torch.Tensor, draft: torch.Tensor) -> list:
-    """One-hot hidden states over a head whose bias holds what a product cannot."""
-    vocab_size, outs = logits.shape[1], []
-    shard = own_shard(vocab_size, even=False)
-    own = slice(shard.start, shard.stop)
-    batch = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9), vocab_size=vocab_size)
-    for row in logits:
-        sampler = own_sampler(torch.zeros(vocab_size, 1), even=False, bias=row[own])
-        for method in METHODS:
-            given = torch.zeros(len(drafts), 2, 1), drafts, batch, 7
-            out = verify(sampler, *given, method=method, draft=draft[:, :, own])
-            outs.append((out.num_accepted, out.token_ids, out.status))
-    return outs
+SPECIAL = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9), vocab_size=50)
+
+
+def _special(*given: torch.Tensor) -> list[VerifyOutput]:
+    sampler = own_sampler(torch.zeros(50, 1), even=False)
+    own = slice(sampler.shard.start, sampler.shard.stop)
+    logits, drafts, draft = given[0][:, :, own], given[1], given[2][:, :, own]
+    return [
+        verify_logits(sampler, logits, drafts, SPECIAL, 7, method=method, draft=draft)
+        for method in METHODS
+    ]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_special_rows(world_size):
     """NaN, nothing left, two forced tokens, one token left; a drafter's NaN and -inf."""
-    special = torch.zeros(4, 50)
-    special[0, 31] = math.nan
+    special = torch.zeros(4, 1, 2, 50)
+    special[0, ..., 31] = math.nan
     special[1] = -math.inf
-    special[2, [7, 44]] = math.inf
-    special[3, :49] = -math.inf
-    drafts = torch.tensor([[3], [7], [49], [-1], [9]])
-    draft = torch.zeros(5, 1, 50)
-    draft[0, 0, 3] = -math.inf  # a draft that its drafter cannot have drawn
-    draft[4, 0, 20] = math.nan
-    batch = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9), vocab_size=50)
-    expected = []
-    for row in special:
-        for method in METHODS:
-            out = reference.verify(
-                row.expand(5, 2, 50), drafts, batch, 7, method=method, draft=draft
-            )
-            expected.append((out.num_accepted, out.token_ids, out.status))
-    for outs in run_ranks(world_size, _special, special, drafts, draft):
+    special[2, ..., [7, 44]] = math.inf
+    special[3, ..., :49] = -math.inf
+    logits = special.repeat(1, 5, 1, 1).flatten(0, 1)
+    drafts = torch.tensor([[3], [7], [49], [-1], [9]]).repeat(4, 1)
+    draft = torch.zeros(20, 1, 50)
+    draft[::5, 0, 3] = -math.inf  # a draft that its drafter cannot have drawn
+    draft[4::5, 0, 20] = math.nan
+    expected = [
+        reference.verify(logits, drafts, SPECIAL, 7, method=method, draft=draft)
+        for method in METHODS
+    ]
+    for outs in run_ranks(world_size, _special, logits, drafts, draft):
         for out, wanted in zip(outs, expected, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(out, wanted, strict=True))
-    for (accepted, token_ids, status), kind in zip(expected, [0, 0, 1, 1, 2, 2, 3, 3], strict=True):
-        if kind < 2:
-            assert (status == (Status.NAN, Status.EMPTY)[kind]).all()
-            assert (accepted == 0).all() and (token_ids == -1).all()
-            continue
-        only = (7, 49)[kind - 2]
-        assert status.tolist() == [0, 0, 0, 0, Status.NAN]
-        assert accepted.tolist() == [0, int(only == 7), int(only == 49), 0, 0]
-        assert token_ids[:4].amax(dim=1).tolist() == [only] * 4
-        assert token_ids[4].tolist() == [-1, -1]
+            assert not differing(out, wanted)
+    nan, empty = int(Status.NAN), int(Status.EMPTY)
+    for out in expected:
+        status, accepted = out.status.view(4, 5).tolist(), out.num_accepted.view(4, 5).tolist()
+        assert status == [[nan] * 5, [empty] * 5, *[[0, 0, 0, 0, nan]] * 2]
+        assert accepted == [[0] * 5, [0] * 5, [0, 1, 0, 0, 0], [0, 0, 1, 0, 0]]
+        only = out.token_ids.amax(dim=1).view(4, 5).tolist()
+        assert only == [[-1] * 5, [-1] * 5, [7, 7, 7, 7, -1], [49, 49, 49, 49, -1]]
 
 
 @pytest.mark.parametrize("method", METHODS)
