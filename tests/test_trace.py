@@ -13,33 +13,27 @@ from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, Top
 
 V, D, ROWS, STEPS, K = 4099, 4, 3, 12, 6
 
-
-def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(9)
-    weight = torch.randn(V, D, generator=generator)
-    return weight, torch.randn(STEPS, ROWS, D, generator=generator)
-
-
-def _params() -> list[SamplingParams]:
-    """Plain, filtered and greedy; one row asks for more than the trace keeps."""
-    return [
-        SamplingParams(seed=1, logprobs=K),
-        SamplingParams(seed=2, logprobs=K + 2, top_p=0.7, temperature=1.4),
-        SamplingParams(temperature=0.0, logprobs=K),
-    ]
+GENERATOR = torch.Generator().manual_seed(9)
+WEIGHT = torch.randn(V, D, generator=GENERATOR)
+HIDDEN = torch.randn(STEPS, ROWS, D, generator=GENERATOR)
+PARAMS = [
+    SamplingParams(seed=1, logprobs=K),
+    SamplingParams(seed=2, logprobs=K + 2, top_p=0.7, temperature=1.4),
+    SamplingParams(temperature=0.0, logprobs=K),
+]
+"""Plain, filtered and greedy; one row asks for more than the trace keeps."""
 
 
 def _record(steps: int) -> tuple[TopKTrace, list[torch.Tensor], int]:
     """A trace, the tokens of each step, and the most elements of any tensor meanwhile."""
-    weight, hidden_states = _inputs()
-    sampler = own_sampler(weight, even=False, max_rows=ROWS)
-    batch = SamplingBatch.from_params(_params(), vocab_size=V)
+    sampler = own_sampler(WEIGHT, even=False, max_rows=ROWS)
+    batch = SamplingBatch.from_params(PARAMS, vocab_size=V)
     tokens = []
     with Largest() as largest:
         trace = TopKTrace(ROWS, STEPS, K)
         made = [t.data_ptr() for t in vars(trace).values() if isinstance(t, torch.Tensor)]
         for step in range(steps):
-            out = sampler(hidden_states[step], batch, step)
+            out = sampler(HIDDEN[step], batch, step)
             trace.record(out.logprobs)
             tokens.append(out.token_ids)
     kept = [t.data_ptr() for t in vars(trace).values() if isinstance(t, torch.Tensor)]
@@ -49,12 +43,11 @@ def _record(steps: int) -> tuple[TopKTrace, list[torch.Tensor], int]:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_step_is_the_oracles(world_size):
-    weight, hidden_states = _inputs()
     steps = STEPS - 1
     for trace, tokens, elements in run_ranks(world_size, _record, steps):
         found = trace.tensors()
         for step in range(steps):
-            log_softmax = reference.logits(hidden_states[step], weight).double().log_softmax(dim=1)
+            log_softmax = reference.logits(HIDDEN[step], WEIGHT).double().log_softmax(dim=1)
             top = log_softmax.topk(K, dim=1)
             entropies = torch.special.entr(log_softmax.exp()).sum(dim=1)
             drawn = log_softmax.gather(1, tokens[step].unsqueeze(1)).squeeze(1)

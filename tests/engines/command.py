@@ -23,10 +23,10 @@ from benchmarks.lab import machine
 from benchmarks.lab.machine import ROOT
 from tests.engines import page
 from tests.engines.comparison import (
+    ENGINES,
     HF,
     PARTS,
     PLAIN,
-    SGLANG,
     V1_HOSTS,
     V1_TP2,
     V2_TP2,
@@ -39,9 +39,7 @@ from tests.engines.on_hosts import ServerOnHosts
 from tests.engines.verdicts import Verdict
 
 NAMES = tuple(
-    name
-    for kind in PARTS
-    for name in ((kind.name, HF, *SGLANG.values()) if kind is PLAIN else (kind.name,))
+    name for kind in PARTS for name in ((kind.name, *ENGINES) if kind is PLAIN else (kind.name,))
 )
 """The parts, in the order in which they run."""
 START_S = 600.0
@@ -76,11 +74,8 @@ class Run:
 
     def take(self, name: str) -> Part:
         """Run a part, and return its record."""
-        if name == HF:
-            return {"answers": self.hugging_face()}
-        for ranks, its in SGLANG.items():
-            if name == its:
-                return {"answers": self.sglang(ranks)}
+        if name in ENGINES:
+            return self.engine(name)
         (kind,) = (kind for kind in PARTS if kind.name == name)
         return self.serve(kind)
 
@@ -161,34 +156,19 @@ class Run:
             ),
         ]
 
-    def _asked(self) -> Path:
-        """Write what the first server was asked, for the engines that are asked the same."""
-        asked = self.cache / "runs" / "kinds.json"
+    def engine(self, name: str) -> Part:
+        """Ask another engine, in a process of its own, what the first server was asked."""
+        folder, ranks = self.cache / "runs", ENGINES[name]
+        asked, out = folder / "kinds.json", folder / f"{slug(name)}.json"
         asked.write_text(json.dumps(self.parts[V1_TP2.name]["answers"]))
-        return asked
-
-    def hugging_face(self) -> dict[str, Any]:
-        """Ask `generate` of transformers, in the project's own environment."""
-        asked, out = self._asked(), self.cache / "runs" / "transformers.json"
-        module = "tests.engines.huggingface"
-        subprocess.run(
-            [sys.executable, "-m", module, str(self.model), str(asked), str(out)],
-            check=True,
-            timeout=max(1.0, self.left_s()),
-            env=client_variables(),
-        )
-        found = json.loads(out.read_text())["tokens"]
-        return {"kinds": {name: {"tokens": ids} for name, ids in found.items()}}
-
-    def sglang(self, ranks: int) -> dict[str, Any]:
-        """Ask SGLang, in an environment of its own."""
-        name, folder = SGLANG[ranks], self.cache / "runs"
-        asked, out = self._asked(), folder / f"sglang-{ranks}.json"
-        words = ["tests.engines.sglang", *map(str, (self.model, asked, out, ranks))]
-        with (folder / f"sglang-{ranks}.log").open("wb") as log:
+        python, module, own = sys.executable, "huggingface", dict[str, str]()
+        if name != HF:
+            python, module, own = str(make_sglang(self.cache)), "sglang", sglang_variables(ranks)
+        words = f"tests.engines.{module}", str(self.model), str(asked), str(out), str(ranks)
+        with out.with_suffix(".log").open("wb") as log:
             process = subprocess.Popen(
-                [str(make_sglang(self.cache)), "-m", *words],
-                env={**client_variables(), **sglang_variables(ranks)},
+                [python, "-m", *words],
+                env={**client_variables(), **own},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -201,7 +181,7 @@ class Run:
         if code:
             raise RuntimeError(f"{name}: exit code {code}, see {log.name}")
         found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        return {"answers": found}
 
 
 def sglang_variables(ranks: int) -> dict[str, str]:
@@ -258,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in sorted(todo, key=NAMES.index):
         if run.left_s() < 60:
             say(f"{name}: no time is left; the same command goes on from here")
-        elif name in (HF, *SGLANG.values()) and V1_TP2.name not in run.parts:
+        elif name in ENGINES and V1_TP2.name not in run.parts:
             say(f"{name}: it is asked what {V1_TP2.name} was asked; run that first")
         else:
             try:

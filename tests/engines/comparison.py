@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.engines.server import Kind
 from benchmarks.lab.machine import ROOT
 from tests.engines import verdicts
-from tests.engines.asked import DRAFTED, HUGGING_FACE, KINDS, SIXTEEN
+from tests.engines.asked import DRAFTED, KINDS, SIXTEEN
 from tests.engines.on_hosts import obstacle
 from tests.engines.verdicts import Answers, Verdict
 
@@ -37,8 +37,8 @@ DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, WATCHED, DRAFTS)
 V2_TP2 = Kind("V2, 2 ranks", 2, WATCHED, variables=V2_ON_CPU)
 V2_TP1 = Kind("V2, 1 rank", 1, WATCHED, variables=V2_ON_CPU)
 HF = "transformers"
-SGLANG = {1: "SGLang, 1 rank", 2: "SGLang, 2 ranks"}
-"""By number of ranks."""
+ENGINES = {HF: 1, "SGLang, 1 rank": 1, "SGLang, 2 ranks": 2}
+"""Other engines that are asked the same, and their ranks."""
 
 PARTS = {
     V1_TP2: ("kinds", "greedy", "sixteen", "more", "failing"),
@@ -63,7 +63,7 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
     """Compare all that was answered.
 
     Args:
-        answers: by server and part; those of transformers and SGLang by their names.
+        answers: by server and part; those of other engines by their names.
         seen: what the workers of each server saw.
     """
     main = answers.get(V1_TP2.name)
@@ -89,22 +89,16 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         found.append(verdicts.known_fields(one["fields"]))
         what = "logprobs on 1 and 2 ranks"
         found.append(verdicts.equal_logprobs(what, kinds, one["kinds"]))
-    asked = answers.get(HF, {}).get("kinds")
-    cut = asked and {
-        name: {"tokens": answer["tokens"][: len(kinds[name]["tokens"])]}
-        for name, answer in asked.items()
-    }
-    same("`generate` of transformers", cut, HUGGING_FACE)
     for kind in (DRAFTS_TP2, DRAFTS_TP1):
         part = answers.get(kind.name, {})
         same(kind.name, part.get("drafted"), DRAFTED)
         if part:
             found.append(verdicts.accepted(kind.name, part["counts"]))
-    for name in SGLANG.values():
+    for name in ENGINES:
         part = answers.get(name, {"tokens": {}})
         tokens = {kind: {"tokens": ids} for kind, ids in part["tokens"].items()}
         same(name, tokens or None, tokens)
-        if tokens:
+        if "refused" in part:
             what = f"{name}: a field that is not honoured is refused at its door"
             held = "presence_penalty" in part["refused"]
             found.append(Verdict(what, held, part["refused"]))
@@ -138,15 +132,8 @@ def texts(answers: Answers) -> dict[str, dict[str, str]]:
                 text = answers[kind.name][part][name].get("text", "an error")
                 found.setdefault(name, {})[f"vLLM {kind.name}"] = text
         own = answers.get(V1_TP2.name, {}).get("kinds", {}).get(name, {})
-        others = {
-            "transformers": answers.get(HF, {}).get("kinds", {}).get(name, {}),
-            **{
-                sglang: {"tokens": answers.get(sglang, {}).get("tokens", {}).get(name)}
-                for sglang in SGLANG.values()
-            },
-        }
-        for engine, answer in others.items():
-            tokens = answer.get("tokens")
+        for engine in ENGINES:
+            tokens = answers.get(engine, {}).get("tokens", {}).get(name)
             if tokens is not None and own:
                 same = tokens == own["tokens"]
                 found[name][engine] = own["text"] if same else f"ids {tokens}"

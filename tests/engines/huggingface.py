@@ -1,6 +1,6 @@
 """Asks `generate` of transformers what a server was asked: the same seeds, the same text.
 
-python -m tests.engines.huggingface MODEL ANSWERS.json OUT.json
+python -m tests.engines.huggingface MODEL ANSWERS.json OUT.json RANKS
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def main(model: Path, answers: Path, out: Path) -> None:
             custom_generate=tpsample_transformers.generate,
             **own,
         )
-        found[name] = ids[0, prompt.shape[1] :].tolist()
+        found[name] = ids[0, prompt.shape[1] :].tolist()[: len(asked[name]["tokens"])]
         out.write_text(json.dumps({"transformers": transformers.__version__, "tokens": found}))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(*(Path(word) for word in sys.argv[1:]))
+    main(*map(Path, sys.argv[1:4]))

@@ -176,7 +176,7 @@ def test_sglang_is_compared_on_each_number_of_ranks_and_each_has_its_cores(monke
     assert command.sglang_variables(2)["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5"
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in command.sglang_variables(1)
     plain, _ = _answered()
-    one, two = comparison.SGLANG.values()
+    _, one, two = comparison.ENGINES
     asked = {"refused": "presence_penalty: not supported", "tokens": {"greedy": [*range(24)]}}
     answers = {comparison.V1_TP2.name: plain, two: {**asked, "tokens": {"greedy": [1]}}}
     held = {each.what: each.held for each in comparison.compare(answers, {})}
