@@ -104,7 +104,8 @@ class Row:
         self.drawn.append(token_id)
         self.states.append(state)
         self.ended = token_id in self.model.eos_token_ids or len(self.drawn) == self.max_tokens
-        self.ended |= any(stop in self._whole() for stop in self.stop)
+        text = self._whole() if self.stop else ""
+        self.ended |= any(stop in text for stop in self.stop)
 
     @property
     def answer(self) -> list[int]:
