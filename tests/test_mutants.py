@@ -17,7 +17,7 @@ def test_every_fault_is_a_change_of_text_that_its_file_has_once():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
-def test_a_table_is_read_with_lines_that_go_and_tests_by_their_names():
+def test_a_table_is_read_with_lines_that_go_and_tests_that_stay():
     table = """
 a.py
     one
@@ -39,7 +39,7 @@ b.py
     assert faults(table) == [
         Fault("one", "a.py", "    if x:\n        return - x", "", tests),
         Fault("two", "a.py", "1", "2", ("tests/core/test_word.py",)),
-        Fault("three", "b.py", "", "", ()),
+        Fault("three", "b.py", "", "", ("tests/core/test_word.py",)),
     ]
     for name in ("test_nowhere", "test_tokens_are_the_oracles[1]"):  # none and several
         with pytest.raises(ValueError, match="expected the name of one test, found it in"):

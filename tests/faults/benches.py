@@ -67,7 +67,6 @@ benchmarks/gpu/precompile.py
     a benchmark is rehearsed without its own steps
     - times = self.time({name: each.step for name, each in candidates.items()})
     + times = {}
-    > benchmarks/test_gpu_compile.py
 benchmarks/gpu/check.py
     a section outlives its run
     - with_parent(command), cwd
@@ -108,9 +107,7 @@ tests/support/interpreter.py
     a shape of a tensor is taken for another of as many elements
     - found = known.get(sizes)
     + found = known.get(sizes[::-1])
-    > test_a_kernel_computes_the_same_without_it
     a number of the interpreter has the type of the first
     - found = known.get(element.name)
     + found = next(iter(known.values()), None)
-    > test_a_kernel_computes_the_same_without_it
 """)

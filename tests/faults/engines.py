@@ -154,7 +154,6 @@ tpsample/record/verify.py
     a filtered token of a record is a near tie
     - found.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
     + found
-    > test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not
     a public class is not sealed
     - @dataclass(frozen=True)
     + @dataclass

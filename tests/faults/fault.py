@@ -34,7 +34,8 @@ def faults(table: str) -> list[Fault]:
 
     A line that is not indented has the changed file, for all faults up to the next one. An indented
     line without a mark begins a fault and is its name; "-" marks the old lines, "+" the new ones,
-    and ">" a test. A test stands behind its file where its name alone does not say which it is:
+    and ">" a test. A test stands behind its file where its name alone does not say which it is. A
+    fault without a test has those of the fault before it:
 
         tpsample/core/word.py
             a word is one too large
@@ -44,6 +45,7 @@ def faults(table: str) -> list[Fault]:
             > core/test_word.py::test_special_scores
     """
     rows: list[tuple[str, str, dict[str, list[str]]]] = []
+    tests: tuple[str, ...] = ()
     for line in table.strip().splitlines():
         if not line.startswith(" "):
             file = line
@@ -54,7 +56,8 @@ def faults(table: str) -> list[Fault]:
     found = []
     for name, file, parts in rows:
         old, new = "\n".join(parts["-"]), "\n".join(parts["+"])
-        found.append(Fault(name, file, old, new, tuple(map(name_of_test, parts[">"]))))
+        tests = tuple(map(name_of_test, parts[">"])) or tests
+        found.append(Fault(name, file, old, new, tests))
     return found
 
 

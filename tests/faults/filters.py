@@ -15,7 +15,6 @@ tpsample/logits/shard_logits.py
     top_k counts one token more
     - kept = (number < top_k) & (
     + kept = (number <= top_k) & (
-    > logits/test_filters.py::test_tokens_are_the_oracles[0-1]
     mass before equal to the limit
     - & (mass < mass_limit(total, top_p))
     + & (mass <= mass_limit(total, top_p))
@@ -23,7 +22,6 @@ tpsample/logits/shard_logits.py
     a token stands before itself
     - before = words > marks[:, i, None]
     + before = words >= marks[:, i, None]
-    > test_mass_before_equal_to_the_limit_is_too_much
     the top words are k + 1
     - in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
     + in_top_k = torch.arange(count, device=first.device) <= filters.top_k.unsqueeze(1)
@@ -99,7 +97,6 @@ tpsample/logits/filters.py
     a rejection decides rows with a top_p in a large top_k
     - decided &= ~filters.by_threshold | is_nan
     + pass
-    > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     second rounds are not counted
     - ranks.counters.second_rounds += len(undecided)
     + ranks.counters.second_rounds += bool(undecided)
@@ -124,7 +121,6 @@ tpsample/logits/logprobs.py
     entropy has the wrong sign of its moment
     - log_total.squeeze(1) + sums[:, 1] / sums[:, 0]
     + log_total.squeeze(1) - sums[:, 1] / sums[:, 0]
-    > test_the_layout_by_hand
     raw logprobs are divided by the temperature
     - temperature = torch.where(asked.processed, rows.temperature, 1.0)
     + temperature = rows.temperature

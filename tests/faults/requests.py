@@ -30,11 +30,9 @@ tpsample/request/batch.py
     one request for all rows loses its temperature
     - repeated.temperature.copy_(self.temperature.expand(num_rows))
     + pass
-    > test_one_request_for_all_rows_is_each_rows_own
     one request for all rows loses its masks
     - setattr(repeated, name, mask)
     + pass
-    > test_one_request_for_all_rows_is_each_rows_own
     repeated rows are of the plan before
     - seed, self._plans[times], self._controls()
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
@@ -51,7 +49,6 @@ tpsample/request/table.py
     a new row takes over the tokens of the row whose slot it has
     - moved[slot] = old
     + moved[slot] = 0
-    > test_mixtures_on_one_rank[mixed]
     an empty slot is known as such until rows move
     - self.entries = list(map([*entries, *joining].__getitem__, order))
     + both = [*entries, *joining]
@@ -90,11 +87,9 @@ tpsample/request/controls/apply.py
     repetition divides negative logits
     - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     + scaled = logits / repetition
-    > test_mixtures_on_one_rank[texts]
     drafts are not of the length of the output
     - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
     + length = tables.length[slots]
-    > test_mixtures_on_one_rank[texts]
     min_tokens empties a row
     - held_back &= (others != 0).any(dim=1)
     + pass
@@ -107,7 +102,6 @@ tpsample/request/step_batch.py
     a mask that is assigned anew stays stale
     - self._assigned[name] = mask, self._table.version
     + self._assigned[name] = mask, self._assigned.get(name, (None, self._table.version))[1]
-    > test_a_selection_and_masks_of_rows_that_changed_are_refused
     masks of rows without penalties bind nothing
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties

@@ -29,7 +29,6 @@ tpsample/local/torch_backend.py
     a row of the weight is taken for the next one
     - raw = logits_tile(step.hidden_double, self._weight[start:stop], bias, self._head)
     + raw = logits_tile(step.hidden_double, self._weight[start:stop], bias, self._head).roll(1, 1)
-    > test_shards_agree[torch]
     a filtered row's neighbours draw nothing
     - best[:, drawn] = drawn_best
     + pass
@@ -54,7 +53,6 @@ tpsample/kernels/noise.py
     kernel: a token takes another's word of its quad
     - joined = tl.join(tl.join(l0, l2), tl.join(l1, l3))
     + joined = tl.join(tl.join(l0, l1), tl.join(l2, l3))
-    > test_jitted_noise_is_the_definition_bit_for_bit[0-10]
 tpsample/core/word.py
     a row of masked tokens draws one
     - nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF
@@ -85,7 +83,6 @@ tpsample/reference.py
     top_p keeps no ties
     - before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)
     + pass
-    > test_the_kept_set_is_the_oracles
     the kept set has k + 1 tokens
     - in_top_k = (rank < top_k) | (keep_ties & (logits == kth))
     + in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))
@@ -108,7 +105,6 @@ tpsample/kernels/epilogue.py
     kernel: the first tile is not masked
     - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
     + return ids.first + BLOCK_V > shard.stop
-    > test_a_column_beside_its_shard_is_no_candidate
 tpsample/native/products.py
     native: the fp32 bound leaves out the sum
     - spread = (depth_of(products) + 4) * UNIT
@@ -121,7 +117,6 @@ tpsample/native/products.py
     native: fp32 rows of any width are multiplied as they lie in memory
     - added = products[of_rows], size % PADDING == 0
     + added = products[of_rows], size > 0
-    > screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so
     native: sums that are rounded are said to be exact
     - most <= 2.0**52 * rows.quanta
     + most <= 2.0**82 * rows.quanta
@@ -167,7 +162,6 @@ tpsample/logits/shard_logits_native.py
     native: beside listed rows the others have no first words
     - rows = rows[first[rows, 0] == 0]
     + rows = rows[:0]
-    > sampler/test_golden.py::test_one_rank
 tpsample/native/head.py
     native: the lower end of a product is taken for its upper end
     - if falls else up(products[j] + error)
@@ -230,11 +224,9 @@ tpsample/native/passes.py
     native: the most mass has no margin for fp32
     - low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
     + low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 - 2.0**-14
-    > test_sums_are_within_their_bounds
     native: the least mass is that of upper ends
     - low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
     + low, high = 1.0 - 2.0**-14, 1.0 + 2.0**-14
-    > test_sums_are_within_their_bounds
     native: few tokens of every sample have the noise of the first
     - stream_of(noise, i, s))
     + stream_of(noise, i, 0))
@@ -255,7 +247,6 @@ tpsample/screening/int8_copy.py
     the rows that are looked at stay the same
     - self._turn += 1
     + pass
-    > test_a_change_of_one_row_is_found_within_a_round
 tpsample/screening/bound.py
     norms are rounded to nearest
     - return (values * (1.0 + 4 * UNIT) + TINY).float()
