@@ -17,6 +17,7 @@ import torch
 
 import tpsample
 from tests.support.commands import ROOT, run_command
+from tests.support.mistakes import WEIGHT, D, V
 from tpsample import (
     Changes,
     KeptSets,
@@ -39,10 +40,8 @@ from tpsample.distributed import Job
 from tpsample.integrations.engine_rows import EngineRows
 from tpsample.record import RowVerdict
 
-V, D = 20, 4
 NAMED = re.compile(r"`(\w+)`")
 PUBLIC = (tpsample, record, distributed)
-WEIGHT = torch.arange(V * D, dtype=torch.float32).reshape(V, D).sin()
 INTEGERS = [np.int32, np.uint8, lambda n: torch.tensor(n), lambda n: torch.tensor(n).int()]
 IDS = ["int32", "uint8", "torch int64", "torch int32"]
 

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from tests.support.mistakes import HIDDEN, WEIGHT, V, batch_of, half, said
+from tests.support.calls import outcome
+from tests.support.mistakes import HIDDEN, WEIGHT, V, batch_of, half
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, VocabShard
 from tpsample.exchange import peer
@@ -115,7 +116,7 @@ def _all_together() -> dict[str, tuple[str, bool]]:
     expected = sampler(HIDDEN, batch_of(), 0).token_ids
     found = {}
     for name, (call, _) in TOGETHER.items():
-        text = said(lambda call=call: call(sampler, rank))
+        _, text = outcome(lambda call=call: call(sampler, rank))
         right = torch.equal(sampler(HIDDEN, batch_of(), 0).token_ids, expected)
         found[name] = (text, right)
     return found

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tests.support import oracle, oracle_steps
-from tests.support.agreement import PLANTED_TAILS
 from tests.support.modules import imported_modules
 from tests.support.oracle import Context, Request
 
@@ -28,18 +27,6 @@ def test_the_oracle_imports_nothing_of_the_library():
         imported = imported_modules(Path(module.__file__))
         ours = {name for name in imported if name.split(".")[0] in ("torch", "tpsample", "tests")}
         assert ours and all(name.startswith(known) for name in ours)
-
-
-@pytest.mark.parametrize("golden", PLANTED_TAILS, ids=lambda golden: f"seed{golden[1]}")
-def test_planted_tails_have_their_word_and_win(golden):
-    rounds, seed, planted, word, gumbel, head = golden
-    ids = np.array([planted, head])
-    assert oracle.noise_words(seed, 0, ids, rounds=rounds)[0][0] == word
-    natural = -(oracle.noise(seed, 0, ids, rounds=rounds) + math.log2(math.log(2))) * math.log(2)
-    assert math.log(word / (word + 1)) < natural[0] - gumbel < 0.01  # the table has 32 bits
-    logits = np.full(planted + 13, -60.0)
-    logits[head], logits[planted] = 0.0, -(gumbel - 0.3)
-    assert token(logits, seed=seed, position=0, rounds=rounds) == planted
 
 
 # -- the processed logits ----------------------------------------------------------------------

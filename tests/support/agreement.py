@@ -6,11 +6,14 @@ another in this process, so that the checks need neither processes nor an exchan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from tests.support import oracle
 from tests.support.cases import Case, uneven_shards
 from tests.support.settings import settings_of
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
@@ -141,6 +144,10 @@ def planted_tail_wins(golden: tuple[int, int, int, int, float, int], **how: Any)
     """A token that only noise beyond fp32 -log(-log(rand)) can lift is drawn, and by 0.2 nats."""
     rounds, seed, planted, word, gumbel, head = golden
     assert noise.words(seed, 0, planted, rounds=rounds).item() == word
+    ids = np.array([planted])
+    assert oracle.noise_words(seed, 0, ids, rounds=rounds)[0][0] == word
+    natural = -(oracle.noise(seed, 0, ids, rounds=rounds) + math.log2(math.log(2))) * math.log(2)
+    assert math.log(word / (word + 1)) < natural[0] - gumbel < 0.01  # the table has 32 bits
     logits = torch.full((planted + 13, 1), -60.0)
     logits[head] = 0.0
     logits[planted] = -(gumbel - 0.3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,14 +62,6 @@ class DTensor(torch.Tensor):
 
 
 SHARDED = torch.ones(B, D).as_subclass(DTensor)
-
-
-def said(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return str(error)
-    return "nothing raised"
 
 
 def half(rank: int) -> torch.Tensor:

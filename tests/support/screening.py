@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.cases import TEMPERATURES
+from tests.support.random_requests import Row, Theme
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core import word
@@ -150,24 +151,12 @@ def requests(rows: int, **changes: Any) -> list[SamplingParams]:
     ]
 
 
+CONTROLLED = Theme(("plain", "greedy"), controlled=0.7, told=0.0)
+
+
 def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
     """Requests; many have penalties, biases and masks."""
-    some = lambda n: [pick.randrange(v) for _ in range(n)]  # noqa: E731
-    made = []
-    for row in range(rows):
-        wanted = {"temperature": pick.choice([0.0, 0.3, 1.0, 2.0]), "seed": row}
-        if pick.random() < 0.6:
-            wanted |= {
-                "repetition_penalty": pick.choice([0.2, 1.3, 5.0]),
-                "frequency_penalty": pick.choice([-2.0, 0.5]),
-                "presence_penalty": pick.choice([-1.0, 0.0, 2.0]),
-            }
-        if pick.random() < 0.4:
-            wanted["logit_bias"] = {i: pick.choice([-100.0, 3.5, 100.0]) for i in set(some(5))}
-        if pick.random() < 0.3:
-            wanted["allowed_token_ids"] = sorted(set(some(pick.choice([1, 4, v]))))
-        made.append(SamplingParams(**wanted))
-    return made
+    return [Row.random(pick, v, CONTROLLED).params for _ in range(rows)]
 
 
 def any_requests(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:

@@ -8,6 +8,14 @@ import pytest
 import torch
 
 VOCAB_SIZE = 1003
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.5,
+    "eos_token_id": VOCAB_SIZE - 1,
+}
 
 
 def save_tokenizer(folder: Path, vocab_size: int) -> None:
@@ -29,17 +37,12 @@ def save_tiny_model(folder: Path) -> Path:
 
     save_tokenizer(folder, VOCAB_SIZE)
     config = transformers.Gemma2Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
+        **SIZES,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
-        initializer_range=0.5,
         final_logit_softcapping=4.0,
         tie_word_embeddings=False,
-        eos_token_id=VOCAB_SIZE - 1,
     )
     torch.manual_seed(0)
     causal_lm = transformers.Gemma2ForCausalLM(config)
@@ -56,15 +59,10 @@ def save_tiny_llama(folder: Path) -> Path:
 
     save_tokenizer(folder, VOCAB_SIZE)
     config = transformers.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
+        **SIZES,
         num_attention_heads=4,
         num_key_value_heads=2,
-        initializer_range=0.5,
         tie_word_embeddings=True,
-        eos_token_id=VOCAB_SIZE - 1,
         pad_token_id=0,
     )
     torch.manual_seed(1)
