@@ -105,7 +105,7 @@ def _texts(guess: Tensor, lengths: list[int], options: dict) -> list[Tensor]:
 
 @pytest.fixture(scope="session")
 def plain() -> Tensor:
-    """What one rank writes without drafts."""
+    """The text of one rank, without drafts."""
     text, _ = decode(own_sampler(WEIGHT, max_rows=1024))
     assert len({tuple(row) for row in text.tolist()}) > ROWS * 3 // 4
     return text

@@ -32,7 +32,7 @@ class NoToken(RuntimeError):
 
 @dataclass
 class Decoded:
-    """What it took to draw some rows, and what the drafts were worth.
+    """The steps that some rows took, and how many of their drafts were accepted.
 
     Attributes:
         forwards: passes of the model, the prompt's included.
