@@ -213,6 +213,10 @@ tpsample/logits/shard_logits_native.py
     + self._marks(gathered, filters, count)
     > test_rejection
 tpsample/native/passes.py
+    native: a total of top_p leaves out what is below every mark
+    - if largest < min(least, LOWEST_DRAWABLE):
+    + if largest < least:
+    > test_rows_that_are_done_are_left_out
     native: a mark is not counted
     - counts[row, c] += word >= marks[row, c]
     + counts[row, c] += word > marks[row, c]

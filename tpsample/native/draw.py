@@ -171,6 +171,8 @@ def draw_given(given, index, sources, draws, head, cut, best):
                 for j in range(block.lane, block.lane + block.count):
                     counts = pack(logits[j], block.base + j) >= cut[i]
                     logits[j] = logits[j] if counts else F32(-np.inf)
+            if not lanes_reaching(logits, F32(-np.inf)):  # as in most blocks of a listed row
+                continue
             for s in range(draws.samples):
                 stream = stream_of(noise, i, s)
                 top = upper_scores(logits, block, stream, upper)

@@ -108,8 +108,10 @@ def weigh(stored, top, marks, log_min_p, sums):
         least, limit = marks[row].min(), log_min_p[row]
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
-            weigh_block(part, top[row], stored.temperature[row], mass, below)
             largest = words_of_block(part, stored.first_id + base, words)
+            if largest < min(least, LOWEST_DRAWABLE):
+                continue
+            weigh_block(part, top[row], stored.temperature[row], mass, below)
             for j in range(len(part)):
                 counts = (words[j] >= I64(LOWEST_DRAWABLE)) & (below[j] >= limit)
                 total += mass[j] if counts else I64(0)
