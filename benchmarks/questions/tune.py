@@ -19,9 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.lab.harness import Benchmark, Run
-from benchmarks.lab.problem import Candidate, Problem, make_sampler, override_tile, tile_text
+from benchmarks.lab.problem import Problem, WrongToken, make_sampler, override_tile, tile_text
 from benchmarks.lab.results import Result, Row, View, row, with_ratios
-from benchmarks.lab.timing import one_line
 from tpsample import VocabShard
 from tpsample.local import tile_table
 from tpsample.local.tile_table import Gpu, MeasuredTile, Tile
@@ -76,23 +75,22 @@ def _of_point(run: Run, problem: Problem, gpu: Gpu) -> list[Row]:
     rule = tile_table.rule(problem.rows, vocab_rows, problem.weight.dtype, gpu)
     if not gpu.arch:
         rule = tile_table.interpreter_tile(problem.rows, hidden_size)
-    point = {"shape": f"{vocab_rows}x{hidden_size}", "batch": problem.rows}
+    point: Row = {"shape": f"{vocab_rows}x{hidden_size}", "batch": problem.rows}
     tiles = {tile_text(tile): tile for tile in candidates(rule, gpu)}
-    right: dict[str, Candidate] = {}
+    tried = {}
     for name, tile in tiles.items():
         sampler = make_sampler(problem.weight, problem.rows)
         override_tile(sampler, tile)
-        candidate = problem.sampled_by(sampler)
-        try:
-            candidate.check()
-        except Exception as error:  # wrong, too much shared memory, or a compiler that gives up
-            if tile == rule:
-                raise
-            run.note(f"{point['shape']}, batch {problem.rows}, {name}: {one_line(error)}")
-            continue
-        right[name] = candidate
+        tried[name] = problem.sampled_by(sampler)
+    # Wrong, too much shared memory, or a compiler that gives up.
+    wrong: dict[str, str] = {}
+    times = run.time_checked(tried, {}, left_out=wrong)
+    if why := wrong.get(tile_text(rule)):
+        raise WrongToken(f"the rule's tile {tile_text(rule)}: {why}")
     found = []
-    for name, timing in run.time_checked(right, {}).items():
+    for name, timing in times.items():
+        if run.device.type == "cuda" and not timing.graph:
+            run.uncaptured[name] = "see the notes"
         kind = "baseline" if tiles[name] == rule else "tpsample"
         entry = MeasuredTile(
             *(gpu, vocab_rows, hidden_size, tile_table.batch_tile(problem.rows), tiles[name]),
@@ -102,7 +100,8 @@ def _of_point(run: Run, problem: Problem, gpu: Gpu) -> list[Row]:
         found.append({**row(name, kind, timing, **point), "entry": dataclasses.asdict(entry)})
     for each in found:
         each["entry"]["rule_us"] = found[0]["median_us"]
-    return with_ratios(found)
+    left_out: list[Row] = [{**point, "candidate": name, "why": why} for name, why in wrong.items()]
+    return with_ratios(found) + left_out
 
 
 def merged(old: Sequence[MeasuredTile], measured: Sequence[MeasuredTile]) -> list[MeasuredTile]:
