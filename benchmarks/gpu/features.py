@@ -46,7 +46,7 @@ def features(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     bounds = (0, *(_DRY_ODD_BOUNDS if dry_run else ODD_BOUNDS), vocab_size)
     shards = [VocabShard(*pair) for pair in itertools.pairwise(bounds)]
     single = cache(lambda: plain.sampled_by(make_sampler(weight, rows)))
-    several = cache(lambda: ranks.virtual(plain, len(shards), shards=shards)[0])
+    several = cache(lambda: ranks.virtual(plain, shards)[0])
     tried: dict[str, Callable[[], Any]] = {
         "launches": lambda: _launches(several(), len(shards)),
         "allocations and waits": lambda: _quiet(single(), several()),

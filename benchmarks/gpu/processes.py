@@ -44,11 +44,8 @@ def virtual_ranks(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any
     expected, wrong = _expected(problem, distinct), []
     for world_size in (1, 2) if dry_run else (1, 2, 4, 8):
         try:
-            if world_size == 1:
-                sampler = make_sampler(problem.weight, rows)
-                candidate = problem.sampled_by(sampler)
-            else:
-                candidate, sampler = ranks.virtual(problem, world_size)
+            shards = ranks.even_shards(vocab_size, world_size)
+            candidate, sampler = ranks.virtual(problem, shards)
             candidate.check()
             _again(candidate, captured(candidate.step, device), expected, replays)
             sampler.check()

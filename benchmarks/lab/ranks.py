@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,22 +16,16 @@ from tpsample.request.step import Inputs
 EXCHANGES = ("collective", "p2p", "two_level", "peer")
 
 
-def virtual(
-    problem: Problem,
-    world_size: int,
-    *,
-    chunks: int = 1,
-    shards: Sequence[VocabShard] | None = None,
-) -> tuple[Candidate, LMHeadSampler]:
-    """A step of `world_size` virtual ranks, and one of their samplers.
+def even_shards(vocab_size: int, world_size: int) -> list[VocabShard]:
+    """The shards of all ranks, in rank order."""
+    return [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
 
-    Args:
-        shards: of the ranks; default even ones.
-    """
-    weight = problem.weight
-    if shards is None:
-        shards = [VocabShard.even(len(weight), rank, world_size) for rank in range(world_size)]
-    world = VirtualWorld(list(shards), weight.device)
+
+def virtual(
+    problem: Problem, shards: list[VocabShard], chunks: int = 1
+) -> tuple[Candidate, LMHeadSampler]:
+    """A step of a virtual rank for each shard, and one of their samplers."""
+    weight, world = problem.weight, VirtualWorld(shards, problem.weight.device)
     built = [
         make_sampler(
             weight[shard.start : shard.stop],
@@ -42,7 +36,7 @@ def virtual(
         )
         for shard, group in zip(shards, world.ranks, strict=True)
     ]
-    token_ids = problem.positions.new_empty(world_size, problem.rows)
+    token_ids = problem.positions.new_empty(len(shards), problem.rows)
     outputs = [SampleOutput.empty(problem.batch.seed, None) for _ in built]
     for output, ids in zip(outputs, token_ids, strict=True):
         output.token_ids = ids

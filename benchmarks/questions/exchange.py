@@ -66,7 +66,6 @@ def _processes(run: Run, problem: Problem) -> Built:
     """Every exchange that can be built, the others noted, and the local step of this rank."""
     shard = VocabShard.even(problem.vocab_size, run.job.rank, run.job.world_size)
     part, batch = problem.weight[shard.start : shard.stop], problem.rows
-    alone = Problem.make(part, batch)
     asked: dict[str, dict[str, Any]] = {
         _name(exchange, chunks): {"exchange": exchange, "chunks": chunks}
         for exchange in ranks.EXCHANGES
@@ -85,24 +84,25 @@ def _processes(run: Run, problem: Problem) -> Built:
         elif sampler is not None:
             built[name] = problem.sampled_by(sampler), sampler
     for chunks in CHUNKS:
-        sampler = make_sampler(part, batch, group=Ranks(), chunks=chunks)
-        built[_name(ALONE, chunks)] = alone.sampled_by(sampler), sampler
+        built[_name(ALONE, chunks)] = _locals(problem, [shard], chunks)
     return built
 
 
 def _virtual(problem: Problem, world_size: int) -> Built:
     built: Built = {}
+    shards = ranks.even_shards(problem.vocab_size, world_size)
     for chunks in CHUNKS:
-        built[_name("peer", chunks)] = ranks.virtual(problem, world_size, chunks=chunks)
-        built[_name(ALONE, chunks)] = _locals(problem, world_size, chunks)
+        built[_name("peer", chunks)] = ranks.virtual(problem, shards, chunks)
+        built[_name(ALONE, chunks)] = _locals(problem, shards, chunks)
     return built
 
 
-def _locals(problem: Problem, world_size: int, chunks: int) -> tuple[Candidate, LMHeadSampler]:
-    """The local steps of all virtual ranks, without an exchange; the last one's ids are checked."""
+def _locals(
+    problem: Problem, shards: list[VocabShard], chunks: int
+) -> tuple[Candidate, LMHeadSampler]:
+    """The local steps of some ranks, without an exchange; the last one's ids are checked."""
     steps: list[Callable[[], object]] = []
-    for rank in range(world_size):
-        shard = VocabShard.even(problem.vocab_size, rank, world_size)
+    for shard in shards:
         part = Problem.make(problem.weight[shard.start : shard.stop], problem.rows)
         sampler = make_sampler(part.weight, part.rows, group=Ranks(), chunks=chunks)
         last = part.sampled_by(sampler)
