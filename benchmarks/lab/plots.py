@@ -52,8 +52,9 @@ def rows_of(view: Row, rows: list[Row]) -> list[Row]:
 
 def scale_of(view: Row, rows: list[Row]) -> tuple[str, float]:
     """Return the unit in which the times of a view read best, and how many µs it has."""
-    is_time = view["y"].endswith("_us")
-    return text.unit_of_time(row[view["y"]] for row in rows) if is_time else ("", 1.0)
+    if not view["y"].endswith("_us"):
+        return "", 1.0
+    return ("ms", 1e3) if max(row[view["y"]] for row in rows) >= 1e4 else ("µs", 1.0)
 
 
 def plot(view: Row, rows: list[Row], result: Result, folder: Path) -> list[str]:

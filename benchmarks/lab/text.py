@@ -31,25 +31,15 @@ def size(num_bytes: float) -> str:
     return f"{three(num_bytes)} {units[power]}"
 
 
-def unit_of_time(times_us: Iterable[float]) -> tuple[str, float]:
-    """Return the unit for a table of times, and how many µs it has."""
-    return ("ms", 1e3) if max(times_us, default=0.0) >= 1e4 else ("µs", 1.0)
-
-
 def spread(median: float, low: float, high: float) -> str:
     """Return a median with its quartiles."""
     return f"{three(median)} ({three(low)}–{three(high)})"
 
 
-def line(cells: Iterable[object]) -> str:
-    """Return a row of a Markdown table."""
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
 def table(header: Sequence[object], rows: Iterable[Iterable[object]], right: int = 0) -> str:
     """Return a Markdown table whose columns from `right` on are aligned to the right."""
     ruler = ["---" if i < right else "---:" for i in range(len(header))]
-    return "\n".join([line(header), line(ruler), *(line(row) for row in rows)])
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (header, ruler, *rows))
 
 
 def cell(value: object) -> str:

@@ -51,10 +51,8 @@ def _tiles(run: Run) -> Iterator[list[Row]]:
         for world_size in WORLD_SIZES:
             shard = weight[: len(VocabShard.even(shape.vocab_size, 0, world_size))]
             timing = run.time(tile_reads(shard))[TILE_READ]
-            point = {"shape": shape.name, "batch": 1, "world_size": world_size}
-            rate = _tb_per_s(2 * shard.numel(), timing.median_us)
-            run.measured.setdefault("tile_read_tb_per_s", rate)  # the first: largest, and whole
-            yield [{**row(TILE_READ, "limit", timing, **point), "tb_per_s": rate}]
+            point = {"candidate": TILE_READ, "shape": shape.name, "world_size": world_size}
+            yield [_rate(run, "tile_read", timing, 2 * shard.numel()) | point]
 
 
 def _starts(run: Run) -> Iterator[list[Row]]:
@@ -88,14 +86,10 @@ def _matmul(run: Run) -> Iterator[list[Row]]:
 
 
 def _rate(run: Run, name: str, timing: Timing, num_bytes: int) -> Row:
-    rate = _tb_per_s(num_bytes, timing.median_us)
-    run.measured[f"{name}_tb_per_s"] = rate
+    rate = num_bytes / timing.median_us / 1e6
+    run.measured.setdefault(f"{name}_tb_per_s", rate)  # the first: of tiles the largest, and whole
     point = {"shape": f"{num_bytes} bytes", "batch": 1}
     return {**row(name, "limit", timing, **point), "tb_per_s": rate}
-
-
-def _tb_per_s(num_bytes: int, us: float) -> float:
-    return num_bytes / us / 1e6
 
 
 BENCHMARK = Benchmark(
