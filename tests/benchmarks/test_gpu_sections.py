@@ -18,28 +18,12 @@ from tests.support.commands import lives, wait_for
 
 CPU = torch.device("cpu")
 
-# Run in processes of their own, benchmarks that go the way of single_gpu, and what test_gpu_compile
-# runs.
-NOT_DRY = (
-    "goldens",
-    "oracle",
-    "single_gpu",
-    "virtual_ranks",
-    "invariance",
-    "environment",
-    "processes",
-    "tiles",
-    "ceilings",
-    "shard",
-    "screened",
-    "epilogue",
-    "exchange",
-    "filters",
-)
+ELSEWHERE = {*sections.rehearsals(True), "environment", "processes"} - {"features"}
+"""Sections that test_gpu_compile runs, or that other tests run in processes of their own."""
 
 
 class TestGpuCheck:
-    @pytest.mark.parametrize("section", [s for s in sections.SECTIONS if s not in NOT_DRY])
+    @pytest.mark.parametrize("section", [s for s in sections.SECTIONS if s not in ELSEWHERE])
     def test_sections_run_dry(self, section, tmp_path):
         facts = list(sections.run_section(section, True, tmp_path, time.time() + 600))
         json.dumps(facts)
