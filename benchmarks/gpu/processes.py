@@ -74,12 +74,14 @@ def _again(
     """Step through the positions of `expected` again and again; raises if an id is another."""
     positions = candidate.problem.positions
     first, wrong = positions.clone(), torch.zeros((), dtype=torch.int64, device=positions.device)
-    for number in range(count):
-        offset = number % len(expected)
-        positions.copy_(first + offset)
-        step()
-        wrong += (candidate.token_ids != expected[offset]).sum()
-    positions.copy_(first)
+    try:
+        for number in range(count):
+            offset = number % len(expected)
+            positions.copy_(first + offset)
+            step()
+            wrong += (candidate.token_ids != expected[offset]).sum()
+    finally:
+        positions.copy_(first)
     if int(wrong):
         raise AssertionError(f"{int(wrong)} ids differ from those of one rank")
 
@@ -114,10 +116,9 @@ def _attempt(backend: str, exchange: str, dry_run: bool) -> str:
 
 def _worker(line: Connection, backend: str, exchange: str, dry_run: bool) -> None:
     """Be a rank, and say what was done, or what went wrong."""
-    rank = int(os.environ["RANK"])
     os.environ |= {
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
-        "NCCL_HOSTID": f"tpsample-rank-{rank}",
+        "NCCL_HOSTID": f"tpsample-rank-{os.environ['RANK']}",
         "NCCL_SOCKET_IFNAME": "lo",
         "GLOO_SOCKET_IFNAME": "lo",
     }
@@ -126,22 +127,20 @@ def _worker(line: Connection, backend: str, exchange: str, dry_run: bool) -> Non
         if not dry_run:
             torch.cuda.set_device(device)
         dist.init_process_group(backend, timeout=timedelta(seconds=_ATTEMPT_SECONDS))
-        for facts in _steps_of(rank, device, exchange, dry_run):
+        for facts in _steps(device, exchange, dry_run):
             line.send(facts)
         dist.destroy_process_group()
     except Exception as error:
         line.send(one_line(error))
 
 
-def _steps_of(
-    rank: int, device: torch.device, exchange: str, dry_run: bool
-) -> Iterator[dict[str, Any]]:
+def _steps(device: torch.device, exchange: str, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Take some steps, each compared with a sampler that holds the whole vocabulary."""
     vocab_size, hidden_size, rows = (1000, 64, 3) if dry_run else (8192, 512, 8)
     weight, steps = make_weight(vocab_size, hidden_size, device), 2 if dry_run else _STEPS
     problem = Problem.make(weight, rows)
     expected = _expected(problem, steps)
-    shard = VocabShard.even(vocab_size, rank, WORLD_SIZE)
+    shard = VocabShard.even(vocab_size, dist.get_rank(), WORLD_SIZE)
     sampler = make_sampler(weight[shard.start : shard.stop], rows, shard=shard, exchange=exchange)
     together = problem.sampled_by(sampler)
     _again(together, together.step, expected, steps)

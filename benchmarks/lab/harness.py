@@ -158,7 +158,8 @@ class Run:
             WrongToken: a candidate's ids are not the oracle's, or a timed step's are others.
             OutOfTime: it is too late to begin.
         """
-        self._still_in_time()
+        if self.job.gather(time.monotonic() > self.deadline)[0]:
+            raise OutOfTime
         wrong = {} if left_out is None else left_out
         gated = {}
         for name, candidate in candidates.items():
@@ -195,10 +196,6 @@ class Run:
         if self.uncaptured:
             steps = "; ".join(f"{name}: {why}" for name, why in self.uncaptured.items())
             raise NotCaptured(f"not captured in a CUDA graph: {steps}")
-
-    def _still_in_time(self) -> None:
-        if self.job.gather(time.monotonic() > self.deadline)[0]:
-            raise OutOfTime
 
 
 def unmeasured(benchmark: Benchmark, run: Run) -> Result:
@@ -249,17 +246,15 @@ def execute(
     run.notes, run.measured, run.compared = result.notes, result.measured, Compared(**result.checks)
     run.done = {tuple(point) for point in run.job.gather(result.points())[0]}
 
-    unwritten: OSError | None = None
-
-    def flush() -> None:
-        nonlocal unwritten
+    def flush() -> OSError | None:
+        """Write what there is. An error costs the file, not what is measured next."""
         result.checks = vars(run.compared)
-        unwritten = None
         try:
             if path is not None:
                 result.save(path)
-        except OSError as error:  # it costs the file, not what is measured next
-            unwritten = error
+        except OSError as error:
+            return error
+        return None
 
     try:
         with result.session(run.command):
@@ -276,7 +271,7 @@ def execute(
         result.aborted = str(error)
         raise
     finally:
-        flush()
+        unwritten = flush()
     if unwritten is not None:
         raise unwritten
     return result

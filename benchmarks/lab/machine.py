@@ -89,11 +89,7 @@ def command() -> str:
 
 
 def _cpu() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    match = re.search(r"model name\s*: (.+)", text)
+    match = re.search(r"model name\s*: (.+)", printed("cat", "/proc/cpuinfo") or "")
     return match[1] if match else platform.processor()
 
 

@@ -62,7 +62,8 @@ def _table(view: Row, panel: Any, every: list[Row], starred: bool) -> str:
     def cell(row: Row) -> str:
         if view["y"] == "median_us" and QUARTILES[0] in row:
             star = " \\*" if starred and row.get("graph") is False else ""
-            return text.spread(*(row[name] / scale for name in (view["y"], *QUARTILES))) + star
+            low, high = (text.three(row[name] / scale) for name in QUARTILES)
+            return f"{text.three(row[view['y']] / scale)} ({low}–{high}){star}"
         value = row[view["y"]]
         return text.size(value) if "bytes" in view["y"] else text.three(value / scale)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from benchmarks.lab import kernels
 from benchmarks.lab.baselines import has_triton
 from benchmarks.lab.timing import Timing
 from tpsample.local.tile_table import Gpu, Tile, interpreter_tile, tile_for
@@ -51,14 +52,12 @@ def tile_reads(weight: Tensor) -> dict[str, Read]:
     """
     if not has_triton(weight.device):
         return {}
-    from benchmarks.lab.kernels import tile_read_kernel
-
     words = weight.view(torch.int32)
     (num_rows, width), tile = words.shape, default_tile(weight, _SMALLEST_BATCH)
     sums = torch.zeros(-(-num_rows // tile.block_v), dtype=torch.int64, device=weight.device)
 
     def read() -> Tensor:
-        tile_read_kernel[(len(sums),)](
+        kernels.tile_read_kernel[(len(sums),)](
             x_ptr=words,
             stride_x=words.stride(0),
             sums_ptr=sums,
@@ -81,8 +80,6 @@ def l2_read(source: Tensor, tiny: bool) -> tuple[Read, int]:
     Raises:
         AssertionError: it did not read every byte in every pass.
     """
-    from benchmarks.lab.kernels import reread_kernel
-
     words, programs = source.view(torch.int32), 4 * multiprocessors(source.device)
     blocks = max(1, round(_L2_BYTES / 4 / (_BLOCK * programs)))  # of a program, in one pass
     words = words[: (1 if tiny else blocks) * programs * _BLOCK]
@@ -90,7 +87,9 @@ def l2_read(source: Tensor, tiny: bool) -> tuple[Read, int]:
     sums = torch.zeros(programs, dtype=torch.int64, device=source.device)
 
     def read() -> Tensor:
-        reread_kernel[(programs,)](words, sums, words.numel(), passes, BLOCK=_BLOCK, num_warps=8)
+        kernels.reread_kernel[(programs,)](
+            words, sums, words.numel(), passes, BLOCK=_BLOCK, num_warps=8
+        )
         return sums
 
     check_read("l2", read, passes * words.long())
@@ -105,13 +104,11 @@ def check_read(name: str, read: Read, words: Tensor) -> None:
 
 def read_words(words: Tensor, programs_per_sm: int) -> Read:
     """Return a launch that reads all words once."""
-    from benchmarks.lab.kernels import read_kernel
-
     programs = programs_per_sm * multiprocessors(words.device)
     sums = torch.zeros(programs, dtype=torch.int64, device=words.device)
 
     def read() -> Tensor:
-        read_kernel[(programs,)](words, sums, words.numel(), BLOCK=_BLOCK, num_warps=8)
+        kernels.read_kernel[(programs,)](words, sums, words.numel(), BLOCK=_BLOCK, num_warps=8)
         return sums
 
     return read

@@ -31,11 +31,6 @@ def size(num_bytes: float) -> str:
     return f"{three(num_bytes)} {units[power]}"
 
 
-def spread(median: float, low: float, high: float) -> str:
-    """Return a median with its quartiles."""
-    return f"{three(median)} ({three(low)}–{three(high)})"
-
-
 def table(header: Sequence[object], rows: Iterable[Iterable[object]], right: int = 0) -> str:
     """Return a Markdown table whose columns from `right` on are aligned to the right."""
     ruler = ["---" if i < right else "---:" for i in range(len(header))]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.lab import reads
+from benchmarks.lab import kernels, reads
 from benchmarks.lab.baselines import has_triton
 from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.reads import TILE_READ, fastest, l2_read, tile_reads
@@ -57,14 +57,11 @@ def _tiles(run: Run) -> Iterator[list[Row]]:
 
 def _starts(run: Run) -> Iterator[list[Row]]:
     """Graphs of one kernel that does next to nothing, and of two, which overlap where they may."""
-    from benchmarks.lab.kernels import empty_kernel
-
     one = torch.zeros(1, dtype=torch.int32, device=run.device)
-
     overlap = kernels_overlap(run.device)
 
     def empty(early: bool) -> None:
-        empty_kernel[(1,)](one, OVERLAP=overlap, launch_pdl=early)
+        kernels.empty_kernel[(1,)](one, OVERLAP=overlap, launch_pdl=early)
 
     def two() -> None:
         empty(False)

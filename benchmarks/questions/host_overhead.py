@@ -22,7 +22,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,7 +43,6 @@ from tpsample.ranks.ranks import Ranks
 ROUNDS = 7
 PACKAGE = str(Path(tpsample.__file__).parent)
 KERNEL_FILES = (f"{PACKAGE}/kernels/", f"{PACKAGE}/native/")
-KERNELS = ((triton_backend, "lm_head_kernel"), (decode, "decode_kernel"))
 
 
 class NoKernel:
@@ -52,14 +50,6 @@ class NoKernel:
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return lambda **arguments: None
-
-
-def without_kernels() -> ExitStack:
-    """Return a context in which a step is this package's own Python and nothing else."""
-    stack = ExitStack()
-    for module, name in KERNELS:
-        stack.enter_context(patch.object(module, name, NoKernel()))
-    return stack
 
 
 def host_us(step: Callable[[], object], steps: int) -> float:
@@ -113,7 +103,10 @@ def steps_of(rows: int) -> dict[str, Callable[[], object]]:
 def overheads(rows: int, times: int) -> dict[str, dict[str, float]]:
     """Return the walk of each step, and its µs without Triton and with it."""
     steps = steps_of(rows)
-    with without_kernels():
+    with (  # this package's own Python and nothing else
+        patch.object(triton_backend, "lm_head_kernel", NoKernel()),
+        patch.object(decode, "decode_kernel", NoKernel()),
+    ):
         found: dict[str, dict[str, float]] = {
             name: {**walk(step), "tpsample_us": host_us(step, times)}
             for name, step in steps.items()

@@ -33,7 +33,6 @@ def benchmark(run: Run) -> Benchmark:
         "each with its fastest sampler?",
         list(_views(run)),
         rows,
-        by_default=False,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.lab import baselines, reads
+from benchmarks.lab import baselines, kernels, reads
 from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.problem import Problem, make_sampler
 from benchmarks.lab.reads import TILE_READ, default_tile, fastest
@@ -118,8 +118,6 @@ def greedy(problem: Problem) -> Callable[[], Tensor]:
         A step that returns the best value of every tile and row with its id: int32 [2, tiles, B],
         values as the bits of fp32.
     """
-    from benchmarks.lab.kernels import greedy_kernel
-
     weight, rows, batch = problem.weight, problem.rows, problem.batch
     device, tile = weight.device, default_tile(weight, rows)
     tiles = -(-problem.vocab_size // tile.block_v)
@@ -129,7 +127,7 @@ def greedy(problem: Problem) -> Callable[[], Tensor]:
     best = torch.zeros(2, tiles, rows, dtype=torch.int32, device=device)
 
     def step() -> Tensor:
-        greedy_kernel[(tiles * -(-rows // tile.block_b),)](
+        kernels.greedy_kernel[(tiles * -(-rows // tile.block_b),)](
             hidden_ptr=problem.hidden_states,
             stride_hidden_b=problem.hidden_states.stride(0),
             weight_ptr=weight,

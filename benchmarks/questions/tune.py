@@ -77,7 +77,7 @@ def _of_point(run: Run, problem: Problem, gpu: Gpu) -> list[Row]:
         rule = tile_table.interpreter_tile(problem.rows, hidden_size)
     point: Row = {"shape": f"{vocab_rows}x{hidden_size}", "batch": problem.rows}
     tiles = {tile_text(tile): tile for tile in candidates(rule, gpu)}
-    tried = {}
+    of_rule, tried = tile_text(rule), {}
     for name, tile in tiles.items():
         sampler = make_sampler(problem.weight, problem.rows)
         override_tile(sampler, tile)
@@ -85,21 +85,19 @@ def _of_point(run: Run, problem: Problem, gpu: Gpu) -> list[Row]:
     # Wrong, too much shared memory, or a compiler that gives up.
     wrong: dict[str, str] = {}
     times = run.time_checked(tried, {}, left_out=wrong)
-    if why := wrong.get(tile_text(rule)):
-        raise WrongToken(f"the rule's tile {tile_text(rule)}: {why}")
+    if why := wrong.get(of_rule):
+        raise WrongToken(f"the rule's tile {of_rule}: {why}")
     found = []
     for name, timing in times.items():
         if run.device.type == "cuda" and not timing.graph:
             run.uncaptured[name] = "see the notes"
-        kind = "baseline" if tiles[name] == rule else "tpsample"
+        kind = "baseline" if name == of_rule else "tpsample"
         entry = MeasuredTile(
             *(gpu, vocab_rows, hidden_size, tile_table.batch_tile(problem.rows), tiles[name]),
             us=timing.median_us,
-            rule_us=0.0,
+            rule_us=times[of_rule].median_us,
         )
         found.append({**row(name, kind, timing, **point), "entry": dataclasses.asdict(entry)})
-    for each in found:
-        each["entry"]["rule_us"] = found[0]["median_us"]
     left_out: list[Row] = [{**point, "candidate": name, "why": why} for name, why in wrong.items()]
     return with_ratios(found) + left_out
 
