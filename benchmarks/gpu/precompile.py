@@ -24,12 +24,10 @@ from torch import Tensor
 
 from benchmarks.lab import reads
 from benchmarks.lab.harness import Run
-from benchmarks.lab.launches import Launch, listed
+from benchmarks.lab.launches import Launch, filled, listed
 from benchmarks.lab.orphans import end_with_parent
 from benchmarks.lab.problem import Candidate, Compared, Problem
 from benchmarks.lab.timing import Timing, one_line
-
-MOST_PROCESSES = 12
 
 Step = Callable[[], object]
 Rehearsal = Callable[[torch.device], object]
@@ -49,11 +47,6 @@ def rehearse(part: Rehearsal, device: torch.device) -> tuple[list[Launch], str |
     if device.type == "cuda" and problem is None:
         torch.cuda.empty_cache()  # a dozen processes share its memory
     return list(launches), problem
-
-
-def processes() -> int:
-    """Return how many processes compile at once: one per core, at most `MOST_PROCESSES`."""
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def compile_parts(
@@ -149,18 +142,3 @@ def _nothing_is_judged() -> Iterator[None]:
         patch.object(reads, "check_read", check_read),
     ):
         yield
-
-
-@contextlib.contextmanager
-def filled() -> Iterator[None]:
-    """Memory that no kernel has written is filled, so that loops over it go the same way each time.
-
-    Not around baselines: what `torch.compile` keeps is kept for this mode alone.
-    """
-    before = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warns)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.lab.shapes import SHAPES, Shape, shape_named
+from benchmarks.lab.shapes import SHAPES, Shape
 
 TOTAL_SECONDS = 510.0
 
@@ -67,6 +70,7 @@ REPEATS = 30
 _SPARE_SECONDS = 35.0
 """A benchmark begins no point this close to its limit, or in the last third of a short one."""
 _COMPILE_SPARE_SECONDS = 5.0
+_MOST_COMPILERS = 12
 
 
 def run_section(name: str, dry_run: bool, output: Path, until: float) -> Iterator[dict[str, Any]]:
@@ -149,29 +153,26 @@ def rehearsals(dry_run: bool) -> dict[str, Callable[[Any], object]]:
     found: dict[str, Callable[[Any], object]] = {}
     # The last one has the most baselines to compile, so it begins first.
     for name, (shapes, batches) in reversed(POINTS.items()):
+        rehearsed = partial(_rehearsed_benchmark, name, dry_run)
         if dry_run or not batches:
-            found[name] = partial(_rehearsed_benchmark, name, dry_run)
+            found[name] = rehearsed
             continue
-        for shape in shapes:
-            for batch in batches:
-                point = partial(_rehearsed_benchmark, name, dry_run, shape=shape.name, batch=batch)
-                found[f"{name} {shape.name} {batch}"] = point
+        for shape, batch in itertools.product(shapes, batches):
+            found[f"{name} {shape.name} {batch}"] = partial(
+                rehearsed, shapes=(shape,), batches=(batch,)
+            )
     return found | {name: partial(_rehearsed_check, name, dry_run) for name in REHEARSED}
 
 
-def _rehearsed_benchmark(
-    name: str, dry_run: bool, device: Any, shape: str = "", batch: int = 0
-) -> None:
+def _rehearsed_benchmark(name: str, dry_run: bool, device: Any, **sizes: Any) -> None:
     from benchmarks.questions import BENCHMARKS
 
-    run = run_of(name, dry_run, device)
-    if shape:
-        run.shapes, run.batches = (shape_named(shape),), (batch,)
+    run = replace(run_of(name, dry_run, device), **sizes)
     deque(BENCHMARKS[name].rows(run), maxlen=0)
 
 
 def _rehearsed_check(name: str, dry_run: bool, device: Any) -> None:
-    from benchmarks.gpu.precompile import filled
+    from benchmarks.lab.launches import filled
 
     with filled():
         deque(checks(name)(device, dry_run), maxlen=0)
@@ -190,4 +191,5 @@ def _compile(chosen: list[str], device: Any, dry_run: bool, until: float) -> dic
         launches = [precompile.rehearse(part, device)[0] for part in parts.values()]
         return {"launches": len({each for part in launches for each in part}), "compiled": 0}
     end = until - _COMPILE_SPARE_SECONDS
-    return precompile.compile_parts(parts, device, end, precompile.processes())
+    workers = min(_MOST_COMPILERS, len(os.sched_getaffinity(0)))
+    return precompile.compile_parts(parts, device, end, workers)

@@ -63,6 +63,17 @@ class Launch:
         found = f"{function.fn.__module__}:{function.fn.__name__}"
         return Launch(found, tuple(sorted({**seen, **options}.items())))
 
+    @property
+    def function(self) -> Any:
+        """The jitted function."""
+        module, name = self.kernel.split(":")
+        return getattr(import_module(module), name)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return dict(self.arguments)
+
     def compile(self, load: bool = False) -> Any:
         """Compile it, or take it from Triton's cache; nothing is launched.
 
@@ -73,9 +84,7 @@ class Launch:
         Raises:
             Exception: it does not compile, or the GPU has too little shared memory for it.
         """
-        module, name = self.kernel.split(":")
-        function = getattr(import_module(module), name)
-        kernel = function.warmup(grid=(1,), **dict(self.arguments))
+        kernel = self.function.warmup(grid=(1,), **self.named)
         if load:
             kernel._init_handles()
         return kernel
@@ -108,23 +117,29 @@ def listed(run_them: bool = False) -> Iterator[dict[Launch, int]]:
             kind.run = run
 
 
+@contextlib.contextmanager
+def filled() -> Iterator[None]:
+    """Memory that no kernel has written is filled, so that loops over it go the same way each time.
+
+    Not around baselines: what `torch.compile` keeps is kept for this mode alone.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
 @cache
 def _marks(function: Any) -> tuple[frozenset[str], frozenset[str]]:
     """Return the arguments that are compile-time constants, and those never specialised."""
-    if isinstance(function, JITFunction):
-        parameters = function.params
-        return (
-            frozenset(p.name for p in parameters if p.is_constexpr),
-            frozenset(
-                p.name
-                for p in parameters
-                if p.do_not_specialize or p.do_not_specialize_on_alignment
-            ),
-        )
     named = inspect.signature(function.fn).parameters.values()
     constants = frozenset(p.name for p in named if "constexpr" in str(p.annotation))
     kinds = ("do_not_specialize", "do_not_specialize_on_alignment")
-    return constants, frozenset(name for kind in kinds for name in function.kwargs[kind] or ())
+    marks = vars(function) | vars(function).get("kwargs", {})  # the interpreter keeps them there
+    return constants, frozenset(name for kind in kinds for name in marks[kind] or ())
 
 
 def _seen(value: Any, unspecialised: bool) -> Any:
