@@ -96,7 +96,7 @@ class Steps(Sealed):
         step = self.local.prepare(hidden_states, batch, positions, samples, out, local_logits)
         if capturing(self.weight.device):
             self._captured.append(step)
-        if num_words := step.num_words:
+        if num_words := out.token_ids.numel():
             for part, words in enumerate(exchange.begin(num_words)):
                 self.local.best_words(step, words, part, exchange.parts, exchange.push)
                 if exchange.carries and step.batch.plan.filters is not None:

@@ -78,17 +78,15 @@ class Exchange:
         if self._unfinished:
             self._clear()
         self._unfinished = True
-        return self._views_of(rows)[0]
+        return (self._views.get(rows) or self._make_views(rows))[0]
 
     def _clear(self) -> None:
         self.words.zero_()
 
-    def _views_of(self, rows: int) -> tuple[list[Tensor], Tensor]:
+    def _make_views(self, rows: int) -> tuple[list[Tensor], Tensor]:
         """Return what `begin` and `collect` do; made once, because a view takes a microsecond."""
-        found = self._views.get(rows)
-        if found is None:
-            own = [self._own_words(part)[:rows] for part in range(self.parts)]
-            found = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
+        own = [self._own_words(part)[:rows] for part in range(self.parts)]
+        found = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
         return found
 
     def _own_words(self, chunk: int) -> Tensor:
@@ -110,7 +108,7 @@ class Exchange:
 
         The host never waits for a GPU here.
         """
-        return self._views_of(rows)[1]
+        return (self._views.get(rows) or self._make_views(rows))[1]
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
         """Write the step's tokens, status and seeds, from the words of all sources."""

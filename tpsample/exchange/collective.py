@@ -30,8 +30,8 @@ class CollectiveExchange(Exchange):
         self._best = torch.zeros_like(self.words[0, 0])
 
     def publish(self, chunk: int, rows: int) -> None:
-        words = self._views_of(rows)[0]
-        self._works.append(self.levels[0].start_all_reduce(words[chunk], dist.ReduceOp.MAX))
+        words = self._views[rows][0][chunk]
+        self._works.append(self.levels[0].start_all_reduce(words, dist.ReduceOp.MAX))
 
     def collect(self, rows: int) -> Tensor:
         works, self._works = self._works, []
