@@ -62,7 +62,7 @@ tpsample/request/controls/token_state.py
     -     @ordinary_tensors
     -     def __init__(
     +     def __init__(
-    > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-grad-inference]
+    > test_mixtures_on_one_rank[controls]
 tpsample/core/vocab_shard.py
     the last shard ends behind the vocabulary
     - min((rank + 1) * rows, vocab_size))

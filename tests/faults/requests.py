@@ -7,7 +7,7 @@ tpsample/request/controls/tables.py
     bits of masks are made on the default device
     - dtype=torch.bool, device="cpu")
     + dtype=torch.bool)
-    > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-meta-grad]
+    > test_mixtures_on_one_rank[controls]
     appended ids outside the vocabulary count
     - there = torch.eq(ids, token_ids,
     + there = torch.le(ids, token_ids,
@@ -174,7 +174,7 @@ tpsample/core/tensors.py
     memory grows under inference mode
     - with torch.inference_mode(False):  # the next use may be outside of it
     + with torch.no_grad():
-    > test_sampler_batch_and_steps_may_each_be_under_another_mode[torch-inference-grad]
+    > test_mixtures_on_one_rank[controls]
 tpsample/request/engine_tensors.py
     ranks do not compare the order of filters of an engine's tensors
     - {"needs": needs, "filter_order": self._order, **read}

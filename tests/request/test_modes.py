@@ -1,8 +1,6 @@
-"""The caller's modes of torch enter no token, and no step keeps an autograd graph."""
+"""Masks, graphs and ranks under the modes of torch, which `test_fuzz` has around every call."""
 
-import functools
 import gc
-import itertools
 import warnings
 
 import pytest
@@ -10,63 +8,9 @@ import torch
 import torch.distributed as dist
 
 from tests.support.mistakes import HIDDEN, WEIGHT, batch_of, half, tokens
-from tests.support.random_requests import SURROUNDINGS
 from tests.support.ranks import run_ranks
 from tests.support.small_heads import D, V, head, plain
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
-
-MODES = SURROUNDINGS | {"meta": lambda: torch.device("meta")}
-
-
-def _story(backend: str, inside: str, outside: str) -> list[list[int]]:
-    """Tokens of a batch that is built, stepped and changed under two modes in turn, with the bits
-    of the logprobs."""
-    first, second = MODES[inside], MODES[outside]
-    params = [
-        SamplingParams(seed=1, repetition_penalty=1.3, logprobs=1),
-        SamplingParams(seed=2, top_p=0.8),
-        SamplingParams(seed=3, bad_words=[[5, 6]], min_tokens=2, stop_token_ids=[3]),
-        SamplingParams(allowed_token_ids=[1, 2], seed=5, logit_bias={1: 0.1}, min_p=0.013),
-    ]
-    hidden_states, weight = head(8)
-    drafts = torch.zeros(5, 1, dtype=torch.int64)
-    weight.requires_grad_(True)
-    with first():
-        how = {"backend": backend, "max_rows": 16, "desync_every": 2, "logit_softcap": 7.1}
-        sampler = LMHeadSampler(weight, **how)
-        batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=5, device="cpu")
-    tokens = []
-    for number, mode in enumerate((second, first, second, first)):
-        with mode():
-            out = sampler(hidden_states[:4] * 1.0, batch, number)
-            tokens.append([*out.token_ids.tolist(), *out.logprobs.values.nan_to_num(7).tolist()])
-        with (first if number % 2 else second)():
-            batch.append(out.token_ids)
-    with second():
-        batch.add(SamplingParams(presence_penalty=1.0, seed=6))
-    with first():
-        states = hidden_states[[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]].view(5, 2, D)
-        tokens += verify(sampler, states, drafts, batch, 9).token_ids.tolist()
-        batch.permute([4, 3, 2, 1, 0])
-    with second():
-        batch.drop([0, 1])
-        tokens.append(sampler(hidden_states[:3], batch, 10).token_ids.tolist())
-    return tokens
-
-
-@functools.cache
-def _story_with_gradients() -> list[list[int]]:
-    return _story("torch", "grad", "grad")
-
-
-@pytest.mark.parametrize(
-    ("backend", "inside", "outside"),
-    [("torch", *pair) for pair in itertools.permutations(MODES, 2)]
-    + [("triton", "inference", "grad"), ("triton", "grad", "inference"), ("triton", "meta", "grad")]
-    + [("numba", "bfloat16", "grad"), ("numba", "meta", "grad"), ("numba", "inference", "meta")],
-)
-def test_sampler_batch_and_steps_may_each_be_under_another_mode(backend, inside, outside):
-    assert _story(backend, inside, outside) == _story_with_gradients()
 
 
 def test_a_mask_may_be_assigned_under_inference_mode():

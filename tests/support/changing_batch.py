@@ -54,6 +54,7 @@ class ChangingBatch:
             self.batch = SamplingBatch.from_params(
                 [row.params for row in self.rows],
                 vocab_size=size,
+                device="cpu",
                 max_rows=self.max_rows,
                 fixed_rounds=pick.random() < 0.4,
                 **so_far,

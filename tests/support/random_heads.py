@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support import oracle
+from tests.support.random_requests import surroundings
 from tests.support.virtual import in_turn, small_tiles
 from tpsample import LMHeadSampler, SampleOutput, VerifyOutput, VocabShard, reference, verify
 from tpsample.ranks.virtual import VirtualWorld
@@ -144,7 +145,8 @@ class OneRank:
         from_logits: bool = False,
         **options: Any,
     ) -> None:
-        self.samplers = [head.sampler(rank, pick, **options)]
+        with surroundings(pick):
+            self.samplers = [head.sampler(rank, pick, **options)]
         self.shards, self.head, self.from_logits = [head.shards[rank]], head, from_logits
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
@@ -177,13 +179,14 @@ class VirtualRanks(OneRank):
     def __init__(
         self, head: ModelHead, pick: random.Random, *, from_logits: bool = False, **options: Any
     ) -> None:
-        self.world, state = VirtualWorld(head.shards), pick.getstate()
-        self.samplers, self.shards = [], head.shards
+        self.world, self.samplers, self.shards = VirtualWorld(head.shards), [], head.shards
         self.head, self.from_logits = head, from_logits
-        for rank, group in enumerate(self.world.ranks):
-            pick.setstate(state)
-            sampler = head.sampler(rank, pick, group=group, exchange="peer", **options)
-            self.samplers.append(in_turn(small_tiles(sampler), group))
+        with surroundings(pick):
+            state = pick.getstate()
+            for rank, group in enumerate(self.world.ranks):
+                pick.setstate(state)
+                sampler = head.sampler(rank, pick, group=group, exchange="peer", **options)
+                self.samplers.append(in_turn(small_tiles(sampler), group))
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
         """Run a call of every rank; after one that is refused, all ranks come back."""

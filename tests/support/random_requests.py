@@ -202,12 +202,12 @@ def grammar_tensor(grammars: list[tuple[int, ...] | None], size: int) -> Tensor:
     """int32 [B, words], with every id allowed in a row without a grammar."""
     words = -(-size // 32)
     rows = [(-1,) * words if grammar is None else grammar for grammar in grammars]
-    return torch.tensor(rows, dtype=torch.int32).view(len(rows), words)
+    return torch.tensor(rows, dtype=torch.int32, device="cpu").view(len(rows), words)
 
 
 @torch.inference_mode(False)
 def forced_tensor(forced: list[int]) -> Tensor:
-    return torch.tensor(forced, dtype=torch.int64)
+    return torch.tensor(forced, dtype=torch.int64, device="cpu")
 
 
 @contextlib.contextmanager
@@ -227,6 +227,7 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "bfloat16": lambda: _default(torch.bfloat16),
     "float64": lambda: _default(torch.float64),
+    "meta": lambda: torch.device("meta"),
 }
 """Modes of torch that a caller may have around a call."""
 
