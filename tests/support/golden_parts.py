@@ -73,13 +73,14 @@ def requests(fields: Iterable[dict[str, Any]] = REQUESTS.values()) -> list[Sampl
 ROWS = len(REQUESTS)
 
 
+def so_far(rows: int) -> dict[str, list[list[int]]]:
+    """A prompt and some output of every row."""
+    return {"prompt_token_ids": [PROMPT] * rows, "output_token_ids": [OUTPUT] * rows}
+
+
 def batch_of(params: Sequence[SamplingParams], shard: VocabShard, **options: Any) -> SamplingBatch:
     """A batch whose rows have had a prompt and some output."""
-    so_far = {
-        "prompt_token_ids": [PROMPT] * len(params),
-        "output_token_ids": [OUTPUT] * len(params),
-    }
-    made = SamplingBatch.from_params(params, vocab_size=V, **so_far, **options)
+    made = SamplingBatch.from_params(params, vocab_size=V, **so_far(len(params)), **options)
     made.prepare(shard)
     return made
 
@@ -196,11 +197,7 @@ def slots(make: Make) -> Found:
     order = [6, 1, 7, 0, 3, 5, 2, 4]
     for wave in range(0, len(params), 8):
         here = list(zip(order, params[wave : wave + 8], strict=False))
-        so_far = {
-            "prompt_token_ids": [PROMPT] * len(here),
-            "output_token_ids": [OUTPUT] * len(here),
-        }
-        batch.put([slot for slot, _ in here], [each for _, each in here], **so_far)
+        batch.put([slot for slot, _ in here], [each for _, each in here], **so_far(len(here)))
         for number, named in enumerate(
             ([5, -1, 0, 3, 3, 99, 2, -1], [7, 6, -7, 4, 1], [*range(8)])
         ):
@@ -246,15 +243,14 @@ def changes(make: Make) -> Found:
     hidden_states, weight = head(ROWS)
     sampler, params = make(weight), requests()
     batch = batch_of(params[:16], sampler.shard, max_rows=20)
-    so_far = {"prompt_token_ids": PROMPT, "output_token_ids": OUTPUT}
-    lists = {"prompt_token_ids": [PROMPT] * 2, "output_token_ids": [OUTPUT] * 2}
+    of_row = {"prompt_token_ids": PROMPT, "output_token_ids": OUTPUT}
     changed: dict[str, Callable[[], Any]] = {
         "nothing": lambda: None,
-        "add": lambda: [batch.add(each, **so_far) for each in params[16:20]],
+        "add": lambda: [batch.add(each, **of_row) for each in params[16:20]],
         "drop": lambda: batch.drop([1, 4, 17]),
         "permute": lambda: batch.permute([*range(batch.rows)][::-1]),
-        "arrange": lambda: batch.arrange([3, 17, 0, *range(5, 15), 18], params[20:22], **lists),
-        "update": lambda: batch.update(7, params[2], **so_far),
+        "arrange": lambda: batch.arrange([3, 17, 0, *range(5, 15), 18], params[20:22], **so_far(2)),
+        "update": lambda: batch.update(7, params[2], **of_row),
         "write": lambda: (batch.temperature[3:5].fill_(0.5), batch.seed[5:7].fill_(-9)),
         "drop one": lambda: batch.drop(0),
     }
