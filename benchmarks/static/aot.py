@@ -13,9 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing import get_context
-from typing import Any
 
 import triton
 
@@ -67,12 +65,6 @@ class Binary:
     opcodes: tuple[str, ...]
     loop: tuple[str, ...] = ()
     """Those of the product's inner loop."""
-
-
-def jitted(kernel: str) -> Any:
-    """The jitted function behind "module:name"."""
-    module, name = kernel.split(":")
-    return getattr(import_module(module), name)
 
 
 def compile_build(launch: Launch, arch: int) -> Binary:

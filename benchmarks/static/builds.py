@@ -1,190 +1,95 @@
-"""Every kernel of the package, and the configurations in which it is compiled for the report."""
+"""The launches that the report compiles: every kernel of the package, in its configurations.
+
+Steps are taken on a CPU that passes for a GPU of an architecture. Nothing is launched: each launch
+goes on a list (`benchmarks.lab.launches`), so no second list of arguments is kept here.
+"""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
 
 import tpsample.kernels
-from benchmarks.lab.launches import Launch, Pointer
-from benchmarks.static.aot import GPUS, jitted
-from benchmarks.static.recorded import recorded
+from benchmarks.lab.launches import Launch, Pointer, filled, listed
+from benchmarks.lab.problem import make_sampler, override_tile
+from benchmarks.lab.ranks import even_shards
+from benchmarks.static.aot import GPUS
+from tpsample import LMHeadSampler, SamplingBatch, verify
+from tpsample.agreement import construction
 from tpsample.core.machine import OVERLAP_ARCH
-from tpsample.local import screen_launches
-from tpsample.local.tile_table import (
-    MAX_BLOCK_B,
-    Gpu,
-    Tile,
-    fitted,
-    is_short,
-    list_tile,
-    rule,
-    short_tile,
-)
-from tpsample.local.triton_backend import push_arguments
+from tpsample.local.screen_launches import MAX_SLOTS, SCREEN_TILES
+from tpsample.local.tile_table import MAX_BLOCK_B, Gpu, Tile, fitted, is_short, rule
+from tpsample.ranks.virtual import VirtualWorld
+from tpsample.request.kinds import KINDS, Kind, batches_of
 
 LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
+SCREEN = "tpsample.kernels.screening:screen_kernel"
 GREEDY = "benchmarks.lab.kernels:greedy_kernel"
 ROW_NOISE = "benchmarks.lab.kernels:row_noise_kernel"
-SCREEN = "tpsample.kernels.screening:screen_kernel"
-HIDDEN_SIZE = 4096
 
-_WEIGHT_TYPED = ("hidden_ptr", "weight_ptr", "bias_ptr")
+WIDE, ODD, LARGE, NONE = (2048, 4096), (2048, 4112), (128256, 64), (2048, 0)
+"""Weights [V, D]: blocks grow with D or V, none divides the odd D, and 0 is a head without one."""
+ROWS, NUM_DRAFTS, CHUNKS = 32, 2, 2
+_ABSENT = {arch: Gpu(arch=arch, shared_bytes=gpu.program_bytes) for arch, gpu in GPUS.items()}
+EDITS: tuple[Kind, ...] = ("penalties", "bias")
+"""Kinds that change logits, for which tiles that are not short leave no registers."""
+CONTROLS: tuple[Kind, ...] = ("allowed ids", "bad words", "min_tokens", *EDITS)
+EVERYTHING: dict[str, Any] = {"samples": 2, "head": True, "world_size": 8}
 
-# Compile-time arguments that are other than recorded; those of a variant come after them.
-_CONSTANTS = {
-    "HIDDEN_SIZE": HIDDEN_SIZE,
-    "PADDED_SIZE": HIDDEN_SIZE,
-    "ACCUMULATION": screen_launches.accumulation_error(HIDDEN_SIZE, torch.bfloat16),
+# One feature at a time, whose cost per logit is counted: kinds of requests and more of the step.
+_FEATURES: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "7 rounds": ("plain", {"philox_rounds": 7}),
+    "masks": ("allowed ids", {}),
+    "biases": ("bias", {}),
+    "penalties": ("penalties", {}),
+    "drafts": ("penalties", {"drafts": True}),
 }
-# The greedy kernels are ours: they have arguments of the LM head, and these.
-_OWN = {"value_ptr": Pointer(torch.float32), "index_ptr": Pointer(torch.int32), "BLOCK_B": 64}
-
-# Arguments of the LM head that are None where their feature is off: a kernel that used them then
-# would not compile. Penalties and biases use the short tiles.
-_TABLES = (
-    "state_slot_ptr", "wants_ptr", "penalty_ptr", "touched_ptr", "state_width", "max_drafts",
-)  # fmt: skip
-_MASKS = (*_TABLES, "mask_ptr")
-_BIASES = (*_TABLES, "token_bias_ptr")
-_PENALTIES = (*_TABLES, "history_ptr")
-_DRAFTS = ("draft_ptr", "num_drafts_ptr")
-_PUSH = tuple(name for name in push_arguments(None) if name != "BLOCK_W")
-_STORE = ("logits_ptr", "stride_logits_b", "slot_ptr", "num_stored")
-_HEAD = ("logit_scale", "logit_softcap", "bias_ptr")
-_NO_EDITS = ("num_samples", *_HEAD, *_STORE, *_MASKS, *_PUSH)
-_LIST = ("listed_ptr", "num_listed_ptr")
-_EVERYTHING = (*_NO_EDITS, *_BIASES, *_PENALTIES, *_DRAFTS)
-_NO_STORE = tuple(name for name in _EVERYTHING if name not in (*_STORE, *_PUSH))
-
-# Logits that the caller computed: neither weight nor product. The launch takes the tile of fp32.
-_GIVEN = {"weight_ptr": None, "stride_weight_v": None, "HIDDEN_SIZE": 0}
-
-# One feature at a time, whose cost per logit is counted: arguments and constants.
-_FEATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "7 rounds": ((), {"ROUNDS": 7}),
-    "masks": (_MASKS, {}),
-    "biases": (_BIASES, {}),
-    "penalties": (_PENALTIES, {}),
-    "drafts": ((*_PENALTIES, *_DRAFTS), {}),
-}
-
-
-def _gpu(arch: int) -> Gpu:
-    """The GPU that the tiles of an architecture are chosen for."""
-    return Gpu(arch=arch, shared_bytes=GPUS[arch].program_bytes)
-
-
-_SMALLEST, _LARGEST = (rule(rows, 2**20, torch.bfloat16, Gpu()) for rows in (1, MAX_BLOCK_B))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One line of the report: a kernel in one configuration on one architecture.
-
-    `tile` is None for kernels that do not touch the weight. With `epilogue` set the greedy kernel
-    is compiled too and the difference counted.
+    """One line of the report: a launch on one architecture.
 
     Attributes:
-        uses: arguments of the LM head that are not None, though another variant has them so.
+        epilogue: whether the greedy kernel is compiled too and the difference counted.
     """
 
-    kernel: str
     variant: str
     arch: int
-    dtype: torch.dtype | None = None
-    tile: Tile | None = None
+    launch: Launch
     epilogue: bool = False
-    uses: tuple[str, ...] = ()
-    constants: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def num_warps(self) -> int:
-        """Of the tile, or as recorded."""
-        return (
-            self.tile.num_warps
-            if self.tile
-            else recorded().get(self.kernel, {}).get("num_warps", 4)
-        )
+    def tile(self) -> Tile | None:
+        """None for kernels that do not touch the weight."""
+        if self.launch.kernel not in (LM_HEAD, SCREEN):
+            return None
+        names = ("BLOCK_V", "BLOCK_B", "BLOCK_D", "num_warps", "num_stages")
+        return Tile(*(self.launch.named[name] for name in names))
 
     @property
-    def edits(self) -> bool:
-        """Whether biases or penalties change the logits."""
-        return bool({"token_bias_ptr", "history_ptr"} & set(self.uses))
-
-    @property
-    def product(self) -> bool:
-        """Whether it multiplies a weight."""
-        return self.tile is not None and "weight_ptr" not in self.constants
-
-    @property
-    def overlap(self) -> bool:
-        """Whether the kernel overlaps the one before it, or behind it."""
-        return self.arch >= OVERLAP_ARCH and "OVERLAP" in jitted(self.kernel).arg_names
-
-    def build(self, kernel: str | None = None) -> tuple[Launch, int]:
-        """Return what to compile and for which GPU; `kernel` takes the place of this subject's.
-
-        Pointers and strides count as multiples of 16, as in real use, and no other number does.
-        """
-        kernel = kernel or self.kernel
-        known = recorded().get(kernel) or recorded()[LM_HEAD] | _OWN
-        function = jitted(kernel)
-        compile_time = {function.arg_names[i] for i in function.constexprs}
-        run_time = {n: self._seen(n, known.get(n)) for n in function.arg_names if n in known}
-        constants = known | _CONSTANTS | {"OVERLAP": self.overlap, "LEADS": self.overlap}
-        constants["PREFETCH"] = 0
-        if self.tile is not None:
-            if self.overlap and self.product and self.dtype is not None:
-                columns = self.tile.num_stages * self.tile.block_d
-                constants["PREFETCH"] = columns * self.dtype.itemsize
-            constants |= {
-                "BLOCK_V": self.tile.block_v,
-                "BLOCK_B": self.tile.block_b,
-                "BLOCK_D": self.tile.block_d,
-                "BLOCK_E": self._block_e(self.tile),
-            }
-        arguments = run_time | {n: constants[n] for n in compile_time} | self.constants
-        if kernel in (LM_HEAD, SCREEN):
-            off = {*_EVERYTHING, *_LIST} & set(function.arg_names) - set(self.uses)
-            arguments |= dict.fromkeys(off)
-        options = {"num_warps": self.num_warps, "enable_fp_fusion": False}
-        options["num_stages"] = self.tile.num_stages if self.tile else 1
-        return Launch(kernel, tuple((arguments | options).items())), self.arch
-
-    def _block_e(self, tile: Tile) -> int:
-        if self.kernel == SCREEN:
-            return screen_launches.screen_block_e(tile, self.edits)
-        return tile.block_e("num_samples" in self.uses, "mask_ptr" in self.uses, self.edits)
-
-    def _seen(self, argument: str, value: Any) -> Any:
-        """Return a run-time argument as it is compiled; the weight has the dtype of the line."""
-        if isinstance(value, Pointer):
-            # The 8-bit product stands beside 16-bit weights.
-            of_weight = argument in _WEIGHT_TYPED and self.dtype not in (None, torch.int8)
-            return Pointer(self.dtype if of_weight else value.dtype)  # type: ignore[arg-type]
-        if isinstance(value, int):
-            return 16 if argument.startswith("stride_") else 17
-        return value
+    def greedy(self) -> Launch:
+        """The plain greedy kernel with the same product."""
+        own = {"value_ptr": Pointer(torch.float32), "index_ptr": Pointer(torch.int32)}
+        return _ours(GREEDY, self.launch.named | own)
 
 
 def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
     """Return all kernels on `archs`, the LM head with each of `tiles`."""
-    if missing := package_kernels() - recorded().keys():
-        raise LookupError(f"static report: no step launches {sorted(missing)}; add one")
-    # Kernels that do not touch the weight are as they were recorded.
-    small = (ROW_NOISE, *sorted(package_kernels() - {LM_HEAD, SCREEN}))
-    found = []
-    for arch in archs:
-        found += [*_lm_heads(arch, tiles), *_screens(arch)]
-        found += [Subject(kernel, "", arch) for kernel in small]
-    return found
+    found = [
+        subject
+        for arch in archs
+        for subject in (*_lm_heads(arch, tiles), *_screens(arch), *_small(arch))
+    ]
+    return list(dict.fromkeys(found))
 
 
 def few(archs: Sequence[int]) -> list[Subject]:
@@ -192,32 +97,23 @@ def few(archs: Sequence[int]) -> list[Subject]:
 
     They are a screen on sm_90 and where it has the least shared memory, and on sm_90 all else once.
     """
-    short = rule(64, 0, torch.bfloat16, Gpu("H200", 90, 132))
-    fp32 = rule(64, 0, torch.float32, Gpu())
-    screens = [
-        subject
-        for arch in archs
-        if (size := _SCREENED.get(arch))
-        for subject in _screens(arch)
-        if subject.variant in ("screen", "list") and subject.tile and subject.tile.block_b == size
-    ]
-    once = ("", "push", "everything", "given logits")
-    return [
-        subject
-        for subject in subjects(archs, [(short, torch.bfloat16), (fp32, torch.float32)])
-        if (subject.variant == "plain" and subject.tile == short)
-        or (subject.arch == 90 and subject.variant in once)
-        or subject in screens
-    ]
+    fp32, short = (rule(64, 0, of, Gpu("H200", 90, 132)) for of in (torch.float32, torch.bfloat16))
+    found = {
+        (each.arch, each.launch.kernel, each.variant): each
+        for each in subjects(archs, [(fp32, torch.float32), (short, torch.bfloat16)])
+        if each.variant in ("plain", *_FEW.get(each.arch, ()))
+    }
+    return list(found.values())  # of two that are alike, the last
 
 
-_SCREENED = {90: 16, 86: 64, 89: 64}
-"""The batch tile of the screen that `few` compiles, by architecture."""
+_SCREENED = ("screen", "list")
+_FEW = {90: ("", "push", "everything", "given logits", *_SCREENED), 86: _SCREENED, 89: _SCREENED}
+"""The variants that `few` takes beside the plain one, by architecture."""
 
 
 def lm_head(arch: int, tile: Tile, dtype: torch.dtype) -> Subject:
     """Return the LM head by itself, plain, against its greedy twin."""
-    return Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=True)
+    return _lm_head(arch, "plain", "plain", epilogue=True, tile=tile, dtype=dtype)
 
 
 def package_kernels() -> set[str]:
@@ -230,52 +126,175 @@ def package_kernels() -> set[str]:
     return found
 
 
-def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
-    """Return every tile plain, and some variants.
+def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]]) -> Iterator[Subject]:
+    """Yield every tile plain, and some variants.
 
     At batch tile 64 the LM head also pushes to peers, and there and with the smallest and the
-    largest tile it has every feature.
-
-    fp16 differs from bf16 in the name of the instruction: one tile shows that.
+    largest tile it has every feature. One tile shows that fp16 differs from bf16 in the name of the
+    instruction alone.
     """
-    found = []
-    fit = [(t if d == torch.float32 else fitted(t, _gpu(arch)), d) for t, d in tiles]
+    ends = [rule(rows, 2**20, torch.bfloat16, _ABSENT[arch]) for rows in (1, MAX_BLOCK_B)]
+    fit = [(t if d == torch.float32 else fitted(t, _ABSENT[arch]), d) for t, d in tiles]
     for tile, dtype in dict.fromkeys(fit):
         if dtype == torch.float16 and tile.block_b != 16:
             continue
+        subject = partial(_lm_head, arch, tile=tile, dtype=dtype)
         if dtype == torch.float32:
-            found += [
-                Subject(LM_HEAD, "given logits", arch, dtype, tile, False, uses, _GIVEN)
-                for uses in ((), _EVERYTHING)
-            ]
-        bf16 = dtype == torch.bfloat16
-        at_64 = tile.block_b == 64 and bf16
-        counted = at_64 and arch == 90
-        found.append(Subject(LM_HEAD, "plain", arch, dtype, tile, epilogue=counted))
+            yield subject("given logits", "plain", shape=NONE)
+            yield subject("given logits", *KINDS, shape=NONE, **EVERYTHING)
+        at_64 = tile.block_b == 64 and dtype == torch.bfloat16
+        yield subject("plain", "plain", epilogue=at_64 and arch == 90)
         if at_64:
-            found.append(Subject(LM_HEAD, "push", arch, dtype, tile, uses=_PUSH))
-        largest = fitted(_LARGEST, _gpu(arch))
-        if at_64 or (bf16 and tile in (_SMALLEST, largest)):
-            uses = _EVERYTHING if is_short(tile) else _NO_EDITS
-            odd = {"HIDDEN_SIZE": HIDDEN_SIZE + 8}
-            found.append(Subject(LM_HEAD, "everything", arch, dtype, tile, False, uses, odd))
-        if counted:
-            for name, (uses, constants) in _FEATURES.items():
-                subject = Subject(LM_HEAD, name, arch, dtype, tile, True, uses, constants)
-                if is_short(tile) or not subject.edits:
-                    found.append(subject)
-    return found
+            yield subject("push", "plain", world_size=8)
+        if at_64 or (tile in ends and dtype == torch.bfloat16):
+            kinds = [kind for kind in KINDS if is_short(tile) or kind not in EDITS]
+            every = partial(subject, "everything", *kinds, shape=ODD, **EVERYTHING)
+            found = [every(drafts=drafts).launch for drafts in {False, is_short(tile)}]
+            yield Subject("everything", arch, _fullest(found, LM_HEAD))
+        for name, (kind, options) in _FEATURES.items() if at_64 and arch == 90 else ():
+            if is_short(tile) or kind not in EDITS:
+                yield subject(name, kind, epilogue=True, **options)
 
 
-def _screens(arch: int) -> list[Subject]:
-    """Return the screen with every tile, plain and with every feature, and the LM head after it."""
-    found = []
-    gpu = _gpu(arch)
-    for tile in (screen_launches.screen_tile(size, gpu) for size in screen_launches.SCREEN_TILES):
-        for variant, uses in (("screen", ()), ("screen, everything", _NO_STORE)):
-            found.append(Subject(SCREEN, variant, arch, torch.int8, tile, uses=uses))
-        few, short = (of(tile.block_b, torch.bfloat16, gpu) for of in (list_tile, short_tile))
-        found.append(Subject(LM_HEAD, "list", arch, torch.bfloat16, few, uses=_LIST))
-        uses = (*_LIST, *_NO_STORE, *_PUSH)
-        found.append(Subject(LM_HEAD, "list, everything", arch, torch.bfloat16, short, uses=uses))
-    return found
+def _lm_head(
+    arch: int, variant: str, *kinds: Kind, epilogue: bool = False, **options: Any
+) -> Subject:
+    """Return the LM head in a step whose requests are of these kinds."""
+    return Subject(variant, arch, _fullest(launches(arch, *kinds, **options), LM_HEAD), epilogue)
+
+
+def _screens(arch: int) -> Iterator[Subject]:
+    """Yield the screen with every tile, plain and with every feature, and the LM head after it."""
+    for size in SCREEN_TILES:
+        step, drafts = partial(launches, arch, screening="int8"), size // (NUM_DRAFTS + 1)
+        for more, found in (
+            ("", step("plain", rows=size)),
+            (", everything", step(*CONTROLS, rows=min(size, MAX_SLOTS // 2), **EVERYTHING)),
+            (", drafts, everything", step(*CONTROLS, rows=drafts, drafts=True, **EVERYTHING)),
+        ):
+            for launch in found:
+                if name := {SCREEN: "screen", LM_HEAD: "list"}.get(launch.kernel):
+                    yield Subject(f"{name}{more}", arch, launch)
+
+
+def _small(arch: int) -> Iterator[Subject]:
+    """Yield the kernels that do not touch the weight, one launch of each."""
+    every: list[Launch] = []
+    for options in ({"shape": LARGE}, {"screening": "int8"}, {"world_size": 8}):
+        steps = partial(launches, arch, head=True, **options)
+        every += [*steps(*KINDS, each=True), *steps(*KINDS, each=True, samples=2)]
+        every += steps(*CONTROLS, each=True, drafts=True)
+    kernels = {each.kernel for each in every}
+    if missing := package_kernels() - kernels:
+        raise LookupError(f"static report: no step launches {sorted(missing)}; add one")
+    own = {"BLOCK_B": 64, "num_warps": 4, "num_stages": 1}
+    yield Subject("", arch, _ours(ROW_NOISE, _fullest(every, LM_HEAD).named | own))
+    for kernel in sorted(kernels - {LM_HEAD, SCREEN}):
+        yield Subject("", arch, _fullest(every, kernel))
+
+
+def launches(
+    arch: int,
+    *kinds: Kind,
+    tile: Tile | None = None,
+    rows: int = ROWS,
+    each: bool = False,
+    samples: int | None = None,
+    drafts: bool = False,
+    **options: Any,
+) -> list[Launch]:
+    """Return the launches of a step with requests of these kinds, as a GPU would make them.
+
+    Args:
+        tile: in place of that of the tile table.
+        each: whether there are steps of each kind by itself, too, and masks of the caller.
+        drafts: whether the step verifies drafts, one sample each.
+        options: of `_samplers`.
+    """
+    world, samplers = _samplers(arch, **options)
+    vocab_size, width = world.shards[-1].stop, NUM_DRAFTS + 1 if drafts else 1
+    batches = list(batches_of(kinds, [rows], vocab_size, world.device))[0 if each else -1 :]
+
+    def step(sampler: LMHeadSampler, batch: SamplingBatch) -> None:
+        override_tile(sampler, tile)
+        hidden = sampler.weight.new_zeros(batch.rows, width, sampler.weight.shape[1])
+        if drafts:
+            guessed = torch.zeros(batch.rows, NUM_DRAFTS, dtype=torch.int64)
+            verify(sampler, hidden, guessed, batch, 0)
+        elif hidden.numel():
+            sampler(hidden[:, 0], batch, 0, num_samples=samples)
+        else:
+            logits = sampler.weight.new_zeros(batch.rows, len(sampler.shard))
+            sampler.sample_logits(logits, batch, 0, num_samples=samples)
+
+    with listed() as found, filled():
+        for batch in batches:
+            if each:
+                bits = torch.full((batch.rows * width, -(-vocab_size // 32)), -1, dtype=torch.int32)
+                batch.grammar_bitmask, batch.forced_token_ids = bits, bits[:, 0].long()
+            world.run([partial(step, sampler, batch) for sampler in samplers])
+    return list(dict.fromkeys(_general(launch) for launch in found))
+
+
+@lru_cache(16)  # more than one architecture has
+def _samplers(
+    arch: int,
+    shape: tuple[int, int] = WIDE,
+    dtype: torch.dtype = torch.bfloat16,
+    world_size: int = 1,
+    head: bool = False,
+    **options: Any,
+) -> tuple[VirtualWorld, list[LMHeadSampler]]:
+    """Return the samplers of virtual ranks on a CPU that passes for a GPU.
+
+    Args:
+        head: whether the head has a bias, a scale and a softcap.
+    """
+    weight, gpu, overlap = torch.zeros(shape, dtype=dtype), _ABSENT[arch], arch >= OVERLAP_ARCH
+    world = VirtualWorld(even_shards(len(weight), world_size))
+    samplers = []
+    with (
+        patch.object(construction, "interpreted", lambda: True),
+        patch.object(construction, "kernels_overlap", lambda device: overlap),
+        patch.object(Gpu, "of", lambda device: gpu),
+    ):
+        for shard, group in zip(world.shards, world.ranks, strict=True):
+            own = weight[shard.start : shard.stop]
+            if head:
+                options |= {
+                    "bias": own.new_zeros(len(own)),
+                    "logit_scale": 0.5,
+                    "logit_softcap": 30.0,
+                }
+            samplers.append(make_sampler(own, ROWS, group=group, chunks=CHUNKS, **options))
+    return world, samplers
+
+
+def _ours(kernel: str, known: dict[str, Any]) -> Launch:
+    """Return the launch of a kernel of the benchmarks, with arguments of the LM head."""
+    names = (*Launch(kernel, ()).function.arg_names, "num_warps", "num_stages", "enable_fp_fusion")
+    return Launch(kernel, tuple((name, known[name]) for name in names))
+
+
+def _general(launch: Launch) -> Launch:
+    """Return a launch in which strides are multiples of 16, as in real use, and no other number."""
+    odd = {n: 17 for n, v in launch.arguments if v == 16 and n.islower() and "stride" not in n}
+    return Launch(launch.kernel, tuple((launch.named | odd).items()))
+
+
+def _fullest(found: Iterable[Launch], kernel: str) -> Launch:
+    """Return the launch of a kernel with most tensors, then with the largest constants.
+
+    Where an argument is None there, the value is another launch's.
+    """
+
+    def fullness(launch: Launch) -> tuple[int, list[Any]]:
+        values = launch.named.values()
+        pointers, numbers = ([v for v in values if isinstance(v, kind)] for kind in (Pointer, int))
+        return len(pointers), numbers
+
+    known: dict[str, Any] = {}
+    of_kernel = (launch for launch in found if launch.kernel == kernel)
+    for launch in sorted(of_kernel, key=fullness, reverse=True):
+        known |= {name: value for name, value in launch.arguments if known.get(name) is None}
+    return Launch(kernel, tuple(known.items()))

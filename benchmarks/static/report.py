@@ -29,24 +29,16 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 
 from benchmarks.lab import text
 from benchmarks.lab.problem import DTYPES, tile_text
-from benchmarks.static.aot import GPUS, Binary, compile_all, jitted, programs_per_sm
-from benchmarks.static.builds import (
-    GREEDY,
-    LM_HEAD,
-    ROW_NOISE,
-    Subject,
-    few,
-    lm_head,
-    subjects,
-)
+from benchmarks.static.aot import GPUS, Binary, compile_all, programs_per_sm
+from benchmarks.static.builds import ROW_NOISE, Subject, few, lm_head, subjects
 from benchmarks.static.sass import (
     PIPES,
     early_exit_faults,
@@ -66,166 +58,120 @@ FLASHSAMPLING_EPILOGUE = 104.8
 into a matmul of ours, batch tile 64, sm_90, counted the same way over the same greedy epilogue."""
 
 
-@dataclass
-class Row:
-    """One line of the table.
-
-    Attributes:
-        weight_bytes_in_flight: per SM with the pipeline full: at the wait, when the stage that is
-            multiplied next must have come, and behind it, when the next one has been asked for.
-        instructions: of the whole kernel, each counted once.
-        loop_per_product: of the inner loop, per matrix instruction in it.
-        epilogue: instructions per logit over the greedy kernel, in all and by pipe.
-        faults: requirements that fail.
-    """
-
-    kernel: str
-    variant: str
-    arch: int
-    dtype: str
-    tile: str
-    registers: int
-    stack_bytes: int
-    spills: int
-    matrix: str
-    shared_bytes: int
-    programs_per_sm: int
-    instructions: int
-    loop_per_product: float | None = None
-    weight_bytes_in_flight: tuple[int, int] | None = None
-    epilogue: float | None = None
-    epilogue_by_pipe: dict[str, float] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
+Row = dict[str, Any]
+"""One line of the table by column, with `faults`: requirements that fail."""
 
 
 def report(
     chosen: list[Subject], processes: int = 2, on_done: Callable[[], None] = lambda: None
 ) -> list[Row]:
     """Compile the subjects, and the greedy kernels they are counted against, and judge them."""
-    shapes = {(s.arch, s.dtype, s.tile): s for s in chosen if s.epilogue}
-    builds = [s.build() for s in chosen] + [s.build(GREEDY) for s in shapes.values()]
-    binaries = compile_all(builds, processes, on_done)
-    greedy = dict(zip(shapes, binaries[len(chosen) :], strict=True))
+    greedy = {(s.arch, s.greedy): s for s in chosen if s.epilogue}
+    builds = [(s.launch, s.arch) for s in chosen] + [(launch, arch) for arch, launch in greedy]
+    binaries = dict(zip([*chosen, *greedy], compile_all(builds, processes, on_done), strict=True))
     return [
-        judge(subject, binary, greedy.get((subject.arch, subject.dtype, subject.tile)))
-        for subject, binary in zip(chosen, binaries[: len(chosen)], strict=True)
+        judge(each, binaries[each], binaries[each.arch, each.greedy] if each.epilogue else None)
+        for each in chosen
     ]
 
 
 def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
-    """The row of a compiled subject, with its faults."""
-    gpu, tile = GPUS[subject.arch], subject.tile
-    products = matrix_instructions(binary.loop)
-    row = Row(
-        kernel=subject.kernel.split(":")[1],
-        variant=subject.variant,
-        arch=subject.arch,
-        dtype=DTYPE_NAMES[subject.dtype] if subject.dtype else "",
-        tile=tile_text(tile) if tile else "",
-        registers=binary.registers,
-        stack_bytes=binary.stack_bytes,
-        spills=spills(binary.opcodes),
-        matrix=matrix_instruction(binary.opcodes),
-        shared_bytes=binary.shared_bytes,
-        programs_per_sm=programs_per_sm(binary, subject.num_warps, gpu),
-        instructions=len(binary.opcodes),
-        loop_per_product=len(binary.loop) / products if products else None,
-    )
-    if row.spills or row.stack_bytes:
-        row.faults.append(f"spills: {row.spills} instructions, {row.stack_bytes} bytes of stack")
-    if row.shared_bytes > gpu.program_bytes:
-        row.faults.append(f"shared memory: {row.shared_bytes} of {gpu.program_bytes} bytes")
-    if subject.overlap:
-        row.faults += overlap_faults(binary.opcodes, first=tile is not None, ahead=subject.product)
-    if "row_done_ptr" in jitted(subject.kernel).arg_names:
-        row.faults += early_exit_faults(binary.opcodes)
-    if tile is None or subject.dtype is None:
-        return row
+    """Return the row of a compiled subject, with its faults.
 
-    stage_bytes = tile.block_v * tile.block_d * subject.dtype.itemsize
-    if subject.product:
-        per_stage = row.programs_per_sm * stage_bytes
-        row.weight_bytes_in_flight = (
-            per_stage * (tile.num_stages - 2),
-            per_stage * (tile.num_stages - 1),
-        )
-    integers = subject.dtype == torch.int8
-    expected = gpu.integer_instruction if integers else gpu.matrix_instruction
-    if subject.dtype != torch.float32 and row.matrix != expected:
-        row.faults.append(f"expected {expected} on {gpu.name}, got {row.matrix}")
-    if "inboxes_ptr" in subject.uses:
-        row.faults += push_order_faults(binary.opcodes)
-    if subject.epilogue and greedy is not None:
+    `loop` is of the inner loop, per matrix instruction in it. `at_wait` and `behind` are bytes of
+    weights in flight per SM with the pipeline full: at the wait, when the stage that is multiplied
+    next must have come, and behind it, when the next one has been asked for. `epilogue` is
+    instructions per logit over the greedy kernel, in all and then by pipe.
+    """
+    gpu, tile, launch = GPUS[subject.arch], subject.tile, subject.launch
+    given, faults, products = launch.named, list[str](), matrix_instructions(binary.loop)
+    weight: Any = given.get("weight_ptr") or given.get("copy_ptr")  # or there is no product
+    row: Row = {
+        "kernel": launch.kernel.split(":")[1],
+        "variant": subject.variant,
+        "arch": subject.arch,
+        "dtype": DTYPE_NAMES[weight.dtype] if weight else "",
+        "tile": tile_text(tile) if tile else "",
+        "registers": binary.registers,
+        "stack": binary.stack_bytes,
+        "spills": spills(binary.opcodes),
+        "matrix": matrix_instruction(binary.opcodes),
+        "shared": binary.shared_bytes,
+        "programs_per_sm": programs_per_sm(binary, given.get("num_warps", 4), gpu),
+        "instructions": len(binary.opcodes),
+        "loop": len(binary.loop) / products if products else "",
+        "at_wait": "",
+        "behind": "",
+        "epilogue": "",
+        **dict.fromkeys(PIPES, ""),
+        "faults": faults,
+    }
+    if row["spills"] or row["stack"]:
+        faults.append(f"spills: {row['spills']} instructions, {row['stack']} bytes of stack")
+    if row["shared"] > gpu.program_bytes:
+        faults.append(f"shared memory: {row['shared']} of {gpu.program_bytes} bytes")
+    if given.get("OVERLAP"):
+        faults += overlap_faults(binary.opcodes, first=tile is not None, ahead=bool(weight))
+    if "row_done_ptr" in given:
+        faults += early_exit_faults(binary.opcodes)
+    if given.get("inboxes_ptr") and tile:
+        faults += push_order_faults(binary.opcodes)
+    if tile and weight:
+        per_stage = row["programs_per_sm"] * tile.block_v * tile.block_d * weight.dtype.itemsize
+        row["at_wait"] = per_stage * (tile.num_stages - 2)
+        row["behind"] = per_stage * (tile.num_stages - 1)
+        integers = weight.dtype == torch.int8
+        expected = gpu.integer_instruction if integers else gpu.matrix_instruction
+        if weight.dtype != torch.float32 and row["matrix"] != expected:
+            faults.append(f"expected {expected} on {gpu.name}, got {row['matrix']}")
+    if tile and greedy is not None:
         logits_per_thread = tile.block_v * tile.block_b / (32 * tile.num_warps)
         ours, base = pipe_counts(binary.opcodes), pipe_counts(greedy.opcodes)
-        row.epilogue_by_pipe = {p: (ours[p] - base[p]) / logits_per_thread for p in PIPES}
-        row.epilogue = sum(row.epilogue_by_pipe.values())
-        promised = row.arch == 90 and tile.block_b == 64 and row.variant == "plain"
-        if promised and row.epilogue > MAX_EPILOGUE:
-            row.faults.append(
-                f"epilogue: {row.epilogue:.1f} instructions per logit, at most {MAX_EPILOGUE:.0f}"
+        row |= {pipe: (ours[pipe] - base[pipe]) / logits_per_thread for pipe in PIPES}
+        row["epilogue"] = sum(row[pipe] for pipe in PIPES)
+        promised = row["arch"] == 90 and tile.block_b == 64 and row["variant"] == "plain"
+        if promised and row["epilogue"] > MAX_EPILOGUE:
+            faults.append(
+                f"epilogue: {row['epilogue']:.1f} instructions per logit, "
+                f"at most {MAX_EPILOGUE:.0f}"
             )
     return row
-
-
-HEADERS = [
-    "kernel", "variant", "sm", "dtype", "V×B×D tile", "regs", "stack", "spills", "matrix", "shared",
-    "/SM", "in flight", "loop", "+instr", *PIPES,
-]  # fmt: skip
-
-
-def cells(row: Row) -> list[str]:
-    """A row as text, one cell per header."""
-    flight, epilogue = row.weight_bytes_in_flight, row.epilogue
-    pipes = [f"{row.epilogue_by_pipe[p]:.1f}" if row.epilogue_by_pipe else "" for p in PIPES]
-    return [
-        row.kernel.removesuffix("_kernel"),
-        row.variant,
-        str(row.arch),
-        row.dtype,
-        row.tile,
-        str(row.registers),
-        str(row.stack_bytes),
-        str(row.spills),
-        row.matrix,
-        f"{row.shared_bytes / 1024:.0f}K",
-        str(row.programs_per_sm),
-        "" if flight is None else f"{flight[0] / 1024:.0f}–{flight[1] / 1024:.0f}K",
-        "" if row.loop_per_product is None else f"{row.loop_per_product:.0f}",
-        "" if epilogue is None else f"{epilogue:.1f}",
-        *pipes,
-    ]
 
 
 def print_table(rows: list[Row]) -> None:
     """Print one line per row, in columns."""
     print(
-        "Compiled kernels; loop: SASS of the inner loop per matrix instruction; "
-        "+instr: SASS per logit over a greedy epilogue, then by pipe\n"
+        "Compiled kernels; loop: SASS of the inner loop per matrix instruction; at_wait, behind: "
+        "bytes in flight; epilogue: SASS per logit over a greedy one, then by pipe\n"
     )
-    print(text.table(HEADERS, map(cells, rows), right=5))
+    names = [name for name in rows[0] if name not in ("instructions", "faults")]
+    lines = ([text.cell(row[name]) for name in names] for row in rows)
+    print(text.table(names, lines, right=5))
 
 
 def print_verdict(rows: list[Row]) -> None:
     """The cost of the epilogue beside the published one and that of the rows, then every fault."""
     for row in rows:
-        if row.arch == 90 and row.kernel == LM_HEAD.split(":")[1] and row.epilogue is not None:
+        if row["arch"] == 90 and row["epilogue"] != "":
             print(
-                f"epilogue on sm_90, {row.dtype}, tile {row.tile}, {row.variant}: "
-                f"{row.epilogue:.1f} instructions per logit over greedy"
+                f"epilogue on sm_90, {row['dtype']}, tile {row['tile']}, {row['variant']}: "
+                f"{row['epilogue']:.1f} instructions per logit over greedy"
             )
-        if row.arch == 90 and row.kernel == ROW_NOISE.split(":")[1]:
-            print(f"streams and scales of 64 rows: {row.instructions} instructions per program")
+        if row["arch"] == 90 and row["kernel"] == ROW_NOISE.split(":")[1]:
+            print(f"streams and scales of 64 rows: {row['instructions']} instructions per program")
     print(
         f"published rival at batch tile 64: {FLASHSAMPLING_EPILOGUE} (arXiv 2603.15854, our count)"
     )
     for row in rows:
-        for fault in row.faults:
-            print(f"FAULT {row.kernel} {row.variant} sm_{row.arch} {row.dtype} {row.tile}: {fault}")
-    print("all requirements hold" if not any(row.faults for row in rows) else "requirements fail")
+        where = "{kernel} {variant} sm_{arch} {dtype} {tile}".format(**row)
+        for fault in row["faults"]:
+            print(f"FAULT {where}: {fault}")
+    failed = any(row["faults"] for row in rows)
+    print("requirements fail" if failed else "all requirements hold")
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def main(arguments: list[str] | None = None) -> int:
+    """Compile, print and judge; 1 if a requirement fails, 2 in an interpreting process."""
     parser = argparse.ArgumentParser(prog="static_report", description=__doc__.split("\n")[0])
     parser.add_argument("--arch", type=int, nargs="+", choices=sorted(GPUS), default=sorted(GPUS))
     parser.add_argument(
@@ -237,14 +183,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--few", action="store_true", help="one tile, the other kernels on sm_90")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     parser.add_argument("--processes", type=int, default=2, help="compilers at once (default 2)")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
+    options = parser.parse_args(arguments)
     if triton.knobs.runtime.interpret:
         print("static_report: unset TRITON_INTERPRET; an interpreting process cannot compile")
         return 2
+    torch.set_num_threads(1)  # which suits small tensors; compilers have the cores
     if options.tile:
         tiles = [Tile(*map(int, each.split(","))) for each in options.tile]
         chosen = [lm_head(arch, tile, torch.bfloat16) for arch in options.arch for tile in tiles]
@@ -264,9 +207,9 @@ def main(arguments: list[str] | None = None) -> int:
     print_verdict(rows)
     if options.json:
         versions = {"triton": triton.__version__, "torch": torch.__version__}
-        record = {"versions": versions, "rows": [asdict(row) for row in rows]}
+        record = {"versions": versions, "rows": rows}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
-    return 1 if any(row.faults for row in rows) else 0
+    return 1 if any(row["faults"] for row in rows) else 0
 
 
 if __name__ == "__main__":
