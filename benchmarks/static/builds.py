@@ -277,8 +277,9 @@ def _ours(kernel: str, known: dict[str, Any]) -> Launch:
 
 
 def _general(launch: Launch) -> Launch:
-    """Return a launch in which strides are multiples of 16, as in real use, and no other number."""
-    odd = {n: 17 for n, v in launch.arguments if v == 16 and n.islower() and "stride" not in n}
+    """Return a launch in which strides and the width of states alone are multiples of 16."""
+    numbers = (name for name, value in launch.arguments if value == 16 and name.islower())
+    odd = {name: 17 for name in numbers if "stride" not in name and name != "state_width"}
     return Launch(launch.kernel, tuple((launch.named | odd).items()))
 
 

@@ -162,7 +162,7 @@ _SHORT_TILES = {
     128: Tile(block_v=64, block_b=128, block_d=64, num_warps=8, num_stages=4),
     256: Tile(block_v=64, block_b=256, block_d=64, num_warps=8, num_stages=3),
 }
-# Of sm_80, where the short tile of 64 rows spills with penalties for a list of ids.
+# Before sm_90, where the short tile of 64 rows spills with all controls and other features.
 _EIGHT_WARPS = replace(_SHORT_TILES[64], num_warps=8)
 # For the few ids that a screen has listed: about as many tiles as SMs, so each has an SM to itself
 # and needs all of its shared memory to keep enough bytes under way.
@@ -218,7 +218,7 @@ def fitted(tile: Tile, gpu: Gpu) -> Tile:
     small = 0 < gpu.arch < 90 or 0 < gpu.shared_bytes < 100 * 1024
     if small and tile == _TILES[MAX_BLOCK_B]:
         tile = _TILES[MAX_BLOCK_B // 2]
-    if gpu.arch == 80 and tile == _SHORT_TILES[64]:
+    if 0 < gpu.arch < 90 and tile == _SHORT_TILES[64]:
         tile = _EIGHT_WARPS
     return tile.fitting(gpu, 2 * (tile.block_v + tile.block_b) * tile.block_d)
 
