@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -84,12 +85,8 @@ class Subject:
 
 def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
     """Return all kernels on `archs`, the LM head with each of `tiles`."""
-    found = [
-        subject
-        for arch in archs
-        for subject in (*_lm_heads(arch, tiles), *_screens(arch), *_small(arch))
-    ]
-    return list(dict.fromkeys(found))
+    of_archs = ((*_lm_heads(arch, tiles), *_screens(arch), *_small(arch)) for arch in archs)
+    return list(dict.fromkeys(chain.from_iterable(of_archs)))
 
 
 def few(archs: Sequence[int]) -> list[Subject]:
