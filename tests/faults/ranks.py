@@ -19,6 +19,10 @@ tpsample/core/row_noise.py
     - if os.getpid() != self._process:
     + if False:
     > test_a_forked_child_draws_other_seeds_than_its_parent
+    seeds are drawn on the default device
+    - counted = torch.arange(self.drawn, self.drawn + count, device="cpu")
+    + counted = torch.arange(self.drawn, self.drawn + count)
+    > test_seeds_are_drawn_on_the_host_whatever_the_default_device
 tpsample/exchange/swap.py
     messages of ranks are made on the default device
     - dtype=torch.int64, device="cpu")

@@ -3,6 +3,7 @@
 import multiprocessing
 
 import pytest
+import torch
 
 from tpsample import SamplingBatch, SamplingParams
 from tpsample.core.row_noise import SeedSource
@@ -62,3 +63,9 @@ def test_a_forked_child_draws_other_seeds_than_its_parent():
     for child in children:
         child.join()
     assert len(set(drawn)) == 3
+
+
+def test_seeds_are_drawn_on_the_host_whatever_the_default_device():
+    with torch.device("meta"):
+        drawn = SeedSource(7).draw(300)
+    assert torch.equal(drawn, SeedSource(7).draw(300))
