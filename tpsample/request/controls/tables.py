@@ -105,7 +105,6 @@ class ControlTables(HasViews):
         """Whether a row ever needed its tokens so far, which `append` then counts."""
         return self.has_penalties or self.has_masks
 
-    @ordinary_tensors
     def load(self, slots: Sequence[int], requests: Sequence[Entry]) -> None:
         """Start the state of some slots anew, with one write per table for all of them."""
         params = [each.params for each in requests]
@@ -170,7 +169,6 @@ class ControlTables(HasViews):
         for slot in slots:
             self._requests.pop(slot, None)
 
-    @ordinary_tensors
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count one new token per slot, int64 [B] each; an id outside [0, V), such as -1, is none.
 
