@@ -115,8 +115,8 @@ tpsample/native/products.py
     +         products.values[i] = -3e38
     > screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so
     native: fp32 rows of any width are multiplied as they lie in memory
-    - added = products[of_rows], size % PADDING == 0
-    + added = products[of_rows], size > 0
+    - if size % PADDING != 0 or not len(hidden):
+    + if not len(hidden):
     native: sums that are rounded are said to be exact
     - most <= 2.0**52 * rows.quanta
     + most <= 2.0**82 * rows.quanta

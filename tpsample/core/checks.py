@@ -86,10 +86,9 @@ def fits(
     """
     if not isinstance(value, Tensor) or value.device != device or value.ndim != len(shape):
         return False
-    if value.shape != shape:
-        for expected, size in zip(shape, value.shape, strict=True):
-            if size != expected and not isinstance(expected, str):
-                return False
+    for expected, size in zip(shape, value.shape, strict=True):
+        if size != expected and not isinstance(expected, str):
+            return False
     return value.dtype in dtypes if dtypes else value.is_floating_point()
 
 

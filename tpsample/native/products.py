@@ -165,11 +165,12 @@ def _compiled_add_unconverted_dots(weight, block, first, size, products):
     of_rows = Products._fields.index("hidden" if dtypes[0] == F32 else "bf16")
 
     def add(weight, block, first, size, products):
-        hidden, added = products[of_rows], size % PADDING == 0
-        if added and len(hidden):
-            begin, stride = block.local * weight.stride + first, weight.stride
-            add_dots(hidden, first, weight.numbers, begin, stride, size, block, products)
-        return added and len(hidden) > 0
+        hidden = products[of_rows]
+        if size % PADDING != 0 or not len(hidden):
+            return False
+        begin, stride = block.local * weight.stride + first, weight.stride
+        add_dots(hidden, first, weight.numbers, begin, stride, size, block, products)
+        return True
 
     return add
 
