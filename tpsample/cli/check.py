@@ -20,8 +20,9 @@ from tpsample.sampler import LMHeadSampler
 def told(
     compared: int, differ: int, near_ties: int, same_on_every_rank: bool, world_size: int
 ) -> tuple[str, bool]:
-    """Return one sentence for people, which starts with "same tokens" or does not say so, and
-    whether it does.
+    """Return one sentence for people, and whether all tokens are right.
+
+    The sentence starts with "same tokens" only if they are.
 
     Args:
         compared: tokens looked at.
@@ -41,9 +42,9 @@ def told(
 def check(
     model: Model, record: Record, job: Job, backend: BackendName, on_token: Callable[[], None]
 ) -> tuple[str, bool]:
-    """Sample every token of a record again, and return what is `told`, and whether all are right.
+    """Sample every token of a record again, and return what `told` says of the comparison.
 
-    Collective: the ranks share the tokens out.
+    Collective: each rank samples a share of the tokens.
     """
     weight, bias, head = model.whole_head()
     count = len(record.params)

@@ -84,7 +84,10 @@ class Exchange:
         self.words.zero_()
 
     def _make_views(self, rows: int) -> tuple[list[Tensor], Tensor]:
-        """Return what `begin` and `collect` do; made once, because a view takes a microsecond."""
+        """Return what `begin` and `collect` return of so many rows.
+
+        It is made once, because every view takes the host a microsecond.
+        """
         own = [self._own_words(part)[:rows] for part in range(self.parts)]
         found = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
         return found

@@ -28,6 +28,7 @@ _Launch: TypeAlias = tuple[tuple[int], dict[str, Any]]
 """Grid and arguments of a launch, as far as they do not change from step to step."""
 
 _OFF = control_arguments(None)
+"""The arguments of a step without request controls."""
 
 
 class TritonBackend(Backend):

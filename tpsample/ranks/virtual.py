@@ -104,7 +104,7 @@ class VirtualWorld:
         try:
             with ThreadPoolExecutor(len(bodies)) as threads:
                 futures = [threads.submit(in_turn, *each) for each in enumerate(bodies)]
-            for future in futures:  # an error of its own comes before those that it brought about
+            for future in futures:  # an error is raised before the broken barriers it has caused
                 if not isinstance(future.exception(), threading.BrokenBarrierError):
                     future.result()
             return [future.result() for future in futures]
@@ -112,7 +112,11 @@ class VirtualWorld:
             self.running = False
 
     def gather(self, rank: int, own: Tensor | None) -> list[Tensor]:
-        """Wait for all ranks, and return what each handed in, in rank order; None at the end."""
+        """Wait for all ranks, and return what each handed in, in rank order.
+
+        Args:
+            own: what this rank hands in; None if its body has ended.
+        """
         self._own[rank] = own
         self._turn.release()
         try:
@@ -122,7 +126,11 @@ class VirtualWorld:
         return self._all
 
     def _share(self) -> None:
-        """Let every rank have what all handed in, once the last of them has."""
+        """Keep what all ranks have handed in, as the last of them meets the others.
+
+        Raises:
+            RuntimeError: some ranks have ended, and others go on.
+        """
         self._all = [own for own in self._own if own is not None]
         if self._all and len(self._all) < len(self._own):
             raise RuntimeError("virtual ranks: they did not make the same calls")

@@ -128,9 +128,9 @@ class Selection(HasViews, StepBatch):
         return self._scratch.pick(name, table, self._index)
 
     def _pick_any(self, name: str, table: Tensor) -> Tensor:
-        """Return what a table [n, …] holds for each row; any slot's where the row is not drawn.
+        """Return what a table [n, …] holds for each row; the last slot's if a row is not drawn.
 
-        Slots that are drawn are below n, which is at least 1, in the masks of a batch as well.
+        The slot of a row that is drawn is below n. A mask may have fewer rows than there are slots.
         """
         inside = self._scratch.take("inside", torch.int64, self.rows)
         torch.clamp(self._index, max=len(table) - 1, out=inside)
