@@ -101,11 +101,6 @@ class SampleOutput:
             names = ", ".join(field.name for field in fields(self))
             raise AttributeError(f"SampleOutput has no {name!r}; it has {names}")
 
-    @property
-    def num_samples(self) -> int:
-        """How many tokens were drawn per row."""
-        return 1 if self.token_ids.ndim == 1 else self.token_ids.shape[1]
-
     def name_undrawn(self, rows: Tensor, bad: Tensor) -> None:
         """Write -1 and a status where a row was not drawn.
 

@@ -87,13 +87,20 @@ class Steps(Sealed):
                 view.note_step(call.positions)
                 view = view.read()
             out = SampleOutput.empty(view.seed, num_samples) if out is None else out
-            return self.begin(inputs, view, call.positions, out)
+            return self.begin(inputs, view, call.positions, out, call.num_samples)
 
-    def begin(self, inputs: Inputs, batch: BatchView, positions: Tensor, out: SampleOutput) -> Step:
+    def begin(
+        self,
+        inputs: Inputs,
+        batch: BatchView,
+        positions: Tensor,
+        out: SampleOutput,
+        num_samples: int = 1,
+    ) -> Step:
         """Compute this rank's words of a call that is settled, and hand them to the exchange."""
         hidden_states, local_logits = inputs.rows()
-        samples, exchange = out.num_samples, self.exchange
-        step = self.local.prepare(hidden_states, batch, positions, samples, out, local_logits)
+        exchange = self.exchange
+        step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
         if capturing(self.weight.device):
             self._captured.append(step)
         if num_words := out.token_ids.numel():
@@ -133,7 +140,9 @@ class Steps(Sealed):
                     finish_logits(self._stored(step), step, self.ranks, carried)
                 if step.batch.undrawn is not None:
                     out.name_undrawn(*step.batch.undrawn)
-                self._desync.add(step.noise.positions, out, step.hidden_states)
+                self._desync.last = step.noise.positions, out.seeds, out.token_ids
+                if self._desync.every:
+                    self._desync.count(step.hidden_states)
         return out
 
     def _stored(self, step: Step) -> ShardLogits:
@@ -273,4 +282,4 @@ class Steps(Sealed):
 
     def forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""
-        self._desync.forget_step()
+        self._desync.last = None

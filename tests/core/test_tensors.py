@@ -7,7 +7,6 @@ import torch
 import tpsample.agreement.desync
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.core.tensors import Scratch
-from tpsample.output import SampleOutput
 from tpsample.ranks.process import ranks_of
 
 
@@ -30,13 +29,11 @@ def test_what_is_outgrown_stays_and_is_no_more_than_what_is_used():
 
 def test_a_step_that_is_captured_is_counted_and_not_compared(monkeypatch):
     detector = DesyncDetector(1, ranks_of(None), torch.device("cpu"))
-    out = SampleOutput.empty(torch.tensor([7]), None)
-    out.seeds = torch.tensor([7])
-    out.token_ids.fill_(3)
     hidden_states = torch.zeros(1, 2)
+    detector.last = torch.tensor([0]), torch.tensor([7]), torch.tensor([3])
     monkeypatch.setattr(tpsample.agreement.desync, "capturing", lambda device: True)
-    detector.add(torch.tensor([0]), out, hidden_states)
+    detector.count(hidden_states)
     assert int(detector._digest) != 0
     monkeypatch.setattr(tpsample.agreement.desync, "capturing", lambda device: False)
-    detector.add(torch.tensor([1]), out, hidden_states)  # compares, and begins anew
+    detector.count(hidden_states)  # compares, and begins anew
     assert int(detector._digest) == 0

@@ -19,9 +19,8 @@ tpsample/request/controls/tables.py
     > test_a_mask_may_be_assigned_under_inference_mode
 tpsample/request/batch.py
     a plan outlives its rows
-    - self._plans = {}
-    -         if
-    + if
+    - self._last_positions, self._plans = None, {}
+    + self._last_positions = None
     > test_mixtures_on_one_rank[mixed]
     one request for all rows loses its prompt
     - [single] * num_rows

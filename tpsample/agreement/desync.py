@@ -23,7 +23,6 @@ from torch import Tensor
 from tpsample.core.digest import column_factors, digest_rows, mix, sum_rows
 from tpsample.core.tensors import capturing
 from tpsample.errors import Desync
-from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks, each_rank
 
 
@@ -32,6 +31,9 @@ class DesyncDetector:
 
     Args:
         every: steps after which ranks compare. 0 is only when asked, and then the last step alone.
+
+    Attributes:
+        last: positions, seeds and token ids of the last step; None if it is let go of.
     """
 
     def __init__(self, every: int, ranks: Ranks, device: torch.device) -> None:
@@ -41,27 +43,21 @@ class DesyncDetector:
         self._ranks = ranks
         with torch.inference_mode(False):
             self._digest = torch.zeros((), dtype=torch.int64, device=device)
-        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        self.last: tuple[Tensor, Tensor, Tensor] | None = None
         self._steps = 0
 
-    def add(self, positions: Tensor, out: SampleOutput, hidden_states: Tensor) -> None:
-        """Count a step in. Waits only if it is time to compare, hidden states of this step too.
+    def count(self, hidden_states: Tensor) -> None:
+        """Count the last step in. Waits only if it is time to compare, its hidden states too.
 
         Raises:
             Desync: ranks were compared, and differ.
         """
-        self._last = (positions, out.seeds, out.token_ids)
-        if self.every == 0:
-            return
-        self._digest.copy_(mix(self._digest + step_digest(*self._last)))
+        assert self.last is not None
+        self._digest.copy_(mix(self._digest + step_digest(*self.last)))
         self._steps += 1
         # While a CUDA graph is captured the host may not wait, and replays do not pass here.
         if self._steps >= self.every and not capturing(self._digest.device):
             self.compare(hidden_states)
-
-    def forget_step(self) -> None:
-        """Let go of the tensors of the last step."""
-        self._last = None
 
     def compare(self, hidden_states: Tensor | None = None) -> None:
         """Compare with the other ranks, hidden states [n, D] as well if they are given. Collective.
@@ -69,8 +65,8 @@ class DesyncDetector:
         Raises:
             Desync: ranks differ; it names those that differ from most.
         """
-        if self.every == 0 and self._last is not None:
-            self._digest.copy_(step_digest(*self._last))
+        if self.every == 0 and self.last is not None:
+            self._digest.copy_(step_digest(*self.last))
         given = torch.zeros_like(self._digest)
         if hidden_states is not None:
             factors = column_factors(hidden_states.shape[1], hidden_states.device)
@@ -91,7 +87,7 @@ class DesyncDetector:
     def reset(self) -> None:
         """Forget the steps so far; on all ranks."""
         self._digest.zero_()
-        self._last, self._steps = None, 0
+        self.last, self._steps = None, 0
 
 
 def _require_equal(digests: list[int], did: str) -> None:

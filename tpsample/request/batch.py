@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from tpsample.request.batch_checks import (
     request_list,
 )
 from tpsample.request.changing_rows import ChangingRows
-from tpsample.request.entries import NO_REQUEST, WAITING, Entry
+from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, WAITING, Entry
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import Selection
@@ -59,7 +60,8 @@ class SamplingBatch(ChangingRows):
         """Put requests into a new table. `from_params`, `of_slots` and `over` make batches."""
         self._options = options  # kept_cap and fixed_rounds
         self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
-        self._selects = False
+        self._selects = self._needs_append = False
+        self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         super().__init__(table)
         self._arrange(list(range(len(entries))), entries)
@@ -139,6 +141,11 @@ class SamplingBatch(ChangingRows):
             f"SamplingBatch({self.rows} rows of at most {self.max_rows}, "
             f"vocab_size={self.vocab_size}, on {self.device})"
         )
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        """How many rows the batch has, B."""
+        return self._table.row_seed.shape[0]
 
     @property
     def plan(self) -> BatchPlan:
@@ -230,6 +237,21 @@ class SamplingBatch(ChangingRows):
             setattr(repeated, name, mask)
         return repeated
 
+    def note_step(self, positions: Tensor) -> None:
+        """Warn once if rows look at their output, and a step at later positions comes without the
+        tokens of the one before. A step at the same ones may be a trial; on a GPU none is known."""
+        if not self._needs_append or not positions.is_cpu:
+            return
+        last, self._last_positions = self._last_positions, positions.detach().clone()
+        if last is not None and len(last) == len(positions) and bool((positions > last).all()):
+            self._needs_append = False
+            warnings.warn(
+                "batch: a step at later positions, and no token was appended since the last one, "
+                "so penalties, bad_words and min_tokens do not see it; call "
+                "batch.append(out.token_ids) after each step",
+                stacklevel=4,
+            )
+
     @property
     def has_controls(self) -> bool:
         """Whether rows have penalties or constraints."""
@@ -264,7 +286,7 @@ class SamplingBatch(ChangingRows):
 
     @ordinary_tensors
     def _changed(self) -> None:
-        super()._changed()
-        self._plans = {}
+        self._needs_append = bool(self._table.flagged(NEEDS_APPEND))
+        self._last_positions, self._plans = None, {}
         if not self._selects:
             _ = self.plan  # now, because a step that is captured can send nothing to the device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -14,7 +14,7 @@ from tpsample.request.batch_checks import (
     check_requests,
     check_rows,
 )
-from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, STATE, Entry
+from tpsample.request.entries import NO_REQUEST, STATE, Entry
 from tpsample.request.params import SamplingParams
 from tpsample.request.step_batch import StepBatch
 from tpsample.request.table import RequestTable
@@ -33,13 +33,6 @@ class ChangingRows(StepBatch):
         super().__init__(table)
         self.max_rows = table.slots
         self._single: Entry | None = None
-        self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
-        self._needs_append = False
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        """How many rows the batch has, B."""
-        return self._table.row_seed.shape[0]
 
     @property
     def temperature(self) -> Tensor:
@@ -195,21 +188,6 @@ class ChangingRows(StepBatch):
         rows = list(dict.fromkeys(check_rows("free", slots, self.rows)))
         self._load(rows, [Entry.of(NO_REQUEST, self.vocab_size)] * len(rows))
 
-    def note_step(self, positions: Tensor) -> None:
-        """Warn once if rows look at their output, and a step at later positions comes without the
-        tokens of the one before. A step at the same ones may be a trial; on a GPU none is known."""
-        if not self._needs_append or not positions.is_cpu:
-            return
-        last, self._last_positions = self._last_positions, positions.detach().clone()
-        if last is not None and len(last) == len(positions) and bool((positions > last).all()):
-            self._needs_append = False
-            warnings.warn(
-                "batch: a step at later positions, and no token was appended since the last one, "
-                "so penalties, bad_words and min_tokens do not see it; call "
-                "batch.append(out.token_ids) after each step",
-                stacklevel=4,
-            )
-
     def _state_slots(self) -> Tensor:
         return self._table.numbers[STATE, : self.rows]
 
@@ -229,10 +207,9 @@ class ChangingRows(StepBatch):
         self._table.arrange(order, joining)
         self._changed()
 
+    @abstractmethod
     def _changed(self) -> None:
         """Note what follows from the rows as they are now."""
-        self._needs_append = bool(self._table.flagged(NEEDS_APPEND))
-        self._last_positions = None
 
     def _require_list(self, method: str) -> None:
         """Raise a ValueError if the rows share one request, so that none can change alone."""

@@ -193,8 +193,7 @@ class BatchPlan:
         return digest_text(self.text)
 
 
-@dataclass(frozen=True, eq=False)
-class BatchView:
+class BatchView(NamedTuple):
     """The rows that a step reads: those of a batch, or each once per drafted position.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -138,7 +137,7 @@ class StepBatch(Sealed, ABC):
         if view.controls is None:
             return view
         controls = view.controls.after_drafts(draft_token_ids.to(torch.int32))
-        return replace(view, controls=controls)
+        return view._replace(controls=controls)
 
     def append(self, token_ids: Tensor) -> None:
         """Count the tokens of a step as output of its rows, on the device.

@@ -27,8 +27,6 @@ because the stopping place of a block already depended on the old ones.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -160,7 +158,7 @@ def verify_by_ratio(
         draft: [B, K, V_local], the drafter's logits; None if the drafts were certain.
     """
     num_rows, width = drafts.shape
-    batch = replace(batch, plan=batch.plan.storing_every_row)
+    batch = batch._replace(plan=batch.plan.storing_every_row)
     # A draw of every row, because it tells the row's status.
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
     step = sampler.begin(inputs, batch, at, out)
