@@ -44,11 +44,11 @@ tpsample/request/filters.py
     + by_top_k &= True
     > test_which_rows_need_few_logits
     min_p is taken off the total though it comes last
-    - -math.inf if last else log_min_p
+    - -math.inf if request.filter_order == "min_p_last" else log_min_p
     + log_min_p
     > test_the_kept_set_is_the_oracles
     rows with ties go by top words
-    - if top_k <= MAX_TOP_WORDS and request.ties == "exact":
+    - if top_k <= MAX_TOP_WORDS and not keep_ties:
     + if top_k <= MAX_TOP_WORDS:
     > logits/test_filters.py::test_tokens_are_the_oracles[0-1]
     as many rows are taken for all in order

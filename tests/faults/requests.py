@@ -41,6 +41,10 @@ tpsample/request/batch.py
     + if False:
     > test_a_step_of_all_slots_is_refused_while_one_is_empty
 tpsample/request/table.py
+    the rows of a plan read the columns of other slots
+    - its = [slots[row] for row in padded_rows]
+    + its = padded_rows
+    > test_slots_that_a_host_reads_have_the_plan_of_their_requests
     a joining row takes the request of another
     - joining[old - count] for slot
     + joining[0] for slot
@@ -148,10 +152,14 @@ tpsample/request/selection.py
     - shared = () if self._batch is self else (self._batch, self._table)
     + shared = (self._batch, self._table)
     > test_a_copy_of_an_engines_batch_lives_by_itself[copy]
-    a step over slots searches decided rows on a CPU, too
-    - fixed_rounds=not readable(self.device),
-    + fixed_rounds=True,
+    a step over slots on a CPU does all that any slot may need
+    - if readable(self.device):
+    + if False:
     > test_a_cpu_searches_no_row_that_is_decided
+    a selection of a CPU keeps the plan of other slots
+    - if self._planned is None or self._planned[0] != (table.version, entries):
+    + if self._planned is None:
+    > test_slots_that_a_host_reads_have_the_plan_of_their_requests
     a message advises what nobody tried
     - of {out.rows}"
     + of {out.rows}; leave it out"
@@ -175,6 +183,10 @@ tpsample/core/tensors.py
     + with torch.no_grad():
     > test_mixtures_on_one_rank[controls]
 tpsample/request/engine_tensors.py
+    the filters of an engine's tensors are read of other slots
+    - RowFilter.of_columns(self.numbers[:COLUMNS, slots],
+    + RowFilter.of_columns(self.numbers[:COLUMNS, : len(slots)],
+    > test_slots_that_a_host_reads_have_the_filters_of_the_tensors
     ranks do not compare the order of filters of an engine's tensors
     - {"needs": needs, "filter_order": self._order, **read}
     + {"needs": needs, **read}

@@ -133,6 +133,20 @@ def test_masks_of_all_rows_and_of_slots_bind():
     assert torch.equal(sampler(hidden_states[:, 0], batch, 1).token_ids, expected)
 
 
+def test_slots_that_a_host_reads_have_the_filters_of_the_tensors():
+    its = tensors(9)
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    rows, slots = batch.select(torch.tensor([5, -1, 0])), [5, 0]
+    for _ in range(2):
+        its["top_k"][5], its["top_p"][0] = its["top_k"][5] + 2, 0.25
+        filters = rows.view(3).plan.filters
+        found = zip(filters.row_list, filters.kinds, strict=True)
+        assert {row: (kind.top_k, kind.top_p) for row, kind in found} == {
+            row: (its["top_k"][slot] if its["top_k"][slot] > 0 else V, its["top_p"][slot].item())
+            for row, slot in zip([0, 2], slots, strict=True)
+        }
+
+
 def test_a_draft_at_an_infinite_temperature_is_one():
     its = {"temperature": torch.full((2,), torch.inf), "seed": torch.arange(2)}
     batch, logits = SamplingBatch.over(vocab_size=V, **its), torch.zeros(2, V)

@@ -76,7 +76,8 @@ def test_a_step_over_slots_allocates_nothing(name):
     assert len(operators.made) > 9
 
 
-def test_what_a_step_reads_of_slots_with_filters_allocates_nothing():
+def test_what_a_gpu_reads_of_slots_with_filters_allocates_nothing(monkeypatch):
+    monkeypatch.setattr("tpsample.core.tensors.READ_ON", ())
     batch = slots_of(FILTERS)
     rows, others = batch.select(SLOTS), SLOTS.flip(0)
     rows.view(6)

@@ -210,8 +210,43 @@ def test_a_cpu_searches_no_row_that_is_decided(monkeypatch):
     assert searched == [1, 4]
 
 
-def test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens():
+def test_slots_that_a_host_reads_have_the_plan_of_their_requests():
+    """Whatever the other slots need, and whatever an earlier selection was of."""
+    batch, rows = SamplingBatch.of_slots(6, vocab_size=V), None
+    kinds: list[dict[str, Any]] = [
+        {"top_p": 0.9},
+        {"logprob_token_ids": [3, 4]},
+        {"top_k": 3, "logprobs": 1},
+        {},
+        {"min_p": 0.2, "temperature": 0.5},
+    ]
+    params = [SamplingParams(seed=i, **kind) for i, kind in enumerate(kinds)]
+    batch.put(range(5), params)
+    for chosen in ([4, -1, 0, 3], [2, 1, 5, 0], [0, 1, 2, 3], [3, -1, 3, 5]):
+        rows = batch.select(torch.tensor(chosen), out=rows)
+        plan, none = rows.view(4).plan, SamplingParams(temperature=0.0, seed=0)
+        first = {slot: row for row, slot in reversed(list(enumerate(chosen))) if 0 <= slot < 5}
+        its = [params[s] if first.get(s) == row else none for row, s in enumerate(chosen)]
+        expected = SamplingBatch.from_params(its, vocab_size=V).plan
+        assert (plan.filters is None) == (expected.filters is None)
+        if expected.filters is not None:
+            assert plan.filters.row_list == expected.filters.row_list
+            assert plan.filters.kinds == expected.filters.kinds
+            assert torch.equal(plan.filters.columns[:8], expected.filters.columns[:8])
+        assert (plan.logprobs is None) == (expected.logprobs is None)
+        if expected.logprobs is not None:
+            width = expected.logprobs.chosen.shape[1]
+            assert plan.logprobs.row_list == expected.logprobs.row_list
+            assert plan.logprobs.top_of.tolist() == expected.logprobs.top_of.tolist()
+            assert torch.equal(plan.logprobs.chosen[:, :width], expected.logprobs.chosen)
+            # As many columns as any slot needs, as where the host does not read the slots.
+            assert (plan.logprobs.top, plan.logprobs.chosen.shape[1]) == (1, 2)
+        assert plan.stored_list == expected.stored_list
+
+
+def test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens(monkeypatch):
     """Also by its way: requests with top_k alone would take one exchange."""
+    monkeypatch.setattr("tpsample.core.tensors.READ_ON", ())
     batch = SamplingBatch.of_slots(3, vocab_size=V)
     batch.put([0, 2], [SamplingParams(seed=5, top_k=2), SamplingParams(seed=6)])
     logits = torch.zeros(16, V)  # equal, so that few tokens are among the first two

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -100,7 +101,12 @@ class Story:
                 return
             rows, undrawn, selection = self.its.select()
         self.its.assign_masks()
-        self._sample_rows(rows, selection, undrawn)
+        if self.pick.random() < 0.5:
+            self._sample_rows(rows, selection, undrawn)
+        else:
+            self.note("slots that the host does not read, as on a GPU")
+            with patch("tpsample.core.tensors.READ_ON", ()):
+                self._sample_rows(rows, selection, undrawn)
         self.its.fill()
 
     def _refused(self, rows: Any, way_out: str) -> None:

@@ -152,7 +152,8 @@ class SamplingBatch(ChangingRows):
         """The plan of a step of all rows. If the batch is used through selections, it is made
         when it is read, because a selection has a plan of its own."""
         if 1 not in self._plans:
-            self._plans[1] = self._table.plan(**self._options)
+            entries = self._table.entries
+            self._plans[1] = self._table.plan(range(self.rows), entries, **self._options)
         return self._plans[1]
 
     def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
@@ -274,7 +275,9 @@ class SamplingBatch(ChangingRows):
         if times == 1:
             return BatchView(temperature, seed, self.plan, self._controls())
         if times not in self._plans:  # kept sets are those of a step
-            self._plans[times] = self._table.plan(times, **self._options | {"kept_cap": None})
+            slots = [slot for slot in range(self.rows) for _ in range(times)]
+            rows = slots, self._table.entries_of(slots)
+            self._plans[times] = self._table.plan(*rows, **self._options | {"kept_cap": None})
         temperature, seed = (x.repeat_interleave(times) for x in (temperature, seed))
         return BatchView(temperature, seed, self._plans[times], self._controls())
 

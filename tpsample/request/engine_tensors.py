@@ -1,6 +1,6 @@
 """A batch over parameters that an engine keeps on the device itself, read in place at every step.
 
-The host sees no value, so it cannot refuse one. Whatever a tensor holds, a row means
+No value is refused: on a GPU the host sees none. Whatever a tensor holds, a row means
 
     temperature    below 1e-5, negative or NaN: greedy; above 2^100: 2^100
     top_k          below 1 or from V on: off
@@ -15,6 +15,7 @@ the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -24,8 +25,8 @@ from torch import Tensor
 from tpsample.core.checks import INDICES, check_choice, check_tensor
 from tpsample.core.tensors import columns_of
 from tpsample.request.batch_checks import check_sizes
-from tpsample.request.entries import GATE, OPEN
-from tpsample.request.filters import COLUMNS, Way, keeps_all
+from tpsample.request.entries import FILTERED, GATE, NO_REQUEST, OPEN, Entry
+from tpsample.request.filters import COLUMNS, RowFilter, Way, keeps_all
 from tpsample.request.params import FilterOrder
 from tpsample.request.plan import BatchPlan
 from tpsample.request.selection import Selection
@@ -122,6 +123,12 @@ class EngineTensors(RequestTable):
                 of_total.copy_(log_min_p)
         if self._may_go_by_threshold:
             by_threshold.copy_((top_k < self.vocab_size) & (top_p < 1))
+
+    def entries_of(self, slots: Sequence[int]) -> list[Entry]:
+        none = Entry.of(NO_REQUEST, self.vocab_size)
+        kinds = RowFilter.of_columns(self.numbers[:COLUMNS, slots], self.vocab_size)
+        flags = [FILTERED * each.takes_some(self.vocab_size) for each in kinds]
+        return [none._replace(filters=f, flags=g) for f, g in zip(kinds, flags, strict=True)]
 
 
 class TensorBatch(Selection):

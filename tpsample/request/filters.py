@@ -49,16 +49,26 @@ class RowFilter(NamedTuple):
         if request.greedy or not (top_k < vocab_size or request.top_p < 1 or request.min_p > 0):
             return keeps_all(vocab_size)  # the argmax of a greedy row is always kept
         log_min_p = math.log(request.min_p) if request.min_p > 0 else -math.inf
-        last = request.filter_order == "min_p_last"
-        return RowFilter(
-            top_k,
-            request.top_p,
-            log_min_p,
-            -math.inf if last else log_min_p,
-            request.ties == "keep",
-            request.filter_order == "joint",
-            _way(request, top_k, vocab_size),
-        )
+        of_total = -math.inf if request.filter_order == "min_p_last" else log_min_p
+        bits = request.ties == "keep", request.filter_order == "joint"
+        way = _way(top_k, request.top_p, *bits, vocab_size)
+        return RowFilter(top_k, request.top_p, log_min_p, of_total, *bits, way)
+
+    @staticmethod
+    def of_columns(columns: Tensor, vocab_size: int) -> list[RowFilter]:
+        """Return the filters of rows, int64 [COLUMNS, F] as they are `packed`, on a CPU."""
+        reals = columns[1:4].contiguous().view(torch.float64).tolist()
+        top_k, *_, keep_ties, joint = columns[:6].tolist()
+        found = []
+        for k, p, least, of_total, *bits in zip(top_k, *reals, keep_ties, joint, strict=True):
+            ties, of_all = map(bool, bits)
+            way = _way(k, p, ties, of_all, vocab_size)
+            found.append(RowFilter(k, p, least, of_total, ties, of_all, way))
+        return found
+
+    def takes_some(self, vocab_size: int) -> bool:
+        """Return whether it can take a token away."""
+        return self.top_k < vocab_size or self.top_p < 1 or self.log_min_p > -math.inf
 
     def packed(self) -> bytes:
         """Return what a device reads of it: `COLUMNS` numbers of 8 bytes."""
@@ -229,10 +239,10 @@ def lists_all(index: list[int], count: int) -> bool:
     return index == list(range(count))
 
 
-def _way(request: SamplingParams, top_k: int, vocab_size: int) -> Way:
+def _way(top_k: int, top_p: float, keep_ties: bool, joint: bool, vocab_size: int) -> Way:
     # Without top_k there are no first k tokens, and a joint top_p is a share of all tokens.
-    if top_k == vocab_size or (request.top_p < 1 and request.filter_order == "joint"):
+    if top_k == vocab_size or (top_p < 1 and joint):
         return Way.REJECTION
-    if top_k <= MAX_TOP_WORDS and request.ties == "exact":
+    if top_k <= MAX_TOP_WORDS and not keep_ties:
         return Way.TOP_WORDS
-    return Way.THRESHOLD if request.top_p < 1 else Way.REJECTION
+    return Way.THRESHOLD if top_p < 1 else Way.REJECTION

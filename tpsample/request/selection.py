@@ -4,9 +4,10 @@
     out = sampler(hidden_states, rows, positions)
     rows.append(out.token_ids)
 
-The host never reads the slots. A CUDA graph captured from `select` to `append` serves other slots,
-and requests that came since, when it is replayed. Outside a graph a selection is of the batch as it
-was when `select` was called: after a request joined, left, moved or changed, it is refused.
+On a GPU the host never reads the slots. A CUDA graph captured from `select` to `append` serves
+other slots, and requests that came since, when it is replayed. Outside a graph a selection is of
+the batch as it was when `select` was called: after a request joined, left, moved or changed, it is
+refused.
 
 A row is not drawn, and no state moves for it, if
 
@@ -29,7 +30,7 @@ from torch import Tensor
 from tpsample.core.checks import INDICES, check_tensor
 from tpsample.core.tensors import ALIGNED, HasViews, Scratch, ordinary_tensors, readable
 from tpsample.request.controls.apply import ControlRows
-from tpsample.request.entries import ASKS, STATE, TOP
+from tpsample.request.entries import ASKS, STATE, TOP, Entry
 from tpsample.request.filters import LogprobRows, RowFilters, keeps_all
 from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.step_batch import StepBatch
@@ -58,6 +59,8 @@ class Selection(HasViews, StepBatch):
         self._scratch = Scratch(self.device)
         self._numbers = torch.arange(num_rows, device=self.device)
         self._stored_numbers = self._numbers.to(torch.int32)
+        # On a CPU: the last plan, and what it was made of.
+        self._planned: tuple[tuple[int, list[Entry]], BatchPlan] | None = None
         # The slot that each row reads, S if it is not drawn.
         self._padded = self._numbers.new_zeros(num_rows + -num_rows % ALIGNED)
         none = torch.zeros_like(self._numbers, dtype=torch.bool)
@@ -193,12 +196,20 @@ class Selection(HasViews, StepBatch):
 
     def _plan_that_stores(self) -> BatchPlan:
         """Return the plan of rows that may have filters or logprobs."""
+        table = self._table
+        table.follow_filters()
+        if readable(self.device):
+            slots = self._index.tolist()
+            entries = table.entries_of(slots)
+            if self._planned is None or self._planned[0] != (table.version, entries):
+                self._planned = (table.version, entries), table.plan(slots, entries)
+            return self._planned[1]
         return BatchPlan(
             self.rows,
             self.vocab_size,
             self.device,
             *self._filtered(),
-            fixed_rounds=not readable(self.device),
+            fixed_rounds=True,
             stores_all=True,
             numbers=(self._numbers, self._stored_numbers),
         )
@@ -206,7 +217,6 @@ class Selection(HasViews, StepBatch):
     def _filtered(self) -> tuple[RowFilters | None, LogprobRows | None]:
         """Return the filters and logprobs of all rows, None where no slot has some."""
         table, filters, rows = self._table, None, self._numbers
-        table.follow_filters()
         (asked, top, in_processed_mode), every = table.asked, list(range(self.rows))
         numbers = self._scratch.pick("numbers", table.numbers, self._padded, dim=1)
         if asked:

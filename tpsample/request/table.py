@@ -1,10 +1,10 @@
 """The requests of a batch by slot, on the host and on the device.
 
-The rows of a step are an index into this table. Either they are the slots in use, in order, which
-the host knows. Or a tensor names them, which the host never reads (`tpsample.request.selection`).
-Then the host cannot know their requests, so the step does all that any slot may need: if one slot
-has a filter, every row is sampled as a row with filters, and a row without any keeps all of its
-tokens. The same holds for logprobs. The tokens are the same in both cases.
+The rows of a step are an index into this table. Either the host knows it: they are the slots in
+use, in order, or a tensor on a CPU names them. Or a tensor on a GPU does, which the host never
+reads (`tpsample.request.selection`). Then the host cannot know their requests, so the step does all
+that any slot may need: if one slot has a filter, every row is sampled as a row with filters, and a
+row without any keeps all of its tokens. The same holds for logprobs. The tokens are the same.
 
 All integers of a slot lie in one tensor, so one operation writes a request, and one reads the rows
 of a step. The tensors keep their place in memory as requests come and go, so a captured CUDA graph
@@ -103,8 +103,7 @@ class RequestTable(HasViews):
 
     def flagged(self, flag: int) -> list[int]:
         """Return the slots with a flag."""
-        has = self._flags.translate(_HAS[flag])
-        return list(compress(range(len(has)), has)) if 1 in has else []
+        return _flagged(self._flags, flag)
 
     @ordinary_tensors
     def arrange(self, order: list[int], joining: Sequence[Entry]) -> None:
@@ -203,44 +202,45 @@ class RequestTable(HasViews):
             self.controls = ControlTables(self.slots, self.vocab_size, self.device)
         return self.controls
 
-    def plan(self, times: int = 1, **options: Any) -> BatchPlan:
-        """Return the plan of a step of all slots in use, in order.
+    def entries_of(self, slots: Sequence[int]) -> list[Entry]:
+        """Return the entries of slots; that of S, which is no slot, has no request."""
+        none = Entry.of(NO_REQUEST, self.vocab_size)
+        known = self.entries + [none] * (self.slots + 1 - len(self.entries))
+        return [known[slot] for slot in slots]
+
+    def plan(self, slots: Sequence[int], entries: Sequence[Entry], **options: Any) -> BatchPlan:
+        """Return the plan of a step whose rows read these slots.
 
         Args:
-            times: how often each slot stands in a row.
+            entries: the `entries_of` the slots.
             options: kept_cap and fixed_rounds of `BatchPlan`.
         """
         filters = logprobs = None
-        if slots := self.flagged(FILTERED):
-            slots, rows, index, _, columns = self._columns(slots, times)
-            filters = RowFilters(index, rows, columns, [_FILTERS(self.entries[i]) for i in slots])
-        if slots := self.flagged(ASKS_LOGPROBS):
-            slots, rows, index, of_slot, columns = self._columns(slots, times)
-            its = [self.entries[slot] for slot in slots]
-            width = max(len(each.params.logprob_token_ids or ()) for each in its)
+        flags = bytes(map(_FLAGS, entries)) if self.stores_logits else b""
+        if rows := _flagged(flags, FILTERED):
+            index, _, columns = self._columns(rows, slots)
+            filters = RowFilters(index, rows, columns, [_FILTERS(entries[row]) for row in rows])
+        if rows := _flagged(flags, ASKS_LOGPROBS):
+            index, of_slot, columns = self._columns(rows, slots)
+            asking = [self.entries[slot].params for slot in self.flagged(ASKS_LOGPROBS)]
+            width = max(len(each.logprob_token_ids or ()) for each in asking)
             chosen = self.chosen.index_select(0, of_slot)[:, :width]
-            top, modes = max(each.top for each in its), [each.processed for each in its]
+            top, modes = self.asked[1], [entries[row].processed for row in rows]
             bits = columns[ASKS:TOP, : len(rows)] != 0
             logprobs = LogprobRows(
                 rows, index, top, columns[TOP, : len(rows)], chosen, modes, *bits[1:]
             )
-        requests = tuple(map(_PARAMS, self.entries))
-        count, of_batch = times * len(requests), (self.vocab_size, self.device)
-        return BatchPlan(count, *of_batch, filters, logprobs, requests, **options)
+        requests = tuple(map(_PARAMS, entries))
+        of_batch = len(requests), self.vocab_size, self.device
+        return BatchPlan(*of_batch, filters, logprobs, requests, **options)
 
-    def _columns(
-        self, slots: list[int], times: int
-    ) -> tuple[list[int], list[int], Tensor, Tensor, Tensor]:
-        """Return the slots and rows of a plan, as lists, rows and slots as tensors, and the numbers
-        up to the gate, as `columns_of` pads them."""
-        rows = slots
-        if times > 1:
-            rows = [slot * times + i for slot in slots for i in range(times)]
-            slots = [slot for slot in slots for _ in range(times)]
-        padding = slots[:1] * (-len(rows) % ALIGNED)
-        index, of_slot = tensors_of(rows, slots + padding, device=self.device)
-        columns = self.numbers[:GATE].index_select(1, of_slot)
-        return slots, rows, index, of_slot[: len(rows)], columns
+    def _columns(self, rows: list[int], slots: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return some rows and their slots as tensors, and the numbers of the slots up to the gate,
+        as `columns_of` pads them."""
+        padded_rows = rows + rows[:1] * (-len(rows) % ALIGNED)
+        its = [slots[row] for row in padded_rows]
+        index, of_slot = tensors_of(rows, its, device=self.device)
+        return index, of_slot[: len(rows)], self.numbers[:GATE].index_select(1, of_slot)
 
     @property
     def asked(self) -> tuple[set[RowFilter], int, bool]:
@@ -274,3 +274,9 @@ class RequestTable(HasViews):
 
     def follow_filters(self) -> None:
         """Write the filters that are another's as they are now."""
+
+
+def _flagged(flags: bytes, flag: int) -> list[int]:
+    """Return the places of the flags that have this one."""
+    has = flags.translate(_HAS[flag])
+    return list(compress(range(len(has)), has)) if 1 in has else []
