@@ -29,6 +29,17 @@ def test_a_mask_may_be_assigned_under_inference_mode():
     assert torch.equal(*tokens)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("screening", [None, "int8"])
+def test_a_sampler_may_be_built_and_called_under_autocast(dtype, screening):
+    hidden_states, weight = (each.to(dtype) for each in head(2))
+    batch = SamplingBatch.from_params(plain(2), vocab_size=V)
+    expected = LMHeadSampler(weight, screening=screening)(hidden_states, batch, 0).token_ids
+    with torch.autocast("cpu", torch.bfloat16):
+        found = LMHeadSampler(weight, screening=screening)(hidden_states, batch, 0).token_ids
+    assert torch.equal(found, expected)
+
+
 def test_steps_with_gradients_leave_nothing_behind():
     """A model's own weight requires a gradient; the graph of a step must not outlive it."""
     hidden_states, weight = head(4)

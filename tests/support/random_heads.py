@@ -84,10 +84,11 @@ class ModelHead:
             for whole in (self.weight, self.bias)
         )
         if pick.random() < 0.5:  # rows behind the shard, which must not be seen
-            weight, bias = (
-                None if own is None else torch.cat([own, torch.full_like(own[:1], torch.nan)])
-                for own in (weight, bias)
-            )
+            with torch.autocast("cpu", enabled=False):  # in which torch joins no fp16
+                weight, bias = (
+                    None if own is None else torch.cat([own, torch.full_like(own[:1], torch.nan)])
+                    for own in (weight, bias)
+                )
         return LMHeadSampler(
             weight.requires_grad_(pick.random() < 0.3 or gradients),
             vocab_size=self.size,
