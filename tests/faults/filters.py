@@ -63,7 +63,7 @@ tpsample/logits/kept_sets.py
     the threshold renormalises joint rows
     - total_cut = torch.where(filters.joint, 0, top_k_cut)
     + total_cut = top_k_cut
-    > test_the_threshold_decides_what_the_rejection_cannot[hot-joint]
+    > test_sampling_by_an_explicit_threshold_is_the_same[zipf]
     a kept set at its cap overflows
     - fits = sizes <= cap
     + fits = sizes < cap

@@ -86,13 +86,15 @@ tpsample/request/controls/apply.py
     drafts are not penalised
     - history = history + 2 * counted.T.to(torch.int32)
     + history = history + 0
-    > test_mixtures_on_one_rank[texts]
+    > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
     repetition divides negative logits
     - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     + scaled = logits / repetition
+    > test_mixtures_on_one_rank[texts]
     drafts are not of the length of the output
     - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
     + length = tables.length[slots]
+    > test_the_mask_kernel_is_its_twin
     min_tokens empties a row
     - held_back &= (others != 0).any(dim=1)
     + pass
@@ -218,7 +220,7 @@ tpsample/request/as_json.py
     changes lose the tokens so far
     - where, tokens = f"changes: {name}", (prompts, outputs)
     + where, tokens = f"changes: {name}", (prompts, None)
-    > test_what_one_rank_knows_reaches_the_batches_of_all[0]
+    > test_tokens_so_far_arrive
 tpsample/request/step.py
     the hidden states keep their gradient
     - rows = self.given.detach()

@@ -80,6 +80,20 @@ def test_what_one_rank_knows_reaches_the_batches_of_all(src):
             row.output.append(token_id)
 
 
+def test_tokens_so_far_arrive():
+    """The prompt of one request and the output of the other forbid the likeliest token."""
+    changes, batch = Changes(), SamplingBatch.of_slots(2, vocab_size=V)
+    params = [
+        SamplingParams(temperature=0.0, repetition_penalty=2.0),
+        SamplingParams(temperature=0.0, bad_words=[[7, 3]]),
+    ]
+    changes.put([0, 1], params, prompt_token_ids=[[3], []], output_token_ids=[[], [5, 7]])
+    sampler, logits = sampler_of(), torch.zeros(2, V)
+    logits[:, 3], logits[:, 4] = 9.0, 5.0
+    sampler.broadcast(batch, changes)
+    assert sampler.sample_logits(logits, batch, 2).token_ids.tolist() == [4, 4]
+
+
 def test_rows_are_arranged_and_requests_arrive_as_they_were():
     changes, batch = Changes(), SamplingBatch.from_params([], vocab_size=V, max_rows=4)
     rich = SamplingParams(
