@@ -35,33 +35,36 @@ print("[1]")
 
 
 class Clock:
-    """A time that goes a hundred times as fast while somebody sleeps."""
+    """A time that goes a hundred times as fast while somebody sleeps and a file is there."""
 
-    def __init__(self):
-        self.now = 0.0
+    def __init__(self, file: Path) -> None:
+        self.now, self.file = 0.0, file
 
     def time(self):
         return self.now
 
     def sleep(self, seconds):
         time.sleep(seconds)
-        self.now += 100 * seconds
+        self.now += seconds * (100 if self.file.exists() else 1)
 
 
 @pytest.fixture
-def pretended(monkeypatch):
-    """Sections that run the code they are given; none of them is real."""
+def pretended(monkeypatch, tmp_path):
+    """Sections that run the code they are given; none of them is real. The clock is fast only
+    while one `hangs`, because a busy machine takes a while to start it."""
+    at_work = tmp_path / "at work"
+
+    def command(part, *_):
+        at_work.unlink(missing_ok=True)
+        each = set_code.codes
+        return [sys.executable, "-c", each.get(part.split(":")[0], each[None])]
 
     def set_code(code, name=None):
-        each = set_code.codes
-        each[name] = code
-        monkeypatch.setattr(
-            check,
-            "command_of",
-            lambda part, *_: [sys.executable, "-c", each.get(part.split(":")[0], each[None])],
-        )
+        set_code.codes[name] = code
+        monkeypatch.setattr(check, "command_of", command)
 
-    set_code.codes = {}
+    set_code.codes, set_code.clock = {}, Clock(at_work)
+    set_code.hangs = f"\nopen({str(at_work)!r}, 'w')\ntime.sleep(60)"
     set_code(TELLS)
     return set_code
 
@@ -87,8 +90,8 @@ def test_facts_are_told_beside_what_libraries_print(capsys):
 
 def test_every_section_that_is_too_slow_leaves_what_it_found(pretended, tmp_path, monkeypatch):
     """Each hangs once it has found something, until the clock of the run is over."""
-    monkeypatch.setattr(check, "time", Clock())
-    pretended(TELLS + "time.sleep(60)")
+    monkeypatch.setattr(check, "time", pretended.clock)
+    pretended(TELLS + pretended.hangs)
     names = list(SECTIONS)
     ending = check.Ending(TOTAL_SECONDS)
     assert check.run_all(names, _record(tmp_path), ending) == 1
@@ -154,8 +157,8 @@ def test_a_benchmark_whose_result_cannot_be_written_measures_and_tells_every_row
 def test_the_page_of_a_killed_benchmark_says_so(pretended, tmp_path, monkeypatch):
     folder = tmp_path / "filters-cpu"
     execute(BENCHMARKS["ceilings"], Run.small(batches=(2,), repeats=1), folder / RESULT)
-    monkeypatch.setattr(check, "time", Clock())
-    pretended(TELLS + f"tell({{'folder': {folder.name!r}}})\ntime.sleep(60)")
+    monkeypatch.setattr(check, "time", pretended.clock)
+    pretended(TELLS + f"tell({{'folder': {folder.name!r}}})" + pretended.hangs)
     check.run_all(["filters"], _record(tmp_path), check.Ending(45))
     assert "The section failed: not done in 45 s" in (folder / PAGE).read_text()
 
