@@ -53,7 +53,9 @@ class Inputs(NamedTuple):
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, D] and logits [B, V_local]; D is 0, or there are no logits."""
-        rows = self.given.detach()
+        rows = self.given
+        if rows.requires_grad:  # no step has a gradient
+            rows = rows.detach()
         if rows.ndim > 2:
             rows = rows.flatten(0, -2)
         return (rows[:, :0], rows) if self.are_logits else (rows, None)
