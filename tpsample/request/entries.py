@@ -6,7 +6,7 @@ import struct
 from typing import NamedTuple
 
 from tpsample.noise import signed64
-from tpsample.request.filters import COLUMNS, RowFilter, keeps_all
+from tpsample.request.filters import COLUMNS, RowFilter
 from tpsample.request.params import SamplingParams
 
 ASKS, PROCESSED, AS_LOGITS, TOP, GATE, SEED, STATE = range(COLUMNS, COLUMNS + 7)
@@ -79,7 +79,7 @@ def _known(params: SamplingParams, vocab_size: int) -> tuple[RowFilter, int, int
     top = params.logprobs or 0
     top = vocab_size if top == -1 else min(top, vocab_size)
     flags = (
-        FILTERED * (filters != keeps_all(vocab_size))
+        FILTERED * filters.takes_some(vocab_size)
         | ASKS_LOGPROBS * params.asks_logprobs
         | UNSEEDED * (params.seed is None)
         | EMPTY * empty

@@ -46,17 +46,22 @@ class RowFilter(NamedTuple):
     def of(request: SamplingParams, vocab_size: int) -> RowFilter:
         """Return the filters of a request, `keeps_all` if it has none."""
         top_k = vocab_size if request.top_k < 1 else min(request.top_k, vocab_size)
-        if request.greedy or not (top_k < vocab_size or request.top_p < 1 or request.min_p > 0):
-            return keeps_all(vocab_size)  # the argmax of a greedy row is always kept
         log_min_p = math.log(request.min_p) if request.min_p > 0 else -math.inf
         of_total = -math.inf if request.filter_order == "min_p_last" else log_min_p
         bits = request.ties == "keep", request.filter_order == "joint"
         way = _way(top_k, request.top_p, *bits, vocab_size)
-        return RowFilter(top_k, request.top_p, log_min_p, of_total, *bits, way)
+        found = RowFilter(top_k, request.top_p, log_min_p, of_total, *bits, way)
+        # The argmax of a greedy row is always kept.
+        takes_some = found.takes_some(vocab_size) and not request.greedy
+        return found if takes_some else keeps_all(vocab_size)
 
     @staticmethod
     def of_columns(columns: Tensor, vocab_size: int) -> list[RowFilter]:
-        """Return the filters of rows, int64 [COLUMNS, F] as they are `packed`, on a CPU."""
+        """Return the filter of each row, from the numbers that a device reads of them.
+
+        Args:
+            columns: int64 [COLUMNS, F] on a CPU; column r has the numbers of `packed` of row r.
+        """
         reals = columns[1:4].contiguous().view(torch.float64).tolist()
         top_k, *_, keep_ties, joint = columns[:6].tolist()
         found = []
@@ -67,7 +72,7 @@ class RowFilter(NamedTuple):
         return found
 
     def takes_some(self, vocab_size: int) -> bool:
-        """Return whether it can take a token away."""
+        """Return whether top_k, top_p or min_p is on, so that the row may lose tokens."""
         return self.top_k < vocab_size or self.top_p < 1 or self.log_min_p > -math.inf
 
     def packed(self) -> bytes:

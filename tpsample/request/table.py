@@ -212,7 +212,7 @@ class RequestTable(HasViews):
         """Return the plan of a step whose rows read these slots.
 
         Args:
-            entries: the `entries_of` the slots.
+            entries: those of the slots, as `entries_of` returns them.
             options: kept_cap and fixed_rounds of `BatchPlan`.
         """
         filters = logprobs = None
@@ -235,8 +235,8 @@ class RequestTable(HasViews):
         return BatchPlan(*of_batch, filters, logprobs, requests, **options)
 
     def _columns(self, rows: list[int], slots: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return some rows and their slots as tensors, and the numbers of the slots up to the gate,
-        as `columns_of` pads them."""
+        """Return the indices of some rows, the slots that they read, and the numbers of these slots
+        before the gate. The numbers are padded as those of `columns_of` are."""
         padded_rows = rows + rows[:1] * (-len(rows) % ALIGNED)
         its = [slots[row] for row in padded_rows]
         index, of_slot = tensors_of(rows, its, device=self.device)
@@ -277,6 +277,6 @@ class RequestTable(HasViews):
 
 
 def _flagged(flags: bytes, flag: int) -> list[int]:
-    """Return the places of the flags that have this one."""
+    """Return the indices of the bytes in which a flag is set."""
     has = flags.translate(_HAS[flag])
     return list(compress(range(len(has)), has)) if 1 in has else []
