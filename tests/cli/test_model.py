@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.ranks import run_ranks
 from tpsample.cli import model as model_module
 from tpsample.distributed import Job
 
@@ -24,6 +25,18 @@ def test_hidden_states_are_those_that_the_head_is_given(tiny: Path) -> None:
     assert torch.equal(plain, model.causal_lm.base_model(ids).last_hidden_state)
     model.causal_lm.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],))
     assert torch.equal(model.hidden_states(ids)[0], 2 * plain)
+
+
+def _saved_by(tiny: Path, folder: Path) -> list[str]:
+    model = model_module.load(str(tiny), Job(), torch.float32).causal_lm
+    own = folder / str(torch.distributed.get_rank())
+    model_module.save_on_any_rank(model, own)
+    return sorted(file.name for file in own.iterdir())
+
+
+def test_each_rank_of_a_job_can_write_a_model(tiny: Path, tmp_path: Path) -> None:
+    found = run_ranks(2, _saved_by, tiny, tmp_path)
+    assert found[0] == found[1] and {"config.json", "model.safetensors"} <= set(found[1])
 
 
 class TestBundledCache:

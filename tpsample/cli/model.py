@@ -212,6 +212,12 @@ def convert_gguf(gguf_folder: Path, folder: Path) -> Path:
     del read.config.quantization_config
     fresh = AutoModelForCausalLM.from_config(read.config, dtype=torch.bfloat16)
     fresh.load_state_dict(read.state_dict())
-    fresh.save_pretrained(folder)
+    save_on_any_rank(fresh, folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
     return folder
+
+
+def save_on_any_rank(causal_lm: Any, folder: Path) -> None:
+    """Write a whole model, whichever rank calls. In a job transformers lets rank 0 alone write."""
+    causal_lm.should_save_on_this_rank = lambda is_main_process: True
+    causal_lm.save_pretrained(folder)
