@@ -65,7 +65,9 @@ class Job(Place):
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order. JSON must be able to carry it. Collective."""
-        return [record["value"] for record in ranks_of(None).gather({"value": value})]
+        ranks = ranks_of(None)
+        ranks.begin_call("gather")
+        return [record["value"] for record in ranks.gather({"value": value})]
 
 
 @contextmanager

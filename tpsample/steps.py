@@ -16,7 +16,6 @@ from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
-from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import capturing, readable
 from tpsample.core.word import NO_TOKEN
@@ -260,10 +259,8 @@ class Steps(Sealed):
                 refused one are made.
             UnsupportedParameter: (a ValueError) several ranks have no process group.
         """
-        self.checks.ready()
-        check_int("src", src, 0, self.ranks.world_size - 1)
-        self.ranks.require_group("broadcast")
         with self.agreement:
+            self.agreement.settle(self.checks.broadcast, src)
             known = changes.as_json() if isinstance(changes, Changes) else None
             record = {"changes": known, "got": type(changes).__name__}
             record = self.ranks.broadcast(record, src)

@@ -67,6 +67,25 @@ tpsample/request/controls/token_state.py
     -     def __init__(
     +     def __init__(
     > test_mixtures_on_one_rank[controls]
+tpsample/exchange/swap.py
+    a message has room for its own sampler's alone
+    - if self._inboxes[0].room < self.ranks.shared.longest:
+    + if False:
+    > test_samplers_called_in_another_order_raise_on_every_rank[5000]
+tpsample/ranks/roll_call.py
+    ranks that wait in different samplers are lost
+    - self._require_one_sampler(silent)
+    + pass
+    > test_samplers_with_connections_of_their_own_are_told_apart_once_they_waited[collective]
+    a sampler that nobody built is counted
+    - _built[self._group] -= 1
+    + pass
+    > test_what_else_is_collective_beside_a_step_raises_on_every_rank
+tpsample/agreement/construction.py
+    a sampler is built beside a step
+    - ranks.begin_call("building a sampler")
+    + pass
+    > test_what_else_is_collective_beside_a_step_raises_on_every_rank
 tpsample/core/vocab_shard.py
     the last shard ends behind the vocabulary
     - min((rank + 1) * rows, vocab_size))
@@ -161,6 +180,14 @@ tpsample/agreement/step.py
     - "call": self.name,
     + "call": "",
     > test_another_call_on_one_rank_raises_the_same_on_every_rank
+    ranks do not compare which sampler it is
+    - "sampler": sampler,
+    + "sampler": 0,
+    > test_samplers_called_in_another_order_raise_on_every_rank
+    a call left half done stops its own sampler alone
+    - self._left or ranks.shared.left
+    + self._left
+    > test_a_step_left_half_done_holds_up_the_other_samplers_of_its_group
     ranks do not compare drafts
     - "token_ids": self.token_ids}
     + "token_ids": None}

@@ -71,6 +71,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     # --- ranks
     "test_a_virtual_rank_alone_refuses_filters_before_it_waits": ("have no process group",),
     "test_a_rank_that_fails_inside_a_step_says_why": ("on every rank first",),
+    "test_samplers_with_connections_of_their_own_are_told_apart_once_they_waited": (
+        "call reset() of both",
+    ),
     "test_a_rank_that_stays_away_is_named_and_reset_recovers": ("{}. If all ranks live",),
     "test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it": (
         "does not answer either",

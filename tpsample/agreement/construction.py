@@ -56,8 +56,10 @@ def agree(group: object, **given: Any) -> Settings:
         record = _record(given, backend)
     except (TypeError, ValueError) as wrong:
         error = error or wrong
+    ranks.begin_call("building a sampler")
     records = gather_or_raise(ranks, record, error)
     require_equal([r["same"] for r in records])
+    ranks.shared.make_room(given["max_rows"])
     rows = [r["weight_rows"] for r in records]
     if given["shard"] is None:
         check_sliced(given["vocab_size"], rows, [r["weight"] for r in records])

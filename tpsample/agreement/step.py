@@ -26,7 +26,8 @@ from tpsample.core.row_noise import SeedSource
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.swap import SwapExchange
-from tpsample.ranks.ranks import SAME, Ranks, gather_or_raise, require_equal
+from tpsample.ranks.ranks import SAME, SAME_CALL, Ranks, gather_or_raise, require_equal
+from tpsample.ranks.roll_call import SAME_SAMPLER
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step_batch import StepBatch
@@ -51,14 +52,18 @@ class Call(NamedTuple):
     num_samples: int = 1
     token_ids: Tensor | None = None
 
-    def parts(self, seeds_drawn: int) -> dict[str, Any]:
+    def parts(self, sampler: int, step: int, seeds_drawn: int) -> dict[str, Any]:
         """Return all that decides the result, by name, in the order in which a difference is told.
 
         Args:
+            sampler: its number among those of its group.
+            step: the number of the sampler's step before this call.
             seeds_drawn: how many seeds this rank has drawn for rows without one.
         """
         found: dict[str, Any] = {
             "call": self.name,
+            "sampler": sampler,
+            "step": step,
             "hidden_states rows": self.rows,
             "num_samples": self.num_samples,
         }
@@ -105,6 +110,7 @@ class StepAgreement:
     def reset(self) -> None:
         """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
         self._left: str | None = None
+        self._ranks.shared.left = None
         # A call that is not yet compared, or the error in its place, and which step was before it.
         self._open: tuple[Call | None, Exception | None, int] | None = None
         if self._swap is not None:
@@ -126,14 +132,15 @@ class StepAgreement:
             Exception: `check` raised it, on a rank alone or without a process group.
         """
         ranks, swap = self._ranks, self._swap
-        if self._left is not None:
-            raise RankMismatch(f"{self._left}; call reset() on every rank first")
+        # Another sampler may have left a call half done, over the same connections.
+        if (left := self._left or ranks.shared.left) is not None:
+            raise RankMismatch(f"{left}; call reset() on every rank first")
         call, error = None, None
         digest = 1
         try:
             call = check(*arguments)
             if swap is not None:
-                parts = call.parts(self._seeds.drawn)
+                parts = self._parts(call, swap.ranks.roll.step)
                 digest = digest_text(str({name: _digest(part) for name, part in parts.items()}))
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
@@ -173,19 +180,24 @@ class StepAgreement:
         if self._swap.agrees() and error is None:
             return
         try:
-            parts = {} if call is None else call.parts(self._seeds.drawn)
+            parts = {} if call is None else self._parts(call, step_before)
             texts = {name: _text(part) for name, part in parts.items()}
             require_equal(gather_or_raise(self._ranks, texts, error), _EXPECTED)
             raise RankMismatch(f"batch: {SAME}, got other parts of it")
         finally:  # no rank takes this step
             self._swap.ranks.roll.step = step_before
 
+    def _parts(self, call: Call, step: int | None) -> dict[str, Any]:
+        """Return what decides the result of a call that follows a step."""
+        assert self._swap is not None and step is not None
+        return call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
+
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may wait, that this rank is not in the step with them."""
         roll = self._ranks.roll
         if roll is not None and self._ranks.world_size > 1:
             roll.say(text, refused=refused)
-            self._left = text
+            self._left = self._ranks.shared.left = text
 
 
 def _digest(part: Any) -> object:
@@ -196,7 +208,8 @@ def _digest(part: Any) -> object:
 
 
 _EXPECTED = {
-    "call": "every rank must make the same call",
+    "call": SAME_CALL,
+    "sampler": SAME_SAMPLER,
     "rows without a seed": f"{SAME}, and so must be how many seeds were drawn before",
     "positions": f"{SAME}; a rank that skipped a step has others",
     "tokens so far": f"{SAME}, by digest; every rank appends the same tokens as often",

@@ -3,10 +3,10 @@
     message   int64 [1 + rows + …]: the digest of the call (`tpsample.agreement.step`), the words,
               and what the rank sends first of its filtered rows
 
-Every call begins with such a message, if need be without words. A receiver has room for the
-longest, so ranks whose calls have other sizes, or are other calls, still receive each other's, and
-all see from the digests that their calls differ. A swap takes two one-way latencies for any number
-of ranks and rows: gloo tells the sender that there is room, then the message travels.
+Every call begins with such a message, if need be without words. A receiver has room for the longest
+of any sampler. So ranks whose calls or samplers differ still receive each other's, and all see from
+the digests that they do. A swap takes two one-way latencies for any number of ranks and rows: gloo
+tells the sender that there is room, then the message travels.
 
 A message has room for CARRIED more integers than words; more of them are gathered by themselves.
 
@@ -26,10 +26,8 @@ from torch import Tensor
 
 from tpsample.exchange.base import Exchange
 from tpsample.ranks.process import ProcessRanks
+from tpsample.ranks.ranks import CARRIED
 from tpsample.settings import Settings
-
-CARRIED = 2**12
-"""32 KB: top_k = 64 in 64 rows, or the candidates of top_p in 240 rows."""
 
 
 class SwapExchange(Exchange):
@@ -46,8 +44,7 @@ class SwapExchange(Exchange):
     def _make_inboxes(self) -> None:
         self._next: list[Tensor] = []
         self._sent: list[Tensor] = []
-        room = CARRIED if self.carries else 0
-        self._inboxes = [_Inbox(group, self.max_rows, room) for group in self.levels]
+        self._inboxes = [_Inbox(group, self.max_rows) for group in self.levels]
         self.words = self._inboxes[-1].words.unsqueeze(0)
         self._views.clear()
         self._rows: int | None = None
@@ -62,6 +59,8 @@ class SwapExchange(Exchange):
 
     def bring(self, digest: int) -> None:
         """Send a digest of this call, which is not 0, with the words that follow."""
+        if self._inboxes[0].room < self.ranks.shared.longest:  # a larger sampler was built
+            self._make_inboxes()
         self._inboxes[0].digests[0] = digest
 
     def carry(self, tensors: Sequence[Tensor]) -> None:
@@ -121,11 +120,13 @@ class SwapExchange(Exchange):
 class _Inbox:
     """Messages of the ranks of a group: this rank's own, then those of its peers."""
 
-    def __init__(self, ranks: ProcessRanks, max_rows: int, room: int) -> None:
+    def __init__(self, ranks: ProcessRanks, max_rows: int) -> None:
         self._ranks = ranks
-        shape = ranks.world_size, 1 + max_rows + room
-        self._messages = torch.zeros(shape, dtype=torch.int64, device="cpu")
+        self.room = ranks.shared.longest
+        shape = ranks.world_size, self.room
+        self._messages = torch.empty(shape, dtype=torch.int64, device="cpu")
         self.digests, self.words = self._messages[:, 0], self._messages[:, 1 : 1 + max_rows]
+        self._messages[:, : 1 + max_rows].zero_()
         self._work: dist.Work | None = None
 
     def start(self, rows: int, *more: Tensor) -> None:

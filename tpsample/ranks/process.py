@@ -14,11 +14,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.ranks.ranks import Ranks
+from tpsample.core.digest import digest_text
+from tpsample.errors import RankMismatch
+from tpsample.ranks.ranks import SAME_CALL, Ranks, Shared, gather_or_raise, require_equal
 from tpsample.ranks.roll_call import RollCall
 
 ALONE = "alone"
 """The `group` of a rank that samples by itself, whatever job it is in."""
+
+_shared: WeakKeyDictionary[dist.ProcessGroup, Shared] = WeakKeyDictionary()
 
 
 class ProcessRanks(Ranks):
@@ -44,6 +48,7 @@ class ProcessRanks(Ranks):
         name: str = "all",
     ) -> None:
         self.group = group
+        self.shared = _shared.setdefault(group, Shared())
         of_group = dist.get_rank(group)
         everybody = range(dist.get_world_size(group))
         self._members = tuple(everybody if members is None else members)
@@ -88,6 +93,21 @@ class ProcessRanks(Ranks):
     @property
     def can_exchange_tensors(self) -> bool:
         return True
+
+    def begin_call(self, call: str) -> None:
+        """Send a digest of the call, as the first message of every other call has one."""
+        if self._backend == dist.Backend.NCCL or self.world_size == 1:
+            return
+        if self.shared.left is not None:
+            raise RankMismatch(f"{self.shared.left}; call reset() on every rank first")
+        shape = self.world_size, self.shared.longest
+        messages = torch.empty(shape, dtype=torch.int64, device="cpu")
+        messages[0, 0] = digest_text(call)
+        self.wait(self.start_swap(messages, messages[0, :1]), messages)
+        if len(set(messages[:, 0].tolist())) == 1:
+            return
+        self.roll.forget()
+        require_equal(gather_or_raise(self, {"call": call}, None), {"call": SAME_CALL})
 
     def broadcast(self, record: dict[str, Any], src: int) -> dict[str, Any]:
         """Sum the length and the bytes of a JSON text, to which the others add zeros."""
@@ -160,10 +180,10 @@ class ProcessRanks(Ranks):
         """Begin to send integers to every peer, and to receive theirs. `wait` ends it.
 
         Args:
-            messages: int64 [W, n] on a CPU. The peers' messages come into all rows but the first,
-                in rank order.
-            own: this rank's message. Those of the peers may be shorter or longer, up to n, because
-                gloo receives what comes if there is room for it.
+            messages: int64 [W, `shared.longest`] on a CPU. The peers' messages come into all rows
+                but the first, in rank order.
+            own: this rank's message. Those of the peers may be shorter or longer, because gloo
+                receives what comes if there is room for it, and else ends the process.
         """
         if self.world_size == 1:
             return None

@@ -44,6 +44,29 @@ class Counters:
         }
 
 
+CARRIED = 2**12
+"""Integers that a message may carry beside words: 32 KB, which are top_k = 64 in 64 rows, or the
+candidates of top_p in 240 rows."""
+
+
+@dataclass
+class Shared:
+    """The state that the samplers of a process group share on this rank, as its connections.
+
+    Attributes:
+        longest: numbers of the longest message that begins a call of any of them. There is always
+            room for so many, because the peer may have called another sampler.
+        left: why a call was left half done; until a reset, no sampler goes on.
+    """
+
+    longest: int = 1
+    left: str | None = None
+
+    def make_room(self, max_rows: int) -> None:
+        """Let there be room for the messages of a sampler with so many rows."""
+        self.longest = max(self.longest, 1 + max_rows + CARRIED)
+
+
 _ONE_PACKET = 1024
 """Bytes that one packet of a network carries, together with the headers."""
 
@@ -70,6 +93,11 @@ class Ranks:
     def counters(self) -> Counters:
         """The events that these ranks' sampler has counted on this rank."""
         return Counters()
+
+    @cached_property
+    def shared(self) -> Shared:
+        """The state that samplers over the same connections share."""
+        return Shared()
 
     def require_group(self, needed_by: str = "top_k, top_p, min_p, logprobs") -> None:
         """Check that these ranks can exchange integers, as `needed_by` must.
@@ -129,6 +157,13 @@ class Ranks:
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
         """Reduce in place. Collective."""
 
+    def begin_call(self, call: str) -> None:
+        """Make sure that every rank makes this call, before it exchanges anything. Collective.
+
+        Raises:
+            RankMismatch: another rank makes another call; it raises the same.
+        """
+
     def renew(self) -> None:
         """Begin anew after a failure. Collective."""
 
@@ -154,6 +189,7 @@ def gather_or_raise(
 
 
 SAME = "must be the same on every rank"
+SAME_CALL = "every rank must make the same call"
 
 
 def require_equal(

@@ -9,6 +9,10 @@ while all goes well. A store that does not answer within GRACE_S is lost itself.
     <prefix>/here/<rank>   the step in which this rank gave up, and whom its device did not hear
     <prefix>/said/<rank>   why this rank left a step by itself
     <prefix>/anew/<rank>   this rank is ready to begin anew, under the next prefix
+    waits/<rank>           the sampler in which this rank gave up last, whichever that is, and when
+
+A sampler that was reset, or that has two levels, has connections of its own. Ranks that call
+different ones wait for each other in vain, and find out so by `waits`.
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ a rank ends within two seconds of its timeout."""
 _SLICE = timedelta(seconds=0.25)
 _MAX_RETRY_S = 120.0  # the longest that Linux waits before TCP sends again
 _MAX_TEXT = 1000
+_RECENT_S = 10.0  # between clocks of two hosts
+
+SAME_SAMPLER = "every rank must call the same one, in the same order; they are numbered as built"
 
 _built: dict[str, int] = {}
 
@@ -39,17 +46,23 @@ class RollCall:
     """The ranks of one sampler; built in the same order on all of them.
 
     Attributes:
+        number: how many samplers of the group were built up to this one.
         step: number of the step this rank is in; None if nobody counts.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
-        number = _built[group.group_name] = _built.get(group.group_name, 0) + 1
+        self._group = group.group_name
+        self.number = _built[self._group] = _built.get(self._group, 0) + 1
         store = dist.distributed_c10d._get_process_group_store(group)
-        self._store = BoundedStore(dist.PrefixStore(f"tpsample/{number}", store), GRACE_S)
+        self._store = BoundedStore(dist.PrefixStore("tpsample", store), GRACE_S)
         self._rank, self._world_size = rank, world_size
         self._generation = 0
         self._lost_at: float | None = None
         self.step: int | None = None
+
+    def forget(self) -> None:
+        """Count a sampler that was not built, because other ranks made another call, no more."""
+        _built[self._group] -= 1
 
     def store(self, name: str) -> dist.Store:
         """Return a store that no earlier generation has written to, the same on every rank."""
@@ -132,7 +145,8 @@ class RollCall:
             step: the first step that this rank's own device lost; None if only others' did.
 
         Raises:
-            RankMismatch: nobody is lost, but a rank refused the step; see `said`.
+            RankMismatch: nobody is lost, but a rank refused the step (see `said`), or ranks wait
+                for each other in different samplers.
         """
         self._lost_at = time.monotonic()
         on_host = unheard is None
@@ -149,6 +163,8 @@ class RollCall:
                 (0,),
                 step,
             )
+        own = {"sampler": self.number, "at": time.time()}
+        self._store.set(f"waits/{self._rank}", json.dumps(own))
         hoped = [self._key("here", rank) for rank in range(self._world_size) if rank not in unheard]
         deadline = time.monotonic() + GRACE_S
         while not (everybody := self._store.has(*hoped)) and time.monotonic() < deadline:
@@ -157,6 +173,7 @@ class RollCall:
             time.sleep(0.1)  # who came last saw the others, and they see it
         texts = self._texts("here")
         silent = [rank for rank, text in enumerate(texts) if text is None]
+        self._require_one_sampler(silent)
         answers = [json.loads(text) for text in texts if text is not None]
         steps = [answer["step"] for answer in answers if answer["step"] is not None]
         first = min(steps, default=step)
@@ -198,8 +215,22 @@ class RollCall:
                     missing,
                 )
             time.sleep(0.02)
+        self._store.set(f"waits/{self._rank}", "")
         self._generation += 1
         self._lost_at = None
+
+    def _require_one_sampler(self, silent: Sequence[int]) -> None:
+        """Raise if ranks that do not answer wait in another sampler."""
+        texts = self._store.texts([f"waits/{rank}" for rank in range(self._world_size)])
+        waits = {rank: json.loads(text) for rank, text in enumerate(texts) if text}
+        since = time.time() - _RECENT_S
+        found = {rank: its["sampler"] for rank, its in waits.items() if its["at"] > since}
+        if any(found.get(rank, self.number) != self.number for rank in silent):
+            each = ", ".join(f"rank {rank} in sampler {found[rank]}" for rank in sorted(found))
+            raise RankMismatch(
+                f"sampler: {SAME_SAMPLER}; {each} waited for the others; call reset() of both on "
+                "every rank"
+            )
 
     def _texts(self, name: str) -> list[str | None]:
         """Return what every rank has written under a name, in rank order."""
@@ -207,7 +238,7 @@ class RollCall:
         return self._store.texts(keys)
 
     def _key(self, name: str, rank: int | None = None) -> str:
-        return f"{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
+        return f"{self.number}/{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
 
 
 def peer_lost(
