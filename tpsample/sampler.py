@@ -55,10 +55,13 @@ class LMHeadSampler(Steps):
             (`sample_logits`) and no hidden states. A DTensor [V, D] with Shard(0) on one axis of
             its mesh brings its rows: `shard`, `group` and `vocab_size` follow from it.
         vocab_size: V, at most 2^20; must match. Default: where the shards or weight rows end.
-        shard: global ids of this rank's rows; the ranks' shards tile [0, V). Default:
-            `VocabShard.even` of `vocab_size`, or the weight rows in rank order.
+        shard: global ids of this rank's rows; the ranks' shards tile [0, V). For a vocabulary that
+            is padded before it is split, as in vLLM and Megatron, see `VocabShard.padded`. Default:
+            the weight rows in rank order, or `VocabShard.even` with padding behind the rows of each
+            rank. With `vocab_size` one of the two must fit, or both be the same.
         group: torch process group, or "alone" for a rank that samples by itself inside a larger
-            job. Default: the default group, or one rank if torch.distributed is not initialised.
+            job. Default: the default group, or one rank if torch.distributed is not initialised and
+            no launcher says that there are several processes.
         bias: [V_local], added to the logits after the soft-cap.
         logit_scale, logit_softcap: see the formula; must match.
         max_rows: most rows × samples of a step; sizes the buffers; must match.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from tests.support.ranks import same_on_ranks
 from tpsample import (
     LMHeadSampler,
     SamplingBatch,
+    SamplingParams,
     VocabShard,
+    sample,
 )
 from tpsample.core.checks import check_current
 
@@ -105,12 +108,13 @@ def test_every_argument_of_the_constructor_is_covered():
 
 
 def _weights() -> list[tuple[str, str]]:
-    """Weights that were not sliced, and four that were."""
+    """Weights that were not sliced, three that were, and one that is padded."""
     weight, rank = torch.randn(V, D, generator=torch.Generator().manual_seed(3)), dist.get_rank()
     half = weight[5 * rank : 5 * rank + 5]
     cases: list[tuple[torch.Tensor, int | None]] = [
         *((weight, V), (weight, None), (weight[:5], V), (torch.cat([weight, weight]), V)),
-        *((half, V), (half, None), (torch.cat([half, weight[:1]]), V), (torch.zeros(5, D), None)),
+        *((half, V), (half, None), (torch.zeros(5, D), V)),
+        (half if rank == 0 else torch.cat([half, weight[:1]]), V),
     ]
     return [outcome(lambda w=w, v=v: LMHeadSampler(w, vocab_size=v)) for w, v in cases]
 
@@ -121,6 +125,31 @@ def test_a_weight_that_was_not_sliced_is_refused():
         assert kind == "RankMismatch" and text.startswith("lm_head_weight: "), text
         assert "VocabShard.even(vocab_size, rank, world_size)" in text
     assert {kind for kind, _ in found[4:]} == {"nothing raised"}
+
+
+def test_a_process_that_has_peers_does_not_sample_by_itself(monkeypatch):
+    weight = torch.randn(V, D)
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.setenv(name, "2")
+        for build in (LMHeadSampler, lambda w: sample(w[:1], w, [SamplingParams()], positions=0)):
+            with pytest.raises(ValueError, match=rf"^group: {name}=2 says .*init_process_group"):
+                build(weight)
+        LMHeadSampler(weight, group="alone")
+        monkeypatch.setenv(name, "1")
+        LMHeadSampler(weight)
+
+
+def test_a_lone_weight_that_ends_in_zeros_is_warned_of():
+    weight = torch.cat([torch.randn(V, D), torch.zeros(1, D)])
+    with pytest.warns(UserWarning, match="ends in a row of zeros") as warned:
+        LMHeadSampler(weight)
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LMHeadSampler(weight, vocab_size=V)
+        LMHeadSampler(weight, vocab_size=V + 1)
+        LMHeadSampler(weight, shard=VocabShard(0, V + 1))
+        LMHeadSampler(torch.zeros(V, D))
 
 
 def test_no_rows_is_an_empty_output():

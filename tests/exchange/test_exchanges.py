@@ -83,7 +83,12 @@ def test_tokens_are_the_oracles(world_size, vocab_size):
 
 def _bytes_sent(exchange: str, chunks: int) -> int:
     sampler = LMHeadSampler(
-        torch.zeros(4, 2), exchange=_take(exchange), chunks=chunks, max_rows=256, backend="torch"
+        torch.zeros(4, 2),
+        vocab_size=16,
+        exchange=_take(exchange),
+        chunks=chunks,
+        max_rows=256,
+        backend="torch",
     )
     return sampler.exchange.bytes_sent(256)
 
@@ -107,7 +112,8 @@ MESSAGES = {
 def _messages(params: list[SamplingParams], exchange: str) -> tuple[int, bool]:
     """How often a step waits for the other ranks, two one-way latencies each; is it right?"""
     weights = [torch.full((100, 2), 0.1 * rank) for rank in range(dist.get_world_size())]
-    sampler = LMHeadSampler(weights[dist.get_rank()], exchange=exchange, backend="torch")
+    own = weights[dist.get_rank()]
+    sampler = LMHeadSampler(own, vocab_size=300, exchange=exchange, backend="torch")
     alone = LMHeadSampler(torch.cat(weights), group="alone", backend="torch")
     batch = SamplingBatch.from_params(params, vocab_size=300)
     hidden_states = torch.ones(len(params), 2)

@@ -81,6 +81,17 @@ tpsample/ranks/roll_call.py
     - _built[self._group] -= 1
     + pass
     > test_what_else_is_collective_beside_a_step_raises_on_every_rank
+tpsample/agreement/held_rows.py
+    ranks that name shards may hold the same rows
+    - if each.digest is None or (shard is not None and len(shard) == 0):
+    + if each.digest is None or shard is not None:
+    > test_ranks_are_told_the_same_and_go_on
+    rows that may be read in two ways are cut evenly
+    - vocab_size or follow == even:
+    + vocab_size or fits_even:
+    padding behind the rows of a rank is part of the vocabulary
+    - if each.rows and (each.digest is None or each.padded):
+    + if each.rows and each.digest is None:
 tpsample/agreement/construction.py
     a sampler is built beside a step
     - ranks.begin_call("building a sampler")
@@ -221,6 +232,10 @@ tpsample/ranks/process.py
     - text = json.dumps(record).encode() if self.rank == src else b""
     + text, src = json.dumps(record).encode(), self.rank
     > test_what_one_rank_knows_reaches_the_batches_of_all[0]
+    one of several processes samples by itself
+    - if size.isdecimal() and int(size) > 1:
+    + if False:
+    > test_a_process_that_has_peers_does_not_sample_by_itself
     a rank alone waits for its job
     - group == ALONE:
     + False:

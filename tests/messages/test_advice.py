@@ -31,6 +31,12 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         ),
     ),
     "test_a_weight_that_was_not_sliced_is_refused": ("pass each rank its own rows",),
+    "test_a_process_that_has_peers_does_not_sample_by_itself": ("call init_process_group before",),
+    "test_a_lone_weight_that_ends_in_zeros_is_warned_of": (
+        *("pass vocab_size= or shard=", "pass vocab_size=, which"),
+    ),
+    "test_rows_of_a_vocabulary_that_have_one_reading": (" ids in two ways, ",),
+    "test_padded_is_how_megatron_and_vllm_split": ("name the multiple to which",),
     "test_it_writes_the_same_on_one_rank_and_on_two": (
         *("; pass its .", "makes its logits itself", "hidden_states[:, -1]"),
     ),

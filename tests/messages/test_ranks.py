@@ -60,14 +60,50 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
         lambda sampler, rank: LMHeadSampler(WEIGHT, vocab_size=V),
         "lm_head_weight: expected a shard of the 20 rows of the vocabulary, but every rank holds "
         "at least as many; pass each rank its own rows, lm_head_weight[shard.start : shard.stop] "
-        "with shard = VocabShard.even(vocab_size, rank, world_size); where this is meant, name "
-        "them by shard=",
+        "with shard = VocabShard.even(vocab_size, rank, world_size)",
     ),
     "the whole weight and no vocabulary size": (
         lambda sampler, rank: LMHeadSampler(WEIGHT),
         "lm_head_weight: rank 0 and rank 1 hold the same 20 rows; pass each rank its own rows, "
         "lm_head_weight[shard.start : shard.stop] with shard = VocabShard.even(vocab_size, rank, "
-        "world_size); where this is meant, name them by shard=",
+        "world_size)",
+    ),
+    "the whole weight beside a shard": (
+        lambda sampler, rank: LMHeadSampler(WEIGHT, shard=VocabShard.even(V, rank, 2)),
+        "lm_head_weight: rank 0 and rank 1 hold the same 20 rows; pass each rank its own rows, "
+        "lm_head_weight[shard.start : shard.stop] with shard = VocabShard.even(vocab_size, rank, "
+        "world_size)",
+    ),
+    "all columns of a head without a weight": (
+        lambda sampler, rank: LMHeadSampler(
+            torch.empty(V, 0), vocab_size=V, shard=VocabShard.even(V, rank, 2)
+        ),
+        "lm_head_weight: expected a shard of the 20 rows of the vocabulary, but every rank holds "
+        "at least as many; pass each rank its own rows, ",
+    ),
+    "a head without a weight and no vocabulary size": (
+        lambda sampler, rank: LMHeadSampler(torch.empty(10, 0)),
+        "lm_head_weight: that of rank 0 has rows that are all alike, as before it is loaded, so "
+        "its rows do not show where the vocabulary ends; pass vocab_size= or shard=",
+    ),
+    "rows that end in zeros, and no vocabulary size": (
+        lambda sampler, rank: LMHeadSampler(torch.cat([half(rank), torch.zeros(rank, 4)])),
+        "lm_head_weight: that of rank 1 ends in a row of zeros, as padding does, so its rows do "
+        "not show where the vocabulary ends; pass vocab_size= or shard=",
+    ),
+    "padding behind the rows of every rank": (
+        lambda sampler, rank: LMHeadSampler(torch.cat([half(rank), half(0)[:2]]), vocab_size=V),
+        "lm_head_weight: the ranks' 12, 12 rows are 20 ids in two ways, ids 0 to 10, 10 to 20 "
+        "with padding behind the rows of each rank, or ids 0 to 12, 12 to 20 with padding at the "
+        "end; pass shard=VocabShard.even(vocab_size, rank, world_size), or "
+        "VocabShard.padded(vocab_size, rank, world_size, multiple=24) as Megatron and vLLM pad",
+    ),
+    "rows that are the ids in another way than evenly": (
+        lambda sampler, rank: LMHeadSampler(WEIGHT.roll(-11 * rank, 0)[: 11 - rank], vocab_size=V),
+        "lm_head_weight: the ranks' 11, 10 rows are 20 ids in two ways, ids 0 to 10, 10 to 20 "
+        "with padding behind the rows of each rank, or ids 0 to 11, 11 to 20 with padding at the "
+        "end; pass shard=VocabShard.even(vocab_size, rank, world_size) or the shards of the "
+        "second reading",
     ),
     "exchange='peer' without a kernel": (
         lambda sampler, rank: LMHeadSampler(half(rank), exchange="peer", backend="torch"),

@@ -12,7 +12,6 @@ from tpsample.core.checks import check_choice, check_int, describe, fits, real_n
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
-from tpsample.errors import RankMismatch
 from tpsample.noise import check_rounds
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -66,80 +65,6 @@ def checked_arguments(given: dict[str, Any]) -> dict[str, Any]:
         )
     rounds = check_rounds(given["philox_rounds"])
     return given | integers | {"head": _checked_head(given["head"]), "philox_rounds": rounds}
-
-
-def resolve_shards(
-    vocab_size: int | None, shards: list[VocabShard | None], weight_rows: list[int]
-) -> tuple[int, list[VocabShard]]:
-    """Return the vocabulary size and every rank's shard, from what each rank gave.
-
-    With neither `vocab_size` nor shards the ranks' weight rows follow one another; with
-    `vocab_size` alone the vocabulary is cut evenly.
-
-    Raises:
-        RankMismatch: shards do not tile [0, vocab_size), or a weight has too few rows.
-    """
-    ranks = range(len(shards))
-    if any((shard is None) != (shards[0] is None) for shard in shards):
-        raise RankMismatch(f"shard: give it on every rank or on none, got {shards}")
-    if shards[0] is not None:
-        given = [shard for shard in shards if shard is not None]
-        vocab_size = vocab_size or max(shard.stop for shard in given)
-    elif vocab_size is not None:
-        given = [VocabShard.even(vocab_size, rank, len(shards)) for rank in ranks]
-    else:
-        stops = [sum(weight_rows[: rank + 1]) for rank in ranks]
-        vocab_size = stops[-1]
-        given = [
-            VocabShard(stop - rows, stop) for stop, rows in zip(stops, weight_rows, strict=True)
-        ]
-
-    if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
-        raise RankMismatch(f"vocab_size: expected 1 to {MAX_VOCAB_SIZE}, got {vocab_size}")
-    covered = 0
-    for shard in sorted(shard for shard in given if len(shard)):
-        if shard.start != covered:
-            raise RankMismatch(
-                f"shard: the ranks' shards must tile [0, {vocab_size}) without gap or overlap, "
-                f"got {given}"
-            )
-        covered = shard.stop
-    if covered != vocab_size:
-        raise RankMismatch(f"shard: expected shards up to vocab_size={vocab_size}, got {given}")
-    for rank in ranks:
-        if weight_rows[rank] < len(given[rank]):
-            raise RankMismatch(
-                f"lm_head_weight: rank {rank} needs {len(given[rank])} rows for its shard "
-                f"{given[rank]}, got {weight_rows[rank]}"
-            )
-    return vocab_size, given
-
-
-def check_sliced(vocab_size: int | None, weight_rows: list[int], digests: list[int | None]) -> None:
-    """Check that each of several ranks, which name no shards, was given rows of its own.
-
-    Args:
-        digests: of each rank's rows; None if unknown.
-
-    Raises:
-        RankMismatch: every rank holds the whole vocabulary, or two ranks the same rows.
-    """
-    way_out = (
-        "pass each rank its own rows, lm_head_weight[shard.start : shard.stop] with shard = "
-        "VocabShard.even(vocab_size, rank, world_size); where this is meant, name them by shard="
-    )
-    if len(weight_rows) > 1 and vocab_size is not None and min(weight_rows) >= vocab_size:
-        raise RankMismatch(
-            f"lm_head_weight: expected a shard of the {vocab_size} rows of the vocabulary, but "
-            f"every rank holds at least as many; {way_out}"
-        )
-    first: dict[tuple[int, int], int] = {}
-    for rank, (rows, digest) in enumerate(zip(weight_rows, digests, strict=True)):
-        if digest is not None and first.setdefault((rows, digest), rank) != rank:
-            raise RankMismatch(
-                f"lm_head_weight: rank {first[rows, digest]} and rank {rank} hold the same "
-                f"{rows} rows; {way_out}"
-            )
 
 
 def _check_weight(weight: object) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from tpsample.agreement.arguments import check_sliced, checked_arguments, resolve_shards
+from tpsample.agreement.arguments import checked_arguments
 from tpsample.agreement.caller_tensors import local_arguments
+from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
 from tpsample.core.checks import check_current
-from tpsample.core.digest import digest_bits
 from tpsample.core.machine import interpreted, kernels_overlap, numba_missing
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.version import __version__
@@ -60,13 +60,13 @@ def agree(group: object, **given: Any) -> Settings:
     records = gather_or_raise(ranks, record, error)
     require_equal([r["same"] for r in records])
     ranks.shared.make_room(given["max_rows"])
-    rows = [r["weight_rows"] for r in records]
-    if given["shard"] is None:
-        check_sliced(given["vocab_size"], rows, [r["weight"] for r in records])
+    held = [HeldRows(**r["held"]) for r in records]
     if any(record["versions"] != records[0]["versions"] for record in records):
         log.warning("versions differ between ranks: %s", [r["versions"] for r in records])
     named = [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records]
     try:
+        check_sliced(given["vocab_size"], named, held)
+        rows = [each.rows for each in held]
         vocab_size, shards = resolve_shards(given["vocab_size"], named, rows)
         if given["on_failed"] >= vocab_size:
             raise RankMismatch(
@@ -144,18 +144,6 @@ def cpu_backend() -> ChosenBackend:
     return "numba" if numba_missing() is None else "torch"
 
 
-def _weight_digest(weight: torch.Tensor) -> int | None:
-    """Return a digest of a few rows, which finds ranks that hold the same ones.
-
-    It is None if the rows are alike, as those of a weight that is not loaded yet.
-    """
-    rows = range(weight.shape[0])
-    few = weight[[*rows[:16], *rows[-16:]]]  # under autocast torch does not join fp16 tensors
-    if weight.shape[0] == 0 or bool((few == few[:1]).all()):
-        return None
-    return digest_bits(few)
-
-
 def _record(given: dict[str, Any], backend: str) -> dict[str, Any]:
     """Return what the ranks compare, as plain JSON values."""
     weight, shard = given["weight"], given["shard"]
@@ -173,8 +161,7 @@ def _record(given: dict[str, Any], backend: str) -> dict[str, Any]:
     record = {
         "same": same,
         "shard": None if shard is None else [shard.start, shard.stop],
-        "weight_rows": weight.shape[0],
-        "weight": _weight_digest(weight),
+        "held": asdict(HeldRows.of(weight)),
         "versions": versions(),
         "reach": reach(backend, weight.device),
         "seed_root": SeedSource().root,

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from tpsample.exchange.decode import decoder
 from tpsample.output import SampleOutput
-from tpsample.ranks.process import ProcessRanks, group_timeout
+from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.subgroups import group_timeout
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 

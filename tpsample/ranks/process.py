@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +18,7 @@ from tpsample.core.digest import digest_text
 from tpsample.errors import RankMismatch
 from tpsample.ranks.ranks import SAME_CALL, Ranks, Shared, gather_or_raise, require_equal
 from tpsample.ranks.roll_call import RollCall
+from tpsample.ranks.subgroups import group_timeout, subgroup
 
 ALONE = "alone"
 """The `group` of a rank that samples by itself, whatever job it is in."""
@@ -254,7 +255,8 @@ def ranks_of(group: object) -> Ranks:
 
     Raises:
         TypeError: not a process group.
-        ValueError: this process is not a member of the group.
+        ValueError: this process is not a member of the group, or is one of several that a launcher
+            started and has no process group.
     """
     if isinstance(group, Ranks):
         return group
@@ -262,6 +264,7 @@ def ranks_of(group: object) -> Ranks:
         return Ranks()
     if group is None:
         if not (dist.is_available() and dist.is_initialized()):
+            _require_one_process()
             return Ranks()
         group = dist.group.WORLD
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
@@ -274,37 +277,17 @@ def ranks_of(group: object) -> Ranks:
     return ProcessRanks(group)
 
 
-def group_timeout(group: dist.ProcessGroup) -> timedelta:
-    """Return how long a collective of a group waits for its peers."""
-    device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
-    timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
-    return timeout
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""The variables in which torchrun, Open MPI, MPICH and Slurm name the number of processes."""
 
 
-# Samplers share them: torch would give the name of one that was destroyed, with what
-# its store still holds, to the next.
-_subgroups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
-    WeakKeyDictionary()
-)
-
-
-def subgroup(group: dist.ProcessGroup, ranks: Iterable[int]) -> dist.ProcessGroup:
-    """Return a group of some ranks of a group, with its backend and timeout. Collective."""
-    members = tuple(dist.get_global_rank(group, rank) for rank in ranks)
-    known = _subgroups.setdefault(group, {})
-    if members not in known:
-        # NCCL would split the communicator of a world bound to devices, for which it needs all of
-        # its ranks. A group of an unbound world connects when it is first used.
-        world = dist.group.WORLD
-        assert world is not None
-        bound, world.bound_device_id = world.bound_device_id, None
-        try:
-            known[members] = dist.new_group(
-                list(members),
-                timeout=group_timeout(group),
-                backend=dist.get_backend(group),
-                use_local_synchronization=True,
+def _require_one_process() -> None:
+    """Raise a ValueError in one of several processes of a launcher, because it has peers."""
+    for name in _WORLD_SIZES:
+        size = os.environ.get(name, "")
+        if size.isdecimal() and int(size) > 1:
+            raise ValueError(
+                f"group: {name}={size} says that this is one of {size} processes, but "
+                "torch.distributed has no process group; call init_process_group before, or pass "
+                f'group="{ALONE}" if this process samples by itself over the whole LM head'
             )
-        finally:
-            world.bound_device_id = bound
-    return known[members]

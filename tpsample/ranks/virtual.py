@@ -184,7 +184,7 @@ class VirtualRanks(Ranks):
                 "shard": [shard.start, shard.stop],
                 "seed_root": self.world.seed_root,
             }
-            if rank != self.rank:
-                known |= {"weight_rows": len(shard), "weight": None}
+            if rank != self.rank and "held" in record:
+                known["held"] = record["held"] | {"rows": len(shard), "digest": None}
             records.append({**record, **known})
         return records
