@@ -191,8 +191,10 @@ class LMHeadSampler(Steps):
                     f"{type(batch).__name__}; call the sampler outside the compiled function"
                 )
             return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
-        inputs = Inputs(hidden_states)
-        return self.finish(self.start(inputs, batch, positions, num_samples=num_samples, out=out))
+        with self.agreement:  # a second thread waits for neither half
+            inputs = Inputs(hidden_states)
+            started = self.start(inputs, batch, positions, num_samples=num_samples, out=out)
+            return self.finish(started)
 
     def sample_logits(
         self,
@@ -224,8 +226,10 @@ class LMHeadSampler(Steps):
         """
         if torch.compiler.is_compiling():
             raise UnsupportedParameter("sample_logits: not inside torch.compile; call it outside")
-        inputs = Inputs(local_logits, are_logits=True)
-        return self.finish(self.start(inputs, batch, positions, num_samples=num_samples, out=out))
+        with self.agreement:  # a second thread waits for neither half
+            inputs = Inputs(local_logits, are_logits=True)
+            started = self.start(inputs, batch, positions, num_samples=num_samples, out=out)
+            return self.finish(started)
 
     def prompt_logprobs(
         self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0

@@ -173,12 +173,13 @@ class Steps(Sealed):
             PeerLost: some ranks did not; it names them.
             RankMismatch: a rank refused its step; the text is that of its error.
         """
-        self.checks.ready()
-        try:
-            self.exchange.check()
-        except PeerLost as error:
-            self.ranks.counters.lost.update(error.ranks)
-            raise
+        with self.agreement.thread:
+            self.checks.ready()
+            try:
+                self.exchange.check()
+            except PeerLost as error:
+                self.ranks.counters.lost.update(error.ranks)
+                raise
 
     def compare(self, hidden_states: Tensor | None = None) -> None:
         """Raise if the ranks sampled differently since they last compared, or in the last step.
@@ -220,9 +221,10 @@ class Steps(Sealed):
         Raises:
             TypeError, ValueError: a tensor is not like the one before.
         """
-        self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
-        self._caller.follow()
-        self.local.refresh()
+        with self.agreement.thread:
+            self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
+            self._caller.follow()
+            self.local.refresh()
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.
@@ -230,16 +232,18 @@ class Steps(Sealed):
         Raises:
             PeerLost: a rank did not come within the timeout of the process group.
         """
-        self.checks.ready()
-        self.exchange.reset()
-        self.agreement.reset()
-        self._desync.reset()
+        with self.agreement.thread:
+            self.checks.ready()
+            self.exchange.reset()
+            self.agreement.reset()
+            self._desync.reset()
 
     def close(self) -> None:
         """Release the exchange. Collective; every call that follows raises."""
-        if not self.checks.closed:
-            self.checks.closed = True
-            self.exchange.close()
+        with self.agreement.thread:
+            if not self.checks.closed:
+                self.checks.closed = True
+                self.exchange.close()
 
     def broadcast(
         self, batch: SamplingBatch, changes: Changes | None = None, *, src: int = 0

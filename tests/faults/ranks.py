@@ -191,6 +191,14 @@ tpsample/agreement/step.py
     - "call": self.name,
     + "call": "",
     > test_another_call_on_one_rank_raises_the_same_on_every_rank
+    two threads are in one sampler
+    - self.thread.__enter__()
+    + pass
+    > test_threads_draw_their_own_tokens_or_are_told[torch-60]
+    samplers of two threads send at once
+    - self._turn.acquire()
+    + pass
+    > test_samplers_of_two_threads_over_one_group_take_turns[40]
     ranks do not compare which sampler it is
     - "sampler": sampler,
     + "sampler": 0,

@@ -95,6 +95,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_an_address_of_this_machine_is_the_first_and_a_longer_wait_finds_another": (
         *("give the address of", "give an address of"),
     ),
+    "test_threads_draw_their_own_tokens_or_are_told": ("build a sampler per thread",),
     # --- commands and records
     "test_commands_of_messages_are_those_of_the_project": (
         *("in a clone of tpsample, pip", "triton missing: ", "the package with the weights"),

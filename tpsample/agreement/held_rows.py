@@ -1,4 +1,4 @@
-"""Which rows of the vocabulary each rank holds; nothing is guessed.
+"""The ranks say which rows of the vocabulary each of them holds, and nothing is guessed.
 
 shard= on every rank      each rank says; the ranks' rows must still be different ones
 vocab_size= alone         the numbers of rows must have one reading (`resolve_shards`)

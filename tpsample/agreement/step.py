@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tpsample.core.digest import digest_bits, digest_text
+from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange.base import Exchange
@@ -84,8 +85,9 @@ class Call(NamedTuple):
 class StepAgreement:
     """Compares the steps of a sampler's ranks.
 
-    In a `with` statement it tells the peers why this rank cannot go on, if the body raises; they
-    wait for it.
+    In a `with` statement, which may be nested, it lets one thread in and, if the body raises, tells
+    the peers why this rank cannot go on; they wait for it. Samplers over the same connections take
+    turns, because what two threads send would be mixed up.
 
     Args:
         ranks: of the sampler.
@@ -96,15 +98,35 @@ class StepAgreement:
     def __init__(self, ranks: Ranks, exchange: Exchange, seeds: SeedSource) -> None:
         self._ranks, self._seeds = ranks, seeds
         self._swap = exchange if isinstance(exchange, SwapExchange) else None
+        self.thread = OneThread("sampler", "build a sampler per thread, or queue the calls")
+        self._turn = ranks.shared.turn if ranks.world_size > 1 else None
         self.reset()
 
     def __enter__(self) -> None:
-        """Begin what the peers take part in."""
+        """Begin what the peers take part in.
+
+        Raises:
+            RuntimeError: another thread is inside.
+        """
+        self.thread.__enter__()
+        if self._turn is not None:
+            self._turn.acquire()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._tell(error)
+        finally:
+            if self._turn is not None:
+                self._turn.release()
+            self.thread.__exit__()
+
+    def _tell(self, error: BaseException | None) -> None:
+        """Tell the peers of an error that ends a call here, unless they know it."""
         if isinstance(error, PeerLost):
             self._ranks.counters.lost.update(error.ranks)
-        elif error is not None and not isinstance(error, (Desync, RankMismatch)):
+        elif error is None or self._left is not None:
+            return
+        elif not isinstance(error, (Desync, RankMismatch)):
             self.leave(f"{type(error).__name__}: {error}", refused=False)
 
     def reset(self) -> None:

@@ -6,6 +6,7 @@ ranks are added.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -57,10 +58,12 @@ class Shared:
         longest: numbers of the longest message that begins a call of any of them. There is always
             room for so many, because the peer may have called another sampler.
         left: why a call was left half done; until a reset, no sampler goes on.
+        turn: is held by the call that sends.
     """
 
     longest: int = 1
     left: str | None = None
+    turn: Any = field(default_factory=threading.RLock)
 
     def make_room(self, max_rows: int) -> None:
         """Let there be room for the messages of a sampler with so many rows."""

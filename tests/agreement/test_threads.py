@@ -1,0 +1,119 @@
+"""A second thread in a sampler is told so, and two samplers of one group take turns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tests.support.cases import Case, own_sampler
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import LMHeadSampler, RankMismatch, SampleOutput, SamplingBatch, SamplingParams
+
+BUSY = "sampler: a call is running in another thread"
+
+
+def _while_in_a_step(sampler: LMHeadSampler, case: Case, call: Callable[[], object]) -> str:
+    """Return what another thread is told that calls in the middle of a step, which stays right."""
+    inside, told = sampler.local.best_words, []
+
+    def pause(*args: object, **named: object) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            error = pool.submit(call).exception()
+        told.append(f"{type(error).__name__}: {error}")
+        inside(*args, **named)  # type: ignore[arg-type]
+
+    sampler.local.best_words = pause  # type: ignore[method-assign]
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    sampler.local.best_words = inside  # type: ignore[method-assign]
+    assert torch.equal(out.token_ids, case.oracle().token_ids)
+    return told[0]
+
+
+def test_a_second_thread_is_told_by_every_call():
+    case = Case.make(40, 3)
+    sampler = LMHeadSampler(case.weight, backend="torch")
+    logits = torch.zeros(3, 40)
+    calls: list[Callable[[], object]] = [
+        lambda: sampler(case.hidden_states, case.batch, case.positions),
+        lambda: sampler.sample_logits(logits, case.batch, case.positions),
+        lambda: sampler.prompt_logprobs(case.hidden_states, torch.zeros(3).long()),
+        *(sampler.compare, sampler.refresh, sampler.reset, sampler.close, sampler.check),
+        sampler.warm_up,
+    ]
+    for call in calls:
+        told = _while_in_a_step(sampler, case, call)
+        assert told.startswith(f"RuntimeError: {BUSY}; build a sampler per thread"), told
+    out = sampler(case.hidden_states, case.batch, case.positions)
+    assert torch.equal(out.token_ids, case.oracle().token_ids)
+
+
+@pytest.mark.parametrize("steps", [60, *long(2000)])
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_threads_draw_their_own_tokens_or_are_told(backend, steps):
+    """Four threads with batches of their own over one sampler."""
+    if backend == "numba":
+        pytest.importorskip("numba", reason="needs the extra cpu")
+    case = Case.make(1000, 8)
+    sampler, begin = LMHeadSampler(case.weight, backend=backend), threading.Barrier(4)
+
+    def serve(number: int) -> tuple[int, int]:
+        params = [SamplingParams(top_p=0.9, seed=100 * number + row) for row in range(8)]
+        batch = SamplingBatch.from_params(params, vocab_size=1000)
+        mine = Case(case.hidden_states, case.weight, params, case.positions)
+        right, refused, expected = 0, 0, mine.oracle().token_ids
+        begin.wait()
+        for _ in range(steps):
+            try:
+                out = sampler(mine.hidden_states, batch, mine.positions)
+            except RuntimeError as error:
+                assert str(error).startswith(BUSY)
+                refused += 1
+            else:
+                assert torch.equal(out.token_ids, expected)
+                right += 1
+        return right, refused
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [each.result() for each in [pool.submit(serve, number) for number in range(4)]]
+    assert sum(right + refused for right, refused in found) == 4 * steps
+    assert any(right for right, _ in found)
+
+
+def _two_threads(steps: int) -> tuple[int, int]:
+    """Return how many steps of a sampler per thread were right, and how many were told to differ.
+
+    The ranks' threads take turns in any order.
+    """
+    case = Case.make(40, 3)
+    samplers = [own_sampler(case.weight) for _ in range(2)]
+    expected, begin = case.oracle().token_ids, threading.Barrier(2)
+
+    def serve(sampler: LMHeadSampler) -> tuple[int, int]:
+        right = told = 0
+        begin.wait()
+        for _ in range(steps):
+            try:
+                out: SampleOutput = sampler(case.hidden_states, case.batch, case.positions)
+            except RankMismatch as error:
+                assert str(error).startswith("sampler: every rank must call the same one")
+                told += 1
+            else:
+                assert torch.equal(out.token_ids, expected)
+                right += 1
+        return right, told
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(serve, samplers))
+    return sum(right for right, _ in found), sum(told for _, told in found)
+
+
+@pytest.mark.parametrize("steps", [40, *long(1000)])
+def test_samplers_of_two_threads_over_one_group_take_turns(steps):
+    """A call that meets another sampler's on the other rank is told so, on both ranks alike."""
+    first, second = run_ranks(2, _two_threads, steps)
+    assert first == second and sum(first) == 2 * steps
