@@ -10,7 +10,7 @@ from pathlib import Path
 import tpsample
 
 PACKAGE = Path(tpsample.__file__).parent
-MAX_LINES, MAX_ROOT_MODULES = 300, 10
+MAX_LINES, MAX_ROOT_MODULES = 350, 10
 
 
 def _classes() -> Counter[str]:

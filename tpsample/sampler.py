@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
 from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
-from tpsample.core.score import Head
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
@@ -53,7 +53,9 @@ class LMHeadSampler(Steps):
             rows after them are padding and never read. D and dtype must match across ranks. A
             tensor [V_local, 0] is a head without a weight: the sampler then takes logits
             (`sample_logits`) and no hidden states. A DTensor [V, D] with Shard(0) on one axis of
-            its mesh brings its rows: `shard`, `group` and `vocab_size` follow from it.
+            its mesh brings its rows: `shard`, `group` and `vocab_size` follow from it. A module
+            brings its `weight` and `bias`, which are looked up in each step: the next step reads
+            whatever takes their place, as `load_state_dict(assign=True)` and `tie_weights` do it.
         vocab_size: V, at most 2^20; must match. Default: where the shards or weight rows end.
         shard: global ids of this rank's rows; the ranks' shards tile [0, V). For a vocabulary that
             is padded before it is split, as in vLLM and Megatron, see `VocabShard.padded`. Default:
@@ -99,7 +101,7 @@ class LMHeadSampler(Steps):
     @ordinary_tensors
     def __init__(
         self,
-        lm_head_weight: Tensor,
+        lm_head_weight: Tensor | nn.Module,
         *,
         vocab_size: int | None = None,
         shard: VocabShard | None = None,
@@ -116,24 +118,40 @@ class LMHeadSampler(Steps):
         desync_every: int = 0,
         on_failed: int = -1,
     ) -> None:
-        settings = agree(
-            group,
-            weight=lm_head_weight,
-            vocab_size=vocab_size,
-            shard=shard,
-            bias=bias,
-            head=Head(logit_scale, logit_softcap),
-            max_rows=max_rows,
-            exchange=exchange,
-            chunks=chunks,
-            philox_rounds=philox_rounds,
-            backend=backend,
-            screening=screening,
-            desync_every=desync_every,
-            on_failed=on_failed,
-        )
+        self._options: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "shard": shard,
+            "group": group,
+            "logit_scale": logit_scale,
+            "logit_softcap": logit_softcap,
+            "max_rows": max_rows,
+            "exchange": exchange,
+            "chunks": chunks,
+            "philox_rounds": philox_rounds,
+            "backend": backend,
+            "screening": screening,
+            "desync_every": desync_every,
+            "on_failed": on_failed,
+        }
+        settings = agree(weight=lm_head_weight, bias=bias, **self._options)
         super().__init__(settings, {"lm_head_weight": lm_head_weight, "bias": bias})
         self.handle = compiled.register(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LMHeadSampler:
+        """Return a new sampler over copies of the weight and the bias, on a rank alone."""
+        if self.ranks.world_size > 1:
+            raise TypeError(
+                "LMHeadSampler: is not copied, because several ranks build one together; build "
+                "another over the copied weight on every rank"
+            )
+        given = copy.deepcopy(self._caller.given(), memo)
+        return LMHeadSampler(**given, **self._options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "LMHeadSampler: is neither pickled nor copied by copy.copy, because it has connections "
+            "and compiled kernels; save the weight, and build a sampler where it is loaded"
+        )
 
     def __enter__(self) -> LMHeadSampler:
         return self
@@ -295,3 +313,4 @@ class LMHeadSampler(Steps):
             else:
                 logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
                 self.sample_logits(logits, batch, 0, num_samples=num_samples)
+        self.agreement.compare_states()

@@ -8,9 +8,10 @@ start before one of them can finish.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.desync import DesyncDetector
@@ -49,7 +50,18 @@ class Steps(Sealed):
         agreement: compares the call with those of the other ranks.
     """
 
-    def __init__(self, settings: Settings, given: dict[str, Tensor | None]) -> None:
+    FIXED: ClassVar[Mapping[str, str]] = {
+        "weight": "pass another weight to refresh(lm_head_weight)",
+        **dict.fromkeys(
+            (
+                *("settings", "ranks", "vocab_size", "shard"),
+                *("backend", "max_rows", "on_failed", "philox_rounds"),
+            ),
+            "build a new sampler",
+        ),
+    }
+
+    def __init__(self, settings: Settings, given: dict[str, Tensor | nn.Module | None]) -> None:
         self.settings, self.ranks = settings, settings.ranks
         self.weight, self.vocab_size = settings.weight, settings.vocab_size
         self.shard, self.backend = settings.shard, settings.backend
@@ -81,6 +93,10 @@ class Steps(Sealed):
             arguments = inputs, batch, positions, num_samples, out
             call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
             assert call.batch is not None and call.positions is not None
+            if self.agreement.sees(call):
+                states = call.drawn_states()
+                assert states is not None
+                self._desync.compare_states(states, self.exchange.check)
             view = call.batch
             if isinstance(view, StepBatch):
                 view.note_step(call.positions)
@@ -203,9 +219,10 @@ class Steps(Sealed):
     def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
         """Take the weight as it is now. Call it on every rank after a change; it is always right.
 
-        Without `screening` it is needed in one case: another tensor took the place of the one that
-        the sampler was given, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then
-        pass the new one. The sampler cannot see such a change, and goes on with the old tensor.
+        Without `screening` it is needed in one case: the sampler was given a tensor, and another
+        took its place, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then pass
+        the new one. The sampler cannot see such a change, and goes on with the old tensor. A
+        sampler over a module sees it.
 
         With `screening` it also makes the 8-bit copy anew. A step raises if it knows of a change
         since: an assigned `.data`, or a change in place that torch counts. On a CPU it also
@@ -219,12 +236,14 @@ class Steps(Sealed):
                 strides. Default: those the sampler has.
 
         Raises:
-            TypeError, ValueError: a tensor is not like the one before.
+            TypeError, ValueError: a tensor is not like the one before, or the sampler was given a
+                module, which has it.
         """
         with self.agreement.thread:
             self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
             self._caller.follow()
             self.local.refresh()
+            self.agreement.compare_states()
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.

@@ -81,6 +81,16 @@ tpsample/ranks/roll_call.py
     - _built[self._group] -= 1
     + pass
     > test_what_else_is_collective_beside_a_step_raises_on_every_rank
+tpsample/agreement/caller_tensors.py
+    a module is looked at once
+    - self._look_up(self._module)
+    + pass
+    > test_the_next_step_reads_what_took_the_weights_place[torch-assigned]
+tpsample/agreement/caller_module.py
+    a module with an adapter is taken for its weight
+    - if more:
+    + if False:
+    > test_a_module_that_is_more_than_a_product_is_refused
 tpsample/agreement/held_rows.py
     ranks that name shards may hold the same rows
     - if each.digest is None or (shard is not None and len(shard) == 0):
@@ -191,6 +201,18 @@ tpsample/agreement/step.py
     - "call": self.name,
     + "call": "",
     > test_another_call_on_one_rank_raises_the_same_on_every_rank
+    the first steps do not compare their hidden states
+    - states = call.drawn_states() if self._unseen else None
+    + states = None
+    > test_hidden_states_that_differ_are_told_in_the_first_steps
+    every step compares its hidden states
+    - self._unseen -= 1
+    + pass
+    > test_later_steps_look_at_no_hidden_states[2-counts0]
+    rows that are not drawn are compared
+    - return self.hidden_states[~undrawn.rows]
+    + return self.hidden_states
+    > test_rows_that_are_not_drawn_may_have_any_hidden_states
     two threads are in one sampler
     - self.thread.__enter__()
     + pass

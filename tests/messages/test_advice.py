@@ -31,6 +31,14 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         ),
     ),
     "test_a_weight_that_was_not_sliced_is_refused": ("pass each rank its own rows",),
+    "test_a_copy_of_a_model_samples_with_its_own_weights": (
+        *("pass its logits to sample_logits", "adds its bias before", "leave bias= out"),
+        *("build another over the copied", "save the weight, and build"),
+    ),
+    "test_the_next_step_reads_what_took_the_weights_place": ("in each step; assign that",),
+    "test_hidden_states_that_differ_are_told_in_the_first_steps": (
+        "look for a missing all-reduce",
+    ),
     "test_a_process_that_has_peers_does_not_sample_by_itself": ("call init_process_group before",),
     "test_a_lone_weight_that_ends_in_zeros_is_warned_of": (
         *("pass vocab_size= or shard=", "pass vocab_size=, which"),

@@ -51,14 +51,15 @@ def while_compiling(call: Callable[[], object]) -> object:
 
 
 SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
-    "a module for a weight": (
-        lambda: LMHeadSampler(torch.nn.Linear(D, V)),
-        "lm_head_weight: expected a tensor [V_local, D], got Linear(in_features=4, "
-        "out_features=20, bias=True); pass its .weight, and bias=its .bias",
+    "a module without a weight": (
+        lambda: LMHeadSampler(torch.nn.ReLU()),
+        "lm_head_weight: expected a tensor [V_local, D], or a module with one as its weight, got "
+        "ReLU()",
     ),
     "a model for a weight": (
         lambda: LMHeadSampler(Model()),
-        "lm_head_weight: expected a tensor [V_local, D], got Model; pass its "
+        "lm_head_weight: expected a tensor [V_local, D], or a module with one as its weight, got "
+        "Model; pass its "
         ".lm_head.weight, and bias=its .lm_head.bias",
     ),
     "a transposed weight": (

@@ -77,7 +77,8 @@ def _check_weight(weight: object) -> None:
                 has_bias = getattr(module, "bias", None) is not None
                 way_out = f"; pass its .{of}weight" + f", and bias=its .{of}bias" * has_bias
         raise TypeError(
-            f"lm_head_weight: expected a tensor [V_local, D], got {describe(weight)}{way_out}"
+            "lm_head_weight: expected a tensor [V_local, D], or a module with one as its weight, "
+            f"got {describe(weight)}{way_out}"
         )
     if weight.dtype not in WEIGHT_DTYPES:
         dtypes = ", ".join(map(str, WEIGHT_DTYPES))

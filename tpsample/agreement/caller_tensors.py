@@ -3,7 +3,8 @@
     in place                                       nothing to do, the memory is the same
     weight.data = other, weight.set_(other)        followed by the next step
     module.weight = other, load_state_dict(assign=True)
-                                                   another tensor, which `refresh` has to be given
+                                                   another tensor, which is followed if the sampler
+                                                   has the module, else `refresh` has to be given it
 
 Steps read aliases, which share memory with the caller's tensors. Each call looks whether they do.
 
@@ -21,8 +22,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from tpsample.agreement.caller_module import ATTRIBUTES, tensor_of, tensors_of
 from tpsample.core.checks import describe, is_integer
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
@@ -35,28 +37,44 @@ class CallerTensors:
     """The caller's tensors by argument, and the aliases of them that steps read.
 
     Args:
-        given: the caller's tensors by argument, which may be DTensors; None leaves an argument out.
+        given: the caller's tensors by argument, which may be DTensors; None leaves an argument out,
+            and a module stands for its weight and its bias.
         settings: have the aliases.
         moved: is called after an alias lies elsewhere in memory.
     """
 
     def __init__(
-        self, given: Mapping[str, Tensor | None], settings: Settings, moved: Callable[[], None]
+        self,
+        given: Mapping[str, Tensor | nn.Module | None],
+        settings: Settings,
+        moved: Callable[[], None],
     ) -> None:
+        weight = given["lm_head_weight"]
+        self._module = weight if isinstance(weight, nn.Module) else None
+        if self._module is not None:
+            given = {name: tensor_of(self._module, its) for name, its in ATTRIBUTES.items()}
         aliases = {"lm_head_weight": settings.weight, "bias": settings.bias}
         self._given: dict[str, tuple[Tensor, Tensor]] = {}
         for name, tensor in given.items():
             alias = aliases[name]
-            if tensor is not None and alias is not None:
+            if isinstance(tensor, Tensor) and alias is not None:
                 self._given[name] = tensor, alias
         self._moved = moved
+
+    def given(self) -> dict[str, Any]:
+        """Return what the caller gave last, by argument."""
+        if self._module is not None:
+            return {"lm_head_weight": self._module, "bias": None}
+        return {"bias": None} | {name: given for name, (given, _) in self._given.items()}
 
     def follow(self) -> None:
         """Let the aliases share the memory of the caller's tensors, wherever that is now.
 
         Raises:
-            ValueError: a tensor has another shape, dtype, device or layout than before.
+            TypeError, ValueError: a tensor has another shape, dtype, device or layout than before.
         """
+        if self._module is not None:
+            self._look_up(self._module)
         for name, (given, alias) in self._given.items():
             its = given if type(given) in _PLAIN else _local(given)
             if its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride():
@@ -72,13 +90,28 @@ class CallerTensors:
         for name, tensor in given.items():
             if tensor is None:
                 continue
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
-            if name not in self._given:
-                raise ValueError(f"{name}: the sampler was built without; build a new one")
-            alias = self._given[name][1]
-            self._take(name, _local(tensor), alias)
-            self._given[name] = tensor, alias
+            if self._module is not None:
+                raise ValueError(
+                    f"{name}: the sampler reads {type(self._module).__name__}.{ATTRIBUTES[name]} "
+                    "in each step; assign that, and call refresh() without it"
+                )
+            self._replace(name, tensor)
+
+    def _look_up(self, module: nn.Module) -> None:
+        """Take the tensors that a module has now."""
+        for name, attribute in ATTRIBUTES.items():
+            its, known = tensor_of(module, attribute), self._given.get(name)
+            if its is not (None if known is None else known[0]):
+                self._replace(name, its)
+
+    def _replace(self, name: str, tensor: object) -> None:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
+        if name not in self._given:
+            raise ValueError(f"{name}: the sampler was built without; build a new one")
+        alias = self._given[name][1]
+        self._take(name, _local(tensor), alias)
+        self._given[name] = tensor, alias
 
     @ordinary_tensors
     def _take(self, name: str, its: Tensor, alias: Tensor) -> None:
@@ -117,7 +150,7 @@ def is_dtensor(value: object) -> bool:
 def local_arguments(
     group: object, given: dict[str, Any]
 ) -> tuple[object, dict[str, Any], Exception | None]:
-    """Return group and arguments of a sampler with plain tensors in place of DTensors.
+    """Return group and arguments of a sampler with plain tensors for modules and DTensors.
 
     An error comes beside the group, where that is known, so that the ranks of the group are told.
 
@@ -125,6 +158,10 @@ def local_arguments(
         group: as `LMHeadSampler` takes it.
         given: the arguments that `checked_arguments` takes.
     """
+    try:
+        given = tensors_of(given)
+    except (TypeError, ValueError) as wrong:
+        return group, given, wrong
     weight = given["weight"]
     if not is_dtensor(weight):
         return group, given, None

@@ -17,6 +17,7 @@ from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
 from tpsample.core.checks import check_current
 from tpsample.core.machine import interpreted, kernels_overlap, numba_missing
 from tpsample.core.row_noise import SeedSource
+from tpsample.core.score import Head
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
@@ -33,17 +34,19 @@ _OWN = ("weight", "bias", "shard", "head", "backend", "screening")
 """Arguments that are not compared as they were given: all others must be equal on every rank."""
 
 
-def agree(group: object, **given: Any) -> Settings:
+def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) -> Settings:
     """Check this rank's arguments, gather every rank's, and settle what follows. Collective.
 
     Args:
-        group: as `LMHeadSampler` takes it. If it is no group, the default group is told.
-        given: the arguments that `checked_arguments` takes.
+        group, logit_scale, logit_softcap: as `LMHeadSampler` takes them. If the first is no group,
+            the default group is told.
+        given: the other arguments that `checked_arguments` takes.
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank.
         RankMismatch: an argument is wrong or differs on some of several ranks; all raise it.
     """
+    given["head"] = Head(logit_scale, logit_softcap)
     group, given, error = local_arguments(group, given)
     try:
         ranks = ranks_of(group)

@@ -16,6 +16,7 @@ GPU and gathers every rank's digest, so that the error can name the rank whose d
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -69,25 +70,44 @@ class DesyncDetector:
             self._digest.copy_(step_digest(*self.last))
         given = torch.zeros_like(self._digest)
         if hidden_states is not None:
-            factors = column_factors(hidden_states.shape[1], hidden_states.device)
-            given = digest_rows(sum_rows(hidden_states.detach().contiguous(), factors))
+            given = _digest_of(hidden_states)
         digests = self._ranks.gather_integers(torch.stack([given, self._digest])).tolist()
         steps = self._steps if self.every else 1
         self.reset()
-        _require_equal(
-            [its for its, _ in digests],
-            "were given other hidden states; every rank must pass the same, so look for a missing "
-            "all-reduce or broadcast before the LM head",
-        )
+        _require_equal([its for its, _ in digests], _OTHER_STATES)
         _require_equal(
             [its for _, its in digests],
             f"sampled other tokens, or from other seeds or positions, in the last {steps} steps",
         )
 
+    def compare_states(self, hidden_states: Tensor, wait: Callable[[], None]) -> None:
+        """Compare hidden states [n, D] alone. Collective; waits for the GPU.
+
+        Args:
+            wait: waits for the GPU, and raises if another rank does not come.
+
+        Raises:
+            Desync: ranks differ; it names those that differ from most.
+        """
+        digests = self._ranks.gather_integers(_digest_of(hidden_states))
+        wait()
+        _require_equal(digests.tolist(), _OTHER_STATES)
+
     def reset(self) -> None:
         """Forget the steps so far; on all ranks."""
         self._digest.zero_()
         self.last, self._steps = None, 0
+
+
+_OTHER_STATES = (
+    "were given other hidden states; every rank must pass the same, so look for a missing "
+    "all-reduce or broadcast before the LM head"
+)
+
+
+def _digest_of(hidden_states: Tensor) -> Tensor:
+    factors = column_factors(hidden_states.shape[1], hidden_states.device)
+    return digest_rows(sum_rows(hidden_states.detach().contiguous(), factors))
 
 
 def _require_equal(digests: list[int], did: str) -> None:

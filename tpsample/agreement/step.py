@@ -1,10 +1,11 @@
 """Lets every rank learn of a call that is wrong on one, so that none takes part in it.
 
 Where ranks meet on the host (CPU tensors; `SwapExchange`) they compare a digest of all
-that decides the result (`Call.parts`) before anything of a call is returned or changed. It travels
-with the words of a step, and by itself where a call has none or is about to draw seeds. If a rank
-has an error, which has the digest 1, or digests differ, a gather brings the errors or the values. A
-rank that skipped a step has other positions.
+that decides the result (`Call.parts`) before anything of a call is returned or changed. In the
+first steps hidden states are among it, because from others all ranks draw the same wrong tokens.
+The digest travels with the words of a step, and by itself where a call has none or is about to draw
+seeds. If a rank has an error, which has the digest 1, or digests differ, a gather brings the errors
+or the values. A rank that skipped a step has other positions.
 
 Where ranks meet on the device the host must not wait in every step. There a rank that refuses one
 leaves the text in the store of the process group, where the `check()` of the others finds it.
@@ -24,6 +25,7 @@ from torch import Tensor
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
+from tpsample.core.tensors import capturing
 from tpsample.errors import Desync, PeerLost, RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.swap import SwapExchange
@@ -44,6 +46,7 @@ class Call(NamedTuple):
         positions: int64 [B], or None.
         num_samples: draws per row, or another number that must be equal.
         token_ids: int64, tokens the call is about, or None.
+        hidden_states: [B, D] that the first calls compare, or None.
     """
 
     name: str
@@ -52,6 +55,14 @@ class Call(NamedTuple):
     positions: Tensor | None = None
     num_samples: int = 1
     token_ids: Tensor | None = None
+    hidden_states: Tensor | None = None
+
+    def drawn_states(self) -> Tensor | None:
+        """Return the hidden states of the rows that are drawn; others may be anything."""
+        undrawn = getattr(self.batch, "undrawn", None)
+        if self.hidden_states is None or undrawn is None:
+            return self.hidden_states
+        return self.hidden_states[~undrawn.rows]
 
     def parts(self, sampler: int, step: int, seeds_drawn: int) -> dict[str, Any]:
         """Return all that decides the result, by name, in the order in which a difference is told.
@@ -132,6 +143,7 @@ class StepAgreement:
     def reset(self) -> None:
         """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
         self._left: str | None = None
+        self.compare_states()
         self._ranks.shared.left = None
         # A call that is not yet compared, or the error in its place, and which step was before it.
         self._open: tuple[Call | None, Exception | None, int] | None = None
@@ -188,6 +200,20 @@ class StepAgreement:
             call.batch.draw_seeds(self._seeds)
         return call
 
+    def compare_states(self) -> None:
+        """Compare the hidden states of the next steps, because a model may give ranks others."""
+        several = self._ranks.world_size > 1 and self._ranks.roll is not None
+        self._unseen = several * (FIRST_STEPS if self._swap is not None else 1)
+
+    def sees(self, call: Call) -> bool:
+        """Return whether a call is to compare hidden states by itself, and count it as seen."""
+        if self._swap is not None or not self._unseen or call.hidden_states is None:
+            return False
+        if capturing(call.hidden_states.device):  # the host may not wait
+            return False
+        self._unseen = 0
+        return True
+
     def compare(self) -> None:
         """Wait for what the peers have sent, and raise if their calls differ from this rank's.
 
@@ -200,6 +226,8 @@ class StepAgreement:
             return
         (call, error, step_before), self._open = self._open, None
         if self._swap.agrees() and error is None:
+            if self._unseen and call is not None and call.hidden_states is not None:
+                self._unseen -= 1
             return
         try:
             parts = {} if call is None else self._parts(call, step_before)
@@ -212,7 +240,11 @@ class StepAgreement:
     def _parts(self, call: Call, step: int | None) -> dict[str, Any]:
         """Return what decides the result of a call that follows a step."""
         assert self._swap is not None and step is not None
-        return call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
+        found = call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
+        states = call.drawn_states() if self._unseen else None
+        if states is not None:
+            found["hidden_states"] = f"{digest_bits(states) & (2**64 - 1):016x}"
+        return found
 
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may wait, that this rank is not in the step with them."""
@@ -229,9 +261,14 @@ def _digest(part: Any) -> object:
     return part.digest if isinstance(part, BatchPlan) else part
 
 
+FIRST_STEPS = 3
+"""How many steps compare their hidden states after a sampler is built, reset or refreshed."""
+
 _EXPECTED = {
     "call": SAME_CALL,
     "sampler": SAME_SAMPLER,
+    "hidden_states": f"{SAME}, by digest; look for a missing all-reduce or broadcast before the LM "
+    "head, and call refresh() and reset() on all ranks alike",
     "rows without a seed": f"{SAME}, and so must be how many seeds were drawn before",
     "positions": f"{SAME}; a rank that skipped a step has others",
     "tokens so far": f"{SAME}, by digest; every rank appends the same tokens as often",

@@ -110,7 +110,8 @@ class StepChecks:
         if out is not None:
             check_out(out, rows, num_samples, settings.device)
         at = positions_tensor(positions, rows, settings.device, self._positions)
-        return self.rows(name, batch, rows, at, num_samples=samples)
+        states = None if inputs.are_logits else inputs.given
+        return self.rows(name, batch, rows, at, num_samples=samples, hidden_states=states)
 
     def rows(
         self,
@@ -122,6 +123,7 @@ class StepChecks:
         masked_rows: int | None = None,
         num_samples: int = 1,
         token_ids: Tensor | None = None,
+        hidden_states: Tensor | None = None,
     ) -> Call:
         """Return a call on rows of a batch, whose state on this shard is made or refused here.
 
@@ -140,7 +142,7 @@ class StepChecks:
             batch = batch.view(rows)
         if batch.stores_logits:
             self._settings.ranks.require_group()
-        return Call(name, rows, batch, positions, num_samples, token_ids)
+        return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states)
 
     def prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
         """Return what `LMHeadSampler.prompt_logprobs` asks for. It reads the ids, so it waits."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 
 class Sealed:
-    """Base of classes whose objects take no new attribute once their `__init__` has ended."""
+    """Base of classes whose objects take no new attribute once their `__init__` has ended.
+
+    Attributes:
+        FIXED: attributes that cannot be set then either, with the way out.
+    """
+
+    FIXED: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -28,6 +34,10 @@ class Sealed:
 
     def __setattr__(self, name: str, value: object) -> None:
         own, kind = vars(self), type(self)
+        if "_sealed" in own and name in kind.FIXED:
+            raise AttributeError(
+                f"{name}: is fixed once {kind.__name__} is built; {kind.FIXED[name]}"
+            )
         if "_sealed" in own and name not in own and not hasattr(kind, name):
             near = difflib.get_close_matches(
                 name, [each for each in dir(self) if each[0] != "_"], 1

@@ -143,6 +143,8 @@ def _verify(
             masked_rows=num_rows * (num_drafts + 1),
             num_samples=num_drafts,
             token_ids=its,
+            # Those after the first id outside the vocabulary may be anything.
+            hidden_states=None if inputs.are_logits else inputs.given[:, 0],
         )
 
     with sampler.agreement:

@@ -1,0 +1,54 @@
+"""A module in place of the weight: its tensors are looked up in each call, whatever they are then.
+
+    load_state_dict(assign=True), module.weight = other, tie_weights, fully_shard, module.to(…)
+        put another tensor in the place of the one before, which the next call reads
+
+A module is taken if its logits are the product with its weight plus its bias. Other parameters,
+such as those of LoRA, would have no effect here, so a module with them is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+ATTRIBUTES = {"lm_head_weight": "weight", "bias": "bias"}
+"""Arguments of a sampler, and the attributes of a module that take their place."""
+
+
+def tensor_of(module: nn.Module, attribute: str) -> Tensor | None:
+    """Return what a module has under a name now."""
+    found = module._parameters.get(attribute)  # ten times as fast as the module's own look-up
+    return getattr(module, attribute, None) if found is None else found
+
+
+def tensors_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a sampler with the tensors of a module in place of the module.
+
+    Args:
+        given: the arguments that `checked_arguments` takes.
+
+    Raises:
+        TypeError, ValueError: the module is more than a product, or `bias` was given beside it.
+    """
+    module = given["weight"]
+    if not isinstance(module, nn.Module) or not isinstance(tensor_of(module, "weight"), Tensor):
+        return given
+    kind = type(module).__name__
+    own = (*ATTRIBUTES.values(), "parametrizations")
+    more = [name for name, _ in module.named_parameters() if name.split(".")[0] not in own]
+    if more:
+        raise TypeError(
+            f"lm_head_weight: {kind} has parameters beside weight and bias, {', '.join(more[:4])}; "
+            "pass its logits to sample_logits of a sampler over torch.empty(V_local, 0)"
+        )
+    if given["bias"] is not None:
+        raise ValueError(f"bias: {kind} brings its own; leave bias= out")
+    bias, head = tensor_of(module, "bias"), given["head"]
+    if bias is not None and (head.logit_scale != 1 or head.logit_softcap is not None):
+        raise ValueError(
+            f"lm_head_weight: {kind} adds its bias before logit_scale and logit_softcap, and the "
+            "sampler after them; pass its logits to sample_logits"
+        )
+    return given | {"weight": tensor_of(module, "weight"), "bias": bias}
