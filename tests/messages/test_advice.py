@@ -35,7 +35,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("pass its logits to sample_logits", "adds its bias before", "leave bias= out"),
         *("build another over the copied", "save the weight, and build"),
     ),
-    "test_the_next_step_reads_what_took_the_weights_place": ("in each step; assign that",),
+    "test_the_next_step_reads_what_took_the_weights_place": (
+        *("in each step; assign that", "^pass another weight to refresh"),
+    ),
     "test_hidden_states_that_differ_are_told_in_the_first_steps": (
         "look for a missing all-reduce",
     ),
