@@ -17,7 +17,7 @@ STATES = "hidden_states: must be the same on every rank, by digest; look for a m
 
 
 def _given(differ: bool, rows: int = B) -> torch.Tensor:
-    """Hidden states, the last row of which is another one on rank 1."""
+    """Hidden states, whose last row is another one on rank 1."""
     states = torch.arange(rows * D, dtype=torch.float32).view(rows, D).cos()
     if differ and dist.get_rank() == 1:
         states[-1, 0] += 1

@@ -79,8 +79,8 @@ tpsample/core/sealed.py
     + if False:
     > test_a_process_alone_is_told[max_tokens]
     objects take any attribute
-    - if "_sealed" in own and
-    + if False and
+    - if "_sealed" in own and name not in own
+    + if False and name not in own
     > test_an_attribute_that_an_object_does_not_have_is_refused
 tpsample/request/controls/apply.py
     drafts are not penalised
