@@ -1,4 +1,4 @@
-"""What a roll call says of who is missing, with a store that may lose its answers."""
+"""A roll call names who is missing, with a store that may lose its answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tpsample import PeerLost
 from tpsample.ranks import roll_call
 from tpsample.ranks.roll_call import RollCall
 
@@ -62,12 +63,12 @@ def test_a_store_that_has_not_this_ranks_own_word_is_what_is_lost(
     # The same where the store is silent from the start, and where ranks begin anew.
     monkeypatch.setattr(calling._store, "set", lambda *_: False)
     assert calling.lost().ranks == named
-    with pytest.raises(roll_call.PeerLost, match=r"reset: .* did not answer") as raised:
+    with pytest.raises(PeerLost, match=r"reset: .* did not answer") as raised:
         calling.begin_anew(0.0)
     assert raised.value.ranks == named
     monkeypatch.setattr(calling._store, "set", lambda *_: True)
     monkeypatch.setattr(calling._store, "has", lambda *_: False)
-    with pytest.raises(roll_call.PeerLost, match=r"reset: the store .* did not answer") as raised:
+    with pytest.raises(PeerLost, match=r"reset: the store .* did not answer") as raised:
         calling.begin_anew(0.0)
     assert raised.value.ranks == named
 
