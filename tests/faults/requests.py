@@ -241,4 +241,15 @@ tpsample/agreement/construction.py
     - weight.detach()
     + weight
     > test_steps_with_gradients_leave_nothing_behind
+tpsample/core/checks.py
+    a message is as long as what came
+    - return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} …"
+    + return text
+    > test_of_a_request[temperature]
+    > test_of_a_record
+tpsample/record/format.py
+    a file that is not there is no safetensors file
+    - why = "it is a folder" if Path(path).is_dir() else error
+    + why = f"not a safetensors file: {error}"
+    > test_a_file_that_cannot_be_read_is_not_called_a_wrong_one
 """)

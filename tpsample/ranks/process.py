@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpsample.core.checks import describe
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.roll_call import RollCall
 
@@ -249,7 +250,8 @@ def ranks_of(group: object) -> Ranks:
             raise ValueError("group: this process is not a member of the group")
         way_out = "; pass its group, .get_group()" if hasattr(group, "get_group") else ""
         raise TypeError(
-            f'group: expected a torch process group, None or "{ALONE}", got {group!r}{way_out}'
+            f'group: expected a torch process group, None or "{ALONE}", got '
+            f"{describe(group)}{way_out}"
         )
     return ProcessRanks(group)
 
