@@ -163,4 +163,9 @@ tpsample/record/trace.py
     - inside = torch.arange(self.step) < until.unsqueeze(1)
     + inside = torch.arange(self.step) <= until.unsqueeze(1)
     > test_what_lies_behind_the_end_of_a_row_is_blank
+tpsample/cli/decode.py
+    the rate of generate counts the step that compiles
+    - done.seconds = time.perf_counter() - start - done.first_s
+    + done.seconds = time.perf_counter() - start
+    > test_the_rate_begins_behind_the_first_step_which_may_compile
 """)
