@@ -14,6 +14,7 @@ import torch
 
 import tpsample
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
+from tpsample.ranks.ranks import require_equal
 from tpsample.record.format import KEY, Record, read
 from tpsample.request.as_json import Changes, from_json
 
@@ -114,3 +115,9 @@ def test_errors_show_a_value_by_describe() -> None:
                 if isinstance(part, ast.FormattedValue) and part.conversion == ord("r"):
                     found.add(str(path.relative_to(PACKAGE)))
     assert found == OWN
+
+
+def test_of_a_difference_between_ranks() -> None:
+    records = [{"allowed_token_ids": str([rank] * 10**5)} for rank in range(8)]
+    said = said_by(require_equal, records)
+    assert "allowed_token_ids: must be the same" in said and len(said) <= 8 * 100 + 60
