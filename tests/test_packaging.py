@@ -97,6 +97,21 @@ def test_every_source_is_python_of_the_oldest_version() -> None:
             ast.parse(path.read_text(), str(path), feature_version=OLDEST)
 
 
+def test_a_bare_install_has_what_the_package_imports_first() -> None:
+    """Engines and Numba are imported where they are used; torch warns without numpy."""
+    imported = {"numpy"}
+    for path in (ROOT / "tpsample").rglob("*.py"):
+        if "integrations" not in path.parts and "native" not in path.parts:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.Import):
+                    imported |= {name.name.partition(".")[0] for name in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    imported.add(node.module.partition(".")[0])
+    needed = imported - sys.stdlib_module_names - {"tpsample"}
+    listed = {re.split("[><=;]", each)[0] for each in PROJECT["project"]["dependencies"]}
+    assert needed == listed
+
+
 def test_the_sdist_has_what_its_makefile_and_its_readmes_name() -> None:
     included = set(PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
     makefile = (ROOT / "Makefile").read_text()
