@@ -315,3 +315,10 @@ def test_arguments_go_where_the_client_takes_them():
         *("top_k", "min_p", "repetition_penalty", "min_tokens", "bad_words"),
         *("allowed_token_ids", "logprob_token_ids"),
     }
+
+
+def test_the_page_has_the_lines_that_a_lost_rank_leaves():
+    page = (comparison.ROOT / "tpsample" / "integrations" / "README.md").read_text()
+    rows = page.partition("### A lost rank")[2].partition("\n## ")[0]
+    assert [part for part in verdicts.NOTICED.values() if part.strip("/") not in rows] == []
+    assert "Unexpected: grammar rejected tokens" in page and "status 500" in page
