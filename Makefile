@@ -1,7 +1,7 @@
 # make demo | test | pytest | mutants | soak | bench | scaling | engines | hosts | gpu | docs | lint | clean. Each makes the environment .venv on first use.
 #
-#   PYTHON  interpreter of the environment, 3.10 or later
-#   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cli,cpu,hf,mpi,bench,test,docs,dev,cu12
+#   PYTHON  interpreter of the environment, 3.11 or later
+#   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cpu,hf,mpi,bench,test,docs,dev,cu12
 #   EXTRAS  extras of pyproject.toml
 #   NPROC   ranks of the demo; default 2, or 1 where there is one GPU
 #   PROMPT  what to ask; default a batch of five prompts
@@ -13,7 +13,7 @@
 
 PYTHON ?= python3
 C ?= constraints/default.txt
-EXTRAS ?= cli,cpu,hf,mpi,bench,test,docs,dev
+EXTRAS ?= cpu,hf,mpi,bench,test,docs,dev
 export NPROC PROMPT MODEL
 
 # One stamp per choice of versions and extras: another choice installs again.

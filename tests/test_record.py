@@ -213,13 +213,13 @@ def test_a_pickle_is_not_loaded(tmp_path, capsys):
     (tmp_path / "step").write_bytes(pickle.dumps(_Bomb()))
     with pytest.raises(ValueError, match="not a safetensors file"):
         verify_record(tmp_path / "step")
-    with pytest.raises(ValueError, match="not a safetensors file"):
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
         verify_record(tmp_path / "missing")
     assert "exploded" not in capsys.readouterr().out
 
 
 def test_the_command(tmp_path):
-    pytest.importorskip("rich", reason="needs the extra cli")
+    pytest.importorskip("rich", reason="needs typer and rich")
     _record(tmp_path / "good")
     _record(tmp_path / "bad")
     token_ids = load_file(tmp_path / "bad")["token_ids"] ^ 1
@@ -231,4 +231,4 @@ def test_the_command(tmp_path):
     bad = invoke("verify", tmp_path / "good", tmp_path / "bad")
     assert bad.exit_code == 1 and bad.stdout.count("REFUTED: recorded token") == 6
     unusable = invoke("verify", tmp_path / "none")
-    assert unusable.exit_code == 2 and "not a safetensors file" in unusable.output
+    assert unusable.exit_code == 2 and "cannot be read: No such file" in unusable.output

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
+from tpsample.core.checks import describe
 from tpsample.ranks.addresses import address_towards, interface_of
 from tpsample.ranks.process import ranks_of
 
@@ -124,7 +125,7 @@ def _number(env: Mapping[str, str], name: str, source: str) -> int:
     # Slurm writes tasks per node as "4(x2),3".
     number = re.match(r"\d+(?=$|\(|,)", env[name].strip())
     if number is None:
-        raise LaunchError(f"{name}={env[name]!r}: expected a number >= 0, as {source} sets")
+        raise LaunchError(f"{name}={describe(env[name])}: expected a number >= 0, as {source} sets")
     return int(number[0])
 
 

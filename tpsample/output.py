@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import describe
 from tpsample.core.word import NO_TOKEN, Status
 
 _OK, _BAD_SLOT = int(Status.OK), int(Status.BAD_SLOT)
@@ -99,7 +100,7 @@ class SampleOutput:
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that names what there is."""
             names = ", ".join(field.name for field in fields(self))
-            raise AttributeError(f"SampleOutput has no {name!r}; it has {names}")
+            raise AttributeError(f"SampleOutput has no {describe(name)}; it has {names}")
 
     def name_undrawn(self, rows: Tensor, bad: Tensor) -> None:
         """Write -1 and a status where a row was not drawn.

@@ -30,7 +30,9 @@ def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
 
     Where the files came without their repository, TPSAMPLE_COMMIT names the commit.
     """
-    changes = printed("git", "-C", str(ROOT), "status", "--porcelain")
+    # Pages of results are no code, and a run leaves one that nobody has committed yet.
+    code = ("--untracked-files=no", "--", ".", ":!benchmarks/results")
+    changes = printed("git", "-C", str(ROOT), "status", "--porcelain", *code)
     record: dict[str, Any] = {
         "date": date.today().isoformat(),
         "command": command(),

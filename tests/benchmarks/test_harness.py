@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,3 +144,30 @@ def test_a_real_size_on_a_busy_cpu_is_not_called_tiny(tmp_path, monkeypatch):
     page = write_page(tmp_path).read_text()
     assert "Tiny sizes" not in page and "not quiet, so take no time from here" in page
     assert "\\*" not in page
+
+
+def test_a_page_of_results_is_no_change_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> None:
+        own = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", str(tmp_path), *own, *words], check=True, capture_output=True)
+
+    page = tmp_path / "benchmarks" / "results" / "scaling" / "README.md"
+    page.parent.mkdir(parents=True)
+    (tmp_path / "code.py").write_text("")
+    page.write_text("")
+    git("init")
+    git("add", ".")
+    git("commit", "--message", "one")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+
+    def changed() -> bool | None:
+        return machine.describe(torch.device("cpu"))["uncommitted_changes"]
+
+    assert changed() is False
+    page.write_text("measured again")
+    page.with_name("result.json").write_text("{}")
+    assert changed() is False
+    (tmp_path / "code.py").write_text("pass")
+    assert changed() is True

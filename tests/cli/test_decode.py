@@ -10,6 +10,7 @@ import torch
 
 from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import LMHeadSampler, SampleOutput, SamplingParams, Status
+from tpsample.cli import report
 from tpsample.cli.decode import decode
 from tpsample.cli.model import Model
 from tpsample.cli.requests import Row
@@ -63,3 +64,26 @@ def test_no_token_stops_decoding(tiny_model: Model) -> None:
     broken: Any = Scripted([[-1]], Status.NAN)
     with pytest.raises(RuntimeError, match="row 0: no token could be sampled: NAN"):
         decode(tiny_model, [Row(tiny_model, [9], SamplingParams(), 5)], broken)
+
+
+def test_the_rate_begins_behind_the_first_step_which_may_compile(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Scripted):
+        """The first step takes 60 s, and each later one 2 s."""
+
+        def __call__(self, *arguments: Any) -> SampleOutput:
+            times.append(times[-1] + (2 if self.seen else 60))
+            return super().__call__(*arguments)
+
+    times = [0.0]
+    monkeypatch.setattr("tpsample.cli.decode.time.perf_counter", lambda: times[-1])
+    for tokens, said in (
+        (4, {"tokens per second": "0.5 (all 1 rows, behind the first step)",
+             "time": "60.0 s for the first step, 6.0 s for 3 tokens in 3 more"}),
+        (1, {"time": "60.0 s for the first step"}),
+    ):  # fmt: skip
+        script: Any = Slow([[1], [2], [3], [4]])
+        decoded = decode(tiny_model, [Row(tiny_model, [9], SamplingParams(), tokens)], script)
+        assert (decoded.first_s, decoded.seconds) == (60, 2 * (tokens - 1))
+        assert dict(report.speed(decoded)) == said

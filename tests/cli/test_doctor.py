@@ -1,12 +1,17 @@
 """`tpsample doctor`, alone and on ranks, without a GPU."""
 
+import importlib.metadata
+import itertools
+import re
+
 import pytest
 
-pytest.importorskip("rich", reason="needs the extra cli")
+pytest.importorskip("rich", reason="needs typer and rich")
 
 import tpsample.cli.doctor
 from tests.support.commands import STARTERS, invoke, run_command
 from tests.support.tiers import long
+from tpsample.core.machine import how_to_install
 
 
 def test_alone():
@@ -37,8 +42,30 @@ def test_wrong_tokens_are_an_error(monkeypatch):
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(tpsample.cli.doctor.PACKAGES, "no-such-package", "hf")
     shown = invoke("doctor", "--seconds", 0)
-    hint = "hint: no-such-package missing: in a clone of tpsample, pip install '.[hf]'"
-    assert hint in shown.output
+    assert f"hint: no-such-package missing: {how_to_install('hf')}\n" in shown.output
+
+
+def test_a_version_that_an_adapter_refuses_has_a_hint(monkeypatch):
+    version = importlib.metadata.version
+    versions = {"transformers": "5.20.2", "vllm": "0.32.1+cpu"}
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: versions.get(name) or version(name)
+    )
+    shown = " ".join(invoke("doctor", "--seconds", 0).output.split())
+    assert "transformers 5.20.2 " in shown and "vllm 0.32.1+cpu " in shown
+    (hint,) = re.findall(r"hint: tpsample\.integrations\.\S+: [^;]*; pip install '[^']*'", shown)
+    assert hint.endswith("5.20.2 is installed; pip install 'transformers==5.23.*'")
+
+
+def test_the_first_step_is_not_timed_because_it_may_compile(monkeypatch):
+    clock = itertools.count(0, 100)
+    monkeypatch.setattr(tpsample.cli.doctor.time, "perf_counter", lambda: next(clock))
+    (line,) = re.findall("self-check.*", invoke("doctor", "--seconds", 0).output)
+    assert line.endswith(": ok; 1 step, 4 tokens")
+    seen = [0, *(0, 50, 50), *(50, 60, 60), *(60, 70, 70)]  # a start, an end and a look per step
+    clock = itertools.chain(seen, itertools.repeat(70))
+    (line,) = re.findall("self-check.*", invoke("doctor", "--seconds", 60).output)
+    assert line.endswith(": ok; 3 steps, 12 tokens, slowest behind the first 10000.0 ms")
 
 
 @pytest.mark.parametrize("source", ["torchrun", *long("mpi4py")])

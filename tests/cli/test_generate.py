@@ -18,6 +18,7 @@ from tpsample import LMHeadSampler, SampleOutput, reference
 from tpsample.cli import check as checking
 from tpsample.cli import report
 from tpsample.cli.model import Model
+from tpsample.core.machine import how_to_install
 
 TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
 FIVE = tuple(word for t in (0, 0.5, 0.7, 0.8, 1) for word in ("--temperature", str(t)))
@@ -167,4 +168,4 @@ def test_without_the_extra_the_command_says_which(missing: str) -> None:
     done = run_command(sys.executable, "-c", program)
     assert done.returncode == 1
     assert missing in done.stderr
-    assert done.stderr.strip().endswith("in a clone of tpsample, pip install '.[cli,hf]'")
+    assert done.stderr.strip().endswith(how_to_install())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("rich", reason="needs the extra cli")
+pytest.importorskip("rich", reason="needs typer and rich")
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiers import long

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 pytest.importorskip("safetensors", reason="needs the extra hf")
-pytest.importorskip("rich", reason="needs the extra cli")
+pytest.importorskip("rich", reason="needs typer and rich")
 import typer
 from typer.testing import CliRunner
 

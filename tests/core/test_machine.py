@@ -1,16 +1,62 @@
 """A CPU without Numba takes the definition, and says in one line why."""
 
 import importlib
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 import torch
 
+import tpsample
+from tests.support.commands import ROOT
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.agreement import construction
+from tpsample.core import machine
 from tpsample.core.machine import numba_missing
 
-WAY_OUT = "; in a clone of tpsample, pip install '.[cpu]'"
+WAY_OUT = f"; {machine.how_to_install('cpu')}"
+WHEEL = "/tmp/a b/tpsample-0.1.0-py3-none-any.whl"
+CAME = {
+    "a clone, editable": (
+        {"url": "file:///home/a%20b", "dir_info": {"editable": True}},
+        "pip install -e '/home/a b[cpu]'",
+    ),
+    "a wheel": (
+        {"url": f"file://{quote(WHEEL)}", "archive_info": {}},
+        f"pip install 'tpsample[cpu] @ file://{quote(WHEEL)}', with its new place, because nothing "
+        "is there now",
+    ),
+    "an address": (
+        {"url": "https://host/tpsample.whl", "archive_info": {}},
+        "pip install 'tpsample[cpu] @ https://host/tpsample.whl'",
+    ),
+    "a repository": (
+        {"url": "https://host/r.git", "vcs_info": {"vcs": "git", "commit_id": "0123"}},
+        "pip install 'tpsample[cpu] @ git+https://host/r.git@0123'",
+    ),
+    "a name": (None, f"pip install 'tpsample[cpu]=={tpsample.__version__}'"),
+}
+"""The notes of pip beside the package, and the command that then installs an extra."""
+
+
+@pytest.mark.parametrize("came", CAME)
+def test_an_extra_is_installed_from_where_the_package_came(came, monkeypatch):
+    written, command = CAME[came]
+    text = None if written is None else json.dumps(written)
+    beside = SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
+    monkeypatch.setattr(machine, "distribution", lambda name: beside)
+    assert machine.how_to_install("cpu") == command
+
+
+def test_files_on_the_path_are_installed_where_they_lie(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(machine, "distribution", missing)
+    assert machine.how_to_install("cpu") == f"pip install {shlex.quote(f'{ROOT}[cpu]')}"
 
 
 def _raises(error):

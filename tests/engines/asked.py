@@ -70,6 +70,12 @@ KINDS: dict[str, Asked] = {
 }
 """One request of each kind; they are asked all at once."""
 
+NOTHING_LEFT: Asked = {
+    "structured_outputs": {"regex": "[0-9]{3}"},
+    "allowed_token_ids": [5000],
+}
+"""A grammar and a mask that have no token in common."""
+
 GREEDY: dict[str, Asked] = {
     name: _ask(each["prompt"], temperature=0) for name, each in KINDS.items()
 }

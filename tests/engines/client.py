@@ -23,6 +23,7 @@ from tests.engines.asked import (
     FAILING_SEED,
     GREEDY,
     KINDS,
+    NOTHING_LEFT,
     OPENAI,
     SIXTEEN,
     TOKENS,
@@ -114,6 +115,7 @@ async def more(client: AsyncOpenAI) -> dict[str, Answer]:
         found[f"alone, seed {seed}"] = await ask(client, {**first, "seed": seed})
     found["prompt logprobs"] = await ask(client, {**KINDS["greedy"], "prompt_logprobs": 1})
     found["refused"] = await ask(client, {**first, "thinking_token_budget": 5})
+    found["nothing left"] = await ask(client, {**first, **NOTHING_LEFT})
     found["still there"] = await ask(client, first)
     return found
 

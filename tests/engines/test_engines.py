@@ -74,6 +74,29 @@ def test_a_row_of_nan_has_to_end_alone():
     assert [v.held for v in verdicts.one_row_fails(failing, own)] == [False, False]
 
 
+def test_a_lost_rank_is_told_by_whoever_noticed_first():
+    ours = "(Worker_TP0) PeerLost: exchange: rank 1 did not answer in step 5; tokens"
+    trunk = "(Worker_TP0) RuntimeError: [x/gloo/transport/tcp/pair.cc:553] Connection closed"
+    monitor = "(EngineCore) Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"
+    cut = {"error": "EngineCore encountered an issue.", "pieces": 6}
+    for log, who in (
+        (f"{trunk}\n{ours}\n", ("tpsample", "the trunk's gloo")),
+        (trunk, ("the trunk's gloo",)),
+        (monitor, ("vLLM's monitor",)),
+    ):
+        found = verdicts.lost(log, 0, 3.0, cut)
+        assert [verdict.held for verdict in found] == [True] * 3
+        assert [each for each in verdicts.NOTICED if f"{each}: " in found[-1].found] == [*who]
+    other = ours.replace("rank 1", "rank 0")
+    found = verdicts.lost(f"{other}\nrank 1 died\n", None, 90.0, {"pieces": 400})
+    assert [verdict.held for verdict in found] == [False] * 3
+
+
+def test_a_row_that_a_grammar_leaves_nothing_is_an_error():
+    assert verdicts.nothing_left({"error": "Error code: 500 - {'error': 'internal'}"}).held
+    assert not verdicts.nothing_left(answer(1, finish="stop")).held
+
+
 def test_the_oracle_has_to_have_looked():
     seen = {"oracle": True, "rows": 5, "steps": 2, "unequal": 0}
     assert verdicts.oracle("V1", [seen]).held
@@ -221,7 +244,9 @@ def test_a_run_goes_on_where_the_last_one_of_its_commit_stopped(parts, capsys):
     parts.broken |= {last}
     assert parts.run() == 3 and parts.taken == list(command.NAMES)
     said = capsys.readouterr().out
-    assert said.endswith(f" {len(command.NAMES) - 1} held, 0 failed, 1 not run\n")
+    count, end = said.splitlines()[-2:]
+    assert count.endswith(f" {len(command.NAMES) - 1} held, 0 failed, 1 not run")
+    assert "nothing failed; the same command runs the rest" in end
     parts.taken.clear()
     parts.broken.clear()
     assert parts.run() == 0 and parts.taken == [last]
@@ -290,3 +315,10 @@ def test_arguments_go_where_the_client_takes_them():
         *("top_k", "min_p", "repetition_penalty", "min_tokens", "bad_words"),
         *("allowed_token_ids", "logprob_token_ids"),
     }
+
+
+def test_the_page_has_the_lines_that_a_lost_rank_leaves():
+    page = (comparison.ROOT / "tpsample" / "integrations" / "README.md").read_text()
+    rows = page.partition("### A lost rank")[2].partition("\n## ")[0]
+    assert [part for part in verdicts.NOTICED.values() if part.strip("/") not in rows] == []
+    assert "Unexpected: grammar rejected tokens" in page and "status 500" in page

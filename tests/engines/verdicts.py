@@ -94,6 +94,52 @@ def ways_of_asking(more: Answers, kinds: Answers) -> list[Verdict]:
             "thinking_token_budget" in refused and _tokens(more, "still there") == whole["tokens"],
             refused[:120],
         ),
+        nothing_left(more["nothing left"]),
+    ]
+
+
+def nothing_left(answer: Answers) -> Verdict:
+    """Say whether a row whose grammar and masks forbid every token ended as the page says."""
+    said = str(answer.get("error") or answer)
+    return Verdict(
+        "a row that a grammar leaves no token ends with status 500", "code: 500" in said, said[:120]
+    )
+
+
+NOTICED = {
+    "tpsample": "PeerLost: exchange: rank 1 did not answer",
+    "the trunk's gloo": "/gloo/transport/",
+    "vLLM's monitor": "Worker proc VllmWorker-1 died",
+}
+"""Parts of the lines by which a log says that rank 1 was lost, by who wrote it."""
+
+
+def lost(log: str, code: int | None, took_s: float, stream: Answers) -> list[Verdict]:
+    """Look at what became of a server whose rank 1 was killed in the middle of a stream.
+
+    The first that notices ends the engine, so which of the lines are there is a race.
+
+    Args:
+        code: exit code of the server, None if it still runs.
+        stream: what the client was answered.
+    """
+    told = [
+        f"{who}: {part}{log.partition(part)[2].splitlines()[0][:100]}"
+        for who, part in NOTICED.items()
+        if part in log
+    ]
+    return [
+        Verdict(
+            "a killed worker ends the server",
+            code is not None,
+            "it still runs" if code is None else f"exit code {code} after {took_s:.0f} s",
+        ),
+        Verdict(
+            "the client's stream ends with an error",
+            "error" in stream,
+            f"{stream.get('error', 'none')} after {stream.get('pieces', 0)} pieces",
+        ),
+        Verdict("the log says that a rank is lost", bool(told), "; ".join(told) or "nothing"),
     ]
 
 

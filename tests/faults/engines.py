@@ -163,4 +163,26 @@ tpsample/record/trace.py
     - inside = torch.arange(self.step) < until.unsqueeze(1)
     + inside = torch.arange(self.step) <= until.unsqueeze(1)
     > test_what_lies_behind_the_end_of_a_row_is_blank
+tpsample/core/machine.py
+    an extra is looked for under a name that no index has
+    - which = f" @ {url}" if url else f"=={__version__}"
+    + which = f"=={__version__}"
+    > test_an_extra_is_installed_from_where_the_package_came
+    a wheel that was moved is looked for where it was
+    - * (not Path(path).exists())
+    + * False
+tpsample/cli/doctor.py
+    doctor says nothing of a version that an adapter refuses
+    - hints.append(str(error))
+    + pass
+    > test_a_version_that_an_adapter_refuses_has_a_hint
+    the step that compiles is the slowest
+    - {max(took[1:]) * 1e3:.1f}
+    + {max(took) * 1e3:.1f}
+    > test_the_first_step_is_not_timed_because_it_may_compile
+tpsample/cli/decode.py
+    the rate of generate counts the step that compiles
+    - done.seconds = time.perf_counter() - start - done.first_s
+    + done.seconds = time.perf_counter() - start
+    > test_the_rate_begins_behind_the_first_step_which_may_compile
 """)

@@ -270,6 +270,15 @@ tpsample/ranks/process.py
     - group == ALONE:
     + False:
     > test_a_rank_of_two_samples_alone
+tpsample/ranks/roll_call.py
+    a rank whose words are lost names itself
+    - if on_host and texts[self._rank] is None:
+    + if False:
+    > test_a_store_that_has_not_this_ranks_own_word_is_what_is_lost
+    a step behind a reset looks like one before it
+    - since = " since the last reset" if self._generation else ""
+    + since = ""
+    > test_after_a_reset_the_text_says_since_when_steps_are_counted
 tpsample/ranks/bounded_store.py
     a rank waits for the store without an end
     - self._asking.join(max(0.0, deadline - time.monotonic()))

@@ -232,13 +232,25 @@ tpsample/request/step.py
     + rows = self.given.transpose(0, -2)
     +         if
     > test_given_logits_are_verified_alike[1]
-tpsample/agreement/construction.py
+tpsample/agreement/held_rows.py
     rows of a weight are joined by what autocast refuses
     - few = weight[[*rows[:16], *rows[-16:]]]
-    + few = torch.cat([weight[:16], weight[-16:]])
+    + few = __import__("torch").cat([weight[:16], weight[-16:]])
     > test_a_sampler_may_be_built_and_called_under_autocast[None-dtype1]
+tpsample/agreement/construction.py
     the weight keeps its gradient
     - weight.detach()
     + weight
     > test_steps_with_gradients_leave_nothing_behind
+tpsample/core/checks.py
+    a message is as long as what came
+    - return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} …"
+    + return text
+    > test_of_a_request[temperature]
+    > test_of_a_record
+tpsample/record/format.py
+    a file that is not there is no safetensors file
+    - why = "it is a folder" if Path(path).is_dir() else error
+    + why = f"not a safetensors file: {error}"
+    > test_a_file_that_cannot_be_read_is_not_called_a_wrong_one
 """)

@@ -45,3 +45,10 @@ def test_the_table_of_versions_says_what_is_tried_and_pinned():
     table = PAGE[PAGE.index("## Versions") :].partition("\n## ")[0]
     for expected in (*pinned, *engines, *(f"`{name}{bound}`" for name, bound in bounds)):
         assert expected in table, expected
+
+
+def test_the_extra_installs_what_the_adapter_takes_now_and_later():
+    tried = TRIED["transformers"]
+    major, _, minor = tried.partition(".")
+    bounds = f'"transformers>={tried},<{major}.{int(minor) + 1}"'
+    assert bounds in (ROOT / "pyproject.toml").read_text()

@@ -38,7 +38,7 @@ def test_the_command_line_says_it_in_one_line_and_tells_torchrun(
     name: str, offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report of torchrun is longer than the line, and comes after it."""
-    testing = pytest.importorskip("typer.testing", reason="needs the extra cli")
+    testing = pytest.importorskip("typer.testing", reason="needs typer and rich")
     from tpsample.cli.app import app
 
     monkeypatch.chdir(tmp_path)

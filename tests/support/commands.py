@@ -94,7 +94,7 @@ def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 def invoke(*words: object) -> Any:
     """Run `tpsample` with these words in this process: one rank, and no import to wait for."""
-    from typer.testing import CliRunner  # the tests on a GPU do without the extra cli
+    from typer.testing import CliRunner  # the tests on a GPU do without typer
 
     from tpsample.cli.app import app
 

@@ -1,4 +1,4 @@
-"""Libraries that stand for CUDA's, so that a CUDA build of torch is imported on a CPU.
+"""Libraries that stand for CUDA's, so that a CUDA build of torch runs on a CPU, without them.
 
     python -m tests.support.cuda_stubs FOLDER    of an environment with torch alone
 
@@ -16,12 +16,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _OF_CUDA = re.compile(r"lib(cu|nv|nccl)")
+_CUDA_PACKAGES = re.compile(r"^Requires-Dist: (nvidia|cuda)-.*\n", re.MULTILINE)
 _FUNCTION = re.compile(r"(cu|nccl|nv|CUDA)")
 
 
 def make(environment: Path) -> list[str]:
-    """Write the libraries beside torch's own, and return their names."""
+    """Write the libraries beside torch's own, and return their names.
+
+    torch's metadata then name no packages of CUDA's, so that pip may install others beside it. A
+    build for CPUs stays as it is.
+    """
     (folder,) = environment.glob("lib/python3*/site-packages/torch/lib")
+    (metadata,) = environment.glob("lib/python3*/site-packages/torch-*/METADATA")
+    text, count = _CUDA_PACKAGES.subn("", metadata.read_text())
+    if not count:
+        return []
+    metadata.write_text(text)
+    # This one call is made on a CPU, too, and torch crashes over an error of a stub.
+    graphs = folder.parent / "cuda" / "graphs.py"
+    graphs.write_text(
+        graphs.read_text().replace("return _cuda_isCurrentStreamCapturing()", "return False")
+    )
     needed: set[str] = set()
     library_of: dict[str, str] = {}  # by version
     functions: dict[str, set[str]] = defaultdict(set)  # by version, "" is none

@@ -14,6 +14,7 @@ import re
 import runpy
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -21,11 +22,6 @@ from unittest import mock
 from torch.distributed.run import get_args_parser
 
 from tests.support.commands import ROOT, run_command
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # an environment without it cannot check extras, and says so
-    tomllib = None
 
 Options = tuple[str, list[str]]
 """A module and the words that it is to parse."""
@@ -86,7 +82,7 @@ class Parsed(BaseException):
 
 def wrong_with(module: str, words: list[str]) -> str:
     """Let a module parse its options and stop there; return what is wrong with them, or ""."""
-    from typer.core import TyperCommand  # of the extra cli
+    from typer.core import TyperCommand
 
     def stop(*_: object) -> NoReturn:
         raise Parsed
@@ -202,8 +198,6 @@ def _from(words: list[str], pattern: re.Pattern[str]) -> list[str]:
 
 def _require_installable(words: list[str]) -> None:
     """Refuse what pip could not install: extras that are not there, another pinned package."""
-    if tomllib is None:
-        return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in words:
         if extras := re.fullmatch(r"\.\[(.*)\]", word):

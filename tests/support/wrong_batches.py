@@ -87,7 +87,7 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
     "max_tokens": (
         lambda: request(temperature=1, max_tokens=16),
         "max_tokens: not a field of SamplingParams; when an answer ends is the engine's to decide, "
-        "as in launch/examples/continuous_batching.py",
+        "between two steps",
     ),
     "stop": (
         lambda: request(stop=["."]),

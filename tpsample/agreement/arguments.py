@@ -99,7 +99,7 @@ def _check_weight(weight: object) -> None:
 
 def _check_shard(shard: VocabShard, weight: Tensor, vocab_size: int | None) -> None:
     if not isinstance(shard, VocabShard):
-        raise TypeError(f"shard: expected a VocabShard, got {shard!r}")
+        raise TypeError(f"shard: expected a VocabShard, got {describe(shard)}")
     if len(shard) > weight.shape[0]:
         raise ValueError(
             f"shard: {shard} needs {len(shard)} weight rows, lm_head_weight has {weight.shape[0]}"
@@ -121,7 +121,11 @@ def _checked_head(head: Head) -> Head:
     """Return the head with floats of Python's, because other numbers cannot be sent as JSON."""
     scale, cap = real_number(head.logit_scale), head.logit_softcap
     if not math.isfinite(scale) or scale == 0:
-        raise ValueError(f"logit_scale: expected a finite number ≠ 0, got {head.logit_scale!r}")
+        raise ValueError(
+            f"logit_scale: expected a finite number ≠ 0, got {describe(head.logit_scale)}"
+        )
     if cap is not None and not (math.isfinite(real_number(cap)) and real_number(cap) > 0):
-        raise ValueError(f"logit_softcap: expected None or a finite number > 0, got {cap!r}")
+        raise ValueError(
+            f"logit_softcap: expected None or a finite number > 0, got {describe(cap)}"
+        )
     return Head(scale, None if cap is None else real_number(cap))

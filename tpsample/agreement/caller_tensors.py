@@ -176,7 +176,7 @@ def local_arguments(
         if given["shard"] not in (None, shard):
             raise ValueError(
                 f"shard: lm_head_weight is a DTensor whose rows on this rank are {shard}, got "
-                f"{given['shard']!r}; leave shard= out"
+                f"{describe(given['shard'])}; leave shard= out"
             )
         bias = _local_bias(given["bias"], weight)
     except (TypeError, ValueError) as wrong:
@@ -225,7 +225,7 @@ def _check_group(group: object, of_mesh: dist.ProcessGroup, axis: int) -> None:
     if not same:
         raise ValueError(
             f"group: lm_head_weight is a DTensor over ranks {ranks}, axis {axis} of its mesh, got "
-            f"{group!r}; leave group= out"
+            f"{describe(group)}; leave group= out"
         )
 
 

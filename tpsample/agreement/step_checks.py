@@ -201,7 +201,7 @@ def check_batch(batch: object, settings: Settings) -> None:
     if batch.device != device:
         raise ValueError(
             f"batch: expected tensors on {device}, got {batch.device}; build it with "
-            f"device={str(device)!r}"
+            f"device={describe(str(device))}"
         )
 
 

@@ -6,7 +6,7 @@ from tpsample.core.machine import how_to_install
 
 
 def main() -> None:
-    """Run the command line; without the extra it needs, say which one."""
+    """Run the command line; without a package that it needs, say which, and how to install it."""
     try:
         from tpsample.cli.app import app
     except ModuleNotFoundError as error:

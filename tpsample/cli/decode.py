@@ -35,12 +35,15 @@ class Decoded:
     """The steps that some rows took, and how many of their drafts were accepted.
 
     Attributes:
+        first_s: how long the first pass and its tokens took, which may compile kernels.
+        seconds: how long all later ones took.
         forwards: passes of the model, the prompt's included.
         row_steps: row × pass, of rows that had not ended.
         proposed, accepted: drafts of such rows.
     """
 
     rows: Sequence[Row]
+    first_s: float = 0.0
     seconds: float = 0.0
     forwards: int = 0
     row_steps: int = 0
@@ -125,6 +128,8 @@ def decode(
                 if row.ended:
                     break
         on_step()
+        if done.forwards == 1:
+            done.first_s = time.perf_counter() - start
         if all(row.ended for row in rows):
             break
 
@@ -135,7 +140,7 @@ def decode(
         drafts = torch.tensor([_drafts(row, num_drafts) for row in rows], device=device).long()
         feed = torch.cat([last, drafts.clamp(min=0)], dim=1)
         mask = torch.cat([mask, torch.ones_like(last), (drafts >= 0).long()], dim=1)
-    done.seconds = time.perf_counter() - start
+    done.seconds = time.perf_counter() - start - done.first_s
     return done
 
 

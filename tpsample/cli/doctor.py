@@ -21,6 +21,7 @@ from tpsample.core.machine import how_to_install, numba_missing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
+from tpsample.integrations import TRIED, check_version
 from tpsample.ranks.process import ranks_of
 from tpsample.record.format import Record
 from tpsample.record.verify import sampled_again
@@ -34,9 +35,6 @@ _HEADS = ((128256, 8192), (151936, 4096))
 """Vocabulary and hidden size of heads whose 8-bit copies are weighed."""
 _VOCAB_SIZE, _HIDDEN_SIZE, _ROWS = 1003, 32, 4
 PACKAGES = {
-    "numba": "cpu",
-    "typer": "cli",
-    "rich": "cli",
     "transformers": "hf",
     "safetensors": "hf",
     "mpi4py": "mpi",
@@ -67,7 +65,7 @@ def _examine(job: Job, seconds: float) -> bool:
     chosen = choose_exchange("auto", ranks, records)
 
     reason = numba_missing() if backend == "torch" and job.device.type == "cpu" else None
-    slow = "" if reason is None else f", the slow definition: {reason}"
+    slow = "" if reason is None else ", the slow definition, because Numba is missing"
 
     shown.table([("job", report.started(job)), *_machines(records)])
     shown.table(
@@ -88,7 +86,10 @@ def _examine(job: Job, seconds: float) -> bool:
         line, right = _self_check(job, name, backend, seconds)
         shown.verdict(line, right)
         ok &= right
-    for hint in _hints(job, records):
+    hints = _hints(job, records)
+    if reason is not None:
+        hints.insert(0, reason)
+    for hint in hints:
         shown.verdict(f"hint: {hint}", True)
     return ok
 
@@ -100,11 +101,12 @@ def _about(job: Job) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(job.device)
         gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     versions = {"Python": platform.python_version(), "tpsample": tpsample.__version__}
-    for package in ("torch", "triton", *PACKAGES):
+    for package in dict.fromkeys(("torch", "triton", "numba", *PACKAGES, *TRIED)):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = "missing"
+            if package in PACKAGES or package not in TRIED:
+                versions[package] = "missing"
     if torch.cuda.is_available():
         versions["CUDA"] = str(torch.version.cuda)
         versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -169,12 +171,12 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
     batch = SamplingBatch.from_params(params, vocab_size=_VOCAB_SIZE, device=job.device)
     logits = reference.logits(hidden_states, weight)
     wrong = steps = 0
-    slowest, began = 0.0, time.perf_counter()
+    took, began = list[float](), time.perf_counter()
     while True:
         start = time.perf_counter()
         out = sampler(hidden_states, batch, steps)
         sampler.check()
-        slowest = max(slowest, time.perf_counter() - start) if steps else 0.0
+        took.append(time.perf_counter() - start)
         given = {"hidden_states": hidden_states, "positions": torch.full_like(out.seeds, steps)}
         drawn = {"seeds": out.seeds, "status": out.status, "token_ids": out.token_ids}
         record = Record({**given, **drawn}, params, {}, {})
@@ -189,11 +191,10 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
     sampler.compare()
     sampler.close()
     verdict = "ok" if not wrong else f"{wrong} TOKENS DIFFER FROM THE ORACLE"
-    return (
-        f"self-check {exchange}: {verdict}; {steps} steps, {steps * _ROWS} tokens, slowest step "
-        f"{slowest * 1e3:.1f} ms",
-        not wrong,
-    )
+    count = f"{steps} step{'s' * (steps != 1)}, {steps * _ROWS} tokens"
+    # The first one may compile kernels.
+    slowest = f", slowest behind the first {max(took[1:]) * 1e3:.1f} ms" if took[1:] else ""
+    return f"self-check {exchange}: {verdict}; {count}{slowest}", not wrong
 
 
 def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
@@ -203,6 +204,12 @@ def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
     for extra in dict.fromkeys(PACKAGES.values()):
         if packages := [name for name in lacks if PACKAGES.get(name) == extra]:
             hints.append(f"{', '.join(packages)} missing: {how_to_install(extra)}")
+    for engine in TRIED:
+        if (version := records[0]["versions"].get(engine, "missing")) != "missing":
+            try:
+                check_version(engine, version)
+            except ImportError as error:
+                hints.append(str(error))
     if "triton" in lacks:
         hints.append("triton missing: GPUs and the interpreter need it: pip install triton")
     if job.device.type == "cpu":
@@ -211,5 +218,8 @@ def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
             "CUDA_VISIBLE_DEVICES and whether torch was built for CUDA"
         )
     if job.world_size == 1:
-        hints.append("one rank: several are started by torchrun or mpirun, see launch/README.md")
+        hints.append(
+            "one rank: start two with torchrun --standalone --local-addr 127.0.0.1 "
+            "--nproc-per-node 2 -m tpsample.cli doctor"
+        )
     return hints

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tpsample.cli.model import Model
-from tpsample.core.checks import check_int
+from tpsample.core.checks import check_int, describe
 from tpsample.noise import signed64
 from tpsample.record.format import Record
 from tpsample.request.as_json import from_json
@@ -132,7 +132,7 @@ def fields_of(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise ValueError(f"set: expected NAME=VALUE as in top_k=5, got {setting!r}")
+            raise ValueError(f"set: expected NAME=VALUE as in top_k=5, got {describe(setting)}")
         try:
             pairs.append((name, json.loads(value)))
         except (ValueError, RecursionError):
@@ -182,7 +182,9 @@ def _checked(where: str, values: Any) -> dict[str, Any]:
         if not isinstance(mine["stop"], list) or not all(
             isinstance(text, str) and text for text in mine["stop"]
         ):
-            raise ValueError(f"{where}: stop: expected a text or a list of texts, got {stop!r}")
+            raise ValueError(
+                f"{where}: stop: expected a text or a list of texts, got {describe(stop)}"
+            )
     fields = from_json(where, rest)
     for name in _NOT_SHOWN & fields.keys():
         raise ValueError(
@@ -243,7 +245,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise ValueError(f"{name!r} is given twice in one object")
+            raise ValueError(f"{describe(name)} is given twice in one object")
         values[name] = value
     return values
 

@@ -35,7 +35,7 @@ def require_plain(name: str, value: object) -> None:
 def check_int(name: str, value: object, low: int, high: int) -> int:
     """Return an integer within bounds as an int; raise a ValueError for anything else."""
     if not is_integer(value) or not low <= int(value) <= high:
-        raise ValueError(f"{name}: expected an int from {low} to {high}, got {value!r}")
+        raise ValueError(f"{name}: expected an int from {low} to {high}, got {describe(value)}")
     return int(value)
 
 
@@ -43,7 +43,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise a ValueError unless a value is one of several."""
     if value not in choices:
         expected = ", ".join(map(str, choices))
-        raise ValueError(f"{name}: expected one of {expected}, got {value!r}")
+        raise ValueError(f"{name}: expected one of {expected}, got {describe(value)}")
 
 
 def is_integer(value: object) -> TypeGuard[SupportsInt]:
@@ -119,7 +119,12 @@ def describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"
     text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST].rstrip()} …"
+    return text if len(text) <= _LONGEST else f"{type(value).__name__} {shorten(text)}"
+
+
+def shorten(text: str) -> str:
+    """Return a text, or the beginning of one that is too long for a message."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} …"
 
 
 def check_num_samples(num_samples: int | None) -> int:

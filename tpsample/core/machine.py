@@ -1,12 +1,26 @@
-"""The kernels that this machine can run: interpreted, overlapping, native. Each asks once."""
+"""The kernels that this machine can run, interpreted, overlapping or native, and what is missing.
+
+Each question is asked once.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from shlex import quote
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import torch
+
+from tpsample.core.version import __version__
+
+_ROOT = Path(__file__).parents[2]
+"""The clone that this file is in, if it was not installed."""
 
 
 @cache
@@ -36,9 +50,28 @@ OLDEST = (0, 61)
 """The first Numba that supports numpy 2.1 and Python 3.13."""
 
 
-def how_to_install(extras: str = "cli,hf") -> str:
-    """Return the command that installs some extras; no index of packages has tpsample yet."""
-    return f"in a clone of tpsample, pip install '.[{extras}]'"
+def how_to_install(extras: str = "hf") -> str:
+    """Return the command that installs some extras of the tpsample that runs, from where it came.
+
+    pip keeps that beside the package: a folder, a file or an address. It keeps nothing of a package
+    that it found by name, because the same name finds it again.
+    """
+    came: dict[str, Any] = {}
+    try:
+        came = json.loads(distribution("tpsample").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # its folder is on the path, and was never installed
+        if (_ROOT / "pyproject.toml").exists():
+            return f"pip install {quote(f'{_ROOT}[{extras}]')}"
+    url, missing = str(came.get("url", "")), ""
+    if url.startswith("file:"):
+        path = unquote(urlsplit(url).path)
+        if came.get("dir_info", {}).get("editable"):
+            return f"pip install -e {quote(f'{path}[{extras}]')}"
+        missing = ", with its new place, because nothing is there now" * (not Path(path).exists())
+    elif "vcs_info" in came:
+        url = f"{came['vcs_info']['vcs']}+{url}@{came['vcs_info']['commit_id']}"
+    which = f" @ {url}" if url else f"=={__version__}"
+    return f"pip install {quote(f'tpsample[{extras}]{which}')}{missing}"
 
 
 @cache

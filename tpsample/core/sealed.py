@@ -52,8 +52,7 @@ T = TypeVar("T")
 _ENGINES = {
     **dict.fromkeys(
         ("max_tokens", "max_completion_tokens", "ignore_eos"),
-        "when an answer ends is the engine's to decide, as in "
-        "launch/examples/continuous_batching.py",
+        "when an answer ends is the engine's to decide, between two steps",
     ),
     **dict.fromkeys(
         ("stop", "include_stop_str_in_output"),

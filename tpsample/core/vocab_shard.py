@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpsample.core.checks import is_integer
+from tpsample.core.checks import describe, is_integer
 
 
 @dataclass(frozen=True, order=True)
@@ -83,5 +83,5 @@ class VocabShard:
 def _whole(name: str, value: object) -> int:
     """Return an integer, of NumPy and torch too, as one of Python's."""
     if not is_integer(value):
-        raise TypeError(f"{name}: expected an int, got {value!r}")
+        raise TypeError(f"{name}: expected an int, got {describe(value)}")
     return int(value)

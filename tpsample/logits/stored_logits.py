@@ -17,7 +17,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Found
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 def tile_elements(device: torch.device) -> int:

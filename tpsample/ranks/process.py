@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpsample.core.checks import describe
 from tpsample.core.digest import digest_text
 from tpsample.errors import RankMismatch
 from tpsample.ranks.ranks import SAME_CALL, Ranks, Shared, gather_or_raise, require_equal
@@ -272,7 +273,8 @@ def ranks_of(group: object) -> Ranks:
             raise ValueError("group: this process is not a member of the group")
         way_out = "; pass its group, .get_group()" if hasattr(group, "get_group") else ""
         raise TypeError(
-            f'group: expected a torch process group, None or "{ALONE}", got {group!r}{way_out}'
+            f'group: expected a torch process group, None or "{ALONE}", got '
+            f"{describe(group)}{way_out}"
         )
     return ProcessRanks(group)
 

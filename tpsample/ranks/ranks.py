@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.core.checks import describe
+from tpsample.core.checks import describe, shorten
 from tpsample.errors import RankMismatch, UnsupportedParameter
 from tpsample.ranks.roll_call import RollCall
 
@@ -215,7 +215,7 @@ def require_equal(
         path.append(differ[0])
         values = [each.get(differ[0]) for each in values]
     told = (expected or {}).get(path[0], SAME)
-    shown = [describe(each) if isinstance(each, Mapping) else each for each in values]
+    shown = [describe(each) if isinstance(each, Mapping) else shorten(str(each)) for each in values]
     raise RankMismatch(f"{': '.join(path)}: {told}, got {each_rank(shown)}")
 
 

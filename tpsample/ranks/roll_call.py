@@ -156,13 +156,7 @@ class RollCall:
         )
         # Words tell the ranks that meet on the device; a call would stop them in what they finish.
         if on_host and not self._store.set(self._key("called"), ""):
-            return PeerLost(
-                f"exchange: failed, and {self._store} does not answer either. If all ranks live "
-                "and the network is back, call reset() on each. Else the process that holds the "
-                "store, usually rank 0, is lost; restart the job",
-                (0,),
-                step,
-            )
+            return self._store_lost(step)
         own = {"sampler": self.number, "at": time.time()}
         self._store.set(f"waits/{self._rank}", json.dumps(own))
         hoped = [self._key("here", rank) for rank in range(self._world_size) if rank not in unheard]
@@ -172,17 +166,21 @@ class RollCall:
         if not everybody:
             time.sleep(0.1)  # who came last saw the others, and they see it
         texts = self._texts("here")
+        if on_host and texts[self._rank] is None:  # it is the store that has lost words
+            return self._store_lost(step)
         silent = [rank for rank, text in enumerate(texts) if text is None]
         self._require_one_sampler(silent)
         answers = [json.loads(text) for text in texts if text is not None]
         steps = [answer["step"] for answer in answers if answer["step"] is not None]
         first = min(steps, default=step)
+        since = " since the last reset" if self._generation else ""
         if on_host:
-            return peer_lost(silent, (), first, self.said())
+            alone = 1 < len(silent) == self._world_size - 1
+            return peer_lost(silent, (), first, self.said(), since=since, alone=alone)
         # A rank that is unheard but answers here was too late, or gave up before it sent.
         late = sorted({*unheard, *(rank for answer in answers for rank in answer["unheard"])})
         missing = [rank for rank in late if rank in silent]
-        return peer_lost(missing, late or told, first, self.said())
+        return peer_lost(missing, late or told, first, self.said(), since=since)
 
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
@@ -199,16 +197,19 @@ class RollCall:
         limit_s = 2 * (timeout_s + GRACE_S)
         if self._lost_at is not None:
             limit_s += min(now - self._lost_at + timeout_s, _MAX_RETRY_S)
+        silent = PeerLost(
+            f"reset: {self._store} did not answer within {limit_s:.0f} s. If the network is "
+            "back, call reset() on every rank again, because TCP may need as long as it was "
+            "away; else restart the job",
+            self._keepers(),
+        )
         if not self._store.set(keys[self._rank], "", limit_s):
-            raise PeerLost(
-                f"reset: {self._store} did not answer within {limit_s:.0f} s. If the network is "
-                "back, call reset() on every rank again, because TCP may need as long as it was "
-                "away; else restart the job",
-                (0,),
-            )
+            raise silent
         while not self._store.has(*keys):
             if time.monotonic() > now + limit_s:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
+                if self._rank in missing:  # which has written
+                    raise silent
                 raise PeerLost(
                     f"reset: {names(missing)} did not come within {limit_s:.0f} s; call reset() on "
                     "every rank again, or restart the job without the lost ones",
@@ -232,6 +233,20 @@ class RollCall:
                 "every rank"
             )
 
+    def _store_lost(self, step: int | None) -> PeerLost:
+        """Return the error for a store that is gone, or that has not what this rank wrote."""
+        return PeerLost(
+            f"exchange: failed, and {self._store} does not answer either. If all ranks live "
+            "and the network is back, call reset() on each. Else the process that holds the "
+            "store, usually rank 0, is lost; restart the job",
+            self._keepers(),
+            step,
+        )
+
+    def _keepers(self) -> tuple[int, ...]:
+        """Return who usually holds the store, but never this rank itself."""
+        return (0,) if self._rank else ()
+
     def _texts(self, name: str) -> list[str | None]:
         """Return what every rank has written under a name, in rank order."""
         keys = [self._key(name, rank) for rank in range(self._world_size)]
@@ -242,13 +257,27 @@ class RollCall:
 
 
 def peer_lost(
-    missing: Sequence[int], late: Sequence[int], step: int | None, said: dict[int, str]
+    missing: Sequence[int],
+    late: Sequence[int],
+    step: int | None,
+    said: dict[int, str],
+    *,
+    since: str = "",
+    alone: bool = False,
 ) -> PeerLost:
-    """Return the error that names the ranks that did not answer, or those that were too late."""
-    when = "" if step is None else f" in step {step}"
-    after = "" if step is None else f"; tokens from step {step} on are not on every rank"
+    """Return the error that names the ranks that did not answer, or those that were too late.
+
+    Args:
+        since: from when on steps are counted, in words; nothing for the start.
+        alone: several ranks are missing, and nobody else answered.
+    """
+    when = "" if step is None else f" in step {step}{since}"
+    which = "that step" if since else f"step {step}"
+    after = "" if step is None else f"; tokens from {which} on are not on every rank"
     if missing:
         who = f"{names(missing)} did not answer{when}"
+        if alone:
+            who += ", and no other rank did, so the network or the store may be at fault"
     else:
         who = f"{names(late) if late else 'some rank'} gave up or was too late{when}, but answers"
     reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.core import word
-from tpsample.core.checks import check_tensor
+from tpsample.core.checks import check_tensor, describe, shorten
 from tpsample.core.score import Head
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
@@ -43,6 +43,8 @@ MAX_DRAWS = 2**14
 KEY = "tpsample"
 _MAX_METADATA = 2**24
 """Characters. JSON takes up to 24 times its size in memory."""
+_MAX_NAME = 4096
+"""Characters of a model's name, which may be a path."""
 TOKENS_SO_FAR = ("prompt_token_ids", "output_token_ids")
 _HEAD = set(Head.__dataclass_fields__)
 _ENTRIES: dict[str, tuple[Callable[[Any], bool], object]] = {
@@ -54,7 +56,10 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], object]] = {
     ),
     "head": (lambda head: isinstance(head, dict) and set(head) == _HEAD, sorted(_HEAD)),
     "philox_rounds": (lambda rounds: True, "what LMHeadSampler takes, which checks it"),
-    "model": (lambda model: model is None or isinstance(model, str), "a name or null"),
+    "model": (
+        lambda model: model is None or (isinstance(model, str) and len(model) <= _MAX_NAME),
+        f"a name of up to {_MAX_NAME} characters, or null",
+    ),
     "tokens_so_far": (
         lambda given: isinstance(given, dict) and set(given) <= set(TOKENS_SO_FAR),
         f"lists by name, {TOKENS_SO_FAR}",
@@ -147,16 +152,19 @@ def read(path: str | Path) -> Record:
             known = {*_TENSORS, "lm_head_weight", "bias"}
             if KEY not in metadata or not names <= known:
                 raise ValueError(
-                    f"not a record: expected metadata {KEY!r} and tensors among {sorted(known)}, "
-                    f"got {sorted(metadata)} and {sorted(names)}"
+                    f"not a record: expected metadata '{KEY}' and tensors among {sorted(known)}, "
+                    f"got {describe(sorted(metadata))} and {describe(sorted(names))}"
                 )
             # Before they are read: an empty tensor may have any shape.
             for name in names:
                 if 0 in (shape := file.get_slice(name).get_shape()):
                     raise ValueError(f"{name}: expected values, got shape {shape}")
             return Record.of(metadata[KEY], {name: file.get_tensor(name) for name in names})
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"not a safetensors file: {error}") from error
+    except OSError as error:  # of a folder it says that there is no such device
+        why = "it is a folder" if Path(path).is_dir() else error
+        raise ValueError(f"cannot be read: {why}") from error
+    except SafetensorError as error:
+        raise ValueError(f"not a safetensors file: {shorten(str(error))}") from error
 
 
 @dataclass(frozen=True)
@@ -209,12 +217,12 @@ class Record:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"metadata: expected JSON, got {error}") from error
         if not isinstance(what, dict):
-            raise ValueError(f"metadata: expected an object, got {what!r}")
+            raise ValueError(f"metadata: expected an object, got {describe(what)}")
         for name, (right, expected) in _ENTRIES.items():
             if name not in what or not right(what[name]):
-                raise ValueError(f"{name}: expected {expected}, got {what.get(name)!r}")
+                raise ValueError(f"{name}: expected {expected}, got {describe(what.get(name))}")
         if len(what) > len(_ENTRIES):
-            raise ValueError(f"metadata: expected {sorted(_ENTRIES)}, got {sorted(what)}")
+            raise ValueError(f"metadata: expected {sorted(_ENTRIES)}, got {describe(sorted(what))}")
         requests, model, head = what["params"], what["model"], what["head"]
         if (model is None) != ("lm_head_weight" in tensors):
             raise ValueError("expected lm_head_weight or the name of a model, and not both")
@@ -242,8 +250,8 @@ class Record:
         else:
             if load_head is None:
                 raise ValueError(
-                    f"names the model {self.model!r} in place of a head; use `tpsample verify`, "
-                    "or pass load_head="
+                    f"names the model {describe(self.model)} in place of a head; "
+                    "use `tpsample verify`, or pass load_head="
                 )
             weight, bias, head = load_head(self.model, self.tensors["hidden_states"].dtype)
         options: dict[str, Any] = {"philox_rounds": self.philox_rounds, "backend": "torch", **head}

@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tpsample.core.checks import describe, shorten
 from tpsample.core.sealed import Sealed, way_out
 from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.request.batch import SamplingBatch
@@ -52,12 +53,12 @@ def from_json(where: str, values: Any) -> dict[str, Any]:
         ValueError: an unknown field, or a value that cannot be used; names `where` and the field.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where}: expected an object of fields, got {values!r}")
+        raise ValueError(f"{where}: expected an object of fields, got {describe(values)}")
     given = {name: value for name, value in values.items() if value is not None}
     for name in given:
         if name not in (*FIELDS, "top_logprobs"):
             raise ValueError(
-                f"{where}: {name}: not a field of SamplingParams; {way_out(name, FIELDS)}"
+                f"{where}: {shorten(name)}: not a field of SamplingParams; {way_out(name, FIELDS)}"
             )
     _join_logprobs(where, given)
     if "logit_bias" in given:
@@ -75,14 +76,16 @@ def _join_logprobs(where: str, given: dict[str, Any]) -> None:
     if isinstance(given.get("logprobs"), bool) and given.pop("logprobs"):
         given["logprobs"] = 0 if top is None else top
     elif top is not None:
-        raise ValueError(f"{where}: top_logprobs: expected logprobs: true beside it, got {top!r}")
+        raise ValueError(
+            f"{where}: top_logprobs: expected logprobs: true beside it, got {describe(top)}"
+        )
 
 
 def _check(given: dict[str, Any]) -> None:
     """Raise unless these fields make a request."""
     for name in _LISTS:
         if not isinstance(given.get(name, []), list):
-            raise TypeError(f"{name}: expected a list, got {given[name]!r}")
+            raise TypeError(f"{name}: expected a list, got {describe(given[name])}")
     words = [each for each in given.get("bad_words", []) if not isinstance(each, str)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # min_tokens may hold back the model's stop ids
@@ -93,13 +96,19 @@ def _check(given: dict[str, Any]) -> None:
 def _biases(where: str, value: Any) -> dict[int, float]:
     """Return biases by token id, because the keys of JSON are strings."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where}: logit_bias: expected an object of biases by id, got {value!r}")
+        raise ValueError(
+            f"{where}: logit_bias: expected an object of biases by id, got {describe(value)}"
+        )
     biases = {}
     for key, bias in value.items():
         if not (key.isascii() and key.isdecimal() and str(int(key)) == key):
-            raise ValueError(f"{where}: logit_bias: expected token ids as keys, got {key!r}")
+            raise ValueError(
+                f"{where}: logit_bias: expected token ids as keys, got {describe(key)}"
+            )
         if isinstance(bias, bool) or not isinstance(bias, (int, float)) or bias != bias:
-            raise ValueError(f"{where}: logit_bias[{key}]: expected a number, got {bias!r}")
+            raise ValueError(
+                f"{where}: logit_bias[{shorten(key)}]: expected a number, got {describe(bias)}"
+            )
         biases[int(key)] = float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias)))
     return biases
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int, is_integer, is_listing
+from tpsample.core.checks import check_int, describe, is_integer, is_listing, shorten
 from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.entries import Entry
@@ -43,7 +43,8 @@ def check_requests(
         outside = [token_id for token_id in output if not 0 <= token_id < vocab_size]
         if outside:
             raise ValueError(
-                f"output_token_ids[{row}]: expected ids in [0, {vocab_size}), got {outside[0]}"
+                f"output_token_ids[{row}]: expected ids in [0, {vocab_size}), "
+                f"got {describe(outside[0])}"
             )
         inside = tuple([token_id for token_id in prompt if 0 <= token_id < vocab_size])
         checked.append(Entry.of(request, vocab_size, inside, output))
@@ -55,7 +56,8 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
         ids = ids.tolist()
     if not is_listing(ids):
         raise TypeError(
-            f"{name}: expected a sequence of token ids, got {ids!r}; a batch takes one per row, "
+            f"{name}: expected a sequence of token ids, got "
+            f"{describe(ids)}; a batch takes one per row, "
             "such as [[5, 6], []]"
         )
     ids = tuple(ids)
@@ -63,7 +65,7 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
         return ids
     for token_id in ids:
         if not is_integer(token_id):
-            raise TypeError(f"{name}: expected token ids, got {token_id!r}")
+            raise TypeError(f"{name}: expected token ids, got {describe(token_id)}")
     return tuple(map(int, ids))
 
 
@@ -83,7 +85,7 @@ def _token_lists(name: str, lists: Any, num_rows: int) -> Sequence[Any]:
     if lists is None:
         return [()] * num_rows
     if not is_listing(lists) or not isinstance(lists, (Sequence, Tensor)):
-        raise TypeError(f"{name}: expected one list of token ids per row, got {lists!r}")
+        raise TypeError(f"{name}: expected one list of token ids per row, got {describe(lists)}")
     if len(lists) != num_rows:
         raise ValueError(f"{name}: expected one list per row ({num_rows}), got {len(lists)}")
     return list(lists)
@@ -100,9 +102,10 @@ def check_device(device: Any) -> None:
     try:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError, TypeError) as error:
-        why = str(error).partition("\n")[0]
+        why = shorten(str(error).partition("\n")[0])
         raise ValueError(
-            f"device: torch has no {str(device)!r} here ({why}); pass that of the hidden states"
+            f"device: torch has no "
+            f"{describe(str(device))} here ({why}); pass that of the hidden states"
         ) from error
 
 
@@ -111,7 +114,7 @@ def check_kept(kept_cap: Any, fixed_rounds: Any) -> None:
     if kept_cap is not None:
         check_int("kept_cap", kept_cap, 1, 2**63 - 1)
     if not isinstance(fixed_rounds, bool):
-        raise TypeError(f"fixed_rounds: expected a bool, got {fixed_rounds!r}")
+        raise TypeError(f"fixed_rounds: expected a bool, got {describe(fixed_rounds)}")
     if kept_cap is not None and fixed_rounds:
         raise UnsupportedParameter("kept_cap: not with fixed_rounds; leave one of them off")
 
@@ -123,7 +126,7 @@ def check_rows(name: str, rows: Any, count: int) -> list[int]:
     plain = set(map(type, listed)) <= {int}
     inside = not listed or 0 <= min(listed) <= max(listed) < count
     if not (plain or all(map(is_integer, listed))) or not inside:
-        raise ValueError(f"{name}: expected rows in [0, {count}), got {rows!r}")
+        raise ValueError(f"{name}: expected rows in [0, {count}), got {describe(rows)}")
     return listed if plain else list(map(int, listed))
 
 
@@ -131,7 +134,7 @@ def check_order(order: Any, count: int) -> list[int]:
     """Return a permutation of the rows as a list."""
     checked = check_rows("order", order, count)
     if sorted(checked) != list(range(count)):
-        raise ValueError(f"order: expected a permutation of {count} rows, got {order!r}")
+        raise ValueError(f"order: expected a permutation of {count} rows, got {describe(order)}")
     return checked
 
 
@@ -142,6 +145,6 @@ def check_arranged(order: Any, count: int, joining: int) -> list[int]:
     if len(named) < len(checked) or not named.issuperset(range(count, count + joining)):
         raise ValueError(
             f"order: expected each row at most once, and each joining one, from {count} on, got "
-            f"{order!r}"
+            f"{describe(order)}"
         )
     return checked

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from tpsample.core.checks import describe
 from tpsample.request.batch_checks import (
     check_arranged,
     check_order,
@@ -173,7 +174,7 @@ class ChangingRows(StepBatch):
         if len(rows) != len(checked) or len(set(rows)) < len(rows):
             raise ValueError(
                 f"put: expected as many requests as slots, each slot once, got {len(checked)} "
-                f"requests for {slots!r}"
+                f"requests for {describe(slots)}"
             )
         self._load(rows, checked)
 

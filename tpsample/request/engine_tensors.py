@@ -22,7 +22,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import INDICES, check_choice, check_tensor
+from tpsample.core.checks import INDICES, check_choice, check_tensor, describe
 from tpsample.core.tensors import columns_of
 from tpsample.request.batch_checks import check_sizes
 from tpsample.request.entries import FILTERED, GATE, NO_REQUEST, OPEN, Entry
@@ -81,7 +81,7 @@ class EngineTensors(RequestTable):
     def expect(self, needs: object) -> None:
         """Read these filters from now on. They must be there to be read."""
         if not isinstance(needs, Needs):
-            raise TypeError(f"needs: expected Needs, got {needs!r}")
+            raise TypeError(f"needs: expected Needs, got {describe(needs)}")
         missing = [name for name, it in vars(needs).items() if it and name not in self._filters]
         if missing:
             raise ValueError(f"needs: {missing[0]} may occur, but no tensor of that name was given")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from tpsample.core.checks import check_choice, is_integer, is_listing, real_number
+from tpsample.core.checks import check_choice, describe, is_integer, is_listing, real_number
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.sealed import refuses_unknown_fields
 
@@ -162,7 +162,9 @@ class SamplingParams:
         """Raise a ValueError if a token id is not below V."""
         for name, largest in self._largest_ids.items():
             if largest >= vocab_size:
-                raise ValueError(f"{name}: expected ids in [0, {vocab_size}), got {largest}")
+                raise ValueError(
+                    f"{name}: expected ids in [0, {vocab_size}), got {describe(largest)}"
+                )
 
     @cached_property
     def _largest_ids(self) -> dict[str, int]:
@@ -202,15 +204,15 @@ class SamplingParams:
         becomes = _fp32(number) if fp32 else number
         if not math.isfinite(becomes) or not ok(number) or not ok(becomes):
             rounded = f", which is {becomes:g} in fp32" if number != becomes == becomes else ""
-            raise ValueError(f"{name}: expected {expected}, got {value!r}{rounded}")
+            raise ValueError(f"{name}: expected {expected}, got {describe(value)}{rounded}")
         self._set(name, number)
 
     def _int(self, name: str, ok: Callable[[int], bool], expected: str) -> None:
         value = getattr(self, name)
         if not is_integer(value):
-            raise TypeError(f"{name}: expected {expected}, got {value!r}")
+            raise TypeError(f"{name}: expected {expected}, got {describe(value)}")
         if not ok(int(value)):
-            raise ValueError(f"{name}: expected {expected}, got {value!r}")
+            raise ValueError(f"{name}: expected {expected}, got {describe(value)}")
         self._set(name, int(value))
 
     def _ids(self, name: str, *, empty: bool = True) -> None:
@@ -222,7 +224,7 @@ class SamplingParams:
 def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:
     """Return a sequence of ids as a tuple, checked but for their upper bound."""
     if not is_listing(ids):
-        raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
+        raise TypeError(f"{name}: expected a sequence of token ids, got {describe(ids)}")
     ids = tuple(ids)
     if not empty and not ids:
         raise ValueError(f"{name}: expected at least one token id, got an empty sequence")
@@ -231,19 +233,19 @@ def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:
 
 def _token_id(name: str, token_id: Any) -> int:
     if not is_integer(token_id) or int(token_id) < 0:
-        raise ValueError(f"{name}: expected token ids >= 0, got {token_id!r}")
+        raise ValueError(f"{name}: expected token ids >= 0, got {describe(token_id)}")
     return int(token_id)
 
 
 def _bad_words(sequences: Any) -> tuple[tuple[int, ...], ...]:
     if not is_listing(sequences):
-        raise TypeError(f"bad_words: expected sequences of token ids, got {sequences!r}")
+        raise TypeError(f"bad_words: expected sequences of token ids, got {describe(sequences)}")
     sequences = tuple(sequences)
     for sequence in sequences:
         if not is_listing(sequence):
             raise TypeError(
-                f"bad_words: expected sequences of token ids, such as [[5, 6]], got {sequence!r} "
-                "among them; words of text are the tokenizer's to encode"
+                "bad_words: expected sequences of token ids, such as [[5, 6]], got "
+                f"{describe(sequence)} among them; words of text are the tokenizer's to encode"
             )
     return tuple(_token_ids("bad_words", sequence, empty=False) for sequence in sequences)
 
@@ -251,12 +253,16 @@ def _bad_words(sequences: Any) -> tuple[tuple[int, ...], ...]:
 def _bias(biases: Any) -> dict[int, float]:
     """Return biases in the order of their ids, so that equal biases are equal texts."""
     if not isinstance(biases, Mapping):
-        raise TypeError(f"logit_bias: expected a mapping of token id to bias, got {biases!r}")
+        raise TypeError(
+            f"logit_bias: expected a mapping of token id to bias, got {describe(biases)}"
+        )
     checked = {}
     for token_id, bias in biases.items():
         number = real_number(bias)
         if not math.isfinite(number):
-            raise ValueError(f"logit_bias[{token_id}]: expected a number, got {bias!r}")
+            raise ValueError(
+                f"logit_bias[{describe(token_id)}]: expected a number, got {describe(bias)}"
+            )
         checked[_token_id("logit_bias", token_id)] = number
     return dict(sorted(checked.items()))
 

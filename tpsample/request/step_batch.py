@@ -81,7 +81,7 @@ class StepBatch(Sealed, ABC):
             ValueError: a shard that reaches past V, or one whose counts are no longer known.
         """
         if not isinstance(shard, VocabShard):
-            raise TypeError(f"shard: expected a VocabShard, got {shard!r}")
+            raise TypeError(f"shard: expected a VocabShard, got {describe(shard)}")
         if shard.stop > self.vocab_size:
             raise ValueError(f"shard: {shard} reaches past vocab_size={self.vocab_size}")
         if self._table.controls is not None:

@@ -1,0 +1,85 @@
+"""A roll call names who is missing, with a store that may lose its answers."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tpsample import PeerLost
+from tpsample.ranks import roll_call
+from tpsample.ranks.roll_call import RollCall
+
+STORE = "the store of the process group does not answer either"
+
+
+@pytest.fixture
+def roll(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the roll call of a rank of three, whose peers never write."""
+    store = dist.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_process_group_store", lambda _: store)
+    monkeypatch.setattr(roll_call, "GRACE_S", 0.1)
+    monkeypatch.setattr(roll_call, "_built", {})
+
+    def make(rank: int) -> RollCall:
+        found = RollCall(SimpleNamespace(group_name="three"), rank, 3)
+        found.step = 28
+        return found
+
+    return make
+
+
+def _answers(roll: RollCall, rank: int) -> None:
+    """Let a peer answer the roll call."""
+    text = json.dumps({"step": 28, "unheard": ()})
+    roll._store.set(roll._key("here", rank), text)
+
+
+def test_who_does_not_answer_is_named_and_never_oneself(roll: Any) -> None:
+    calling = roll(1)
+    _answers(calling, 0)
+    lost = calling.lost()
+    assert lost.ranks == (2,) and "exchange: rank 2 did not answer in step 28; " in str(lost)
+
+
+def test_where_all_others_are_missing_the_network_is_named(roll: Any) -> None:
+    lost = roll(1).lost()
+    assert lost.ranks == (0, 2)
+    expected = "ranks 0, 2 did not answer in step 28, and no other rank did, so the network"
+    assert expected in str(lost)
+
+
+@pytest.mark.parametrize(("rank", "named"), [(0, ()), (1, (0,))])
+def test_a_store_that_has_not_this_ranks_own_word_is_what_is_lost(
+    rank: int, named: tuple[int, ...], roll: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calling = roll(rank)
+    monkeypatch.setattr(calling._store, "texts", lambda keys: [None] * len(keys))
+    lost = calling.lost()
+    assert (lost.ranks, lost.step) == (named, 28) and STORE in str(lost)
+    # The same where the store is silent from the start, and where ranks begin anew.
+    monkeypatch.setattr(calling._store, "set", lambda *_: False)
+    assert calling.lost().ranks == named
+    with pytest.raises(PeerLost, match=r"reset: .* did not answer") as raised:
+        calling.begin_anew(0.0)
+    assert raised.value.ranks == named
+    monkeypatch.setattr(calling._store, "set", lambda *_: True)
+    monkeypatch.setattr(calling._store, "has", lambda *_: False)
+    with pytest.raises(PeerLost, match=r"reset: the store .* did not answer") as raised:
+        calling.begin_anew(0.0)
+    assert raised.value.ranks == named
+
+
+def test_after_a_reset_the_text_says_since_when_steps_are_counted(roll: Any) -> None:
+    calling = roll(1)
+    _answers(calling, 0)
+    assert "in step 28; tokens from step 28 on" in str(calling.lost())
+    for rank in (0, 2):
+        calling._store.set(calling._key("anew", rank), "")
+    calling.begin_anew(0.0)
+    _answers(calling, 0)
+    text = str(calling.lost())
+    assert "in step 28 since the last reset; tokens from that step on are not" in text
