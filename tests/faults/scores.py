@@ -62,6 +62,10 @@ tpsample/core/word.py
     - return (key(score) << TOKEN_BITS) | (TOKEN_MASK - token_id)
     + return (key(score) << TOKEN_BITS) | token_id
     > test_the_best_score_wins_and_ties_go_to_the_lowest_id
+    no word has a NaN
+    - key_of(word).clamp(min=KEY_MINUS_INF)
+    + key_of(word)
+    > test_no_word_has_the_least_number
     -0.0 is below +0.0
     - bits = (score.float() + 0.0).view(torch.int32)
     + bits = score.float().view(torch.int32)
