@@ -193,10 +193,6 @@ tpsample/request/engine_tensors.py
     - {"needs": needs, "filter_order": self._order, **read}
     + {"needs": needs, **read}
     > test_ranks_with_other_numbers_or_another_order_are_told_each_value
-    an infinite temperature of an engine is taken as it is
-    - copy_(self._temperature).clamp_(max=HOTTEST)
-    + copy_(self._temperature)
-    > test_a_draft_at_an_infinite_temperature_is_one
     a top_p of 0 keeps nothing
     - p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0)
     + p.where(p < 1, 1.0)

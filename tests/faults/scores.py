@@ -8,6 +8,11 @@ tpsample/core/score.py
     - return torch.where(row_noise.random, product - noise.double(), product).float()
     + return (product - noise.double()).float()
     > test_greedy_ties_go_to_the_lowest_id
+tpsample/core/row_noise.py
+    a temperature above all others is taken as it is
+    - temperature.clamp(max=HOTTEST), 1.0)
+    + temperature, 1.0)
+    > test_a_draft_at_an_infinite_temperature_is_one
 tpsample/noise.py
     noise ends where that of fp32 uniforms does, at 16.6
     - u = _round32(word.float().double() * U_SCALE + low)
@@ -46,6 +51,10 @@ tpsample/local/torch_backend.py
     + step.local_logits[:, -len(self._shard) :][:, start:stop].float()
     > test_columns_behind_the_shard_are_never_read
 tpsample/kernels/noise.py
+    kernel: a temperature above all others is taken as it is
+    - tl.minimum(temperature, HOTTEST), 1.0)
+    + temperature, 1.0)
+    > test_masked_tokens_of_hot_rows_stay_masked
     kernel: noise of 32 bits
     - low = (base ^ (word & 0xFFFF)).to(tl.float32, bitcast=True) - LOW_OFFSET
     + low = (base & 0xFFFF0000).to(tl.float32, bitcast=True) - LOW_OFFSET
@@ -109,6 +118,11 @@ tpsample/kernels/epilogue.py
     kernel: the first tile is not masked
     - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
     + return ids.first + BLOCK_V > shard.stop
+tpsample/kernels/sums.py
+    kernel: the first words of a row are weighed by what a caller wrote
+    - temperature = safe_temperature(tl.load(temperature_ptr + row))
+    + temperature = tl.load(temperature_ptr + row)
+    > sampler/test_written_temperatures.py::test_every_backend_takes_the_token_of_the_definition
 tpsample/native/products.py
     native: the fp32 bound leaves out the sum
     - spread = (depth_of(products) + 4) * UNIT
@@ -131,6 +145,10 @@ tpsample/native/vectors.py
     + builder.sub(count, constant(2))
     > test_products_are_within_the_bound
 tpsample/native/noise.py
+    native: a temperature above all others is taken as it is
+    - min(F64(heat), HOTTEST)
+    + F64(heat)
+    > test_masked_tokens_of_hot_rows_stay_masked
     native: the bound of the noise has no margin
     - math.log2(math.log2(math.e)) + 1e-5)
     + math.log2(math.log2(math.e)) - 1e-4)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample import noise as definition
-from tpsample.core.row_noise import GREEDY_BELOW, LOG2_E, RowNoise
+from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST, LOG2_E, RowNoise
 from tpsample.native.compiling import F32, F64, FUSED, I32, I64, U32, U64, jit
 from tpsample.native.head import up
 from tpsample.native.inputs import BLOCK
@@ -116,7 +116,7 @@ def noise_of(draws, index):
         row = index[i]
         heat = draws.temperature[row]
         if heat >= F32(GREEDY_BELOW):
-            scale[i], random[i] = F32(LOG2_E / F64(heat)), F32(1)
+            scale[i], random[i] = F32(LOG2_E / min(F64(heat), HOTTEST)), F32(1)
         key, place = U64(draws.seed[row]), U64(draws.position[row])
         for s in range(draws.samples):
             r = philox(

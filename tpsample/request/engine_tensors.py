@@ -32,9 +32,6 @@ from tpsample.request.plan import BatchPlan
 from tpsample.request.selection import Selection
 from tpsample.request.table import RequestTable
 
-HOTTEST = 2.0**100
-"""A higher temperature counts as this one, because log2 e / T must not vanish."""
-
 LEAST_TOP_P = 2.0**-60
 """A smaller share counts as this one, which leaves one token of any total."""
 
@@ -103,7 +100,7 @@ class EngineTensors(RequestTable):
         return self.needs.top_k and self.needs.top_p and self._order != "joint"
 
     def follow(self) -> None:
-        self.temperature[:-1].copy_(self._temperature).clamp_(max=HOTTEST)
+        self.temperature[:-1].copy_(self._temperature)
         self.seed[:-1].copy_(self._seed)
 
     def follow_filters(self) -> None:
