@@ -198,9 +198,21 @@ tpsample/request/engine_tensors.py
     + p.where(p < 1, 1.0)
     > test_values_out_of_range_have_a_meaning
     what an engine writes to its tensors is not seen
-    - self._temperature, self._seed = temperature.detach(), seed.detach()
-    + self._temperature, self._seed = temperature.clone(), seed.detach()
+    - (each, _kind(each)) for
+    + (each.clone(), _kind(each)) for
     > test_slots_and_replays_read_what_is_there_now
+    the memory that an engine's tensor had first is read for ever
+    - (each, _kind(each)) for
+    + (each.detach(), _kind(each)) for
+    > test_the_next_step_reads_the_memory_that_a_tensor_has_now[data-plain]
+    a gradient goes on in the table of an engine's tensors
+    - return tensor.detach()
+    + return tensor
+    > test_the_next_step_reads_the_memory_that_a_tensor_has_now[in place-gradients]
+    an engine's tensor that became shorter is read
+    - if _kind(tensor) != kind:
+    + if False:
+    > test_a_tensor_that_became_another_kind_is_refused
 tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)
