@@ -199,7 +199,7 @@ tpsample/native/head.py
     > test_drafts_count_as_output
 tpsample/native/draw.py
     native: upper ends have no slack
-    - slack[place] = max(slack[place], slack_of(logits, lower))
+    - slack[place] = max(slack[place], slack_of(logits, lower, block))
     + slack[place] = max(slack[place], F32(0))
     > screening/test_words.py::test_rows_that_store_their_logits
     native: the stored logit of a best word stays an upper end

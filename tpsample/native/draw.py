@@ -14,7 +14,7 @@ from tpsample.core.word import KEY_NAN
 from tpsample.native.compiling import F32, U64, jit
 from tpsample.native.head import control, end_logits, exact_logits, is_plain, slack_of, upper_ends
 from tpsample.native.heap import push
-from tpsample.native.inputs import BLOCK, block_at, blocks_of, put, take_rows
+from tpsample.native.inputs import BLOCK, block_at, blocks_of, lanes_of, put, take_rows
 from tpsample.native.int8 import int8_products, quantise
 from tpsample.native.noise import exact_score, noise_of, stream_of, upper_scores
 from tpsample.native.numbers import as_fp32, key_of, lanes_reaching, lowest_lane, pack, value_of
@@ -35,7 +35,7 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
     taken, threshold = 0, value_of(heap[0])
     # The likeliest id first, because its score is the threshold for the others.
     for turn in range(2):
-        lanes = lanes_reaching(upper, threshold)
+        lanes = lanes_reaching(upper, threshold, lanes_of(block))
         while lanes:
             j = lowest_lane(lanes)
             lanes &= lanes - U64(1)
@@ -70,7 +70,7 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
         heap: int64 [count], the largest order words so far, the least first.
         upper: fp32 [BLOCK], upper ends of the logits; the others are as in `push_block`.
     """
-    lanes = lanes_reaching(upper, value_of(heap[0]))
+    lanes = lanes_reaching(upper, value_of(heap[0]), lanes_of(block))
     while lanes:
         j = lowest_lane(lanes)
         lanes &= lanes - U64(1)
@@ -120,14 +120,14 @@ def draw_blocks(its, memory, best, first, slack, computed):
             fp32_products(weight, block, rows, products)
         for i in range(len(index)):
             place = memory.places[i]
-            upper_ends(products.values[i], products.errors[i], block, falls, logits)
+            upper_ends(products.values[i], products.errors[i], falls, logits)
             if not plain:
                 end_logits(logits, block, index[i], head, 1)
             if len(memory.raw):
-                upper_ends(products.values[i], products.errors[i], block, not falls, lower)
+                upper_ends(products.values[i], products.errors[i], not falls, lower)
                 if not plain:
                     end_logits(lower, block, index[i], head, -1)
-                slack[place] = max(slack[place], slack_of(logits, lower))
+                slack[place] = max(slack[place], slack_of(logits, lower, block))
                 stored = (memory.processed if len(memory.processed) else memory.raw)[place]
                 put(logits, block, stored)
                 push_first(
@@ -162,7 +162,6 @@ def draw_given(given, index, sources, draws, head, cut, best):
             block = block_at(given, n)
             first = sources[i] * given.stride + block.local
             part = given.numbers[first : first + block.count]
-            logits[:] = -np.inf
             inside = logits[block.lane : block.lane + block.count]
             for k in range(block.count):
                 inside[k] = as_fp32(part[k])
@@ -171,7 +170,8 @@ def draw_given(given, index, sources, draws, head, cut, best):
                 for j in range(block.lane, block.lane + block.count):
                     counts = pack(logits[j], block.base + j) >= cut[i]
                     logits[j] = logits[j] if counts else F32(-np.inf)
-            if not lanes_reaching(logits, F32(-np.inf)):  # as in most blocks of a listed row
+            # Most blocks of a listed row have none.
+            if not lanes_reaching(logits, F32(-np.inf), lanes_of(block)):
                 continue
             for s in range(draws.samples):
                 stream = stream_of(noise, i, s)

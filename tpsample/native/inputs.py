@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsample.native.compiling import F32, F64, U16, U32, jit
+from tpsample.native.compiling import F32, F64, U16, U32, U64, jit
 from tpsample.native.numbers import as_fp32, least_bits, quantum_of
 from tpsample.native.vectors import PADDING, ROWS
 
@@ -111,6 +111,8 @@ def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
 def blocks_of(weight):
     """Return the number of blocks of a range."""
     begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
+    if end <= begin:
+        return 0
     return -(-(end - (begin & ~3)) // BLOCK)
 
 
@@ -121,6 +123,19 @@ def block_at(weight, n):
     base = (begin & ~3) + n * BLOCK
     first = max(base, begin)
     return Block(base, first - base, min(base + BLOCK, end) - first, first - weight.first_id)
+
+
+@jit()
+def lanes_of(block):
+    """Return the lanes of a block as bits of uint64."""
+    return (~U64(0) >> U64(BLOCK - block.count)) << U64(block.lane)
+
+
+@jit()
+def leave_out(values, block):
+    """Let no lane outside of a block have the largest of its values, fp32 [BLOCK]."""
+    if block.count < BLOCK:
+        values[: block.lane], values[block.lane + block.count :] = -np.inf, -np.inf
 
 
 @jit(allocates=True)

@@ -15,7 +15,7 @@ from tpsample.native.head import (
     upper_ends,
 )
 from tpsample.native.heap import push
-from tpsample.native.inputs import BLOCK, block_at, blocks_of, put, take_rows
+from tpsample.native.inputs import BLOCK, block_at, blocks_of, lanes_of, put, take_rows
 from tpsample.native.numbers import (
     as_fp32,
     exact_dot,
@@ -167,11 +167,11 @@ def list_blocks(its, waiting, top_k, step, first, computed):
         fp32_products(weight, block, rows, products)
         total = 0
         for i in range(num_rows):
-            upper_ends(products.values[i], products.errors[i], block, falls, upper[i])
+            upper_ends(products.values[i], products.errors[i], falls, upper[i])
             if not plain:
                 end_logits(upper[i], block, index[i], head, 1)
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
-            reaching[i] = lanes_reaching(upper[i], threshold)
+            reaching[i] = lanes_reaching(upper[i], threshold, lanes_of(block))
             waits[i] = plain and top_k[i] > 0 and products.proved[i]
             total += 0 if waits[i] else number_of(reaching[i])
         whole = num_rows > 1 and 4 * total > num_rows * block.count
