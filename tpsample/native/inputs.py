@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tpsample.native.arrays import array_of
 from tpsample.native.compiling import F32, F64, U16, U32, U64, jit
 from tpsample.native.numbers import as_fp32, least_bits, quantum_of
 from tpsample.native.vectors import PADDING, ROWS
@@ -16,8 +17,6 @@ from tpsample.native.vectors import PADDING, ROWS
 BLOCK = 64
 """Most ids of a block."""
 
-BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
-"""How a native kernel reads a dtype; see `as_fp32`."""
 FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
 
 
@@ -103,7 +102,7 @@ def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
     num_rows, num_columns = numbers.shape
     stride = numbers.stride(0) if num_rows > 1 else num_columns
     length = (num_rows - 1) * stride + num_columns if numbers.numel() else 0
-    flat = numbers.as_strided((length,), (1,)).view(BITS[numbers.dtype]).numpy()
+    flat = array_of(numbers.as_strided((length,), (1,)))
     return Weight(flat, stride, first_id, start, stop, FRACTION_BITS[numbers.dtype])
 
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from tpsample import noise as definition
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST, LOG2_E, RowNoise
+from tpsample.native.arrays import array_of
 from tpsample.native.compiling import F32, F64, FUSED, I32, I64, U32, U64, jit
 from tpsample.native.head import up
 from tpsample.native.inputs import BLOCK, leave_out
@@ -92,7 +93,7 @@ class Stream(NamedTuple):
 def draws_of(noise: RowNoise) -> Draws:
     """Return what the kernels take of the noise of a step's rows."""
     tensors = noise.temperature, noise.seed, noise.positions
-    arrays = (tensor.contiguous().numpy() for tensor in tensors)
+    arrays = (array_of(tensor.contiguous()) for tensor in tensors)
     return Draws(*arrays, noise.num_samples, noise.rounds)
 
 
