@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.support.screening import Problem, backends, words
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.core.exact_sum import exact_products, exact_sums
+from tpsample.native.arrays import array_of
 from tpsample.native.compiling import jit
-from tpsample.native.inputs import BITS
 from tpsample.native.numbers import as_fp32, exact_dot
 
 V, D = 370, 96
@@ -39,7 +39,7 @@ def both(hidden: Tensor, weight: Tensor) -> list[float]:
     """The product of fp32 [D] and [D] in both ways."""
     defined = exact_products(hidden.double().unsqueeze(0), weight.double().unsqueeze(0))
     assert defined.dtype == torch.float32
-    flat = weight.view(BITS[weight.dtype]).numpy()
+    flat = array_of(weight)
     return [defined.item(), float(dot_at(flat, 0, hidden.numpy()))]
 
 
@@ -96,7 +96,7 @@ def test_sums_that_are_no_numbers():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_weight_of_16_bits_is_read_exactly(dtype):
     every = torch.arange(-(2**15), 2**15).to(torch.int16)
-    numbers, one = every.view(BITS[dtype]).numpy(), np.ones(1, np.float32)
+    numbers, one = array_of(every.view(dtype)), np.ones(1, np.float32)
     found = torch.tensor([float(dot_at(numbers, i, one)) for i in range(2**16)])
     assert torch.equal(found.nan_to_num(7e30), every.view(dtype).float().nan_to_num(7e30))
     with np.errstate(over="ignore"):  # numbers that are not finite

@@ -78,3 +78,8 @@ def test_an_untouched_slot_is_empty():
 def test_example_of_the_docstring():
     assert word.pack(torch.tensor(0.0), torch.tensor(7)).item() == (0x80000000 << 20) | (2**20 - 8)
     assert word.key(torch.tensor([_float(0x3F800000)])).item() == 0xBF800000
+
+
+def test_no_word_has_the_least_number():
+    words = torch.tensor([0, word.NO_TOKEN & word.TOKEN_MASK, word.LOWEST_DRAWABLE])
+    assert word.value_of(words).tolist() == [-INF, -INF, torch.finfo(torch.float32).min]

@@ -193,18 +193,26 @@ tpsample/request/engine_tensors.py
     - {"needs": needs, "filter_order": self._order, **read}
     + {"needs": needs, **read}
     > test_ranks_with_other_numbers_or_another_order_are_told_each_value
-    an infinite temperature of an engine is taken as it is
-    - copy_(self._temperature).clamp_(max=HOTTEST)
-    + copy_(self._temperature)
-    > test_a_draft_at_an_infinite_temperature_is_one
     a top_p of 0 keeps nothing
     - p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0)
     + p.where(p < 1, 1.0)
     > test_values_out_of_range_have_a_meaning
     what an engine writes to its tensors is not seen
-    - self._temperature, self._seed = temperature.detach(), seed.detach()
-    + self._temperature, self._seed = temperature.clone(), seed.detach()
+    - (each, _kind(each)) for
+    + (each.clone(), _kind(each)) for
     > test_slots_and_replays_read_what_is_there_now
+    the memory that an engine's tensor had first is read for ever
+    - (each, _kind(each)) for
+    + (each.detach(), _kind(each)) for
+    > test_the_next_step_reads_the_memory_that_a_tensor_has_now[data-plain]
+    a gradient goes on in the table of an engine's tensors
+    - return tensor.detach()
+    + return tensor
+    > test_the_next_step_reads_the_memory_that_a_tensor_has_now[in place-gradients]
+    an engine's tensor that became shorter is read
+    - if _kind(tensor) != kind:
+    + if False:
+    > test_a_tensor_that_became_another_kind_is_refused
 tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)

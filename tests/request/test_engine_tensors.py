@@ -158,6 +158,40 @@ def test_a_draft_at_an_infinite_temperature_is_one():
     assert torch.equal(sample_draft(sampler_of(), logits, picked, 1, 0), drawn)
 
 
+CHANGES = {
+    "in place": lambda tensor, new: tensor.detach().copy_(new),
+    "data": lambda tensor, new: setattr(tensor, "data", new),
+    "set_": lambda tensor, new: tensor.detach_().set_(new),
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_next_step_reads_the_memory_that_a_tensor_has_now(change, gradients):
+    sampler, its, then = sampler_of(), tensors(4), tensors(9)
+    for each in its.values():
+        each.requires_grad_(gradients and each.is_floating_point())
+    batch, hidden_states = SamplingBatch.over(vocab_size=V, **its), torch.randn(ROWS, D)
+    for name, new in [("", None), *then.items()]:
+        if name:
+            CHANGES[change](its[name], new)
+        values = {key: each.detach() for key, each in its.items()}
+        fresh = SamplingBatch.from_params(requests(values), vocab_size=V)
+        expected = sampler_of()(hidden_states, fresh, 3).token_ids
+        assert torch.equal(sampler(hidden_states, batch, 3).token_ids, expected), name
+    assert not batch.temperature.requires_grad
+
+
+@pytest.mark.parametrize("name", tensors(1))
+@pytest.mark.parametrize("new", [torch.zeros(ROWS - 1), torch.zeros(ROWS, dtype=torch.int16)])
+def test_a_tensor_that_became_another_kind_is_refused(name, new):
+    its = tensors(4)
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    its[name].data = new
+    with pytest.raises(ValueError, match=f"{name}: expected .* make a new batch over it"):
+        sampler_of()(torch.randn(ROWS, D), batch, 3)
+
+
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b)), copy.copy]
 )

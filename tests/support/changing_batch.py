@@ -169,7 +169,7 @@ class ChangingBatch:
     def _write(self) -> None:
         """Temperatures and seeds may be written between steps."""
         row = self.pick.randrange(len(self.rows))
-        self.rows[row].temperature = self.pick.choice([0.0, 0.7, 1.0, 20.0])
+        self.rows[row].temperature = self.pick.choice(self.theme.written)
         self.batch.temperature[row] = self.rows[row].temperature
         if self.rows[row].seed is not None:
             seed = self.pick.randrange(2**63)

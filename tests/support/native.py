@@ -47,7 +47,7 @@ def bounded(weight, copy, hidden, index, draws, head, product, error, upper):
         else:
             products.fp32_products(weight, block, rows, found)
         for i in range(len(index)):
-            upper_ends(found.values[i], found.errors[i], block, head.logit_scale < 0, logits)
+            upper_ends(found.values[i], found.errors[i], head.logit_scale < 0, logits)
             end_logits(logits, block, index[i], head, 1)
             upper_scores(logits, block, stream_of(noise, i, 0), scores)
             for j in range(block.count):

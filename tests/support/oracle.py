@@ -71,7 +71,7 @@ class Request:
 
     @property
     def greedy(self) -> bool:
-        return float(np.float32(self.temperature)) < float(np.float32(1e-5))
+        return not float(np.float32(self.temperature)) >= float(np.float32(1e-5))
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,11 @@ def order_of(x: np.ndarray) -> np.ndarray:
     return np.argsort(-x.astype(np.float64), kind="stable")
 
 
+def heat(temperature: float) -> np.float32:
+    """The temperature that counts, which is at most 2^100."""
+    return np.float32(min(temperature, 2.0**100))
+
+
 def scaled(x: np.ndarray, temperature: float) -> np.ndarray:
     """fp32 x · log2 e / T, with what lies beyond fp32 at ±inf."""
     with np.errstate(all="ignore"):
@@ -178,7 +183,7 @@ def masses(x: np.ndarray, temperature: float) -> list[int]:
     """rint(2^40 · exp(x / T − max / T)) as Python ints."""
     wide, top = x.astype(np.longdouble), np.longdouble(x.max())
     with np.errstate(all="ignore"):
-        below = np.where(x == x.max(), 0, (wide - top) / np.longdouble(np.float32(temperature)))
+        below = np.where(x == x.max(), 0, (wide - top) / np.longdouble(heat(temperature)))
         return [int(q) for q in np.rint(np.longdouble(2.0**40) * np.exp(below))]
 
 
@@ -209,7 +214,7 @@ def _likely(x: np.ndarray, request: Request) -> np.ndarray:
     """Return what min_p keeps: x / T ≥ max / T + ln(min_p)."""
     if request.min_p == 0:
         return np.ones(len(x), dtype=bool)
-    wide = x.astype(np.longdouble) / np.longdouble(np.float32(request.temperature))
+    wide = x.astype(np.longdouble) / np.longdouble(heat(request.temperature))
     return wide >= wide.max() + np.log(np.longdouble(request.min_p))
 
 
@@ -297,4 +302,4 @@ def draw(
 
 def _scale(temperature: float) -> np.float32:
     """log2 e / T, rounded once."""
-    return np.float32(1.4426950408889634 / np.float64(np.float32(temperature)))
+    return np.float32(1.4426950408889634 / np.float64(heat(temperature)))

@@ -27,7 +27,7 @@ def report(answer: Answer, request: Request, tokens: Sequence[int]) -> Report:
     if mode.startswith("raw"):
         x = answer.raw.astype(np.longdouble)
     else:
-        temperature = 1.0 if request.greedy else float(np.float32(request.temperature))
+        temperature = 1.0 if request.greedy else float(oracle.heat(request.temperature))
         x = np.where(answer.kept, answer.logits, -np.inf) / np.longdouble(temperature)
     order = [
         int(v) for v in oracle.order_of(answer.raw if mode.startswith("raw") else answer.logits)

@@ -30,6 +30,7 @@ class Theme:
         changes: how many between two steps, one of these.
         verified, drafts: how many steps are verification, and K, one of these.
         most_ids, most_rows: of the head and of the batch.
+        written: temperatures that are written in place.
     """
 
     kinds: tuple[str, ...]
@@ -40,6 +41,7 @@ class Theme:
     drafts: tuple[int, ...] = (0, 1, 2, 3)
     most_ids: int = 1200
     most_rows: int = 2**20
+    written: tuple[float, ...] = (0.0, 0.7, 1.0, 20.0)
 
 
 ALL_KINDS = ("plain", "greedy", "wide", "wide", "filtered", "filtered")

@@ -59,7 +59,7 @@ class CallerTensors:
             alias = aliases[name]
             if isinstance(tensor, Tensor) and alias is not None:
                 self._given[name] = tensor, alias
-        self._moved = moved
+        self._moved, self._moving = moved, False
 
     def given(self) -> dict[str, Any]:
         """Return what the caller gave last, by argument."""
@@ -77,7 +77,8 @@ class CallerTensors:
             self._look_up(self._module)
         for name, (given, alias) in self._given.items():
             its = given if type(given) in _PLAIN else _local(given)
-            if its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride():
+            moved = its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride()
+            if moved or self._moving:
                 self._take(name, its, alias)
 
     def replace(self, **given: Tensor | None) -> None:
@@ -122,8 +123,10 @@ class CallerTensors:
                 f"was built over, got {describe(its)} with strides {its.stride()}; build a new "
                 "LMHeadSampler over it"
             )
+        self._moving = True  # and it stays so if an interrupt comes before all is done
         alias.data = its.detach()
         self._moved()
+        self._moving = False
 
 
 def _local(given: Tensor) -> Tensor:

@@ -19,6 +19,9 @@ LOG2_E = math.log2(math.e)
 GREEDY_BELOW = 1e-5
 """A row with a lower temperature is greedy: it takes the argmax of the logits, without noise."""
 
+HOTTEST = 2.0**100
+"""A higher temperature counts as this one, because log2 e / T must not vanish."""
+
 
 @dataclass(frozen=True)
 class RowNoise:
@@ -68,9 +71,13 @@ class RowNoise:
 
 
 def safe_temperature(temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return temperatures with 1 for greedy rows, and whether each row is random."""
+    """Return temperatures with 1 for greedy rows, and whether each row is random.
+
+    Whatever fp32 number a column holds has a meaning, because a caller may write into it. A row is
+    greedy where the number is negative or NaN, and no row is hotter than HOTTEST.
+    """
     random = temperature >= GREEDY_BELOW
-    return torch.where(random, temperature, 1.0), random
+    return torch.where(random, temperature.clamp(max=HOTTEST), 1.0), random
 
 
 _DOMAIN_SEED = 0x73656564

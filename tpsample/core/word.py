@@ -68,8 +68,8 @@ def key_of(word: Tensor) -> Tensor:
 
 
 def value_of(word: Tensor) -> Tensor:
-    """Return the fp32 number of each word's key; NaN for KEY_NAN."""
-    word_key = key_of(word)
+    """Return the fp32 number of each word's key; NaN for KEY_NAN, -inf for no word, 0."""
+    word_key = key_of(word).clamp(min=KEY_MINUS_INF)
     bits = torch.where(word_key >> 31 == 1, word_key ^ 0x80000000, word_key ^ 0xFFFFFFFF)
     return torch.where(bits >> 31 == 1, bits - 2**32, bits).to(torch.int32).view(torch.float32)
 

@@ -52,13 +52,12 @@ def decoder(backend: str, *, overlap: bool = False) -> Decode:
 
         return decode_by_kernel
     if backend == "numba":
-        from tpsample.native.decode import decode  # needs Numba
+        from tpsample.native.arrays import array_of  # needs Numba
+        from tpsample.native.decode import decode
 
         def decode_natively(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
-            inputs = words.numpy(), seeds.numpy()
-            token_ids = out.token_ids.view(len(out.status), -1).numpy()
-            outputs = token_ids, out.status.numpy(), out.seeds.numpy()
-            decode(*inputs, *outputs)
+            token_ids = out.token_ids.view(len(out.status), -1)
+            decode(*map(array_of, (words, seeds, token_ids, out.status, out.seeds)))
 
         return decode_natively
     return decode_words

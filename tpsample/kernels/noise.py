@@ -148,7 +148,7 @@ def noise_tile(quads, r0, r1, r2, ROUNDS: tl.constexpr):
     return joined.permute((0, 2, 3, 1)).reshape((BLOCK_V, BLOCK_B))
 
 
-GREEDY_BELOW = tl.constexpr(row_noise.GREEDY_BELOW)
+GREEDY_BELOW, HOTTEST = map(tl.constexpr, (row_noise.GREEDY_BELOW, row_noise.HOTTEST))
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -169,10 +169,16 @@ def low_high(x):
 
 
 @triton.jit
+def safe_temperature(temperature):
+    """Returns temperatures with 1 for greedy rows. Twin: `tpsample.core.row_noise`."""
+    return tl.where(temperature >= GREEDY_BELOW, tl.minimum(temperature, HOTTEST), 1.0)
+
+
+@triton.jit
 def row_scale(temperature):
     """Returns log2 e / T in fp32 (1 for greedy rows) and the gain of the noise (-1, or 0)."""
     random = temperature >= GREEDY_BELOW
-    safe = tl.where(random, temperature, 1.0).to(tl.float64)
+    safe = safe_temperature(temperature).to(tl.float64)
     log2_e = tl.full(temperature.shape, LOG2_E, tl.float64)
     return tl.where(random, (log2_e / safe).to(tl.float32), 1.0), tl.where(random, -1.0, 0.0)
 

@@ -126,8 +126,8 @@ def token_scores(logits, ids, draw, sample, ROUNDS: tl.constexpr):
 
 @triton.jit
 def value_of(word):
-    """The fp32 number behind each word's key; NaN for KEY_NAN."""
-    key = ((word >> TOKEN_BITS) & KEY_MASK).to(tl.uint32)
+    """The fp32 number behind each word's key; NaN for KEY_NAN, -inf for no word, 0."""
+    key = tl.maximum((word >> TOKEN_BITS) & KEY_MASK, KEY_MINUS_INF).to(tl.uint32)
     bits = tl.where(key >> 31 != 0, key ^ 0x80000000, key ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from tpsample.kernels.decode import KEY_MINUS_INF
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.kernels.noise import safe_temperature
 from tpsample.kernels.order import (
     KEY_MASK,
     below_top,
@@ -166,7 +167,8 @@ def top_words_kernel(
     orders = tl.load(first_ptr + row * count + offs, mask=offs < count, other=0)
     first = tl.max(orders, axis=0)
     logits = value_of(orders)
-    below = below_top(logits, value_of(first), tl.load(temperature_ptr + row))
+    temperature = safe_temperature(tl.load(temperature_ptr + row))
+    below = below_top(logits, value_of(first), temperature)
     in_top_k = (orders > 0) & (offs < tl.load(top_k_ptr + row))
     in_total = in_top_k & is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
     mass = tl.where(in_top_k, masses(below), 0)

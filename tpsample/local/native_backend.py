@@ -14,7 +14,6 @@ The threads of PyTorch (`torch.get_num_threads`) share the ids of a step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,9 @@ from tpsample.core.row_noise import safe_temperature
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.local.backend import Backend
 from tpsample.native import head as native
+from tpsample.native.arrays import array_of
 from tpsample.native.draw import draw, draw_given
-from tpsample.native.inputs import BITS, Memory, Weight, weight_of
+from tpsample.native.inputs import Memory, Weight, weight_of
 from tpsample.native.int8 import Copy
 from tpsample.native.noise import draws_of
 from tpsample.native.store import list_kept, store, store_given
@@ -51,6 +51,8 @@ class NativeBackend(Backend):
         super().__init__(settings)
         if settings.screening is not None:
             self.copy = Int8Copy(self._weight[: self._num_ids])
+        self._numbers: Weight | None = None
+        self._address = 0
 
     def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
         if not plan.bounded and not plan.rough:
@@ -72,9 +74,11 @@ class NativeBackend(Backend):
         given, num_rows = step.local_logits is not None, len(step.batch.seed)
         if start == stop or not num_rows:
             return
-        best = words.view(step.noise.num_samples, num_rows).numpy()
-        numbers = self._weight[:num_ids] if step.local_logits is None else step.local_logits
-        source = weight_of(numbers, first_id, start, stop)
+        best = array_of(words.view(step.noise.num_samples, num_rows))
+        if step.local_logits is None:
+            source = self._source(start, stop)
+        else:
+            source = weight_of(step.local_logits, first_id, start, stop)
         head = self._head_of(step.controls, given=given)
         if plan.stored_index is None:
             plain = np.arange(num_rows)
@@ -82,32 +86,48 @@ class NativeBackend(Backend):
             return
         kinds = plan.kinds
         assert step.logits is not None
-        logits, count = step.logits.numpy(), len(plan.stored_list)
+        logits, count = array_of(step.logits), len(plan.stored_list)
         raw, processed = logits[:count], logits[count:]
-        plain = kinds.plain.numpy()
+        plain = array_of(kinds.plain)
         self._draw(step, source, plain, plain if given else None, head, best)
         for which, listed, stored_places in (
             (self._list, kinds.bounded, kinds.bounded_places),
             (self._draw_roughly, kinds.rough, kinds.rough_places),
             (self._store, kinds.whole, kinds.whole_places),
         ):
-            index, memory = listed.numpy(), Memory(stored_places.numpy(), raw, processed)
+            index = array_of(listed)
+            memory = Memory(array_of(stored_places), raw, processed)
             if given and len(index):
                 self._run(store_given, source, len(index), index, index, head, memory)
             elif len(index):
                 which(step, source, index, head, memory)
-        last = torch.from_numpy(processed if len(processed) else raw)
+        last = step.logits[count:] if len(processed) else step.logits
         stored = weight_of(last, first_id, start, stop)
-        drawn = kinds.drawn.numpy(), kinds.drawn_places.numpy()
+        drawn = array_of(kinds.drawn), array_of(kinds.drawn_places)
         self._draw(step, stored, *drawn, native.NativeHead(), best)
 
     def _store_logits(
         self, step: Step, rows: Tensor, places: Tensor, raw: Tensor, processed: Tensor
     ) -> None:
         """Store logits in place of upper ends; see `Found.store`."""
-        source = weight_of(self._weight[: self._num_ids], self._shard.start, 0, self._num_ids)
-        memory = Memory(places.numpy(), raw.numpy(), processed.numpy())
-        self._store(step, source, rows.numpy(), self._head_of(step.controls, given=False), memory)
+        memory = Memory(array_of(places), array_of(raw), array_of(processed))
+        head = self._head_of(step.controls, given=False)
+        self._store(step, self._source(0, self._num_ids), array_of(rows), head, memory)
+
+    def _source(self, start: int, stop: int) -> Weight:
+        """Return a range of the weight, wherever that lies now."""
+        if self._numbers is None or self._address != self._weight.data_ptr():
+            weight = self._weight[: self._num_ids]
+            needed = weight.storage_offset() + (len(weight) - 1) * weight.stride(0)
+            needed = (needed + weight.shape[1]) * weight.itemsize
+            if weight.untyped_storage().nbytes() < needed:
+                raise ValueError(
+                    f"lm_head_weight: its storage has {weight.untyped_storage().nbytes()} of "
+                    f"{needed} bytes; give it its numbers back before a step"
+                )
+            self._numbers = weight_of(weight, self._shard.start, start, stop)
+            self._address = weight.data_ptr()
+        return self._numbers._replace(start=start, stop=stop)
 
     def _draw(
         self,
@@ -145,7 +165,7 @@ class NativeBackend(Backend):
         """Store upper ends of the logits of rough rows, and find their best words."""
         assert step.found is not None
         threads = self._threads(source, len(index))
-        first, best, slack = (each.numpy()[:threads] for each in step.found[:3])
+        first, best, slack = (array_of(each)[:threads] for each in step.found[:3])
         self._run_draw(step, source, index, head, memory, (best, first, slack))
 
     def _run_draw(
@@ -168,11 +188,11 @@ class NativeBackend(Backend):
         """Store what the filters of bounded rows can keep."""
         kinds = step.batch.plan.kinds
         heat = safe_temperature(step.batch.temperature[kinds.bounded])[0]
-        bounds = kinds.top_k.numpy(), (heat.double() * kinds.log_min_p).numpy()
+        bounds = array_of(kinds.top_k), array_of(heat.double() * kinds.log_min_p)
         computed = np.zeros((self._threads(source, len(index)), 2, len(index)), np.int64)
         arguments = hidden_of(step), index, head, memory, *bounds
         assert step.found is not None
-        first = step.found.first.numpy()[: len(computed)]
+        first = array_of(step.found.first)[: len(computed)]
         self._run(list_kept, source, len(index), *arguments, outputs=(first, computed))
 
     def _store(
@@ -194,19 +214,15 @@ class NativeBackend(Backend):
         *arguments: Any,
         outputs: tuple[np.ndarray, ...] = (),
     ) -> None:
-        """Call a kernel for one range of ids per thread, with the thread's part of each output.
+        """Call a kernel for one part of the ids per thread, which has a part of each output.
 
         Without rows it is not called, because a kernel's memory has room for at least one.
         """
         if not num_rows:
             return
 
-        def of_range(first: int, last: int, thread: int) -> tuple:
-            part = source._replace(start=first, stop=last)
-            return (part, *arguments, *map(itemgetter(thread), outputs))
-
-        threads = len(outputs[0]) if outputs else self._threads(source, num_rows)
-        in_ranges(kernel, source.start, source.stop, threads, of_range)
+        parts = len(outputs[0]) if outputs else self._threads(source, num_rows)
+        in_ranges(kernel, source.start, source.stop, parts, source, *arguments, *outputs)
 
     def _head_of(self, controls: StepControls | None, *, given: bool) -> native.NativeHead:
         """Return how products become logits; of given logits only the controls are left."""
@@ -215,7 +231,7 @@ class NativeBackend(Backend):
             fields["logit_scale"] = np.float32(self._head.logit_scale)
             fields["logit_softcap"] = np.float32(self._head.logit_softcap or 0.0)
             if self._bias is not None:
-                fields["bias"] = self._bias.float().contiguous().numpy()
+                fields["bias"] = array_of(self._bias.float().contiguous())
         if controls is not None:
             rows, state = controls.rows, controls.state
             fields["first_column"] = self._shard.start - state.first_id
@@ -228,17 +244,16 @@ class NativeBackend(Backend):
                 "drafts": rows.drafts,
                 "num_drafts": rows.num_drafts,
             }
-            fields |= {name: of.numpy() for name, of in tensors.items() if of is not None}
+            fields |= {name: array_of(of) for name, of in tensors.items() if of is not None}
         return native.NativeHead(**fields)
 
 
 def hidden_of(step: Step) -> np.ndarray:
     """Return the hidden states of a step, [B, D], as kernels read their dtype."""
-    hidden = step.hidden_states.contiguous()
-    return hidden.view(BITS[hidden.dtype]).numpy()
+    return array_of(step.hidden_states.contiguous())
 
 
 def copy_of(copy: Int8Copy) -> Copy:
     """Return what kernels take of an 8-bit copy."""
     tensors = copy.quantised.view(-1), copy.scale, copy.norm, copy.residual_norm
-    return Copy(*(tensor.numpy() for tensor in tensors))
+    return Copy(*map(array_of, tensors))

@@ -15,7 +15,8 @@ from tpsample.core import word
 from tpsample.core.order import DIGITS, mass_limit, masses, min_p_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native import passes
-from tpsample.native.draw import draw_given
+from tpsample.native.arrays import array_of
+from tpsample.native.draw import draw_stored
 from tpsample.native.head import NativeHead
 from tpsample.native.inputs import weight_of
 from tpsample.native.noise import draws_of
@@ -34,17 +35,13 @@ class NativeShardLogits(ShardLogits):
         """Call a pass for ranges of the rows that are not done, or of these, one per thread."""
         rows = self._rows if rows is None else rows
         logits, temperature = self.logits.contiguous(), self.temperature.contiguous()
-        stored = passes.Stored(logits.numpy(), self.first_id, temperature.numpy(), rows)
-
-        def of_range(first: int, last: int, _: int) -> tuple:
-            return stored._replace(rows=stored.rows[first:last]), *arguments
-
-        in_ranges(kernel, 0, len(rows), self._threads, of_range)
+        arrays = array_of(logits), self.first_id, array_of(temperature), rows
+        in_ranges(kernel, 0, len(rows), self._threads, passes.Stored(*arrays), *arguments)
 
     def first_words(self, count: int) -> Tensor:
         first, rows = np.zeros((len(self.logits), count), np.int64), self._rows
         if self.first is not None:
-            known = _descending(self.first.numpy())[:, :count]
+            known = _descending(array_of(self.first))[:, :count]
             first[rows, : known.shape[1]] = known[rows]
             rows = rows[first[rows, 0] == 0]
         if count and len(rows):
@@ -55,7 +52,7 @@ class NativeShardLogits(ShardLogits):
         if self.rough is None:
             scores = self._scores(NONE, count)
         else:
-            scores = _descending(self.rough.best.numpy().copy())[..., :count]
+            scores = _descending(array_of(self.rough.best).copy())[..., :count]
             left = (self.rough.slack == 0).nonzero().squeeze(1)
             if len(left):
                 scores[left] = replace(self.select(left), rough=None)._scores(NONE, count)
@@ -85,7 +82,7 @@ class NativeShardLogits(ShardLogits):
         logits = torch.cat([logits, total.unsqueeze(1)], dim=1)
         sums = marks.new_zeros(len(marks), 4, logits.shape[1])
         tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
-        self.run(passes.bound_sums, *map(Tensor.numpy, tensors))
+        self.run(passes.bound_sums, *map(array_of, tensors))
         has_top_k = any(kind.top_k < self.vocab_size for kind in filters.different)
         return sums[:, : 4 if has_top_k else 2].flatten(1)
 
@@ -105,20 +102,21 @@ class NativeShardLogits(ShardLogits):
     def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)
         tensors = filters.top_k, filters.total_log_min_p, filters.log_min_p, filters.top_p
-        limits = tuple(tensor.contiguous().numpy() for tensor in tensors)
-        rows = first.contiguous().numpy(), self.temperature.contiguous().numpy()
-        passes.best_of_first(*rows, limits, draws_of(self.noise), out.numpy())
+        limits = tuple(array_of(tensor.contiguous()) for tensor in tensors)
+        rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
+        its = *rows, limits, draws_of(self.noise), array_of(out)
+        in_ranges(passes.best_of_first, 0, len(first), 1, *its)
         return out
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         assert self.top is not None
         bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
         top = self.top.contiguous()
-        self.run(passes.digits, top.numpy(), prefix.numpy(), shift, mass, bins.numpy())
+        self.run(passes.digits, *map(array_of, (top, prefix)), shift, mass, array_of(bins))
         return bins if mass else bins.to(torch.int32)
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        return self._scores(cut.contiguous().numpy(), 1).squeeze(2)
+        return self._scores(array_of(cut.contiguous()), 1).squeeze(2)
 
     def mass_from(self, cut: Tensor) -> Tensor:
         assert self.top is not None
@@ -128,7 +126,7 @@ class NativeShardLogits(ShardLogits):
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
-        self.run(passes.count_from, marks.contiguous().numpy(), counts.numpy())
+        self.run(passes.count_from, array_of(marks.contiguous()), array_of(counts))
         return counts
 
     def _weigh(self, top: Tensor, marks: Tensor, log_min_p: Tensor) -> tuple[Tensor, ...]:
@@ -136,7 +134,7 @@ class NativeShardLogits(ShardLogits):
         c = marks.shape[1]
         sums = marks.new_zeros(len(marks), 3 * c + 1)
         tensors = top.contiguous(), marks.contiguous(), log_min_p.contiguous(), sums
-        self.run(passes.weigh, *map(Tensor.numpy, tensors))
+        self.run(passes.weigh, *map(array_of, tensors))
         return sums.split([c, c, c, 1], dim=1)
 
     def _scores(self, cut: np.ndarray, count: int) -> Tensor:
@@ -145,12 +143,8 @@ class NativeShardLogits(ShardLogits):
         found = np.zeros((len(self.logits), samples, count), np.int64)
         source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
         draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, found[rows]
-
-        def of_range(first: int, last: int, _: int) -> tuple:
-            part = slice(first, last)
-            return source, rows[part], rows[part], draws, NativeHead(), cuts[part], best[part]
-
-        in_ranges(draw_given, 0, len(rows), self._threads, of_range)
+        its = source, rows, draws, NativeHead(), cuts, best
+        in_ranges(draw_stored, 0, len(rows), self._threads, *its)
         found[rows] = best
         return _descending(found)
 
@@ -159,7 +153,7 @@ class NativeShardLogits(ShardLogits):
         """int64, the rows that are not done."""
         if self.done is None:
             return np.arange(len(self.logits))
-        return np.flatnonzero(~self.done.numpy())
+        return np.flatnonzero(~array_of(self.done))
 
     @cached_property
     def _threads(self) -> int:

@@ -14,11 +14,20 @@ from tpsample.core.word import KEY_NAN
 from tpsample.native.compiling import F32, U64, jit
 from tpsample.native.head import control, end_logits, exact_logits, is_plain, slack_of, upper_ends
 from tpsample.native.heap import push
-from tpsample.native.inputs import BLOCK, block_at, blocks_of, put, take_rows
+from tpsample.native.inputs import (
+    BLOCK,
+    block_at,
+    blocks_of,
+    lanes_of,
+    part_of,
+    put,
+    take_rows,
+)
 from tpsample.native.int8 import int8_products, quantise
 from tpsample.native.noise import exact_score, noise_of, stream_of, upper_scores
 from tpsample.native.numbers import as_fp32, key_of, lanes_reaching, lowest_lane, pack, value_of
 from tpsample.native.products import fp32_products, products_of
+from tpsample.native.threads import share
 
 
 @jit()
@@ -35,7 +44,7 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
     taken, threshold = 0, value_of(heap[0])
     # The likeliest id first, because its score is the threshold for the others.
     for turn in range(2):
-        lanes = lanes_reaching(upper, threshold)
+        lanes = lanes_reaching(upper, threshold, lanes_of(block))
         while lanes:
             j = lowest_lane(lanes)
             lanes &= lanes - U64(1)
@@ -70,7 +79,7 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
         heap: int64 [count], the largest order words so far, the least first.
         upper: fp32 [BLOCK], upper ends of the logits; the others are as in `push_block`.
     """
-    lanes = lanes_reaching(upper, value_of(heap[0]))
+    lanes = lanes_reaching(upper, value_of(heap[0]), lanes_of(block))
     while lanes:
         j = lowest_lane(lanes)
         lanes &= lanes - U64(1)
@@ -83,26 +92,36 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
 
 
 @jit(entry=True)
-def draw(weight, hidden, index, copy, draws, head, memory, best, first, slack, computed):
+def draw(start, stop, parts, threads, arguments):
+    """Do `draw_range` for each part of a range; see `tpsample.native.threads`."""
+    share(draw_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_range(start, stop, part, arguments):
     """Find the best words of a range of the shard.
 
     Where `memory` has rows, it takes upper ends of the logits, and the logit of each best word.
 
     Args:
+        weight: of the shard.
         hidden: [B, D], as `as_fp32` reads it.
         index: int64 [R], the rows of the batch.
         copy: what is multiplied first in place of the weight, if it has any rows.
-        best: int64 [rows of the memory, samples, count], raised; the least word first.
-        first: int64 [rows of the memory, 1], raised: the largest order word.
-        slack: fp32 [rows of the memory], raised: how far an upper end is above its logit at most.
-        computed: int64 [2, R], added to: how many exact logits a row took one by one, and in blocks
-            without a proof.
+        best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
+        first: int64 [parts, rows of the memory, 1], raised: the largest order word.
+        slack: fp32 [parts, rows of the memory], raised: how far an upper end is above its logit at
+            most.
+        computed: int64 [parts, 2, R], added to: how many exact logits a row took one by one, and in
+            blocks without a proof.
     """
+    weight, hidden, index, copy, draws, head, memory, best, first, slack, computed = arguments
+    weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(rows, len(index) if len(copy.norm) else 0)
     products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
     its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head
-    draw_blocks(its, memory, best, first, slack, computed)
+    draw_blocks(its, memory, best[part], first[part], slack[part], computed[part])
 
 
 @jit()
@@ -120,14 +139,14 @@ def draw_blocks(its, memory, best, first, slack, computed):
             fp32_products(weight, block, rows, products)
         for i in range(len(index)):
             place = memory.places[i]
-            upper_ends(products.values[i], products.errors[i], block, falls, logits)
+            upper_ends(products.values[i], products.errors[i], falls, logits)
             if not plain:
                 end_logits(logits, block, index[i], head, 1)
             if len(memory.raw):
-                upper_ends(products.values[i], products.errors[i], block, not falls, lower)
+                upper_ends(products.values[i], products.errors[i], not falls, lower)
                 if not plain:
                     end_logits(lower, block, index[i], head, -1)
-                slack[place] = max(slack[place], slack_of(logits, lower))
+                slack[place] = max(slack[place], slack_of(logits, lower, block))
                 stored = (memory.processed if len(memory.processed) else memory.raw)[place]
                 put(logits, block, stored)
                 push_first(
@@ -146,12 +165,48 @@ def draw_blocks(its, memory, best, first, slack, computed):
 
 
 @jit(entry=True)
-def draw_given(given, index, sources, draws, head, cut, best):
-    """Find the best words of logits that are there.
+def draw_given(start, stop, parts, threads, arguments):
+    """Find the best words of logits that are there, for each part of a range of the shard.
+
+    Args:
+        arguments: as `draw_logits` takes them; `best` has a first axis of the parts.
+    """
+    share(draw_given_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_given_range(start, stop, part, arguments):
+    """Find the best words of a part of a range of the shard."""
+    given, index, sources, draws, head, cut, best = arguments
+    draw_logits(part_of(given, start, stop), index, sources, draws, head, cut, best[part])
+
+
+@jit(entry=True)
+def draw_stored(start, stop, parts, threads, arguments):
+    """Find the best words of stored rows, for each part of a range of them.
+
+    Args:
+        arguments: as `draw_logits` takes them; `index` are also the rows of `given`.
+    """
+    share(draw_stored_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_stored_rows(start, stop, part, arguments):
+    """Find the best words of a part of the rows."""
+    given, index, draws, head, cut, best = arguments
+    rows, cuts = index[start:stop], cut[start:stop]
+    draw_logits(given, rows, rows, draws, head, cuts, best[start:stop])
+
+
+@jit(allocates=True)
+def draw_logits(given, index, sources, draws, head, cut, best):
+    """Find the best words of logits.
 
     Args:
         given: the logits, a `Weight`.
-        sources: int64 [R], the rows of `given`; the others are as in `draw`.
+        index: int64 [R], the rows of the batch.
+        sources: int64 [R], the rows of `given`; the others are as in `draw_range`.
         cut: int64 [R], the least order word that counts; no rows for all.
         best: int64 [R, samples, count], raised; the least word first.
     """
@@ -162,7 +217,6 @@ def draw_given(given, index, sources, draws, head, cut, best):
             block = block_at(given, n)
             first = sources[i] * given.stride + block.local
             part = given.numbers[first : first + block.count]
-            logits[:] = -np.inf
             inside = logits[block.lane : block.lane + block.count]
             for k in range(block.count):
                 inside[k] = as_fp32(part[k])
@@ -171,7 +225,8 @@ def draw_given(given, index, sources, draws, head, cut, best):
                 for j in range(block.lane, block.lane + block.count):
                     counts = pack(logits[j], block.base + j) >= cut[i]
                     logits[j] = logits[j] if counts else F32(-np.inf)
-            if not lanes_reaching(logits, F32(-np.inf)):  # as in most blocks of a listed row
+            # Most blocks of a listed row have none.
+            if not lanes_reaching(logits, F32(-np.inf), lanes_of(block)):
                 continue
             for s in range(draws.samples):
                 stream = stream_of(noise, i, s)

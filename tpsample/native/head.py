@@ -136,8 +136,8 @@ def up(value):
 
 
 @jit()
-def upper_ends(products, error, block, falls, out):
-    """Find the ends of the products of a block that make upper ends of logits; -inf outside.
+def upper_ends(products, error, falls, out):
+    """Find the ends of the products that make upper ends of logits, in all BLOCK lanes.
 
     Args:
         products, out: fp32 [BLOCK].
@@ -146,8 +146,6 @@ def upper_ends(products, error, block, falls, out):
     """
     for j in range(BLOCK):
         out[j] = -up(error - products[j]) if falls else up(products[j] + error)
-    if block.count < BLOCK:
-        out[: block.lane], out[block.lane + block.count :] = -np.inf, -np.inf
 
 
 @jit()
@@ -158,13 +156,13 @@ def end_logits(values, block, row, head, side):
 
 
 @jit()
-def slack_of(upper, lower):
-    """Return how far upper ends of logits, fp32 [BLOCK], are above the logits at most.
+def slack_of(upper, lower, block):
+    """Return how far upper ends of a block's logits, fp32 [BLOCK], are above the logits at most.
 
     It is infinite if an end is not a number.
     """
     most = I32(0)
-    for j in range(BLOCK):
+    for j in range(block.lane, block.lane + block.count):
         slack = F32(0) if upper[j] == F32(-np.inf) else upper[j] - lower[j]
         most = max(most, F32(slack).view(I32) & I32(0x7FFFFFFF))
     slack = up(I32(most).view(F32))

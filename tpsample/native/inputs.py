@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsample.native.compiling import F32, F64, U16, U32, jit
+from tpsample.native.arrays import array_of
+from tpsample.native.compiling import F32, F64, U16, U32, U64, jit
 from tpsample.native.numbers import as_fp32, least_bits, quantum_of
 from tpsample.native.vectors import PADDING, ROWS
 
 BLOCK = 64
 """Most ids of a block."""
 
-BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
-"""How a native kernel reads a dtype; see `as_fp32`."""
 FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
 
 
@@ -103,7 +102,7 @@ def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
     num_rows, num_columns = numbers.shape
     stride = numbers.stride(0) if num_rows > 1 else num_columns
     length = (num_rows - 1) * stride + num_columns if numbers.numel() else 0
-    flat = numbers.as_strided((length,), (1,)).view(BITS[numbers.dtype]).numpy()
+    flat = array_of(numbers.as_strided((length,), (1,)))
     return Weight(flat, stride, first_id, start, stop, FRACTION_BITS[numbers.dtype])
 
 
@@ -111,6 +110,8 @@ def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
 def blocks_of(weight):
     """Return the number of blocks of a range."""
     begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
+    if end <= begin:
+        return 0
     return -(-(end - (begin & ~3)) // BLOCK)
 
 
@@ -121,6 +122,26 @@ def block_at(weight, n):
     base = (begin & ~3) + n * BLOCK
     first = max(base, begin)
     return Block(base, first - base, min(base + BLOCK, end) - first, first - weight.first_id)
+
+
+@jit(allocates=True)
+def part_of(weight, start, stop):
+    """Return a part of a range."""
+    numbers, stride, bits = weight.numbers, weight.stride, weight.fraction_bits
+    return Weight(numbers, stride, weight.first_id, start, stop, bits)
+
+
+@jit()
+def lanes_of(block):
+    """Return the lanes of a block as bits of uint64."""
+    return (~U64(0) >> U64(BLOCK - block.count)) << U64(block.lane)
+
+
+@jit()
+def leave_out(values, block):
+    """Let no lane outside of a block have the largest of its values, fp32 [BLOCK]."""
+    if block.count < BLOCK:
+        values[: block.lane], values[block.lane + block.count :] = -np.inf, -np.inf
 
 
 @jit(allocates=True)

@@ -28,10 +28,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample import noise as definition
-from tpsample.core.row_noise import GREEDY_BELOW, LOG2_E, RowNoise
+from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST, LOG2_E, RowNoise
+from tpsample.native.arrays import array_of
 from tpsample.native.compiling import F32, F64, FUSED, I32, I64, U32, U64, jit
 from tpsample.native.head import up
-from tpsample.native.inputs import BLOCK
+from tpsample.native.inputs import BLOCK, leave_out
 from tpsample.native.numbers import of_ordered, ordered
 
 NOISE_TOP = F32(np.nextafter(F32(159.0 - math.log2(math.log2(math.e)) + 1e-5), F32(np.inf)))
@@ -92,7 +93,7 @@ class Stream(NamedTuple):
 def draws_of(noise: RowNoise) -> Draws:
     """Return what the kernels take of the noise of a step's rows."""
     tensors = noise.temperature, noise.seed, noise.positions
-    arrays = (tensor.contiguous().numpy() for tensor in tensors)
+    arrays = (array_of(tensor.contiguous()) for tensor in tensors)
     return Draws(*arrays, noise.num_samples, noise.rounds)
 
 
@@ -116,7 +117,7 @@ def noise_of(draws, index):
         row = index[i]
         heat = draws.temperature[row]
         if heat >= F32(GREEDY_BELOW):
-            scale[i], random[i] = F32(LOG2_E / F64(heat)), F32(1)
+            scale[i], random[i] = F32(LOG2_E / min(F64(heat), HOTTEST)), F32(1)
         key, place = U64(draws.seed[row]), U64(draws.position[row])
         for s in range(draws.samples):
             r = philox(
@@ -143,7 +144,7 @@ def block_words(block, r0, r1, r2, rounds, out):
 
 @jit(fastmath=FUSED)
 def upper_scores(logits, block, stream, upper):
-    """Bound the scores of BLOCK ids from above; return the largest bound, a NaN if there is one.
+    """Bound the scores of a block's ids from above; return the largest, a NaN if there is one.
 
     Args:
         logits: fp32 [BLOCK], the logits or what bounds them from above.
@@ -162,6 +163,7 @@ def upper_scores(logits, block, stream, upper):
         for j in range(BLOCK):
             most = (NOISE_TOP + ROUNDING) - F32(F32(upper[j]).view(I32)) * BITS_SCALE
             upper[j] = up(logits[j] * scale) + most
+    leave_out(upper, block)
     # Integers, because a maximum of floats does not become vector code.
     top = I32(-(2**31))
     for j in range(BLOCK):

@@ -107,12 +107,16 @@ def value_of(packed):
 
 
 @jit()
-def lanes_reaching(values, threshold):
-    """Return the lanes of fp32 [64] that are not below a threshold, nor -inf, as bits of uint64."""
+def lanes_reaching(values, threshold, within):
+    """Return the lanes of fp32 [64] that are not below a threshold, nor -inf, as bits of uint64.
+
+    Args:
+        within: the lanes that count, because those outside of a block have numbers of no id.
+    """
     lanes = U64(0)
     for j in range(64):
         lanes |= U64(not (values[j] < threshold or values[j] == F32(-np.inf))) << U64(j)
-    return lanes
+    return lanes & within
 
 
 @jit(inline=True)

@@ -48,7 +48,8 @@ class SamplingBatch(ChangingRows):
         batch.free(7)                                       # when it has ended
 
     Attributes:
-        temperature: fp32 [B]; below 1e-5 the row is greedy.
+        temperature: fp32 [B]; below 1e-5, negative or NaN the row is greedy, above 2^100 it
+            counts as 2^100.
         seed: int64 [B], 64 bits.
         plan: how a step treats the rows; replaced whole after they change.
         unseeded: the rows that still wait for their seed.

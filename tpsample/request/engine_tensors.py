@@ -11,6 +11,9 @@ No value is refused: on a GPU the host sees none. Whatever a tensor holds, a row
 so no value raises, hangs or reads other memory. A top_p or min_p of fp32 is the number that fp32
 holds: a little over 0.1 of ten equal tokens, for 0.1, keeps two. The logarithm of min_p is that of
 the device.
+
+A tensor may be written in place, or be given other memory by `tensor.data = other` or
+`tensor.set_(other)`. The next step reads what is there then. Another shape or dtype is refused.
 """
 
 from __future__ import annotations
@@ -31,9 +34,6 @@ from tpsample.request.params import FilterOrder
 from tpsample.request.plan import BatchPlan
 from tpsample.request.selection import Selection
 from tpsample.request.table import RequestTable
-
-HOTTEST = 2.0**100
-"""A higher temperature counts as this one, because log2 e / T must not vanish."""
 
 LEAST_TOP_P = 2.0**-60
 """A smaller share counts as this one, which leaves one token of any total."""
@@ -74,15 +74,16 @@ class EngineTensors(RequestTable):
         filter_order: str,
     ) -> None:
         super().__init__(len(seed), vocab_size, seed.device)
-        self._temperature, self._seed = temperature.detach(), seed.detach()
-        self._filters, self._order = filters, filter_order
+        its = {"temperature": temperature, "seed": seed} | filters
+        self._given = {name: (each, _kind(each)) for name, each in its.items()}
+        self._order = filter_order
         self.numbers[GATE, : len(seed)].fill_(OPEN)
 
     def expect(self, needs: object) -> None:
         """Read these filters from now on. They must be there to be read."""
         if not isinstance(needs, Needs):
             raise TypeError(f"needs: expected Needs, got {describe(needs)}")
-        missing = [name for name, it in vars(needs).items() if it and name not in self._filters]
+        missing = [name for name, it in vars(needs).items() if it and name not in self._given]
         if missing:
             raise ValueError(f"needs: {missing[0]} may occur, but no tensor of that name was given")
         self.needs, self.stores_logits = needs, needs != Needs()
@@ -95,29 +96,43 @@ class EngineTensors(RequestTable):
             way=Way.THRESHOLD if self._may_go_by_threshold else Way.REJECTION,
         )
         self._found = {kind}, -1, False
-        read = {name: each for name, each in self._filters.items() if vars(needs)[name]}
+        read = {name: self._given[name][0] for name, it in vars(needs).items() if it}
         self.compared = {"needs": needs, "filter_order": self._order, **read}
 
     @property
     def _may_go_by_threshold(self) -> bool:
         return self.needs.top_k and self.needs.top_p and self._order != "joint"
 
+    def _now(self, name: str) -> Tensor:
+        """Return a tensor of the caller's, wherever its memory is now.
+
+        Raises:
+            ValueError: it has another shape, dtype or device than the one that was given.
+        """
+        tensor, kind = self._given[name]
+        if _kind(tensor) != kind:
+            raise ValueError(
+                f"{name}: expected {kind[1]} {list(kind[0])} on {kind[2]}, as was given to "
+                f"SamplingBatch.over, got {describe(tensor)}; make a new batch over it"
+            )
+        return tensor.detach()
+
     def follow(self) -> None:
-        self.temperature[:-1].copy_(self._temperature).clamp_(max=HOTTEST)
-        self.seed[:-1].copy_(self._seed)
+        self.temperature[:-1].copy_(self._now("temperature"))
+        self.seed[:-1].copy_(self._now("seed"))
 
     def follow_filters(self) -> None:
         needs, columns = self.needs, self.numbers[:COLUMNS, : self.slots]
         top_k, by_threshold = columns[0], columns[7]
         top_p, log_min_p, of_total = columns[1:4].view(torch.float64)
         if needs.top_k:
-            k = self._filters["top_k"].to(torch.int64)
+            k = self._now("top_k").to(torch.int64)
             top_k.copy_(k.where((k >= 1) & (k < self.vocab_size), self.vocab_size))
         if needs.top_p:
-            p = self._filters["top_p"].double()
+            p = self._now("top_p").double()
             top_p.copy_(p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0))
         if needs.min_p:
-            p = self._filters["min_p"].double()
+            p = self._now("min_p").double()
             log_min_p.copy_(p.clamp(max=1.0).log().where(p > 0, -torch.inf))
             if self._order != "min_p_last":
                 of_total.copy_(log_min_p)
@@ -129,6 +144,10 @@ class EngineTensors(RequestTable):
         kinds = RowFilter.of_columns(self.numbers[:COLUMNS, slots], self.vocab_size)
         flags = [FILTERED * each.takes_some(self.vocab_size) for each in kinds]
         return [none._replace(filters=f, flags=g) for f, g in zip(kinds, flags, strict=True)]
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 class TensorBatch(Selection):

@@ -38,7 +38,8 @@ class SamplingParams:
     infinite: as masked below zero, as forced above.
 
     Args:
-        temperature: divides the logits; >= 0, and below 1e-5 the most likely token is taken.
+        temperature: divides the logits; >= 0. Below 1e-5 the most likely token is taken; above
+            2^100 it counts as 2^100.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the most likely tokens up to this probability mass, in (0, 1].
         min_p: keep tokens at least this likely relative to the most likely one, in [0, 1].
