@@ -166,7 +166,8 @@ class LMHeadSampler(Steps):
             batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
             positions: int64 [B], or one int: absolute position of the token being generated. With
                 the seed it names the row's noise, so it must differ from step to step.
-            num_samples: draws per row; draw 0 is the one made without it.
+            num_samples: draws per row; draw 0 is the one made without it. Texts that go on from
+                them need seeds of their own, see `SamplingParams.fork`.
             out: output to write into, from an earlier call with the same shape; default a new one.
 
         Returns:

@@ -47,6 +47,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("call the sampler outside", "call it outside"),
     ),
     # --- requests and batches
+    "test_a_request_with_biases_is_copied_and_pickled_and_stays_as_it_is": (
+        *("make another by dataclasses.replace", "a name; give it one"),
+    ),
     "test_several_samples_per_row": ("with num_samples=",),
     "test_rows_and_samples_are_independent_draws": ("answers are not ranked",),
     "test_a_sampled_token_has_the_value_its_step_reported": ("LMHeadSampler.prompt_logprobs",),

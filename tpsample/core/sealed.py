@@ -6,7 +6,7 @@ import difflib
 import functools
 from collections.abc import Iterable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 
 class Sealed:
@@ -35,6 +35,22 @@ class Sealed:
             way_out = f"; did you mean {near[0]}?" if near else ", and nothing would read it"
             raise AttributeError(f"{name}: not an attribute of {kind.__name__}{way_out}")
         super().__setattr__(name, value)
+
+
+class ReadOnlyDict(dict[Any, Any]):
+    """A dictionary that stays as it was made, so that a frozen value may hold it.
+
+    Unlike `types.MappingProxyType` it can be copied and pickled.
+    """
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a request is frozen; make another by dataclasses.replace")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type, tuple[dict[Any, Any]]]:
+        return type(self), (dict(self),)
 
 
 T = TypeVar("T")
@@ -84,10 +100,15 @@ def refuses_unknown_fields(of: type[T]) -> type[T]:
 
     @functools.wraps(init)
     def checked(self: T, *args: Any, **given: Any) -> None:
+        if args:
+            raise TypeError(
+                f"{of.__name__}: expected every field by its name, such as temperature=0.7, got "
+                f"{args[0]!r} without a name; give it one"
+            )
         for name in given:
             if name not in known:
                 raise TypeError(f"{name}: not a field of {of.__name__}; {way_out(name, known)}")
-        init(self, *args, **given)
+        init(self, **given)
 
     of.__init__ = checked  # type: ignore[assignment, method-assign]
     return of

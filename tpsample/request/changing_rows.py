@@ -45,9 +45,9 @@ class ChangingRows(StepBatch):
         return self._table.row_seed
 
     @property
-    def requests(self) -> list[SamplingParams]:
-        """The requests of the rows, in order."""
-        return [entry.params for entry in self._table.entries]
+    def requests(self) -> tuple[SamplingParams, ...]:
+        """The requests of the rows, in order. `update` replaces one."""
+        return tuple([entry.params for entry in self._table.entries])
 
     def add(
         self,
@@ -69,6 +69,9 @@ class ChangingRows(StepBatch):
 
     def drop(self, rows: int | Sequence[int]) -> None:
         """Let rows leave. The others close up and keep their order.
+
+        Name all rows that leave in one call, ``batch.drop([0, 2])``. After ``batch.drop(0)`` row 2
+        has become row 1.
 
         Raises:
             TypeError, ValueError: a row that is not there.
