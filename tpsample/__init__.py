@@ -46,11 +46,12 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.engine_tensors import Needs
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative import VerifyOutput, sample_draft, verify, verify_logits
+from tpsample.speculative import Draft, VerifyOutput, sample_draft, verify, verify_logits
 
 __all__ = [
     "Changes",
     "Desync",
+    "Draft",
     "KeptSets",
     "LMHeadSampler",
     "Logprobs",

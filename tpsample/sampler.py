@@ -200,19 +200,22 @@ class LMHeadSampler(Steps):
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
+        head_applied: bool = False,
     ) -> SampleOutput:
         """Sample one token per row from this rank's logits, which nobody gathers.
 
         Collective, with every other promise of a call with hidden states: for the same logits the
         tokens are the same, bit for bit. Controls, filters, logprobs, noise and the exchange are
-        ours. The product is the caller's, and so are `logit_scale`, `logit_softcap` and `bias` of
-        the sampler, which are not applied here.
+        ours. The product is the caller's, and so are scale, soft-cap and bias: logits are taken as
+        they are. Probabilities are refused in the first calls on a CPU.
 
         Args:
             local_logits: fp32, bf16 or fp16 [B, V_local], the columns of this rank's shard, last
                 axis contiguous. They are converted to fp32, which is exact. There may be as many
                 columns as lm_head_weight has rows; those after the shard are never read.
             batch, positions, num_samples, out: as in a call with hidden states.
+            head_applied: that the logits have `logit_scale`, `logit_softcap` and `bias`, of a
+                sampler that was built with some.
 
         Returns:
             Tokens and status, the same on every rank.
@@ -222,11 +225,11 @@ class LMHeadSampler(Steps):
         """
         if torch.compiler.is_compiling():
             raise UnsupportedParameter("sample_logits: not inside torch.compile; call it outside")
-        inputs = Inputs(local_logits, are_logits=True)
+        inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
         return self.finish(self.start(inputs, batch, positions, num_samples=num_samples, out=out))
 
     def prompt_logprobs(
-        self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0
+        self, hidden_states: Tensor, next_token_ids: Tensor, *, top: int = 0
     ) -> Logprobs:
         """Return raw logprobs of a prompt's tokens: log-softmax of the logits at every position.
 
@@ -235,7 +238,8 @@ class LMHeadSampler(Steps):
 
         Args:
             hidden_states: [L, D], dtype and device of lm_head_weight.
-            token_ids: int64 [L], the token that came after each position.
+            next_token_ids: int64 [L], the token that came after each position, so the prompt
+                from its second token on for hidden states of all positions but the last.
             top: how many of the most likely tokens to report as well.
 
         Returns:
@@ -248,9 +252,9 @@ class LMHeadSampler(Steps):
             UnsupportedParameter: (a ValueError) several ranks have no process group.
         """
         with self.agreement:
-            self.agreement.settle(self.checks.prompt, hidden_states, token_ids, top)
+            self.agreement.settle(self.checks.prompt, hidden_states, next_token_ids, top)
             rows = hidden_states.detach()
-            return prompt_logprobs(self.local, rows, token_ids, top, self.settings)
+            return prompt_logprobs(self.local, rows, next_token_ids, top, self.settings)
 
     def warm_up(
         self,
@@ -288,4 +292,4 @@ class LMHeadSampler(Steps):
                 self(hidden_states, batch, 0, num_samples=num_samples)
             else:
                 logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
-                self.sample_logits(logits, batch, 0, num_samples=num_samples)
+                self.sample_logits(logits, batch, 0, num_samples=num_samples, head_applied=True)

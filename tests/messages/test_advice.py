@@ -46,6 +46,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_the_same_tokens_with_fullgraph_and_changing_batches": (
         *("call the sampler outside", "call it outside"),
     ),
+    "test_a_head_of_which_logits_may_lack_a_part_is_refused": ("pass head_applied=True, or",),
+    "test_probabilities_are_refused_where_logits_belong": ("pass their logarithm",),
+    "test_drafts_bring_their_law": ("bring their own; leave it out", "pass sample_draft what"),
     # --- requests and batches
     "test_a_request_with_biases_is_copied_and_pickled_and_stays_as_it_is": (
         *("make another by dataclasses.replace", "a name; give it one"),

@@ -77,7 +77,7 @@ def test_texts_that_go_on_from_one_have_seeds_of_their_own(seed):
 
 def test_texts_of_one_without_a_seed_wait_for_their_own():
     assert [each.seed for each in SamplingParams().fork(3)] == [None] * 3
-    with pytest.raises(ValueError, match="^count: expected an int from 1"):
+    with pytest.raises(ValueError, match=r"^count: expected an int from 1"):
         SamplingParams().fork(0)
 
 

@@ -154,9 +154,9 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
             torch.zeros(B, 1, dtype=torch.int64),
             batch_of(),
             0,
-            draft=torch.zeros(B, 1, V),
+            draft_logits=torch.zeros(B, 1, V),
         ),
-        'draft: method="coupled" looks at no draft probabilities; leave it out, or choose '
+        'draft_logits: method="coupled" looks at no draft probabilities; leave it out, or choose '
         '"rejection" or "block"',
     ),
     "filters inside torch.compile": (
@@ -226,8 +226,8 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a prompt without its next token": (
         lambda: sampler_over().prompt_logprobs(HIDDEN, torch.tensor([1, -1])),
-        "token_ids: expected ids in [0, 20), got -1; leave out the positions whose next token is "
-        "not known",
+        "next_token_ids: expected ids in [0, 20), got -1; leave out the positions whose next "
+        "token is not known",
     ),
     "more drafts than there is room for": (
         lambda: verify(

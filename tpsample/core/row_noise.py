@@ -126,7 +126,7 @@ DOMAIN_FORK = 0x666F726B
 def forked_seeds(seed: int, count: int) -> list[int]:
     """Return the seeds of texts that go on from one: its own, then others that follow from it.
 
-        seed_i = r0 + 2^32 r1 of the row stream at position i, in a domain of its own; i > 0
+    seed_i = r0 + 2^32 r1 of the row stream at position i, in a domain of its own; i > 0
     """
     its = torch.tensor(signed64(seed), device="cpu")
     low, high, *_ = row_stream(its, torch.arange(count, device="cpu"), domain=DOMAIN_FORK)
