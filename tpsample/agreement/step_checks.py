@@ -19,6 +19,7 @@ from tpsample.agreement.step import Call
 from tpsample.core.checks import (
     check_current,
     check_int,
+    check_not_negative,
     check_num_samples,
     check_tensor,
     describe,
@@ -143,6 +144,8 @@ class StepChecks:
             batch.prepare(self._settings.shard)
         else:
             batch = batch.view(rows)
+        if batch.undrawn is None:
+            check_not_negative(positions)
         if batch.stores_logits:
             self._settings.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids)

@@ -10,6 +10,8 @@ from typing import Any, SupportsInt, TypeGuard
 import torch
 from torch import Tensor
 
+from tpsample.core.tensors import readable
+
 INDICES = (torch.int32, torch.int64)
 """The dtypes of what names rows or counts them."""
 
@@ -129,6 +131,17 @@ def check_num_samples(num_samples: int | None) -> int:
     return check_int("num_samples", num_samples, 1, 2**20)
 
 
+def check_not_negative(positions: Tensor) -> None:
+    """Raise a ValueError if a position on a CPU is below 0. A GPU is not waited for."""
+    if (
+        readable(positions.device) and not positions.numpy().tobytes()[7::8].isascii()
+    ):  # a sign is a high bit
+        raise ValueError(
+            f"positions: expected 0 <= position < 2^63, got {int(positions.min())}; pass the index "
+            "of the token being generated, the number of tokens before it"
+        )
+
+
 def positions_tensor(
     positions: Tensor | int, rows: int, device: torch.device, out: Tensor | None = None
 ) -> Tensor:
@@ -151,6 +164,6 @@ def positions_tensor(
         raise ValueError(
             f"positions: expected an int or an int64 tensor [{rows}] on {device}, "
             f"got {describe(positions)}; a position is the index, in its sequence, of the token "
-            "being generated"
+            "being generated: the number of tokens before it"
         )
     return positions.contiguous()

@@ -53,7 +53,7 @@ class ChangingRows(StepBatch):
         self,
         params: SamplingParams,
         *,
-        prompt_token_ids: Sequence[int] = (),
+        prompt_token_ids: Sequence[int] | None = None,
         output_token_ids: Sequence[int] = (),
     ) -> int:
         """Let a request join as the last row, and return its index.
@@ -62,7 +62,8 @@ class ChangingRows(StepBatch):
             TypeError, ValueError: as `from_params`; or all `max_rows` rows are taken.
         """
         self._require_list("add")
-        tokens = [prompt_token_ids], [output_token_ids]
+        prompts = None if prompt_token_ids is None else [prompt_token_ids]
+        tokens = prompts, [output_token_ids]
         checked = check_requests(self.rows, [params], *tokens, self.vocab_size)
         self._arrange(list(range(self.rows + 1)), checked)
         return self.rows - 1
@@ -147,7 +148,8 @@ class ChangingRows(StepBatch):
                 f"output_token_ids: expected the tokens so far of row {row}, which penalties, "
                 "bad_words and min_tokens refer to; pass [] if there are none"
             )
-        tokens = [prompt_token_ids or ()], [output_token_ids or ()]
+        prompts = None if prompt_token_ids is None else [prompt_token_ids]
+        tokens = prompts, [output_token_ids or ()]
         self._load([row], check_requests(row, [params], *tokens, self.vocab_size))
 
     def put(
