@@ -16,12 +16,10 @@ from tpsample.agreement.step_checks import MISSING
 from tpsample.core.score import Head
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.errors import UnsupportedParameter
 from tpsample.local.tile_table import BATCH_TILES
 from tpsample.logits.finish import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.kinds import Kind, batches_of
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -159,13 +157,15 @@ class LMHeadSampler(Steps):
         """Sample one token per row, or `num_samples` independent ones.
 
         Collective: every rank calls with the same hidden states, batch and positions. The call may
-        stand inside torch.compile (`tpsample.compiled`).
+        stand inside torch.compile; plain rows with seeds do not break its graph (`.compiled`).
 
         Args:
             hidden_states: [B, D], dtype and device of lm_head_weight.
             batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
-            positions: int64 [B], or one int: absolute position of the token being generated. With
-                the seed it names the row's noise, so it must differ from step to step.
+            positions: int64 [B], or one int: absolute position of the token being generated, which
+                is the number of tokens before it. With the seed it names the row's noise, so it
+                must differ from step to step. On a CPU rows that draw again where they have drawn
+                are warned of once per batch; on a GPU nothing looks.
             num_samples: draws per row; draw 0 is the one made without it. Texts that go on from
                 them need seeds of their own, see `SamplingParams.fork`.
             out: output to write into, from an earlier call with the same shape; default a new one.
@@ -183,12 +183,7 @@ class LMHeadSampler(Steps):
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """
         if torch.compiler.is_compiling():
-            if not isinstance(batch, SamplingBatch):
-                raise UnsupportedParameter(
-                    "batch: expected a SamplingBatch inside torch.compile, got "
-                    f"{type(batch).__name__}; call the sampler outside the compiled function"
-                )
-            return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
+            return compiled.call(self, hidden_states, batch, positions, num_samples, out)
         inputs = Inputs(hidden_states)
         return self.finish(self.start(inputs, batch, positions, num_samples=num_samples, out=out))
 
@@ -221,10 +216,11 @@ class LMHeadSampler(Steps):
             Tokens and status, the same on every rank.
 
         Raises:
-            As a call with hidden states; UnsupportedParameter inside torch.compile, too.
+            As a call with hidden states.
         """
         if torch.compiler.is_compiling():
-            raise UnsupportedParameter("sample_logits: not inside torch.compile; call it outside")
+            how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
+            return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)
         inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
         return self.finish(self.start(inputs, batch, positions, num_samples=num_samples, out=out))
 

@@ -25,7 +25,6 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("build it with device=", "build the sampler with a larger", 'use backend="auto"'),
         *(
             "no column; leave it out",
-            "leave it out there",
             "leave out the positions",
             "did you mean",
         ),
@@ -43,9 +42,18 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     ),
     "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
     "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
-    "test_the_same_tokens_with_fullgraph_and_changing_batches": (
-        *("call the sampler outside", "call it outside"),
+    "test_the_same_tokens_with_fullgraph_and_changing_batches": ("leave fullgraph=True out",),
+    "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),
+    "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
+    "test_one_request_with_a_seed_serves_one_row_or_greedy_ones": ("pass a list of requests with",),
+    "test_a_mask_of_an_earlier_step_is_told_of_once": ("assign that of each step before it",),
+    "test_tokens_that_are_appended_once_in_any_way_are_not_told_of": (
+        "append each step's tokens o",
     ),
+    "test_batches_that_are_built_anew_without_their_output_are_told_of": ("keep one batch and",),
+    "test_alternatives_are_no_text": ("append the one that goes on",),
+    "test_tokens_of_a_step_are_appended_before_other_slots_are_taken": ("before the next select",),
+    "test_a_penalty_of_a_prompt_that_did_not_come_is_told_of": ("pass them, [] for a row without",),
     "test_a_head_of_which_logits_may_lack_a_part_is_refused": ("pass head_applied=True, or",),
     "test_probabilities_are_refused_where_logits_belong": ("pass their logarithm",),
     "test_drafts_bring_their_law": ("bring their own; leave it out", "pass sample_draft what"),

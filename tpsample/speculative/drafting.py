@@ -11,10 +11,12 @@ from torch import Tensor
 
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
+from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import (
     check_choice,
     check_int,
+    check_not_negative,
     check_tensor,
     positions_tensor,
     require_plain,
@@ -105,6 +107,9 @@ def sample_draft(
             rank raises a RankMismatch (a ValueError) instead.
     """
 
+    if torch.compiler.is_compiling():
+        return outside(sample_draft, sampler, draft_logits, batch, positions, index, method=method)
+
     def check() -> Call:
         check_request(sampler, method, batch)
         check_int("index", index, 0, 2**31 - 1)
@@ -112,11 +117,17 @@ def sample_draft(
         sampler.ranks.require_group("sample_draft")
         sampler.checks.ready()
         num_rows = draft_logits.shape[0]
+        rows, at = (
+            batch.for_rows(num_rows),
+            positions_tensor(positions, num_rows, draft_logits.device),
+        )
+        if rows.undrawn is None:
+            check_not_negative(at)
         return Call(
             f"sample_draft {method}",
             num_rows,
-            batch.for_rows(num_rows),
-            positions_tensor(positions, num_rows, draft_logits.device),
+            rows,
+            at,
             index,
         )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
+from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
@@ -133,6 +134,9 @@ def _verify(
     lengths: Tensor | None,
 ) -> VerifyOutput:
     """Settle a verification with the other ranks, and make it."""
+    if torch.compiler.is_compiling():
+        its = sampler, inputs, draft_token_ids, batch, positions, method
+        return outside(_verify, *its, draft_logits=draft_logits, lengths=lengths)
 
     def check() -> Call:
         nonlocal draft_logits
@@ -182,6 +186,7 @@ def _verify(
         if settled.undrawn is not None:
             known &= ~settled.undrawn.rows.unsqueeze(1)
         drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
+        settled.note_step(sampler, inputs.given, at, 1)
         expanded = settled.with_drafts(drafts[:, :-1])
         if call.rows == 0:
             none = torch.zeros_like(at)
