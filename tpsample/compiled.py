@@ -27,7 +27,7 @@ from tpsample.request.step_batch import StepBatch
 T = TypeVar("T")
 
 
-@torch.compiler.disable(
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
     reason="tpsample: inside torch.compile every row needs a seed, and filters, logprobs, "
     "penalties and constraints must be off; leave fullgraph=True out, or call it outside"
 )

@@ -212,7 +212,9 @@ class Steps(Sealed):
 
         Without `screening` it is needed in one case: another tensor took the place of the one that
         the sampler was given, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then
-        pass the new one. The sampler cannot see such a change, and goes on with the old tensor.
+        pass the new one. The sampler cannot see such a change, and goes on with the old tensor. The
+        same holds after ``weight.data = new`` if it was given `weight.data`, another tensor, and
+        not the Parameter itself.
 
         With `screening` it also makes the 8-bit copy anew. A step raises if it knows of a change
         since: an assigned `.data`, or a change in place that torch counts. On a CPU it also

@@ -20,7 +20,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     # --- arguments, as every test of a sampler passes them
     "test_small_integers_give_identical_tokens": (
         *("convert it once with .to", "convert with .to(", "call .contiguous()", "pass .T of it"),
-        *("build the sampler of lm_head_weight.T", "its part on this rank", "pass that of the"),
+        *("build the sampler of lm_head_weight.T", "got a DTensor; pass", "pass that of the"),
         *("see SamplingBatch.from_params", "pass one SamplingParams per row", "build a new"),
         *("build it with device=", "build the sampler with a larger", 'use backend="auto"'),
         *(
@@ -57,6 +57,11 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_head_of_which_logits_may_lack_a_part_is_refused": ("pass head_applied=True, or",),
     "test_probabilities_are_refused_where_logits_belong": ("pass their logarithm",),
     "test_drafts_bring_their_law": ("bring their own; leave it out", "pass sample_draft what"),
+    "test_a_slow_backend_that_nobody_chose_is_told_of": ("name it by backend=",),
+    "test_what_stays_in_its_place_is_written_there": (
+        *("write batch.seed[:]", "write batch.temperature[:]", "give int({})"),
+        *("give each request seed=, an", "give it to LMHeadSampler"),
+    ),
     # --- requests and batches
     "test_a_request_with_biases_is_copied_and_pickled_and_stays_as_it_is": (
         *("make another by dataclasses.replace", "a name; give it one"),
@@ -122,6 +127,8 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     # --- engines
     "test_other_versions_are_refused_with_the_way_out": ("is installed; pip",),
     "test_a_streamer_is_given_the_prompt_every_token_and_the_end": ("pass stream_to=",),
+    "test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused": ("pass do_sample=True, or",),
+    "test_a_sampler_of_another_model_reads_this_one": ("pass one of sampler_of(model), or",),
     "test_greedy_text_is_generates_own": (
         *("leave them off", "load it onto one device", "leave it out, or call", "^leave it out$"),
     ),

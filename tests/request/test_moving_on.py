@@ -1,4 +1,4 @@
-"""What has to move on from step to step: positions, seeds, tokens so far, masks."""
+"""Positions, seeds, tokens so far and masks have to move on from step to step."""
 
 from __future__ import annotations
 

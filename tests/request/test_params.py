@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from tpsample import SamplingBatch, SamplingParams, noise
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, noise
 from tpsample.core.row_noise import SeedSource
 
 OUT_OF_RANGE: dict[str, list] = {
@@ -79,6 +79,26 @@ def test_texts_of_one_without_a_seed_wait_for_their_own():
     assert [each.seed for each in SamplingParams().fork(3)] == [None] * 3
     with pytest.raises(ValueError, match=r"^count: expected an int from 1"):
         SamplingParams().fork(0)
+
+
+def test_what_stays_in_its_place_is_written_there():
+    """And what other libraries name otherwise, or write as JSON does."""
+    batch = SamplingBatch.from_params([SamplingParams(seed=1)], vocab_size=10)
+    with pytest.raises(AttributeError, match=r"write batch.seed\[:\] = values"):
+        batch.seed = torch.tensor([5])
+    with pytest.raises(AttributeError, match=r"write batch.temperature\[:\] = values"):
+        batch.temperature = 0.5
+    batch.seed[:], batch.temperature[:] = torch.tensor([5]), 0.5
+    assert (batch.seed.item(), batch.temperature.item()) == (5, 0.5)
+    for name in ("generator", "logit_softcap"):
+        with pytest.raises(TypeError, match=rf"^{name}: not a field .* give "):
+            SamplingParams(**{name: 1})
+    assert LMHeadSampler(torch.zeros(4, 2), logit_softcap=5.0).settings.head.logit_softcap == 5.0
+    with pytest.raises(ValueError, match=r"expected token ids >= 0, got '5'; give int\('5'\)$"):
+        SamplingParams(logit_bias={"5": 1.0})
+    assert SamplingParams(logit_bias={int("5"): 1.0}).logit_bias == {5: 1.0}
+    with pytest.raises(ValueError, match=r"got -1.2$"):
+        SamplingParams(repetition_penalty=-1.2)
 
 
 def _first_seed(source: SeedSource, queue) -> None:

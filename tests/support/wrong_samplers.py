@@ -61,7 +61,7 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     "a weight [D, V]": (
         lambda: LMHeadSampler(WEIGHT.T.contiguous())(HIDDEN, batch_of(), 0),
         "hidden_states: expected D = 20 columns as lm_head_weight has, got torch.float32 (2, 4) on "
-        "cpu; lm_head_weight seems to be [D, V_local]: build the sampler of "
+        "cpu; logits go to sample_logits; or lm_head_weight is [D, V_local]: build the sampler of "
         "lm_head_weight.T.contiguous()",
     ),
     "one process with too few rows": (
@@ -100,7 +100,8 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     # --- steps
     "hidden states as a DTensor": (
         lambda: sampler_over()(SHARDED, batch_of(), 0),
-        "hidden_states: got a DTensor; pass its part on this rank, hidden_states.to_local()",
+        "hidden_states: got a DTensor; pass the whole of it, the same on every rank, "
+        "hidden_states.full_tensor()",
     ),
     "a weight as a DTensor": (
         lambda: LMHeadSampler(SHARDED),

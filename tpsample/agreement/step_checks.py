@@ -274,8 +274,8 @@ def _check_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> None:
         way_out = ""
         if rows.shape[-1] == weight.shape[0]:
             way_out = (
-                "; lm_head_weight seems to be [D, V_local]: build the sampler of "
-                "lm_head_weight.T.contiguous()"
+                "; logits go to sample_logits; or lm_head_weight is [D, V_local]: build the "
+                "sampler of lm_head_weight.T.contiguous()"
             )
         raise ValueError(
             f"hidden_states: expected D = {weight.shape[1]} columns as lm_head_weight has, "

@@ -29,9 +29,15 @@ def check_current(device: torch.device) -> None:
 
 
 def require_plain(name: str, value: object) -> None:
-    """Raise a TypeError for a DTensor, because its part on this rank is what is wanted."""
+    """Raise a TypeError for a DTensor, because a plain tensor of this rank is what is wanted.
+
+    Hidden states are the same on every rank, so the part of a sequence that a rank holds is wrong.
+    """
     if type(value).__name__ == "DTensor":
-        raise TypeError(f"{name}: got a DTensor; pass its part on this rank, {name}.to_local()")
+        whole = name == "hidden_states"
+        what = "the whole of it, the same on every rank" if whole else "its part on this rank"
+        call = "full_tensor" if whole else "to_local"
+        raise TypeError(f"{name}: got a DTensor; pass {what}, {name}.{call}()")
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:

@@ -66,6 +66,11 @@ _ENGINES = {
         "texts that end an answer are the engine's to look for; for ids see stop_token_ids",
     ),
     "n": "give each answer a request with a seed of its own, or call the sampler with num_samples=",
+    **dict.fromkeys(("generator", "manual_seed"), "give each request seed=, an int of 64 bits"),
+    **dict.fromkeys(
+        ("softcap", "logit_softcap", "logit_scale"),
+        "it belongs to the head: give it to LMHeadSampler",
+    ),
     "best_of": "answers are not ranked; give each a request with a seed of its own",
     **dict.fromkeys(
         ("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind"),

@@ -1,4 +1,4 @@
-"""What has to move on from one step to the next: positions, tokens so far, masks and seeds.
+"""Positions, tokens so far and masks have to move on from one step to the next.
 
 A mistake there draws a token that looks like any other. So each step of a batch is compared with
 the one before it, and a mistake is warned of once. Everything is read on the host, so on a GPU,
@@ -34,7 +34,7 @@ class HasNoise(Protocol):
         """fp32 [B]."""
 
 
-class StepRows(NamedTuple):
+class SteppedRows(NamedTuple):
     """A step as its batch sees it.
 
     Attributes:
@@ -115,7 +115,7 @@ class MovingOn:
 
         Args:
             now: the positions as bytes, after the slots of a selection.
-            by: as of `StepRows`.
+            by: as of `SteppedRows`.
             version: of the rows.
         """
         if now in (self._last, self._first) or version != self._version or self.needy is not None:
@@ -123,7 +123,7 @@ class MovingOn:
         self._last, self._by, self._times = now, by, 0
         return True
 
-    def step(self, rows: StepRows, now: bytes, version: int) -> list[str]:
+    def step(self, rows: SteppedRows, now: bytes, version: int) -> list[str]:
         """Note another step, and return the warnings that it calls for.
 
         Args:
@@ -148,7 +148,7 @@ class MovingOn:
         self._told.add(name)
         return new
 
-    def _mistakes(self, rows: StepRows, now: bytes) -> Iterator[tuple[str, str]]:
+    def _mistakes(self, rows: SteppedRows, now: bytes) -> Iterator[tuple[str, str]]:
         if not self._first:
             self._first, self._state = now, rows.given[..., :1].detach().clone()
             self._seeds = _bits(rows.batch.seed)
@@ -174,12 +174,12 @@ class MovingOn:
         elif self.needy is not None:
             yield from self._missing_or_twice(rows)
 
-    def _draws_again(self, rows: StepRows) -> bool:
+    def _draws_again(self, rows: SteppedRows) -> bool:
         """Return whether a random row has the seeds that it had before; those of now are kept."""
         before, self._seeds = self._seeds, _bits(rows.batch.seed)
         return before == self._seeds and bool((rows.batch.temperature >= GREEDY_BELOW).any())
 
-    def _missing_or_twice(self, rows: StepRows) -> Iterator[tuple[str, str]]:
+    def _missing_or_twice(self, rows: SteppedRows) -> Iterator[tuple[str, str]]:
         appended = self._appended
         if self._positions is not None:
             moved = rows.positions - self._positions
@@ -218,7 +218,7 @@ def _bits(tensor: Tensor) -> bytes:
     return tensor.numpy().tobytes()
 
 
-def _same_noise(rows: StepRows) -> tuple[int, int] | None:
+def _same_noise(rows: SteppedRows) -> tuple[int, int] | None:
     """Return the first two random rows that have the same seed and position."""
     seen: dict[tuple[int, int], int] = {}
     columns = rows.batch.seed.tolist(), rows.positions.tolist(), rows.batch.temperature.tolist()

@@ -30,8 +30,8 @@ class SamplingParams:
     """How to sample one request. Names, defaults and ranges follow vLLM's `SamplingParams`.
 
     It is a value: numbers are converted and sequences are copied when it is made, so two requests
-    that mean the same are equal however they were written (1 and 1.0, a list and a tuple). Every
-    field is given by its name, and none can be changed: make another by `dataclasses.replace`.
+    that mean the same are equal however they were written (1 and 1.0, a list and a tuple). Fields
+    are given by name, and none can be changed: make another by `dataclasses.replace`.
     Temperature and penalties are checked as the fp32 numbers they become.
 
     Equal logits are drawn equally often up to |logit| / temperature = 1e6; beyond 1e7 fp32 rounds
@@ -55,7 +55,7 @@ class SamplingParams:
         bad_words: sequences of token ids that the output must not complete.
         min_tokens: draw none of `stop_token_ids` before this many output tokens, unless
             allowed_token_ids and the grammar leave nothing else; below 2^31.
-        stop_token_ids: the ids that `min_tokens` holds back. They end nothing by themselves.
+        stop_token_ids: the ids that `min_tokens` holds back; they end nothing by themselves.
         logprobs: how many of the most likely tokens to report; -1 is all.
         logprob_token_ids: ids to report as well.
         logprobs_mode: "raw_logprobs", "raw_logits", "processed_logprobs" or "processed_logits".
@@ -163,9 +163,8 @@ class SamplingParams:
     def fork(self, count: int) -> list[SamplingParams]:
         """Return requests for so many texts that go on from one, as after ``num_samples=count``.
 
-        With one seed they would draw the same noise from here on. The first keeps it, so draw 0
-        goes on as the text would. The others have seeds that follow from it (NOISE.md), the same
-        on every rank. Without a seed each text draws one.
+        One seed would mean the same noise. The first text keeps it, those of the others follow from
+        it (NOISE.md). Without a seed each draws one.
 
         Raises:
             ValueError: a count that is not from 1 to 2^20.
@@ -229,7 +228,8 @@ class SamplingParams:
         number = real_number(value)
         becomes = _fp32(number) if fp32 else number
         if not math.isfinite(becomes) or not ok(number) or not ok(becomes):
-            rounded = f", which is {becomes:g} in fp32" if number != becomes == becomes else ""
+            other = ok(number) and number != becomes == becomes
+            rounded = f", which is {becomes:g} in fp32" if other else ""
             raise ValueError(f"{name}: expected {expected}, got {value!r}{rounded}")
         self._set(name, number)
 
@@ -259,7 +259,8 @@ def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:
 
 def _token_id(name: str, token_id: Any) -> int:
     if not is_integer(token_id) or int(token_id) < 0:
-        raise ValueError(f"{name}: expected token ids >= 0, got {token_id!r}")
+        way_out = f"; give int({token_id!r})" if str(token_id).isdecimal() else ""
+        raise ValueError(f"{name}: expected token ids >= 0, got {token_id!r}{way_out}")
     return int(token_id)
 
 

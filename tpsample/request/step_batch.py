@@ -17,7 +17,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.tables import num_words
-from tpsample.request.moving_on import Mask, MovingOn, StepRows
+from tpsample.request.moving_on import Mask, MovingOn, SteppedRows
 from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.table import RequestTable
 
@@ -193,7 +193,7 @@ class StepBatch(Sealed, ABC):
         now = of + positions.numpy().tobytes()
         if not masks and not of and self._moving.has_moved(now, id(by), self._table.version):
             return
-        rows = StepRows(id(by), given, positions, of, self, masks)
+        rows = SteppedRows(id(by), given, positions, of, self, masks)
         for text in self._moving.step(rows, now, self._table.version):
             warnings.warn(text, stacklevel=4)
 
