@@ -7,6 +7,7 @@ import enum
 import inspect
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -218,3 +219,15 @@ def test_an_attribute_that_an_object_does_not_have_is_refused() -> None:
     assert str(error.value) == (
         "forced_tokens_ids: not an attribute of TensorBatch; did you mean forced_token_ids?"
     )
+
+
+def test_an_adapter_is_there_as_an_attribute():
+    """`tpsample.integrations.transformers`, as the README's line reads."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    command = "import tpsample; print(tpsample.integrations.transformers.generate.__name__)"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert done.stdout == "generate\n", done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'integration'"):
+        _ = tpsample.integration
+    with pytest.raises(AttributeError, match="no attribute 'transformer'"):
+        _ = tpsample.integrations.transformer

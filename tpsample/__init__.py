@@ -33,6 +33,8 @@ Words of this package, one per idea:
 README.md beside this file lists the files that a call walks through.
 """
 
+import importlib
+
 from tpsample import noise, reference
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
@@ -46,11 +48,20 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.engine_tensors import Needs
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative import VerifyOutput, sample_draft, verify, verify_logits
+from tpsample.speculative import Draft, VerifyOutput, sample_draft, verify, verify_logits
+
+
+def __getattr__(name: str) -> object:
+    """Import `tpsample.integrations` when it is first asked for; each adapter needs its engine."""
+    if name == "integrations":
+        return importlib.import_module("tpsample.integrations")
+    raise AttributeError(f"module 'tpsample' has no attribute {name!r}")
+
 
 __all__ = [
     "Changes",
     "Desync",
+    "Draft",
     "KeptSets",
     "LMHeadSampler",
     "Logprobs",

@@ -4,21 +4,37 @@ Inside a compiled function `LMHeadSampler.__call__` becomes a call of ``tpsample
 which the compiler does not look. So there is no graph break with fullgraph=True, even when the
 batch changes its size, and the tokens are those of a call outside. Without `desync_every`,
 `compare` does not see such a step.
+
+A step that needs the host, and every other call, breaks the graph and runs outside of it, so its
+tokens are right, too. With fullgraph=True the compiler refuses it instead, and gives our reason.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from tpsample.errors import UnsupportedParameter
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.step_batch import StepBatch
+
+T = TypeVar("T")
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="tpsample: inside torch.compile every row needs a seed, and filters, logprobs, "
+    "penalties and constraints must be off; leave fullgraph=True out, or call it outside"
+)
+def outside(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Make a call outside of the graph that is being compiled."""
+    return call(*arguments, **named)
+
 
 # An operator takes tensors and numbers, so it finds its `LMHeadSampler` by number.
 _samplers: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -67,33 +83,29 @@ def _(
 
 
 def call(
-    handle: int,
+    sampler: Any,
     hidden_states: Tensor,
-    batch: SamplingBatch,
+    batch: StepBatch | BatchView,
     positions: Tensor | int,
     num_samples: int | None,
     out: SampleOutput | None,
 ) -> SampleOutput:
-    """Sample inside a compiled function; arguments and result as `LMHeadSampler.__call__`.
-
-    Raises:
-        UnsupportedParameter: rows without a seed, or with filters, logprobs, penalties or
-            constraints, which need the host; or an `out`, because the operator makes its own.
-    """
-    if out is not None:
-        raise UnsupportedParameter("out: not inside torch.compile; leave it out there")
+    """Sample inside a compiled function; arguments and result as `LMHeadSampler.__call__`."""
+    if not isinstance(batch, SamplingBatch) or out is not None or _needs_host(batch, hidden_states):
+        return outside(sampler, hidden_states, batch, positions, num_samples=num_samples, out=out)
     num_rows = hidden_states.shape[0]
     batch = batch.for_rows(num_rows)
-    if batch.unseeded or batch.plan.stored_index is not None or batch.has_controls:
-        raise UnsupportedParameter(
-            "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties "
-            "and constraints must be off; call the sampler outside the compiled function"
-        )
     if isinstance(positions, int):
         positions = torch.full(
             (num_rows,), positions, dtype=torch.int64, device=hidden_states.device
         )
     token_ids, status = _sample(
-        hidden_states, batch.temperature, batch.seed, positions, num_samples or 0, handle
+        hidden_states, batch.temperature, batch.seed, positions, num_samples or 0, sampler.handle
     )
     return SampleOutput(token_ids=token_ids, status=status, seeds=batch.seed.clone())
+
+
+def _needs_host(batch: SamplingBatch, hidden_states: Tensor) -> bool:
+    """Return whether rows wait for a seed, or have filters, logprobs, penalties or constraints."""
+    batch = batch.for_rows(hidden_states.shape[0])
+    return bool(batch.unseeded) or batch.plan.stored_index is not None or batch.has_controls

@@ -36,6 +36,17 @@ class Logprobs:
     ranks: Tensor
     entropies: Tensor
 
+    def top(self, count: int, *, num_samples: int = 1) -> tuple[Tensor, Tensor]:
+        """Return ids and values of each row's `count` most likely tokens, [B, count] each.
+
+        The first columns are of the tokens drawn, so ``values[:, :count]`` are not these.
+
+        Args:
+            num_samples: of the step.
+        """
+        columns = slice(num_samples, num_samples + count)
+        return self.token_ids[:, columns], self.values[:, columns]
+
     @staticmethod
     def none(num_rows: int, width: int, device: torch.device) -> Logprobs:
         """Return the logprobs of rows without a token."""

@@ -16,12 +16,10 @@ from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.errors import UnsupportedParameter
 from tpsample.local.tile_table import BATCH_TILES
 from tpsample.logits.finish import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.kinds import Kind, batches_of
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -180,14 +178,17 @@ class LMHeadSampler(Steps):
         """Sample one token per row, or `num_samples` independent ones.
 
         Collective: every rank calls with the same hidden states, batch and positions. The call may
-        stand inside torch.compile (`tpsample.compiled`).
+        stand inside torch.compile; plain rows with seeds do not break its graph (`.compiled`).
 
         Args:
             hidden_states: [B, D], dtype and device of lm_head_weight.
             batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
-            positions: int64 [B], or one int: absolute position of the token being generated. With
-                the seed it names the row's noise, so it must differ from step to step.
-            num_samples: draws per row; draw 0 is the one made without it.
+            positions: int64 [B], or one int: absolute position of the token being generated, which
+                is the number of tokens before it. With the seed it names the row's noise, so it
+                must differ from step to step. On a CPU rows that draw again where they have drawn
+                are warned of once per batch; on a GPU nothing looks.
+            num_samples: draws per row; draw 0 is the one made without it. Texts that go on from
+                them need seeds of their own, see `SamplingParams.fork`.
             out: output to write into, from an earlier call with the same shape; default a new one.
 
         Returns:
@@ -203,12 +204,7 @@ class LMHeadSampler(Steps):
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """
         if torch.compiler.is_compiling():
-            if not isinstance(batch, SamplingBatch):
-                raise UnsupportedParameter(
-                    "batch: expected a SamplingBatch inside torch.compile, got "
-                    f"{type(batch).__name__}; call the sampler outside the compiled function"
-                )
-            return compiled.call(self.handle, hidden_states, batch, positions, num_samples, out)
+            return compiled.call(self, hidden_states, batch, positions, num_samples, out)
         with self.agreement:  # a second thread waits for neither half
             inputs = Inputs(hidden_states)
             started = self.start(inputs, batch, positions, num_samples=num_samples, out=out)
@@ -222,35 +218,39 @@ class LMHeadSampler(Steps):
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
+        head_applied: bool = False,
     ) -> SampleOutput:
         """Sample one token per row from this rank's logits, which nobody gathers.
 
         Collective, with every other promise of a call with hidden states: for the same logits the
         tokens are the same, bit for bit. Controls, filters, logprobs, noise and the exchange are
-        ours. The product is the caller's, and so are `logit_scale`, `logit_softcap` and `bias` of
-        the sampler, which are not applied here.
+        ours. The product is the caller's, and so are scale, soft-cap and bias: logits are taken as
+        they are. Probabilities are refused in the first calls on a CPU.
 
         Args:
             local_logits: fp32, bf16 or fp16 [B, V_local], the columns of this rank's shard, last
                 axis contiguous. They are converted to fp32, which is exact. There may be as many
                 columns as lm_head_weight has rows; those after the shard are never read.
             batch, positions, num_samples, out: as in a call with hidden states.
+            head_applied: that the logits have `logit_scale`, `logit_softcap` and `bias`, of a
+                sampler that was built with some.
 
         Returns:
             Tokens and status, the same on every rank.
 
         Raises:
-            As a call with hidden states; UnsupportedParameter inside torch.compile, too.
+            As a call with hidden states.
         """
         if torch.compiler.is_compiling():
-            raise UnsupportedParameter("sample_logits: not inside torch.compile; call it outside")
+            how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
+            return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)
         with self.agreement:  # a second thread waits for neither half
-            inputs = Inputs(local_logits, are_logits=True)
+            inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
             started = self.start(inputs, batch, positions, num_samples=num_samples, out=out)
             return self.finish(started)
 
     def prompt_logprobs(
-        self, hidden_states: Tensor, token_ids: Tensor, *, top: int = 0
+        self, hidden_states: Tensor, next_token_ids: Tensor, *, top: int = 0
     ) -> Logprobs:
         """Return raw logprobs of a prompt's tokens: log-softmax of the logits at every position.
 
@@ -259,7 +259,8 @@ class LMHeadSampler(Steps):
 
         Args:
             hidden_states: [L, D], dtype and device of lm_head_weight.
-            token_ids: int64 [L], the token that came after each position.
+            next_token_ids: int64 [L], the token that came after each position, so the prompt
+                from its second token on for hidden states of all positions but the last.
             top: how many of the most likely tokens to report as well.
 
         Returns:
@@ -272,9 +273,9 @@ class LMHeadSampler(Steps):
             UnsupportedParameter: (a ValueError) several ranks have no process group.
         """
         with self.agreement:
-            self.agreement.settle(self.checks.prompt, hidden_states, token_ids, top)
+            self.agreement.settle(self.checks.prompt, hidden_states, next_token_ids, top)
             rows = hidden_states.detach()
-            return prompt_logprobs(self.local, rows, token_ids, top, self.settings)
+            return prompt_logprobs(self.local, rows, next_token_ids, top, self.settings)
 
     def warm_up(
         self,
@@ -312,5 +313,5 @@ class LMHeadSampler(Steps):
                 self(hidden_states, batch, 0, num_samples=num_samples)
             else:
                 logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
-                self.sample_logits(logits, batch, 0, num_samples=num_samples)
+                self.sample_logits(logits, batch, 0, num_samples=num_samples, head_applied=True)
         self.agreement.compare_states()

@@ -8,6 +8,7 @@ start before one of them can finish.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import ClassVar, TypeVar
 
@@ -28,6 +29,7 @@ from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.as_json import Changes
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.moving_on import REBUILT, Rebuilt
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs, Step
 from tpsample.request.step_batch import StepBatch
@@ -72,6 +74,7 @@ class Steps(Sealed):
         self._caller = CallerTensors(given, settings, self.local.follow)
         self.checks = StepChecks(settings, self._caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
+        self._rebuilt = Rebuilt()
         self._desync = DesyncDetector(settings.desync_every, self.ranks, settings.device)
         # Captured graphs read these at replay; a batch whose rows change makes new tensors of some.
         self._captured: list[Step] = []
@@ -99,10 +102,15 @@ class Steps(Sealed):
                 self._desync.compare_states(states, self.exchange.check)
             view = call.batch
             if isinstance(view, StepBatch):
-                view.note_step(call.positions)
+                view.note_step(self, inputs.given, call.positions, call.num_samples)
+                self._note_rebuilt(view, call.positions)
                 view = view.read()
             out = SampleOutput.empty(view.seed, num_samples) if out is None else out
             return self.begin(inputs, view, call.positions, out, call.num_samples)
+
+    def _note_rebuilt(self, batch: StepBatch, positions: Tensor) -> None:
+        if batch.lacks_output and self._rebuilt.is_forgetful(batch, batch.seed, positions):
+            warnings.warn(REBUILT, stacklevel=4)
 
     def begin(
         self,
@@ -221,8 +229,9 @@ class Steps(Sealed):
 
         Without `screening` it is needed in one case: the sampler was given a tensor, and another
         took its place, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then pass
-        the new one. The sampler cannot see such a change, and goes on with the old tensor. A
-        sampler over a module sees it.
+        the new one. The sampler cannot see such a change, and goes on with the old tensor. The same
+        holds after ``weight.data = new`` if it was given `weight.data`, another tensor than the
+        Parameter. A sampler over a module sees all of these.
 
         With `screening` it also makes the 8-bit copy anew. A step raises if it knows of a change
         since: an assigned `.data`, or a change in place that torch counts. On a CPU it also

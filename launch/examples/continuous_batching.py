@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.distributed import Job, join
@@ -43,7 +44,8 @@ REQUESTS = [
 def hidden_states_of(running: list[Request], embedding: torch.Tensor) -> torch.Tensor:
     """Return [B, D]: yours is a transformer with a KV cache per request; here two tokens count."""
     last = [(each.prompt + each.output)[-2:] for each in running]
-    return torch.stack([(embedding[a] + embedding[b].roll(1)).tanh() for a, b in last])
+    a, b = F.embedding(torch.tensor(last), embedding).unbind(dim=1)  # raises for -1, no token
+    return (a + b.roll(1, dims=1)).tanh()
 
 
 def main(job: Job) -> list[list[int]]:

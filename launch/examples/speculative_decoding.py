@@ -10,6 +10,7 @@ positions of the target. So where its law is similar, it draws the same token, w
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
 from tpsample.distributed import Job, join
@@ -28,7 +29,7 @@ class Model:
 
     def hidden_state(self, token_id: int, *, layers: int = LAYERS) -> torch.Tensor:
         """Return [D], what the first `layers` layers make of a token."""
-        state: torch.Tensor = self.embedding[token_id]
+        state = F.embedding(torch.tensor(token_id), self.embedding)  # raises for -1, no token
         for layer in self.layers[:layers]:
             state = state + torch.tanh(layer @ state)
         return state

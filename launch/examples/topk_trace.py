@@ -7,6 +7,7 @@ torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2 \
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, TopKTrace, VocabShard
 from tpsample.distributed import Job, join
@@ -26,7 +27,7 @@ def main(job: Job) -> TopKTrace:
 
     token_ids = torch.arange(ROWS)
     for position in range(1, 1 + STEPS):
-        out = sampler(embedding[token_ids], batch, position)
+        out = sampler(F.embedding(token_ids, embedding), batch, position)
         trace.record(out.logprobs)  # copied on the device; nobody waits
         token_ids = out.token_ids
     sampler.close()

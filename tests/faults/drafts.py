@@ -51,6 +51,25 @@ tpsample/output.py
     - return index <= num_accepted.unsqueeze(1)
     + return index < num_accepted.unsqueeze(1)
     > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
+tpsample/speculative/drafting.py
+    drafts of another verification are taken
+    - if (draft.method, draft.index) != (method, place):
+    + if False:
+    > test_drafts_bring_their_law[rejection]
+tpsample/agreement/ready_made.py
+    probabilities pass as logits
+    - looked == LOOKS or not
+    + True or not
+    > test_a_drafters_probabilities_are_refused
+    > test_probabilities_are_refused_where_logits_belong
+    logits pass as probabilities
+    - sums = sums[sums != 0]
+    + sums = sums[:0] + 1 if len(sums) == 0 else sums * 0 + 1
+    > test_probabilities_are_refused_where_logits_belong
+    the head of a sampler is dropped in silence
+    - if any(has.values()) and not inputs.head_applied:
+    + if False:
+    > test_a_head_of_which_logits_may_lack_a_part_is_refused
 tpsample/speculative/verify.py
     a row has one draft more than its length says
     - place < lengths.unsqueeze(1)

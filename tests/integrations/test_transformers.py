@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from pathlib import Path
@@ -43,7 +44,8 @@ def load(folder: Path, **options: Any) -> Any:
 
 
 def generate(model: Any, ids: torch.Tensor = IDS, mask: Any = MASK, **options: Any) -> Any:
-    options = {"max_new_tokens": NEW, "seeds": list(range(len(ids))), **options}
+    seeds = {"seeds": list(range(len(ids)))} if options.get("do_sample") else {}
+    options = {"max_new_tokens": NEW, **seeds, **options}
     found = model.generate(
         ids, attention_mask=mask, custom_generate=adapter().generate, pad_token_id=0, **options
     )
@@ -151,6 +153,32 @@ def test_several_sequences_of_a_prompt_and_a_sampler_used_again(model):
     unseeded = [generate(model, do_sample=True, seeds=None) for _ in range(2)]
     assert unseeded[0] != unseeded[1]
     sampler.close()
+
+
+def test_a_sampler_of_another_model_reads_this_one(model, tmp_path):
+    from tests.support.tiny_model import save_tiny_model
+
+    sampler = adapter().sampler_of(model, max_rows=6)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.lm_head.weight = torch.nn.Parameter(other.lm_head.weight.flip(0).contiguous())
+    expected = generate(other, do_sample=True)
+    assert expected != generate(model, do_sample=True)
+    assert generate(other, do_sample=True, sampler=sampler) == expected
+    assert generate(model, do_sample=True, sampler=sampler) == generate(model, do_sample=True)
+    save_tiny_model(tmp_path)
+    capped = load(tmp_path)
+    capped.config.final_logit_softcapping = 3.0
+    with pytest.raises(ValueError, match=r"^sampler: has another|^lm_head_weight: expected"):
+        generate(capped, do_sample=True, sampler=sampler)
+    sampler.close()
+
+
+def test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused(model):
+    with pytest.raises(ValueError, match=r"^seeds: do_sample=False takes .* pass do_sample=True"):
+        generate(model, do_sample=False, seeds=[1, 2, 3])
+    with pytest.raises(TypeError, match=r"^seeds: expected one per row, such as \[1, 2\], got 1"):
+        generate(model, do_sample=True, seeds=1)
 
 
 def test_a_soft_cap_and_a_scale_of_the_configuration_are_known(tmp_path):

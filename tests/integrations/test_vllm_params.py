@@ -53,7 +53,7 @@ def test_the_fields_become_ours():
 def test_chosen_ids_are_told_without_the_most_likely():
     params = to_params(Request(logprobs=2, logprob_token_ids=[5, 6]), V, MODE)
     assert params.logprobs == 0 and params.logprob_token_ids == (5, 6)
-    assert to_params(Request(), V, MODE) == SamplingParams(stop_token_ids=[EOS])
+    assert to_params(Request(), V, MODE) == SamplingParams()
 
 
 def test_min_tokens_without_ids_to_hold_back_is_nothing(recwarn):

@@ -20,12 +20,11 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     # --- arguments, as every test of a sampler passes them
     "test_small_integers_give_identical_tokens": (
         *("convert it once with .to", "convert with .to(", "call .contiguous()", "pass .T of it"),
-        *("build the sampler of lm_head_weight.T", "its part on this rank", "pass that of the"),
+        *("build the sampler of lm_head_weight.T", "got a DTensor; pass", "pass that of the"),
         *("see SamplingBatch.from_params", "pass one SamplingParams per row", "build a new"),
         *("build it with device=", "build the sampler with a larger", 'use backend="auto"'),
         *(
             "no column; leave it out",
-            "leave it out there",
             "leave out the positions",
             "did you mean",
         ),
@@ -59,10 +58,30 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     ),
     "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
     "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
-    "test_the_same_tokens_with_fullgraph_and_changing_batches": (
-        *("call the sampler outside", "call it outside"),
+    "test_the_same_tokens_with_fullgraph_and_changing_batches": ("leave fullgraph=True out",),
+    "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),
+    "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
+    "test_one_request_with_a_seed_serves_one_row_or_greedy_ones": ("pass a list of requests with",),
+    "test_a_mask_of_an_earlier_step_is_told_of_once": ("assign that of each step before it",),
+    "test_tokens_that_are_appended_once_in_any_way_are_not_told_of": (
+        "append each step's tokens o",
+    ),
+    "test_batches_that_are_built_anew_without_their_output_are_told_of": ("keep one batch and",),
+    "test_alternatives_are_no_text": ("append the one that goes on",),
+    "test_tokens_of_a_step_are_appended_before_other_slots_are_taken": ("before the next select",),
+    "test_a_penalty_of_a_prompt_that_did_not_come_is_told_of": ("pass them, [] for a row without",),
+    "test_a_head_of_which_logits_may_lack_a_part_is_refused": ("pass head_applied=True, or",),
+    "test_probabilities_are_refused_where_logits_belong": ("pass their logarithm",),
+    "test_drafts_bring_their_law": ("bring their own; leave it out", "pass sample_draft what"),
+    "test_a_slow_backend_that_nobody_chose_is_told_of": ("name it by backend=",),
+    "test_what_stays_in_its_place_is_written_there": (
+        *("write batch.seed[:]", "write batch.temperature[:]", "give int({})"),
+        *("give each request seed=, an", "give it to LMHeadSampler"),
     ),
     # --- requests and batches
+    "test_a_request_with_biases_is_copied_and_pickled_and_stays_as_it_is": (
+        *("make another by dataclasses.replace", "a name; give it one"),
+    ),
     "test_several_samples_per_row": ("with num_samples=",),
     "test_rows_and_samples_are_independent_draws": ("answers are not ranked",),
     "test_a_sampled_token_has_the_value_its_step_reported": ("LMHeadSampler.prompt_logprobs",),
@@ -106,6 +125,10 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("give the address of", "give an address of"),
     ),
     "test_threads_draw_their_own_tokens_or_are_told": ("build a sampler per thread",),
+    "test_a_weight_without_its_storage_is_refused_until_that_is_back": (
+        "give it its numbers back",
+    ),
+    "test_the_next_step_reads_the_memory_that_a_tensor_has_now": ("make a new batch over it",),
     # --- commands and records
     "test_commands_of_messages_are_those_of_the_project": (
         *("triton missing: ", "the package with the weights"),
@@ -128,6 +151,8 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     # --- engines
     "test_other_versions_are_refused_with_the_way_out": ("is installed; pip",),
     "test_a_streamer_is_given_the_prompt_every_token_and_the_end": ("pass stream_to=",),
+    "test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused": ("pass do_sample=True, or",),
+    "test_a_sampler_of_another_model_reads_this_one": ("pass one of sampler_of(model), or",),
     "test_greedy_text_is_generates_own": (
         *("leave them off", "load it onto one device", "leave it out, or call", "^leave it out$"),
     ),

@@ -20,7 +20,7 @@ def _of_verification(vocab_size: int, rows: int, request: dict) -> list[tuple[in
     draft = logits[sampler.shard.start : sampler.shard.stop].expand(rows, K, -1)
     given = torch.ones(rows, K + 1, 1), drafts, batch, 3
     return [
-        cost_of(sampler, lambda m=method: verify(sampler, *given, method=m, draft=draft))
+        cost_of(sampler, lambda m=method: verify(sampler, *given, method=m, draft_logits=draft))
         for method in ("rejection", "block")
     ]
 

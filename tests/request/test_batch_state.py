@@ -52,13 +52,15 @@ def test_moving_many_rows_takes_one_pass():
 
 def test_one_request_for_all_rows_is_each_rows_own():
     """With its tokens so far, a temperature that was written, what is appended, and its masks."""
-    params = SamplingParams(repetition_penalty=9.0, frequency_penalty=2.0, seed=4)
+    params = SamplingParams(repetition_penalty=9.0, frequency_penalty=2.0)
     batches = [
         SamplingBatch.from_params(
             its, vocab_size=V, prompt_token_ids=[[3, 4]] * rows, output_token_ids=[[5, 5, 6]] * rows
         )
         for its, rows in ((params, 1), ([params] * 8, 8))
     ]
+    for batch in batches:
+        batch.seed.fill_(4)
     logits = 5 * torch.randn(8, V, generator=torch.Generator().manual_seed(1))
     for step in range(3):
         for batch in batches:

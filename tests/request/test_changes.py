@@ -105,4 +105,4 @@ def test_rows_are_arranged_and_requests_arrive_as_they_were():
     changes.arrange([0])
     assert len(changes) == 2
     sampler_of().broadcast(batch, changes)
-    assert batch.requests == [rich]
+    assert batch.requests == (rich,)

@@ -152,10 +152,10 @@ def test_a_draft_at_an_infinite_temperature_is_one():
     batch, logits = SamplingBatch.over(vocab_size=V, **its), torch.zeros(2, V)
     assert not batch.stores_logits  # as no filter may occur
     logits[:, 3:] = -torch.inf
-    drawn = sample_draft(sampler_of(), logits, batch, 1, 0)
+    drawn = sample_draft(sampler_of(), logits, batch, 1, 0).token_ids
     assert (drawn >= 0).all() and (drawn < 3).all()
     picked = batch.select(torch.arange(2))
-    assert torch.equal(sample_draft(sampler_of(), logits, picked, 1, 0), drawn)
+    assert torch.equal(sample_draft(sampler_of(), logits, picked, 1, 0).token_ids, drawn)
 
 
 CHANGES = {

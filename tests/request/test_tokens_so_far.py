@@ -89,11 +89,11 @@ def test_a_step_that_cannot_see_the_last_token_is_warned_of_once():
             batch = batch_of(**fields)
             for position in range(3):
                 sampler(hidden_states, batch, position)
-        batch = batch_of(repetition_penalty=2.0)
+        batch = batch_of(presence_penalty=2.0)
         for position in (0, 0, torch.tensor([0, 1])):  # trials, and a row that waits
             out = sampler(hidden_states, batch, position)
         for position in range(1, 4):
             batch.append(out.token_ids)
-            out = sampler(hidden_states, batch, position)
-        batch.update(1, SamplingParams(repetition_penalty=2.0), output_token_ids=[5])
+            out = sampler(hidden_states, batch, torch.tensor([position, position + 1]))
+        batch.update(1, SamplingParams(presence_penalty=2.0), output_token_ids=[5])
         sampler(hidden_states, batch, 9)

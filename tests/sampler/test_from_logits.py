@@ -19,6 +19,7 @@ from tpsample import (
     SamplingParams,
     reference,
     verify,
+    verify_logits,
 )
 
 BACKENDS = ("torch", "triton")
@@ -68,11 +69,47 @@ def test_the_head_is_not_applied(backend):
     case = Case.make(65, 4, dtype=torch.float32)
     head = {"logit_scale": -3.0, "logit_softcap": 2.0, "bias": torch.arange(65.0).flip(0)}
     sampler = sampler_of(case, backend, **head)
-    out = sampler.sample_logits(logits_of(case), case.batch, case.positions)
+    out = sampler.sample_logits(logits_of(case), case.batch, case.positions, head_applied=True)
     assert_all_equal([out], case.oracle())
     assert_all_equal(  # and a call with hidden states still has it
         [sampler(case.hidden_states, case.batch, case.positions)], case.oracle(**head)
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"logit_scale": 2.0}, "logit_scale"),
+        ({"logit_softcap": 5.0, "bias": torch.zeros(9)}, "logit_softcap, bias"),
+    ],
+)
+def test_a_head_of_which_logits_may_lack_a_part_is_refused(options, named):
+    sampler = LMHeadSampler(torch.zeros(9, 0), backend="torch", **options)
+    batch = SamplingBatch.from_params([SamplingParams(temperature=0)], vocab_size=9)
+    logits = torch.arange(9.0).unsqueeze(0)
+    for call in (
+        lambda **how: sampler.sample_logits(logits, batch, 0, **how),
+        lambda **how: verify_logits(
+            sampler, logits.unsqueeze(1), torch.zeros(1, 0).long(), batch, 0, **how
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^local_logits: the sampler has {named}, which"):
+            call()
+        assert call(head_applied=True).token_ids.flatten().tolist() == [8]
+
+
+def test_probabilities_are_refused_where_logits_belong():
+    batch = SamplingBatch.from_params([SamplingParams(temperature=0)] * 2, vocab_size=65)
+    logits = torch.randn(2, 65, generator=torch.Generator().manual_seed(1))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        sampler = LMHeadSampler(torch.empty(65, 0), backend="torch")
+        with pytest.raises(ValueError, match=r"^local_logits: expected logits, .*pass their log"):
+            sampler.sample_logits(logits.softmax(1).to(dtype), batch, 0)
+    likely = logits.softmax(1).log()
+    for taken in (likely, logits, logits / logits.norm(), logits.sigmoid(), torch.zeros(2, 65)):
+        sampler = LMHeadSampler(torch.empty(65, 0), backend="torch")
+        out = sampler.sample_logits(taken, batch, 0)
+        assert torch.equal(out.token_ids, taken.argmax(dim=1))
 
 
 def test_an_output_is_written_again_and_logits_may_require_a_gradient():

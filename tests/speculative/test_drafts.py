@@ -1,10 +1,12 @@
 """Drafts of a drafter: the same on every number of ranks, by each method."""
 
+import pytest
 import torch
 
+from tests.support.calls import outcome
 from tests.support.cases import own_sampler
 from tests.support.ranks import run_ranks
-from tpsample import SamplingBatch, SamplingParams, sample_draft
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample import reference as plain_reference
 
 
@@ -13,7 +15,7 @@ def _draft_everywhere(logits: torch.Tensor, params: list[SamplingParams]) -> lis
     batch = SamplingBatch.from_params(params, vocab_size=logits.shape[1])
     own = logits[:, sampler.shard.start : sampler.shard.stop]
     return [
-        sample_draft(sampler, own, batch, 11, index, method=method)
+        sample_draft(sampler, own, batch, 11, index, method=method).token_ids
         for index in (0, 2)
         for method in ("coupled", "rejection", "block")
     ]
@@ -33,3 +35,61 @@ def test_drafts_are_the_same_on_every_rank_count():
     assert (coupled != rejection)[random].sum() > 10
     assert (other != rejection)[random].sum() > 10, "a later index has noise of its own"
     assert torch.equal(coupled[~random], rejection[~random])
+
+
+V, ROWS, K = 40, 400, 2
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+def test_drafts_bring_their_law(method):
+    """A list of drafts is verified as its tokens with the logits that they were drawn from."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(V, 8, generator=generator)
+    hidden_states = torch.randn(ROWS, K + 1, 8, generator=generator)
+    logits = torch.randn(K, ROWS, V, generator=generator)
+    params = [SamplingParams(temperature=0.7, seed=seed) for seed in range(ROWS)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    sampler = LMHeadSampler(weight, max_rows=ROWS * (K + 1), backend="torch")
+    drafts = [
+        sample_draft(sampler, own, batch, 5 + index, index, method=method)
+        for index, own in enumerate(logits)
+    ]
+    given = sampler, hidden_states
+    found = verify(*given, drafts, batch, 5, method=method)
+    token_ids = torch.stack([draft.token_ids for draft in drafts], dim=1)
+    law = {} if method == "coupled" else {"draft_logits": logits.transpose(0, 1)}
+    expected = verify(*given, token_ids, batch, 5, method=method, **law)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert 0 < found.num_accepted.sum() < ROWS * K
+    with pytest.raises(ValueError, match=r"^draft_logits: the drafts of sample_draft bring"):
+        verify(*given, drafts, batch, 5, method=method, draft_logits=logits.transpose(0, 1))
+    other = "block" if method != "block" else "rejection"
+    with pytest.raises(ValueError, match=rf"^draft_token_ids\[0\]: .* for method=\"{other}\""):
+        verify(*given, drafts, batch, 5, method=other)
+    with pytest.raises(ValueError, match=r"expected the draft of index 0 .*, got one of index 1"):
+        verify(*given, drafts[::-1], batch, 5, method=method)
+    with pytest.raises(ValueError, match=r"^draft_token_ids: expected a tensor"):
+        verify(*given, [token_ids], batch, 5, method=method)
+
+
+def test_a_drafters_probabilities_are_refused():
+    sampler = LMHeadSampler(torch.zeros(V, 8), max_rows=8, backend="torch")
+    batch = SamplingBatch.from_params([SamplingParams(seed=1)], vocab_size=V)
+    law = torch.randn(1, 1, V).softmax(dim=2)
+    drafts, hidden_states = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 2, 8)
+    with pytest.raises(ValueError, match=r"^draft_logits: expected logits, got numbers in"):
+        verify(sampler, hidden_states, drafts, batch, 5, method="rejection", draft_logits=law)
+    with pytest.raises(ValueError, match=r"^draft_logits: expected logits, got numbers in"):
+        sample_draft(sampler, law[0], batch, 5, 0)
+
+
+def _shard_of_probabilities(law: torch.Tensor) -> str:
+    sampler = own_sampler(torch.zeros(V, 1), even=True)
+    batch = SamplingBatch.from_params([SamplingParams(seed=1)], vocab_size=V)
+    own = law[:, sampler.shard.start : sampler.shard.stop]
+    return outcome(lambda: sample_draft(sampler, own, batch, 5, 0))[1]
+
+
+def test_a_shard_of_probabilities_is_refused_on_every_rank():
+    told = run_ranks(2, _shard_of_probabilities, torch.randn(1, V).softmax(dim=1))
+    assert told[0] == told[1] and "draft_logits: expected logits, got numbers" in told[0]

@@ -75,7 +75,7 @@ def test_the_filtered_law_is_renormalised():
         for method in METHODS:
             out = reference.verify(
                 logits.expand(4000, 2, -1), drafts, batch, 5, method=method,
-                draft=torch.zeros(4000, 1, 16),
+                draft_logits=torch.zeros(4000, 1, 16),
             )  # fmt: skip
             assert chi_squared(out.token_ids[:, 0].numpy(), law) > LEVEL
             behind = out.token_ids[out.num_accepted == 1, 1].numpy()

@@ -104,7 +104,7 @@ def _given(its: torch.Tensor, weightless: bool) -> list[VerifyOutput]:
     found = []
     for method in METHODS:
         law = None if method == "coupled" else LOGITS[:, :K, rows] * 0.9
-        given = {"method": method, "draft": law, "lengths": torch.tensor([3, 1, 2, 3, 3])}
+        given = {"method": method, "draft_logits": law, "lengths": torch.tensor([3, 1, 2, 3, 3])}
         if weightless:
             found.append(verify_logits(sampler, LOGITS[..., rows], its, batch(), 20, **given))
         else:

@@ -83,11 +83,11 @@ class Problem:
         if draft is not None:
             draft = draft[:, :, sampler.shard.start : sampler.shard.stop]
         given = self.hidden_states, self.drafts, batch or self.batch, self.positions
-        return verify(sampler, *given, method=method, draft=draft)
+        return verify(sampler, *given, method=method, draft_logits=draft)
 
     def oracle(self, method: str, draft: torch.Tensor | None) -> VerifyOutput:
         return reference.verify(
-            self.logits, self.drafts, self.batch, self.positions, method=method, draft=draft
+            self.logits, self.drafts, self.batch, self.positions, method=method, draft_logits=draft
         )
 
 
@@ -181,7 +181,13 @@ def test_other_rows_and_padding_of_k_change_nothing(problem, method, certain):
     if draft is not None:
         draft = torch.cat([draft[order], torch.full((11, 2, V), math.nan)], dim=1)
     out = verify(
-        sampler, hidden_states, drafts, batch, problem.positions[order], method=method, draft=draft
+        sampler,
+        hidden_states,
+        drafts,
+        batch,
+        problem.positions[order],
+        method=method,
+        draft_logits=draft,
     )
     assert torch.equal(out.num_accepted, expected.num_accepted[order])
     assert torch.equal(out.token_ids[:, : K + 1], expected.token_ids[order])
@@ -196,7 +202,7 @@ def _special(*given: torch.Tensor) -> list[VerifyOutput]:
     own = slice(sampler.shard.start, sampler.shard.stop)
     logits, drafts, draft = given[0][:, :, own], given[1], given[2][:, :, own]
     return [
-        verify_logits(sampler, logits, drafts, SPECIAL, 7, method=method, draft=draft)
+        verify_logits(sampler, logits, drafts, SPECIAL, 7, method=method, draft_logits=draft)
         for method in METHODS
     ]
 
@@ -215,7 +221,7 @@ def test_special_rows(world_size):
     draft[::5, 0, 3] = -math.inf  # a draft that its drafter cannot have drawn
     draft[4::5, 0, 20] = math.nan
     expected = [
-        reference.verify(logits, drafts, SPECIAL, 7, method=method, draft=draft)
+        reference.verify(logits, drafts, SPECIAL, 7, method=method, draft_logits=draft)
         for method in METHODS
     ]
     for outs in run_ranks(world_size, _special, logits, drafts, draft):

@@ -69,7 +69,7 @@ _DRAFTED = {
     "batch": _batches(top_k=3),
     "positions": _POSITIONS,
     "method": Argument("block", ("typical", None, "coupled"), "rejection", "call"),
-    "draft": Argument(
+    "draft_logits": Argument(
         torch.zeros(B, K, SHARD),
         (torch.zeros(B, K, V), "draft", torch.zeros(B, K, SHARD).long()),
         None,
@@ -129,6 +129,7 @@ CALLS: dict[str, dict[str, Argument]] = {
                 torch.zeros(B, K + 1, SHARD).double(),
             ),
         ),
+        "head_applied": Argument(True, (None, "yes")),
         **_DRAFTED,
     },
     "sample_draft": {
@@ -146,7 +147,7 @@ CALLS: dict[str, dict[str, Argument]] = {
             torch.ones(3, D),
             (None, torch.ones(3, D + 1), torch.ones(3), torch.ones(3, D).half()),
         ),
-        "token_ids": Argument(
+        "next_token_ids": Argument(
             torch.tensor([1, 2, 3]),
             (None, torch.tensor([1, 2, V]), torch.tensor([1, 2, -1]), torch.ones(3)),
             torch.tensor([1, 2, 4]),
@@ -169,6 +170,7 @@ CALLS: dict[str, dict[str, Argument]] = {
         "batch": _batches(top_k=3),
         "positions": _POSITIONS,
         "num_samples": Argument(2, (0, 1.0), 3, "num_samples"),
+        "head_applied": Argument(False, (None, 1)),
         "out": Argument(None, (1, SampleOutput.empty(torch.zeros(B).long(), 3))),
     },
 }

@@ -80,7 +80,7 @@ class Chain:
             batch,
             POSITION + done,
             method=method,
-            draft=None if self.draft is None else self.draft[where[:, :-1]],
+            draft_logits=None if self.draft is None else self.draft[where[:, :-1]],
         )
 
     def emit(self, count: int, num_drafts: int, method: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -272,7 +272,9 @@ class ChangingBatch:
         self.batch.prepare(VocabShard(0, self.size))  # the reference comes later
         with surroundings(self.pick) as around:
             self.note(f"append {list(token_ids.shape)} in {around}")
-            batch.append(token_ids)
+            # Three columns may be the samples of a step, which are no text: here they become one.
+            for part in token_ids.unbind(1) if token_ids.shape[1:] == (3,) else [token_ids]:
+                batch.append(part)
         by_row = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
         for row, drawn in zip(rows, by_row.tolist(), strict=False):
             row.output = row.output + [v for v in drawn if v >= 0]

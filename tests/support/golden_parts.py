@@ -272,10 +272,14 @@ def verified(make: Make) -> Found:
     for method in ("coupled", "rejection", "block"):
         batch = batch_of(params, sampler.shard)
         drafts = torch.stack(
-            [sample_draft(sampler, own, batch, 20 + i, i, method=method) for i in range(DRAFTS)], 1
+            [
+                sample_draft(sampler, own, batch, 20 + i, i, method=method).token_ids
+                for i in range(DRAFTS)
+            ],
+            1,
         )
         yield f"{method}, drafts", drafts
-        laws = {} if method == "coupled" else {"draft": torch.stack([own] * DRAFTS, dim=1)}
+        laws = {} if method == "coupled" else {"draft_logits": torch.stack([own] * DRAFTS, dim=1)}
         yield method, verify(sampler, hidden_states, drafts, batch, 20, method=method, **laws)
         if method != "coupled":
             certain = verify(sampler, hidden_states, drafts, batch, 21, method=method)

@@ -164,7 +164,11 @@ class OneRank:
             steps = [partial(sampler, hidden_states) for sampler in self.samplers]
         else:
             steps = [
-                partial(sampler.sample_logits, self.head.logits(hidden_states, shard))
+                partial(
+                    sampler.sample_logits,
+                    self.head.logits(hidden_states, shard),
+                    head_applied=True,
+                )
                 for sampler, shard in zip(self.samplers, self.shards, strict=True)
             ]
         return self.run([partial(step, *arguments, **options) for step in steps])

@@ -121,7 +121,7 @@ def _controls(pick: random.Random, size: int) -> dict[str, Any]:
             [pick.randrange(few) for _ in range(pick.choice([1, 2, 2, 3, 4]))]
             for _ in range(pick.randint(1, 6))
         ],
-        "allowed_token_ids": ids(40),
+        "allowed_token_ids": sorted(set(ids(40))),
         "repetition_scope": pick.choice(["all", "output"]),
         "min_tokens": pick.choice([1, 5, 20]),
     }

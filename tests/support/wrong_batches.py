@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import torch
@@ -117,13 +118,36 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "seed: expected None or an int of 64 bits, got 18446744073709551616",
     ),
     "an id outside the vocabulary": (
-        lambda: batch_of(stop_token_ids=[V]),
+        lambda: batch_of(min_tokens=1, stop_token_ids=[V]),
         "stop_token_ids: expected ids in [0, 20), got 20",
     ),
     "nothing left to draw": (
         lambda: SamplingParams(allowed_token_ids=[5], bad_words=[[5]]),
         "allowed_token_ids: bad_words and min_tokens forbid every id in it, so no token is left; "
         "allow another id",
+    ),
+    "fields without their names": (
+        lambda: SamplingParams(0.7, 1),
+        "SamplingParams: expected every field by its name, such as temperature=0.7, got 0.7 "
+        "without a name; give it one",
+    ),
+    "a mask for allowed ids": (
+        lambda: SamplingParams(allowed_token_ids=[0, 1, 1, 0]),
+        "allowed_token_ids: expected each id once, got some repeatedly; of a mask take the ids, "
+        "mask.nonzero().flatten().tolist()",
+    ),
+    "a bias that comes later": (
+        lambda: SamplingParams(logit_bias={1: 1.0}).logit_bias.update({7: 1000.0}),
+        "a request is frozen; make another by dataclasses.replace",
+    ),
+    "ids to stop at": (
+        lambda: SamplingParams(stop_token_ids=[2]),
+        "stop_token_ids has no effect without min_tokens, because it names the ids that min_tokens "
+        "holds back; end the text yourself when one of them is drawn",
+    ),
+    "a request put into the listing of a batch": (
+        lambda: operator.setitem(batch_of().requests, 0, SamplingParams()),
+        "'tuple' object does not support item assignment",
     ),
     # --- batches
     "one prompt in place of one per row": (

@@ -20,12 +20,10 @@ from tests.support.mistakes import (
     batch_of,
     closed,
     sampler_over,
-    tokens,
 )
-from tpsample import LMHeadSampler, SampleOutput, VocabShard, compiled, sample_draft, verify
+from tpsample import LMHeadSampler, VocabShard, sample_draft, verify
 from tpsample.agreement import construction
 
-BOTH = torch.tensor([0, 1])
 STRIDED = torch.ones(D, B).T
 """Hidden states whose last axis is not contiguous."""
 
@@ -42,12 +40,6 @@ def on_a_cpu_alone() -> object:
     """Ask for kernels in a process without the interpreter of Triton."""
     with mock.patch.object(construction, "interpreted", return_value=False):
         return sampler_over(backend="triton")
-
-
-def while_compiling(call: Callable[[], object]) -> object:
-    """Return what a call gives while torch.compile reads the code around it."""
-    with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
-        return call()
 
 
 SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
@@ -70,7 +62,7 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     "a weight [D, V]": (
         lambda: LMHeadSampler(WEIGHT.T.contiguous())(HIDDEN, batch_of(), 0),
         "hidden_states: expected D = 20 columns as lm_head_weight has, got torch.float32 (2, 4) on "
-        "cpu; lm_head_weight seems to be [D, V_local]: build the sampler of "
+        "cpu; logits go to sample_logits; or lm_head_weight is [D, V_local]: build the sampler of "
         "lm_head_weight.T.contiguous()",
     ),
     "one process with too few rows": (
@@ -109,7 +101,8 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     # --- steps
     "hidden states as a DTensor": (
         lambda: sampler_over()(SHARDED, batch_of(), 0),
-        "hidden_states: got a DTensor; pass its part on this rank, hidden_states.to_local()",
+        "hidden_states: got a DTensor; pass the whole of it, the same on every rank, "
+        "hidden_states.full_tensor()",
     ),
     "a weight as a DTensor": (
         lambda: LMHeadSampler(SHARDED),
@@ -142,7 +135,7 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     "no positions": (
         lambda: sampler_over()(HIDDEN, batch_of()),
         "positions: expected an int or an int64 tensor [2] on cpu, got None; a position is "
-        "the index, in its sequence, of the token being generated",
+        "the index, in its sequence, of the token being generated: the number of tokens before it",
     ),
     "an output under another name": (
         lambda: getattr(sampler_over()(HIDDEN, batch_of(), 0), "tokens"),  # noqa: B009
@@ -155,30 +148,10 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
             torch.zeros(B, 1, dtype=torch.int64),
             batch_of(),
             0,
-            draft=torch.zeros(B, 1, V),
+            draft_logits=torch.zeros(B, 1, V),
         ),
-        'draft: method="coupled" looks at no draft probabilities; leave it out, or choose '
+        'draft_logits: method="coupled" looks at no draft probabilities; leave it out, or choose '
         '"rejection" or "block"',
-    ),
-    "filters inside torch.compile": (
-        lambda: compiled.call(0, HIDDEN, batch_of(top_p=0.9), 0, None, None),
-        "batch: inside torch.compile every row needs a seed, and filters, logprobs, penalties and "
-        "constraints must be off; call the sampler outside the compiled function",
-    ),
-    "an output inside torch.compile": (
-        lambda: compiled.call(
-            0, HIDDEN, batch_of(), 0, None, SampleOutput.empty(HIDDEN[:, 0], None)
-        ),
-        "out: not inside torch.compile; leave it out there",
-    ),
-    "a selection inside torch.compile": (
-        lambda: while_compiling(lambda: tokens(sampler_over(), batch_of().select(BOTH))),
-        "batch: expected a SamplingBatch inside torch.compile, got Selection; call the sampler "
-        "outside the compiled function",
-    ),
-    "logits inside torch.compile": (
-        lambda: while_compiling(lambda: sampler_over().sample_logits(HIDDEN, batch_of(), 0)),
-        "sample_logits: not inside torch.compile; call it outside",
     ),
     "a typing error of an attribute": (
         lambda: setattr(batch_of(), "forced_tokens_ids", torch.tensor([3, 9])),
@@ -227,8 +200,8 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a prompt without its next token": (
         lambda: sampler_over().prompt_logprobs(HIDDEN, torch.tensor([1, -1])),
-        "token_ids: expected ids in [0, 20), got -1; leave out the positions whose next token is "
-        "not known",
+        "next_token_ids: expected ids in [0, 20), got -1; leave out the positions whose next "
+        "token is not known",
     ),
     "more drafts than there is room for": (
         lambda: verify(

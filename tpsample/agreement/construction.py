@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import warnings
 from dataclasses import asdict
 from typing import Any
 
@@ -81,6 +82,13 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
             raise ValueError(str(wrong)) from None
         raise
     weight, bias = given["weight"], given["bias"]
+    if given["backend"] == "auto" and weight.is_cpu and backend != "numba":
+        way_out = "unset TRITON_INTERPRET" if backend == "triton" else numba_missing()
+        warnings.warn(
+            f'backend: "auto" takes "{backend}" on this CPU, which is slow and meant for tests: '
+            f'{way_out}; where this is meant, name it by backend="{backend}"',
+            stacklevel=5,  # beyond the constructor and its two wrappers
+        )
     settled = {
         "vocab_size": vocab_size,
         "shard": shards[ranks.rank],

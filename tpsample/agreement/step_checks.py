@@ -14,10 +14,12 @@ from torch import Tensor
 
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.agreement.caller_tensors import CallerTensors
+from tpsample.agreement.ready_made import ReadyMadeLogits
 from tpsample.agreement.step import Call
 from tpsample.core.checks import (
     check_current,
     check_int,
+    check_not_negative,
     check_num_samples,
     check_tensor,
     describe,
@@ -49,11 +51,13 @@ class StepChecks:
 
     Attributes:
         closed: whether the sampler was closed.
+        ready_made: checks what comes as logits.
     """
 
     def __init__(self, settings: Settings, caller: CallerTensors, local: Backend) -> None:
         self._settings, self._caller, self._local = settings, caller, local
         self.closed = False
+        self.ready_made = ReadyMadeLogits(settings)
         # One position given for all rows is spread out here, so that a step allocates nothing.
         size, device = settings.max_rows, settings.device
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
@@ -85,6 +89,8 @@ class StepChecks:
                     "screened tokens could be wrong; call sampler.refresh() on every rank"
                 )
         check_inputs(inputs, self._settings, leading)
+        if inputs.are_logits:
+            self.ready_made.check(inputs)
         rows, times = leading or (inputs.given.shape[0], samples)
         if rows * times > self._settings.max_rows:
             of_each = "samples" if leading is None else "positions"
@@ -140,28 +146,30 @@ class StepChecks:
             batch.prepare(self._settings.shard)
         else:
             batch = batch.view(rows)
+        if batch.undrawn is None:
+            check_not_negative(positions)
         if batch.stores_logits:
             self._settings.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states)
 
-    def prompt(self, hidden_states: Tensor, token_ids: Tensor, top: int) -> Call:
+    def prompt(self, hidden_states: Tensor, next_token_ids: Tensor, top: int) -> Call:
         """Return what `LMHeadSampler.prompt_logprobs` asks for. It reads the ids, so it waits."""
         self.ready()
         self._caller.follow()
         weight, vocab_size = self._settings.weight, self._settings.vocab_size
         check_inputs(Inputs(hidden_states), self._settings)
         rows = hidden_states.shape[0]
-        came = ", the token that came at each position"
-        check_tensor("token_ids", token_ids, (torch.int64,), (rows,), weight.device, came)
-        wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+        ids, came = next_token_ids, ", the token that came after each position"
+        check_tensor("next_token_ids", ids, (torch.int64,), (rows,), weight.device, came)
+        wrong = ids[(ids < 0) | (ids >= vocab_size)]
         if len(wrong):
             raise ValueError(
-                f"token_ids: expected ids in [0, {vocab_size}), got {int(wrong[0])}; leave out the "
-                "positions whose next token is not known"
+                f"next_token_ids: expected ids in [0, {vocab_size}), got {int(wrong[0])}; leave "
+                "out the positions whose next token is not known"
             )
         check_int("top", top, 0, vocab_size)
         self._settings.ranks.require_group("prompt_logprobs")
-        return Call("prompt_logprobs", rows, num_samples=top, token_ids=token_ids)
+        return Call("prompt_logprobs", rows, num_samples=top, token_ids=ids)
 
     def broadcast(self, src: int) -> Call:
         """Return what `LMHeadSampler.broadcast` asks for."""
@@ -268,8 +276,8 @@ def _check_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> None:
         way_out = ""
         if rows.shape[-1] == weight.shape[0]:
             way_out = (
-                "; lm_head_weight seems to be [D, V_local]: build the sampler of "
-                "lm_head_weight.T.contiguous()"
+                "; logits go to sample_logits; or lm_head_weight is [D, V_local]: build the "
+                "sampler of lm_head_weight.T.contiguous()"
             )
         raise ValueError(
             f"hidden_states: expected D = {weight.shape[1]} columns as lm_head_weight has, "

@@ -10,6 +10,8 @@ from typing import Any, SupportsInt, TypeGuard
 import torch
 from torch import Tensor
 
+from tpsample.core.tensors import bytes_of, readable
+
 INDICES = (torch.int32, torch.int64)
 """The dtypes of what names rows or counts them."""
 
@@ -27,9 +29,15 @@ def check_current(device: torch.device) -> None:
 
 
 def require_plain(name: str, value: object) -> None:
-    """Raise a TypeError for a DTensor, because its part on this rank is what is wanted."""
+    """Raise a TypeError for a DTensor, because a plain tensor of this rank is what is wanted.
+
+    Hidden states are the same on every rank, so the part of a sequence that a rank holds is wrong.
+    """
     if type(value).__name__ == "DTensor":
-        raise TypeError(f"{name}: got a DTensor; pass its part on this rank, {name}.to_local()")
+        whole = name == "hidden_states"
+        what = "the whole of it, the same on every rank" if whole else "its part on this rank"
+        call = "full_tensor" if whole else "to_local"
+        raise TypeError(f"{name}: got a DTensor; pass {what}, {name}.{call}()")
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:
@@ -134,6 +142,16 @@ def check_num_samples(num_samples: int | None) -> int:
     return check_int("num_samples", num_samples, 1, 2**20)
 
 
+def check_not_negative(positions: Tensor) -> None:
+    """Raise a ValueError if a position on a CPU is below 0. A GPU is not waited for."""
+    # The highest bit of a number is its sign.
+    if readable(positions.device) and not bytes_of(positions)[7::8].isascii():
+        raise ValueError(
+            f"positions: expected 0 <= position < 2^63, got {int(positions.min())}; pass the index "
+            "of the token being generated, the number of tokens before it"
+        )
+
+
 def positions_tensor(
     positions: Tensor | int, rows: int, device: torch.device, out: Tensor | None = None
 ) -> Tensor:
@@ -156,6 +174,6 @@ def positions_tensor(
         raise ValueError(
             f"positions: expected an int or an int64 tensor [{rows}] on {device}, "
             f"got {describe(positions)}; a position is the index, in its sequence, of the token "
-            "being generated"
+            "being generated: the number of tokens before it"
         )
     return positions.contiguous()

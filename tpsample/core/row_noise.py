@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.tensors import ordinary_tensors
-from tpsample.noise import philox4x32, row_stream
+from tpsample.noise import philox4x32, row_stream, signed64
 
 LOG2_E = math.log2(math.e)
 
@@ -125,3 +125,16 @@ class SeedSource:
         key = (self.root & 0xFFFFFFFF, self.root >> 32)
         low, high, *_ = philox4x32(counter, key, 10)
         return (high << 32 | low) & (2**63 - 1)
+
+
+DOMAIN_FORK = 0x666F726B
+
+
+def forked_seeds(seed: int, count: int) -> list[int]:
+    """Return the seeds of texts that go on from one: its own, then others that follow from it.
+
+    seed_i = r0 + 2^32 r1 of the row stream at position i, in a domain of its own; i > 0
+    """
+    its = torch.tensor(signed64(seed), device="cpu")
+    low, high, *_ = row_stream(its, torch.arange(count, device="cpu"), domain=DOMAIN_FORK)
+    return [seed, *(low | high << 32).tolist()[1:]]

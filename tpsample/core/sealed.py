@@ -6,7 +6,9 @@ import difflib
 import functools
 from collections.abc import Iterable, Mapping
 from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from tpsample.core.checks import describe
 
 
 class Sealed:
@@ -47,6 +49,22 @@ class Sealed:
         super().__setattr__(name, value)
 
 
+class ReadOnlyDict(dict[Any, Any]):
+    """A dictionary that stays as it was made, so that a frozen value may hold it.
+
+    Unlike `types.MappingProxyType` it can be copied and pickled.
+    """
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a request is frozen; make another by dataclasses.replace")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type, tuple[dict[Any, Any]]]:
+        return type(self), (dict(self),)
+
+
 T = TypeVar("T")
 
 _ENGINES = {
@@ -59,6 +77,11 @@ _ENGINES = {
         "texts that end an answer are the engine's to look for; for ids see stop_token_ids",
     ),
     "n": "give each answer a request with a seed of its own, or call the sampler with num_samples=",
+    **dict.fromkeys(("generator", "manual_seed"), "give each request seed=, an int of 64 bits"),
+    **dict.fromkeys(
+        ("softcap", "logit_softcap", "logit_scale"),
+        "it belongs to the head: give it to LMHeadSampler",
+    ),
     "best_of": "answers are not ranked; give each a request with a seed of its own",
     **dict.fromkeys(
         ("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind"),
@@ -93,10 +116,15 @@ def refuses_unknown_fields(of: type[T]) -> type[T]:
 
     @functools.wraps(init)
     def checked(self: T, *args: Any, **given: Any) -> None:
+        if args:
+            raise TypeError(
+                f"{of.__name__}: expected every field by its name, such as temperature=0.7, got "
+                f"{describe(args[0])} without a name; give it one"
+            )
         for name in given:
             if name not in known:
                 raise TypeError(f"{name}: not a field of {of.__name__}; {way_out(name, known)}")
-        init(self, *args, **given)
+        init(self, **given)
 
     of.__init__ = checked  # type: ignore[assignment, method-assign]
     return of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from abc import ABC, abstractmethod
 from array import array
@@ -70,6 +71,12 @@ def ordinary_tensors(function: _Function) -> _Function:
             return function(*args, **named)
 
     return outside  # type: ignore[return-value]
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor on the host. `Tensor.numpy` would mark its storage as fixed."""
+    its = tensor.contiguous()
+    return ctypes.string_at(its.data_ptr(), its.nbytes) if its.numel() else b""
 
 
 READ_ON = ("cpu",)

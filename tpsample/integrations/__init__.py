@@ -5,6 +5,8 @@ Nothing is imported here, because each adapter needs its engine.
 
 from __future__ import annotations
 
+import importlib
+
 TRIED = {"transformers": "5.23", "vllm": "0.32", "sglang": "0.5.23"}
 """The beginning of a version. The seams that an adapter uses are no stable interface."""
 
@@ -22,3 +24,10 @@ def check_version(engine: str, found: str) -> None:
             f"tpsample.integrations.{engine}: {engine} {tried} is supported, {found} is "
             f"installed; pip install '{engine}=={tried}.*'"
         )
+
+
+def __getattr__(name: str) -> object:
+    """Import an adapter when it is first asked for."""
+    if name in TRIED:
+        return importlib.import_module(f"tpsample.integrations.{name}")
+    raise AttributeError(f"module 'tpsample.integrations' has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """`generate` of transformers with tpsample: every token is sampled where its logits would be.
 
-    from tpsample.integrations import transformers as tpsample_transformers
+    from tpsample.core.checks import describe
+from tpsample.integrations import transformers as tpsample_transformers
 
     model.generate(**inputs, do_sample=True, top_p=0.9, seeds=[1, 2],
                    custom_generate=tpsample_transformers.generate)
@@ -22,6 +23,7 @@ import transformers
 from torch import Tensor
 from transformers.generation import GenerationMode, StoppingCriteriaList
 
+from tpsample.core.checks import describe
 from tpsample.core.word import Status
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations import check_version
@@ -56,10 +58,11 @@ def generate(
     Args:
         seeds: one per row (and per returned sequence); None draws one. A row's text follows from
             its prompt and seed: not from the other rows, the padding or the number of ranks, for
-            equal hidden states.
+            equal hidden states, and not from `torch.manual_seed`. Only with do_sample=True.
         stream_to: a streamer. It has another name because transformers does not hand its own
             `streamer` on to a function like this.
-        sampler: to be used again, from `sampler_of`; default is one for this call.
+        sampler: to be used again, from `sampler_of`; default is one for this call. It takes the
+            weight that the model has now.
 
     Returns:
         int64 [B, L + new], prompts and tokens, padded behind a row's end.
@@ -72,6 +75,13 @@ def generate(
     _check_dropped(inspect.currentframe())
     rows, mask = input_ids.shape[0], model_kwargs.get("attention_mask")
     prompts = Prompts.of(input_ids, mask)
+    if seeds is not None and not generation_config.do_sample:
+        raise UnsupportedParameter(
+            "seeds: do_sample=False takes the most likely tokens and draws none; pass "
+            "do_sample=True, or leave seeds out"
+        )
+    if seeds is not None and not isinstance(seeds, Sequence):
+        raise TypeError(f"seeds: expected one per row, such as [1, 2], got {describe(seeds)}")
     seeds = [None] * rows if seeds is None else list(seeds)
     if len(seeds) != rows:
         raise ValueError(f"seeds: expected one per row, {rows}, got {len(seeds)}")
@@ -79,7 +89,7 @@ def generate(
         logits_processor, do_sample=generation_config.do_sample, prompts=prompts, seeds=seeds
     )
     head = TransformersHead(model)
-    own = head.sampler(rows) if sampler is None else sampler
+    own = head.sampler(rows) if sampler is None else head.follow(sampler)
     config = copy.copy(generation_config)
     config.do_sample, config.disable_compile = False, True  # the argmax of `_Drawn` is a draw
     try:

@@ -51,6 +51,25 @@ class TransformersHead(Sealed):
             self.weight, group=group, bias=self.bias, max_rows=max_rows, **self.options
         )
 
+    def follow(self, sampler: LMHeadSampler) -> LMHeadSampler:
+        """Let a sampler for several calls read this head, whose weight may be another by now.
+
+        Raises:
+            UnsupportedParameter: it is of a head with another scale, soft-cap or bias.
+            ValueError: it is of a head of another size or dtype.
+        """
+        own: Any = sampler.settings
+        if Head(**self.options) != own.head or (self.bias is None) != (own.bias is None):
+            raise UnsupportedParameter(
+                "sampler: has another scale, soft-cap or bias than the model's head; pass one of "
+                "sampler_of(model), or leave sampler out"
+            )
+        pairs: Any = (self.weight, own.weight), (self.bias, own.bias)
+        local = [(part.to_local() if is_dtensor(part) else part, its) for part, its in pairs]
+        if any(part is not None and part.data_ptr() != its.data_ptr() for part, its in local):
+            sampler.refresh(self.weight, self.bias)
+        return sampler
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Let the model hand its hidden states to `hidden_states`, and compute no logits.

@@ -69,6 +69,8 @@ def to_params(request: Any, vocab_size: int, logprobs_mode: LogprobsMode) -> Sam
     held_back = sorted(request.all_stop_token_ids)
     # With ids of its own a request is told theirs and the drawn token's, not the most likely.
     chosen = request.logprob_token_ids or None
+    allowed = request.allowed_token_ids
+    least = request.min_tokens if held_back else 0
     params = SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k if 0 < request.top_k < vocab_size else 0,
@@ -79,10 +81,10 @@ def to_params(request: Any, vocab_size: int, logprobs_mode: LogprobsMode) -> Sam
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias or None,
-        allowed_token_ids=request.allowed_token_ids,
+        allowed_token_ids=None if allowed is None else list(dict.fromkeys(allowed)),
         bad_words=request.bad_words_token_ids or None,
-        min_tokens=request.min_tokens if held_back else 0,
-        stop_token_ids=held_back or None,
+        min_tokens=least,
+        stop_token_ids=held_back if least else None,
         logprobs=0 if chosen else request.logprobs,
         logprob_token_ids=chosen,
         logprobs_mode=logprobs_mode,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpsample.core.tensors import ordinary_tensors
+from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.errors import UnsupportedParameter
 from tpsample.request import engine_tensors
 from tpsample.request.batch_checks import (
@@ -61,8 +60,7 @@ class SamplingBatch(ChangingRows):
         """Put requests into a new table. `from_params`, `of_slots` and `over` make batches."""
         self._options = options  # kept_cap and fixed_rounds
         self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
-        self._selects = self._needs_append = False
-        self._last_positions: Tensor | None = None  # of the last step, until tokens are appended
+        self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         super().__init__(table)
         self._arrange(list(range(len(entries))), entries)
@@ -86,14 +84,15 @@ class SamplingBatch(ChangingRows):
 
         Args:
             params: a list with one request per row, or one request that every row of a step
-                shares, whatever their number. A shared request gives each row its seed,
-                temperature, masks and tokens so far, or without a seed a seed of its own; tokens
-                are then appended separately for each number of rows.
+                shares, whatever their number. A shared request gives each row its
+                temperature, masks and tokens so far, and a seed of its own: with a seed it serves
+                one row, or greedy ones. Tokens are appended separately for each number of rows.
             vocab_size: V; must match across ranks.
             device: where the hidden states are. Default: the CPU.
             prompt_token_ids, output_token_ids: the tokens so far of each row, which penalties,
-                bad_words and min_tokens look at. They are copied. Default: none so far. Prompt ids
-                outside [0, V), such as the placeholders of an image, are ignored.
+                bad_words and min_tokens look at. They are copied. Default: none so far; a warning
+                says so if a repetition penalty counts prompts. Prompt ids outside [0, V), such as
+                the placeholders of an image, are ignored.
             max_rows: how many rows `add` can fill. Default: the rows given.
             kept_cap: report the tokens that each filtered row's filters left
                 (`SampleOutput.kept`), up to this many per row. Default: report none.
@@ -203,7 +202,8 @@ class SamplingBatch(ChangingRows):
         """Return this batch, or its one request repeated for so many rows.
 
         Raises:
-            ValueError: the batch was built from a list of another length, or has empty slots.
+            ValueError: the batch was built from a list of another length, or has empty slots; or
+                its one request has a seed, with which several random rows would draw the same.
         """
         if self._table.empty:
             raise ValueError(
@@ -217,6 +217,12 @@ class SamplingBatch(ChangingRows):
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got "
                 f"{self.rows}; pass one SamplingParams per row, or a single one for all"
+            )
+        if num_rows > 1 and single.params.seed is not None and not single.params.greedy:
+            raise ValueError(
+                f"batch: its one request has seed={single.params.seed}, with which {num_rows} rows "
+                "would draw the same noise; pass a list of requests with seeds of their own, such "
+                f"as params.fork({num_rows}), or seed=None"
             )
         if num_rows not in self._repeated:
             table = RequestTable(num_rows, self.vocab_size, self.device)
@@ -239,20 +245,10 @@ class SamplingBatch(ChangingRows):
             setattr(repeated, name, mask)
         return repeated
 
-    def note_step(self, positions: Tensor) -> None:
-        """Warn once if rows look at their output, and a step at later positions comes without the
-        tokens of the one before. A step at the same ones may be a trial; on a GPU none is known."""
-        if not self._needs_append or not positions.is_cpu:
-            return
-        last, self._last_positions = self._last_positions, positions.detach().clone()
-        if last is not None and len(last) == len(positions) and bool((positions > last).all()):
-            self._needs_append = False
-            warnings.warn(
-                "batch: a step at later positions, and no token was appended since the last one, "
-                "so penalties, bad_words and min_tokens do not see it; call "
-                "batch.append(out.token_ids) after each step",
-                stacklevel=4,
-            )
+    @property
+    def lacks_output(self) -> bool:
+        entries = () if self._moving.needy is None else self._table.entries
+        return len(entries) > 0 and not any(entry.output for entry in entries)
 
     @property
     def has_controls(self) -> bool:
@@ -265,7 +261,6 @@ class SamplingBatch(ChangingRows):
                 f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
                 f"{num_rows} rows"
             )
-        self._last_positions = None
         if num_rows == self.rows:
             super()._append(num_rows, token_ids)
         else:
@@ -290,7 +285,8 @@ class SamplingBatch(ChangingRows):
 
     @ordinary_tensors
     def _changed(self) -> None:
-        self._needs_append = bool(self._table.flagged(NEEDS_APPEND))
-        self._last_positions, self._plans = None, {}
+        needy = self._table.flagged(NEEDS_APPEND) if readable(self.device) else []
+        self._moving.needy = tensors_of(needy, device=None)[0] if needy else None
+        self._plans = {}
         if not self._selects:
             _ = self.plan  # now, because a step that is captured can send nothing to the device

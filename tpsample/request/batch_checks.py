@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,12 @@ def check_requests(
         TypeError, ValueError: naming the row.
     """
     requests = request_list(params)
+    if prompts is None and any(map(_reads_prompt, requests)):
+        warnings.warn(
+            "prompt_token_ids: a repetition_penalty counts the tokens of the prompt, and none "
+            'came; pass them, [] for a row without, or repetition_scope="output"',
+            stacklevel=3,
+        )
     lists = (
         _token_lists("prompt_token_ids", prompts, len(requests)),
         _token_lists("output_token_ids", outputs, len(requests)),
@@ -49,6 +56,12 @@ def check_requests(
         inside = tuple([token_id for token_id in prompt if 0 <= token_id < vocab_size])
         checked.append(Entry.of(request, vocab_size, inside, output))
     return checked
+
+
+def _reads_prompt(request: Any) -> bool:
+    """Return whether tokens of the prompt change the logits of a request."""
+    its = isinstance(request, SamplingParams) and request.repetition_penalty != 1
+    return its and request.repetition_scope == "all"
 
 
 def _ids(name: str, ids: Any) -> tuple[int, ...]:

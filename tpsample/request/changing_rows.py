@@ -40,21 +40,29 @@ class ChangingRows(StepBatch):
         """fp32 [B]; below 1e-5 the row is greedy. It may be written in place."""
         return self._table.row_temperature
 
+    @temperature.setter
+    def temperature(self, value: object) -> NoReturn:
+        raise AttributeError("temperature: stays in its place; write batch.temperature[:] = values")
+
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits. It may be written in place."""
         return self._table.row_seed
 
+    @seed.setter
+    def seed(self, value: object) -> NoReturn:
+        raise AttributeError("seed: stays in its place; write batch.seed[:] = values")
+
     @property
-    def requests(self) -> list[SamplingParams]:
-        """The requests of the rows, in order."""
-        return [entry.params for entry in self._table.entries]
+    def requests(self) -> tuple[SamplingParams, ...]:
+        """The requests of the rows, in order. `update` replaces one."""
+        return tuple([entry.params for entry in self._table.entries])
 
     def add(
         self,
         params: SamplingParams,
         *,
-        prompt_token_ids: Sequence[int] = (),
+        prompt_token_ids: Sequence[int] | None = None,
         output_token_ids: Sequence[int] = (),
     ) -> int:
         """Let a request join as the last row, and return its index.
@@ -63,13 +71,17 @@ class ChangingRows(StepBatch):
             TypeError, ValueError: as `from_params`; or all `max_rows` rows are taken.
         """
         self._require_list("add")
-        tokens = [prompt_token_ids], [output_token_ids]
+        prompts = None if prompt_token_ids is None else [prompt_token_ids]
+        tokens = prompts, [output_token_ids]
         checked = check_requests(self.rows, [params], *tokens, self.vocab_size)
         self._arrange(list(range(self.rows + 1)), checked)
         return self.rows - 1
 
     def drop(self, rows: int | Sequence[int]) -> None:
         """Let rows leave. The others close up and keep their order.
+
+        Name all rows that leave in one call, ``batch.drop([0, 2])``. After ``batch.drop(0)`` row 2
+        has become row 1.
 
         Raises:
             TypeError, ValueError: a row that is not there.
@@ -145,7 +157,8 @@ class ChangingRows(StepBatch):
                 f"output_token_ids: expected the tokens so far of row {row}, which penalties, "
                 "bad_words and min_tokens refer to; pass [] if there are none"
             )
-        tokens = [prompt_token_ids or ()], [output_token_ids or ()]
+        prompts = None if prompt_token_ids is None else [prompt_token_ids]
+        tokens = prompts, [output_token_ids or ()]
         self._load([row], check_requests(row, [params], *tokens, self.vocab_size))
 
     def put(

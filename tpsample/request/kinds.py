@@ -51,7 +51,7 @@ def batches_of(
     for num_rows in rows:
         for mix in mixes:
             requests = [
-                SamplingParams(seed=0, **KINDS[mix[row % len(mix)]])
+                SamplingParams(seed=row, **KINDS[mix[row % len(mix)]])
                 for row in range(max(num_rows, len(mix)))
             ]
             for fixed_rounds in (False, True):
@@ -59,6 +59,7 @@ def batches_of(
                     requests,
                     vocab_size=vocab_size,
                     device=device,
+                    prompt_token_ids=[[0]] * len(requests),
                     output_token_ids=[[0]] * len(requests),
                     fixed_rounds=fixed_rounds,
                 )

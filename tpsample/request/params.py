@@ -6,13 +6,20 @@ import math
 import struct
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from tpsample.core.checks import check_choice, describe, is_integer, is_listing, real_number
-from tpsample.core.row_noise import GREEDY_BELOW
-from tpsample.core.sealed import refuses_unknown_fields
+from tpsample.core.checks import (
+    check_choice,
+    check_int,
+    describe,
+    is_integer,
+    is_listing,
+    real_number,
+)
+from tpsample.core.row_noise import GREEDY_BELOW, forked_seeds
+from tpsample.core.sealed import ReadOnlyDict, refuses_unknown_fields
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 Ties = Literal["exact", "keep"]
@@ -25,12 +32,13 @@ MAX_LOGIT_BIAS = 100.0
 
 
 @refuses_unknown_fields
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to sample one request. Names, defaults and ranges follow vLLM's `SamplingParams`.
 
     It is a value: numbers are converted and sequences are copied when it is made, so two requests
-    that mean the same are equal however they were written (1 and 1.0, a list and a tuple).
+    that mean the same are equal however they were written (1 and 1.0, a list and a tuple). Fields
+    are given by name, and none can be changed: make another by `dataclasses.replace`.
     Temperature and penalties are checked as the fp32 numbers they become.
 
     Equal logits are drawn equally often up to |logit| / temperature = 1e6; beyond 1e7 fp32 rounds
@@ -44,17 +52,18 @@ class SamplingParams:
         top_p: keep the most likely tokens up to this probability mass, in (0, 1].
         min_p: keep tokens at least this likely relative to the most likely one, in [0, 1].
         seed: 64 bits that choose the row's random stream together with the position; None draws
-            a seed.
+            a seed. `torch.manual_seed` has no effect on either. Requests with equal seeds draw the
+            same noise at equal positions, so each is given its own.
         repetition_penalty: divides the positive logits of tokens so far, and multiplies their
             negative ones; > 0; 1 is off.
         presence_penalty, frequency_penalty: subtracted from the logits of output tokens, once and
             once per occurrence; in [-2, 2]; 0 is off.
         logit_bias: a number to add to a token id's logit, by token id; clamped to ±100.
-        allowed_token_ids: the only ids that may be drawn.
+        allowed_token_ids: the only ids that may be drawn, each named once.
         bad_words: sequences of token ids that the output must not complete.
         min_tokens: draw none of `stop_token_ids` before this many output tokens, unless
             allowed_token_ids and the grammar leave nothing else; below 2^31.
-        stop_token_ids: the ids that `min_tokens` holds back.
+        stop_token_ids: the ids that `min_tokens` holds back; they end nothing by themselves.
         logprobs: how many of the most likely tokens to report; -1 is all.
         logprob_token_ids: ids to report as well.
         logprobs_mode: "raw_logprobs", "raw_logits", "processed_logprobs" or "processed_logits".
@@ -159,6 +168,20 @@ class SamplingParams:
         named = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ", ".join(f"{name}={value!r}" for name, value in named if name != "seed")
 
+    def fork(self, count: int) -> list[SamplingParams]:
+        """Return requests for so many texts that go on from one, as after ``num_samples=count``.
+
+        One seed would mean the same noise. The first text keeps it, those of the others follow from
+        it (NOISE.md). Without a seed each draws one.
+
+        Raises:
+            ValueError: a count that is not from 1 to 2^20.
+        """
+        count = check_int("count", count, 1, 2**20)
+        if self.seed is None:
+            return [self] * count
+        return [replace(self, seed=seed) for seed in forked_seeds(self.seed, count)]
+
     def check_vocab(self, vocab_size: int) -> None:
         """Raise a ValueError if a token id is not below V."""
         for name, largest in self._largest_ids.items():
@@ -183,10 +206,21 @@ class SamplingParams:
                 "them in stop_token_ids, the end-of-sequence id among them",
                 stacklevel=5,
             )
+        if stop and not self.min_tokens:
+            warnings.warn(
+                "stop_token_ids has no effect without min_tokens, because it names the ids that "
+                "min_tokens holds back; end the text yourself when one of them is drawn",
+                stacklevel=5,
+            )
         if self.allowed_token_ids is not None:
             banned = {words[0] for words in self.bad_words or () if len(words) == 1}
             if self.min_tokens and not stop.issuperset(self.allowed_token_ids):
                 banned |= stop
+            if len(set(self.allowed_token_ids)) < len(self.allowed_token_ids):
+                raise ValueError(
+                    "allowed_token_ids: expected each id once, got some repeatedly; of a mask take "
+                    "the ids, mask.nonzero().flatten().tolist()"
+                )
             if banned.issuperset(self.allowed_token_ids):
                 raise ValueError(
                     "allowed_token_ids: bad_words and min_tokens forbid every id in it, so no "
@@ -204,7 +238,8 @@ class SamplingParams:
         number = real_number(value)
         becomes = _fp32(number) if fp32 else number
         if not math.isfinite(becomes) or not ok(number) or not ok(becomes):
-            rounded = f", which is {becomes:g} in fp32" if number != becomes == becomes else ""
+            other = ok(number) and number != becomes == becomes
+            rounded = f", which is {becomes:g} in fp32" if other else ""
             raise ValueError(f"{name}: expected {expected}, got {describe(value)}{rounded}")
         self._set(name, number)
 
@@ -234,7 +269,8 @@ def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:
 
 def _token_id(name: str, token_id: Any) -> int:
     if not is_integer(token_id) or int(token_id) < 0:
-        raise ValueError(f"{name}: expected token ids >= 0, got {describe(token_id)}")
+        way_out = f"; give int({describe(token_id)})" if str(token_id).isdecimal() else ""
+        raise ValueError(f"{name}: expected token ids >= 0, got {describe(token_id)}{way_out}")
     return int(token_id)
 
 
@@ -265,7 +301,7 @@ def _bias(biases: Any) -> dict[int, float]:
                 f"logit_bias[{describe(token_id)}]: expected a number, got {describe(bias)}"
             )
         checked[_token_id("logit_bias", token_id)] = number
-    return dict(sorted(checked.items()))
+    return ReadOnlyDict(sorted(checked.items()))
 
 
 def _fp32(value: float) -> float:

@@ -28,10 +28,18 @@ import torch
 from torch import Tensor
 
 from tpsample.core.checks import INDICES, check_tensor
-from tpsample.core.tensors import ALIGNED, HasViews, Scratch, ordinary_tensors, readable
+from tpsample.core.tensors import (
+    ALIGNED,
+    HasViews,
+    Scratch,
+    bytes_of,
+    ordinary_tensors,
+    readable,
+)
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.entries import ASKS, STATE, TOP, Entry
 from tpsample.request.filters import LogprobRows, RowFilters, keeps_all
+from tpsample.request.moving_on import Mask
 from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.step_batch import StepBatch
 from tpsample.request.table import RequestTable
@@ -56,6 +64,9 @@ class Selection(HasViews, StepBatch):
     def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
         super().__init__(table)
         self._batch, self.rows, self._version = batch, num_rows, table.version
+        if batch is not self:
+            self._moving = batch._moving
+        self._has_stepped = self._taken_again = False
         self._scratch = Scratch(self.device)
         self._numbers = torch.arange(num_rows, device=self.device)
         self._stored_numbers = self._numbers.to(torch.int32)
@@ -106,6 +117,7 @@ class Selection(HasViews, StepBatch):
             index    3   5   0   5   5
         """
         self._version = self._table.version
+        self._taken_again, self._has_stepped = self._has_stepped, False
         self._assigned.clear()
         gate, scratch, (undrawn, bad) = self._table.gate, self._scratch, self._undrawn
         none = gate.shape[0] - 1
@@ -179,6 +191,7 @@ class Selection(HasViews, StepBatch):
         return self
 
     def read(self, times: int = 1) -> BatchView:
+        self._has_stepped, self._taken_again = True, False
         rows = self if times == 1 else self._repeated(times)
         return rows._read(self._controls(), None if self.undrawn is None else rows._undrawn)
 
@@ -237,7 +250,19 @@ class Selection(HasViews, StepBatch):
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
         self.for_rows(num_rows)
+        if self._taken_again and self._table.controls is not None:
+            raise ValueError(
+                "token_ids: select(out=) took other slots since the step that these are of; append "
+                "each step's tokens before the next select"
+            )
+        self._has_stepped = False
         super()._append(num_rows, token_ids)
+
+    def _binding(self) -> dict[str, Mask]:
+        return self._batch._assigned | self._assigned
+
+    def _slots_read(self) -> bytes:
+        return bytes_of(self._index)
 
     def _by_slot(self) -> dict[str, Tensor]:
         """Return the masks of the batch, a row per slot, that no mask of these rows replaces. One
@@ -245,7 +270,8 @@ class Selection(HasViews, StepBatch):
         its, own = self._batch._assigned, self._assigned
         if not its or its is own:
             return {}
-        return {name: mask for name, (mask, _) in its.items() if name not in own and len(mask)}
+        masks = {name: mask.tensor for name, mask in its.items() if name not in own}
+        return {name: mask for name, mask in masks.items() if len(mask)}
 
     def _masks(self) -> dict[str, Tensor]:
         by_slot, own = self._by_slot(), super()._masks()

@@ -41,10 +41,13 @@ class Inputs(NamedTuple):
     Attributes:
         given: [..., D], or with `are_logits` [..., V_local].
         are_logits: whether the caller computed the logits.
+        head_applied: whether the caller says that such logits have the head's scale, soft-cap and
+            bias.
     """
 
     given: Tensor
     are_logits: bool = False
+    head_applied: bool = False
 
     @property
     def name(self) -> str:

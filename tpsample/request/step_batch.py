@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor
 from tpsample.core.checks import check_tensor, describe
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
+from tpsample.core.tensors import bytes_of, readable
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.tables import num_words
+from tpsample.request.moving_on import Mask, MovingOn, SteppedRows
 from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.table import RequestTable
 
@@ -31,8 +35,8 @@ class StepBatch(Sealed, ABC):
 
     def __init__(self, table: RequestTable) -> None:
         self.vocab_size, self.device, self._table = table.vocab_size, table.device, table
-        # Each with the version of the table that it was assigned to.
-        self._assigned: dict[str, tuple[Tensor, int]] = {}
+        self._assigned: dict[str, Mask] = {}
+        self._moving = MovingOn()
 
     def __copy__(self) -> StepBatch:
         """Return a copy with tensors of its own: two batches over the same ones would differ from
@@ -139,42 +143,81 @@ class StepBatch(Sealed, ABC):
         controls = view.controls.after_drafts(draft_token_ids.to(torch.int32))
         return view._replace(controls=controls)
 
-    def append(self, token_ids: Tensor) -> None:
+    def append(self, token_ids: Tensor | SampleOutput | VerifyOutput) -> None:
         """Count the tokens of a step as output of its rows, on the device.
 
         Args:
-            token_ids: int64 [B], or [B, n] for several tokens per row in order; an id outside
-                [0, V), such as -1, is none. Those of rows that were not drawn are passed over.
+            token_ids: what the step or the verification returned, or int64 [B], or [B, n] for
+                several tokens per row in order; an id outside [0, V), such as -1, is none. Those of
+                rows that were not drawn are passed over.
 
         Raises:
-            ValueError: another shape, dtype or device; or a selection of a batch that has changed.
+            ValueError: another shape, dtype or device; the alternatives of `num_samples`; or a
+                selection of a batch that has changed, or of other slots than those of the step.
         """
+        if isinstance(token_ids, (SampleOutput, VerifyOutput)):
+            token_ids = token_ids.token_ids
+        samples = self._moving.num_samples
+        if samples > 1 and getattr(token_ids, "shape", ())[1:] == (samples,):
+            raise ValueError(
+                f"token_ids: got the {samples} samples of each row, which are alternatives and no "
+                "text; append the one that goes on, such as out.token_ids[:, 0]"
+            )
         shape = "Bn" if getattr(token_ids, "ndim", 1) == 2 else "B"
         check_tensor("token_ids", token_ids, (torch.int64,), shape, self.device, ", or [B, n]")
         self._append(token_ids.shape[0], token_ids)
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
         controls = self._table.controls
+        if readable(self.device):
+            self._moving.append(token_ids, self.vocab_size, self._slots_read())
         if controls is not None and controls.looks_at_output:
             columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
             slots = self._state_slots()
             for column in columns.unbind(dim=1):
                 controls.append(slots, column)
 
-    def note_step(self, positions: Tensor) -> None:
-        """Warn if a step cannot see the tokens of the one before it. Nothing is known here."""
+    def note_step(self, by: object, given: Tensor, positions: Tensor, num_samples: int) -> None:
+        """Warn once of what has not moved on since the last step; see `.moving_on`.
+
+        Args:
+            by: the sampler.
+            given: hidden states or logits [B, …].
+            positions: int64 [B].
+            num_samples: draws per row.
+        """
+        self._moving.num_samples = num_samples
+        if not readable(self.device):
+            return
+        of, masks = self._slots_read(), self._binding()
+        now = of + bytes_of(positions)
+        if not masks and not of and self._moving.has_moved(now, id(by), self._table.version):
+            return
+        rows = SteppedRows(id(by), given, positions, of, self, masks)
+        for text in self._moving.step(rows, now, self._table.version):
+            warnings.warn(text, stacklevel=4)
+
+    @property
+    def lacks_output(self) -> bool:
+        """Whether rows look at their output, on a CPU, and came without any."""
+        return False
+
+    def _slots_read(self) -> bytes:
+        """Return which slots of a CPU the rows read, where rows are not all of them."""
+        return b""
 
     @property
     def grammar_bitmask(self) -> Tensor | None:
         """int32 [B, ceil(V / 32)]: bit v % 32 of word v // 32 allows id v. None: no grammar.
 
         This is the layout of grammar engines; a row without a grammar has all bits set (-1). The
-        tensor is kept by reference: write the next step's bits into it, or assign another. It is
-        the same on every rank. After rows joined, left, moved or changed, assign it anew before the
-        next step. For `verify` it has a row for each of the B · (K + 1) positions. Without one, a
-        row of a selection has the bits that the mask of its batch has for its slot.
+        tensor is kept by reference: write the next step's bits into it, or assign another. On a CPU
+        one that binds a step at other positions as it was is warned of once; where it holds, assign
+        it again. It is the same on every rank. After rows joined, left, moved or changed, assign it
+        anew before the next step. For `verify` it has a row for each of the B · (K + 1) positions.
+        Without one, a row of a selection has the bits that the mask of its batch has for its slot.
         """
-        return self._assigned.get("grammar_bitmask", (None,))[0]
+        return self._masks_assigned().get("grammar_bitmask")
 
     @grammar_bitmask.setter
     def grammar_bitmask(self, bitmask: Tensor | None) -> None:
@@ -182,12 +225,12 @@ class StepBatch(Sealed, ABC):
 
     @property
     def forced_token_ids(self) -> Tensor | None:
-        """int64 [B]: the only id a row may draw in the next steps, -1 for any. None: no row's.
+        """int64 [B]: the only id a row may draw in the next step, -1 for any. None: no row's.
 
         A forced id overrides every other mask; one from V on leaves no id (EMPTY). The tensor is
-        kept by reference, with rows as those of `grammar_bitmask`.
+        kept by reference, with rows as those of `grammar_bitmask`, and is assigned as that is.
         """
-        return self._assigned.get("forced_token_ids", (None,))[0]
+        return self._masks_assigned().get("forced_token_ids")
 
     @forced_token_ids.setter
     def forced_token_ids(self, forced: Tensor | None) -> None:
@@ -204,25 +247,32 @@ class StepBatch(Sealed, ABC):
                 f"{describe(mask)} with strides {mask.stride()}"
             )
         self._table.make_controls()
-        self._assigned[name] = mask, self._table.version
+        self._assigned[name] = Mask(mask, self._table.version)
 
     def check_masks(self, num_rows: int) -> None:
         """Raise a ValueError if a mask is not of so many rows, or of rows that have changed."""
-        for name, (mask, version) in self._assigned.items():
-            if version != self._table.version:
+        for name, mask in self._assigned.items():
+            if mask.version != self._table.version:
                 raise ValueError(
                     f"batch.{name}: rows of the batch joined, left, moved or changed since it was "
                     "assigned; assign it anew, or None"
                 )
-            if len(mask) != num_rows:
+            if len(mask.tensor) != num_rows:
                 raise ValueError(
                     f"batch.{name}: expected a row for each of the {num_rows} rows of the step, "
-                    f"got {len(mask)}; assign another"
+                    f"got {len(mask.tensor)}; assign another"
                 )
+
+    def _binding(self) -> dict[str, Mask]:
+        """Return the masks that bind the rows, as they were assigned."""
+        return self._assigned
+
+    def _masks_assigned(self) -> dict[str, Tensor]:
+        return {name: mask.tensor for name, mask in self._assigned.items()}
 
     def _masks(self) -> dict[str, Tensor]:
         """Return the masks that bind the rows, by name."""
-        return {name: mask for name, (mask, _) in self._assigned.items()}
+        return self._masks_assigned()
 
     def _controls(self) -> ControlRows | None:
         """Return penalties and constraints of the rows, None if no row ever had some."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
+from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import (
     check_choice,
     check_int,
+    check_not_negative,
     check_tensor,
     positions_tensor,
     require_plain,
@@ -30,6 +33,45 @@ Method = Literal["coupled", "rejection", "block"]
 """How drafts are accepted; see `tpsample.speculative.verify`."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """The tokens that `sample_draft` drew of every row, and the law that they were drawn from.
+
+    `verify` takes a list of them in place of tokens and logits, so that neither can be another's.
+
+    Attributes:
+        token_ids: int64 [B], the same on every rank; -1 where the logits are NaN or all -inf, and
+            in rows of a selection that are not drawn.
+        logits: [B, V_local], the drafter's, kept by reference.
+        index: how many drafts of the same verification come before this one.
+        method: how the drafts will be accepted.
+    """
+
+    token_ids: Tensor
+    logits: Tensor
+    index: int
+    method: Method
+
+    @staticmethod
+    def together(drafts: Sequence[Draft], method: str) -> tuple[Tensor, Tensor | None]:
+        """Return tokens [B, K] and logits [B, K, V_local] of drafts in order; None for "coupled".
+
+        Raises:
+            ValueError: drafts of another method, or in another order.
+        """
+        for place, draft in enumerate(drafts):
+            if (draft.method, draft.index) != (method, place):
+                raise ValueError(
+                    f"draft_token_ids[{place}]: expected the draft of index {place} for method="
+                    f'"{method}", got one of index {draft.index} for "{draft.method}"; pass '
+                    "sample_draft what verify is called with"
+                )
+        token_ids = torch.stack([draft.token_ids for draft in drafts], dim=1)
+        if method == "coupled":
+            return token_ids, None
+        return token_ids, torch.stack([draft.logits for draft in drafts], dim=1)
+
+
 def sample_draft(
     sampler: LMHeadSampler,
     draft_logits: Tensor,
@@ -38,32 +80,35 @@ def sample_draft(
     index: int,
     *,
     method: Method = "coupled",
-) -> Tensor:
+) -> Draft:
     """Draft one token per row from a drafter's sharded logits. Collective.
 
         token ~ softmax(draft_logits / T);  a greedy row takes the argmax
 
     For "coupled" the draw uses the noise that the verification uses at this position, so that
     target and draft agree as often as their laws allow. The other methods need noise of its own.
-    A drafter that has hidden states and an `LMHeadSampler` drafts coupled by calling that with the
-    same batch and positions, filters included.
+    A list of the drafts is what `verify` takes. A drafter that has hidden states and an
+    `LMHeadSampler` drafts coupled by calling that with the same batch and positions, filters
+    included.
 
     Args:
         sampler: the target's, whose ranks, shard and Philox rounds are used.
-        draft_logits: [B, V_local], this rank's columns.
+        draft_logits: [B, V_local], this rank's columns, before temperature.
         batch: B rows, or one request for all rows; its filters, penalties and masks do not count.
         positions: int64 [B], or one int: absolute position of the token to be drafted.
         index: how many drafts of the same verification come before this one.
         method: the one that `verify` will be called with.
 
     Returns:
-        int64 [B], the same on every rank; -1 where the logits are NaN or all -inf, and in rows of
-        a selection that are not drawn.
+        The tokens, with these logits as their law.
 
     Raises:
         TypeError, ValueError: a wrong argument, before anything is sent. With several ranks every
             rank raises a RankMismatch (a ValueError) instead.
     """
+
+    if torch.compiler.is_compiling():
+        return outside(sample_draft, sampler, draft_logits, batch, positions, index, method=method)
 
     def check() -> Call:
         check_request(sampler, method, batch)
@@ -72,11 +117,17 @@ def sample_draft(
         sampler.ranks.require_group("sample_draft")
         sampler.checks.ready()
         num_rows = draft_logits.shape[0]
+        rows, at = (
+            batch.for_rows(num_rows),
+            positions_tensor(positions, num_rows, draft_logits.device),
+        )
+        if rows.undrawn is None:
+            check_not_negative(at)
         return Call(
             f"sample_draft {method}",
             num_rows,
-            batch.for_rows(num_rows),
-            positions_tensor(positions, num_rows, draft_logits.device),
+            rows,
+            at,
             index,
         )
 
@@ -94,8 +145,9 @@ def sample_draft(
             scores = score(draft_logits.detach().float(), noise, row_noise)
             best = order_words(scores, first_id).amax(dim=1)
         token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))
-        undrawn = settled.undrawn
-        return token_ids if undrawn is None else token_ids.masked_fill(undrawn.rows, word.NO_TOKEN)
+        if settled.undrawn is not None:
+            token_ids = token_ids.masked_fill(settled.undrawn.rows, word.NO_TOKEN)
+        return Draft(token_ids, draft_logits.detach(), int(index), method)
 
 
 def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
@@ -118,3 +170,4 @@ def check_draft_logits(
     shard, device = sampler.shard, sampler.weight.device
     columns = f", the columns of {shard} of the drafter's logits"
     check_tensor(name, logits, (), (*leading, len(shard)), device, columns)
+    sampler.checks.ready_made.refuse_probabilities(name, logits)

@@ -37,14 +37,14 @@ def verify(
     positions: Tensor | int,
     *,
     method: Method = "coupled",
-    draft: Tensor | None = None,
+    draft_logits: Tensor | None = None,
     philox_rounds: int = 10,
 ) -> VerifyOutput:
     """Verify drafts as `tpsample.verify` does, on whole logits.
 
     Args:
         logits: [B, K + 1, V], raw, of any floating dtype.
-        draft: [B, K, V], or None.
+        draft_logits: [B, K, V], or None.
 
     The other arguments, and what is returned, are those of `tpsample.verify`.
     """
@@ -71,14 +71,14 @@ def verify(
     empty = (logits == -torch.inf).all(dim=2)
     status = empty.int() * int(Status.EMPTY)
     status = status.masked_fill(logits.isnan().any(dim=2), int(Status.NAN))
-    if draft is not None:
+    if draft_logits is not None:
         nan = torch.zeros_like(outside)
-        nan[:, :-1] = draft.isnan().any(dim=2)
+        nan[:, :-1] = draft_logits.isnan().any(dim=2)
         status = status.masked_fill(nan & (drafts >= 0) & (status == Status.OK), int(Status.NAN))
     good = status == Status.OK
     drafts = drafts.where(good, word.NO_TOKEN)
     p = _target_law(flat, expanded).view(logits.shape)
-    q = _draft_law(draft, drafts, batch, p)
+    q = _draft_law(draft_logits, drafts, batch, p)
     own = drafts.clamp(min=0).unsqueeze(2)
     p_own, q_own = (law.gather(2, own).squeeze(2).where(drafts >= 0, 0.0) for law in (p, q))
     q = q.where((q_own > 0).unsqueeze(2), 0.0)

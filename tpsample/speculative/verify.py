@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
+from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
@@ -16,18 +19,18 @@ from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.acceptance import leading, position_of_rows, verify_by_ratio
-from tpsample.speculative.drafting import Method, check_draft_logits, check_request
+from tpsample.speculative.drafting import Draft, Method, check_draft_logits, check_request
 
 
 def verify(
     sampler: LMHeadSampler,
     hidden_states: Tensor,
-    draft_token_ids: Tensor,
+    draft_token_ids: Tensor | Sequence[Draft],
     batch: StepBatch,
     positions: Tensor | int = MISSING,
     *,
     method: Method = "coupled",
-    draft: Tensor | None = None,
+    draft_logits: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> VerifyOutput:
     """Accept a prefix of each row's drafts, and emit it with one token more. Collective.
@@ -45,16 +48,19 @@ def verify(
 
     Args:
         sampler: the target's. Every rank calls with the same arguments, but for its own columns of
-            `draft`.
+            `draft_logits`.
         hidden_states: [B, K + 1, D]: of the token before the drafts, then of each draft.
         draft_token_ids: int64 [B, K]. The first id outside the vocabulary, such as -1, ends the
-            drafts of its row; hidden states after it may be anything. K may be 0.
+            drafts of its row; hidden states after it may be anything. K may be 0. Or the K drafts
+            that `sample_draft` returned, in order; they bring their logits.
         batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
         positions: int64 [B], or one int: absolute position of the first token to be emitted.
         method: "coupled", "rejection" or "block".
-        draft: [B, K, V_local], the drafter's logits for this rank's shard, before temperature. The
-            drafts must be draws from softmax(draft / T) (T = 1 in greedy rows) in streams of their
-            own, as `sample_draft` makes them. None: the drafts were certain. Not with "coupled".
+        draft_logits: [B, K, V_local], the drafter's logits for this rank's shard, before
+            temperature: no probabilities, and not divided by T. The drafts must be draws from
+            softmax(draft_logits / T) (T = 1 in greedy rows) in streams of their own, as
+            `sample_draft` makes them. A law that is not theirs makes the result follow neither.
+            None: the drafts were certain, as an argmax is. Not with "coupled".
         lengths: int32 or int64 [B], how many of its drafts a row has, in place of an id outside the
             vocabulary after them. Numbers below 0 are 0, those above K are K. Default: K.
 
@@ -68,70 +74,95 @@ def verify(
     """
     inputs = Inputs(hidden_states)
     return _verify(
-        sampler, inputs, draft_token_ids, batch, positions, method, draft=draft, lengths=lengths
+        sampler,
+        inputs,
+        draft_token_ids,
+        batch,
+        positions,
+        method,
+        draft_logits=draft_logits,
+        lengths=lengths,
     )
 
 
 def verify_logits(
     sampler: LMHeadSampler,
     local_logits: Tensor,
-    draft_token_ids: Tensor,
+    draft_token_ids: Tensor | Sequence[Draft],
     batch: StepBatch,
     positions: Tensor | int = MISSING,
     *,
     method: Method = "coupled",
-    draft: Tensor | None = None,
+    draft_logits: Tensor | None = None,
     lengths: Tensor | None = None,
+    head_applied: bool = False,
 ) -> VerifyOutput:
     """Verify drafts as `verify` does, from logits that the caller computed. Collective.
 
     It is to `verify` what `LMHeadSampler.sample_logits` is to a step: for heads that are quantised,
-    adapted or otherwise not a plain weight. Nothing is gathered, and `logit_scale`, `logit_softcap`
-    and `bias` of the sampler are not applied.
+    adapted or otherwise not a plain weight. Nothing is gathered.
 
     Args:
         local_logits: fp32, bf16 or fp16 [B, K + 1, V_local], the columns of this rank's shard: of
             the token before the drafts, then of each draft.
+        head_applied: as in `LMHeadSampler.sample_logits`.
 
     The other arguments, what is returned and what is raised are those of `verify`.
     """
-    inputs = Inputs(local_logits, are_logits=True)
+    inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
     return _verify(
-        sampler, inputs, draft_token_ids, batch, positions, method, draft=draft, lengths=lengths
+        sampler,
+        inputs,
+        draft_token_ids,
+        batch,
+        positions,
+        method,
+        draft_logits=draft_logits,
+        lengths=lengths,
     )
 
 
 def _verify(
     sampler: LMHeadSampler,
     inputs: Inputs,
-    draft_token_ids: Tensor,
+    draft_token_ids: Tensor | Sequence[Draft],
     batch: StepBatch,
     positions: Tensor | int,
     method: Method,
     *,
-    draft: Tensor | None,
+    draft_logits: Tensor | None,
     lengths: Tensor | None,
 ) -> VerifyOutput:
     """Settle a verification with the other ranks, and make it."""
+    if torch.compiler.is_compiling():
+        its = sampler, inputs, draft_token_ids, batch, positions, method
+        return outside(_verify, *its, draft_logits=draft_logits, lengths=lengths)
 
     def check() -> Call:
+        nonlocal draft_logits
         check_request(sampler, method, batch)
-        device, law = sampler.weight.device, "certain"
-        check_tensor("draft_token_ids", draft_token_ids, (torch.int64,), "BK", device)
-        num_rows, num_drafts = draft_token_ids.shape
-        its = draft_token_ids
+        device, law, its = sampler.weight.device, "certain", draft_token_ids
+        if isinstance(its, Sequence) and its and all(isinstance(each, Draft) for each in its):
+            if draft_logits is not None:
+                raise ValueError(
+                    "draft_logits: the drafts of sample_draft bring their own; leave it out"
+                )
+            its, draft_logits = Draft.together(its, method)
+        check_tensor("draft_token_ids", its, (torch.int64,), "BK", device)
+        assert isinstance(its, Tensor)
+        num_rows, num_drafts = its.shape
         if lengths is not None:
             check_tensor("lengths", lengths, INDICES, (num_rows,), device)
             place = torch.arange(num_drafts, device=device)
             its = its.where(place < lengths.unsqueeze(1), word.NO_TOKEN)
         sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
-        if draft is not None:
+        if draft_logits is not None:
             if method == "coupled":
                 raise ValueError(
-                    'draft: method="coupled" looks at no draft probabilities; leave it out, or '
-                    'choose "rejection" or "block"'
+                    'draft_logits: method="coupled" looks at no draft probabilities; leave it out, '
+                    'or choose "rejection" or "block"'
                 )
-            check_draft_logits("draft", draft, (num_rows, num_drafts), sampler)
+            check_draft_logits("draft_logits", draft_logits, (num_rows, num_drafts), sampler)
             law = "by logits"
         if method != "coupled":
             sampler.ranks.require_group(f'method="{method}"')
@@ -157,6 +188,7 @@ def _verify(
         if settled.undrawn is not None:
             known &= ~settled.undrawn.rows.unsqueeze(1)
         drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
+        settled.note_step(sampler, inputs.given, at, 1)
         expanded = settled.with_drafts(drafts[:, :-1])
         if call.rows == 0:
             none = torch.zeros_like(at)
@@ -164,7 +196,7 @@ def _verify(
         if method == "coupled":
             verified = _verify_coupled(sampler, inputs, drafts, expanded, at)
         else:
-            law = None if draft is None else draft.detach()
+            law = None if draft_logits is None else draft_logits.detach()
             block = method == "block"
             verified = verify_by_ratio(
                 sampler, inputs, drafts, expanded, at, block=block, draft=law

@@ -1,0 +1,251 @@
+"""Positions, tokens so far and masks have to move on from one step to the next.
+
+A mistake there draws a token that looks like any other. So each step of a batch is compared with
+the one before it, and a mistake is warned of once. Everything is read on the host, so on a GPU,
+where that would wait, nothing is. A step at the same positions may be a trial of the same step, and
+is none of these.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tpsample.core.row_noise import GREEDY_BELOW
+from tpsample.core.tensors import bytes_of, readable
+
+_ALL = b"\xff"
+"""Bytes of a mask that forbids nothing, whose numbers are all -1."""
+
+
+class HasNoise(Protocol):
+    """The part of a batch that decides the noise of its rows."""
+
+    @property
+    def seed(self) -> Tensor:
+        """int64 [B]."""
+
+    @property
+    def temperature(self) -> Tensor:
+        """fp32 [B]."""
+
+
+class SteppedRows(NamedTuple):
+    """A step as its batch sees it.
+
+    Attributes:
+        by: which sampler takes it. Samplers that share a batch are a target and its drafter, which
+            draw at the same positions on purpose.
+        given: hidden states or logits [B, …].
+        positions: int64 [B].
+        of: the slots of a selection, as bytes.
+        batch: has seeds and temperatures, which are read where they are needed.
+        masks: those that bind the rows, by name.
+    """
+
+    by: int
+    given: Tensor
+    positions: Tensor
+    of: bytes
+    batch: HasNoise
+    masks: dict[str, Mask]
+
+
+class Mask:
+    """A grammar bitmask or forced ids, as the caller assigned them.
+
+    Attributes:
+        tensor: the caller's, by reference.
+        version: of the table that it was assigned to.
+    """
+
+    def __init__(self, tensor: Tensor, version: int) -> None:
+        self.tensor, self.version = tensor, version
+        self._at = self._seen = b""
+        self._is_looked_at = readable(tensor.device)
+
+    def is_left_over(self, now: bytes) -> bool:
+        """Return whether it binds a second step, at other positions, with nothing new in it.
+
+        That is looked at once, because a grammar engine may write the same bits again. A mask that
+        forbids nothing is not left over.
+        """
+        if not self._is_looked_at:
+            return False
+        if not self._at:
+            self._at, self._seen = now, bytes_of(self.tensor)
+        elif now != self._at:
+            self._is_looked_at = False
+            return self._seen == bytes_of(self.tensor) and bool(self._seen.strip(_ALL))
+        return False
+
+
+class MovingOn:
+    """The last step of a batch, and what was appended since.
+
+    Attributes:
+        num_samples: draws per row of the last step.
+        needy: int64, the rows of the batch whose tokens so far change their logits; None if there
+            are none, or on a GPU. Those of selections are not followed.
+    """
+
+    needy: Tensor | None
+
+    def __init__(self) -> None:
+        self.num_samples, self.needy = 1, None
+        self._told: set[str] = set()
+        self._version = -1
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, because rows joined, left, moved or changed."""
+        self._first = self._last = self._seeds = b""
+        self._by = self._times = 0
+        self._state: Tensor | None = None  # a column of what the first step was given
+        self._positions: Tensor | None = None  # of the last step
+        self._appended: Tensor | None = None  # int64 [B], how many tokens since
+
+    def has_moved(self, now: bytes, by: int, version: int) -> bool:
+        """Note a step of a batch without masks at positions that are neither those of the last step
+        nor of the first, as nearly all are; return whether it is one. Nothing else is looked at.
+
+        Args:
+            now: the positions as bytes, after the slots of a selection.
+            by: as of `SteppedRows`.
+            version: of the rows.
+        """
+        if now in (self._last, self._first) or version != self._version or self.needy is not None:
+            return False
+        self._last, self._by, self._times = now, by, 0
+        return True
+
+    def step(self, rows: SteppedRows, now: bytes, version: int) -> list[str]:
+        """Note another step, and return the warnings that it calls for.
+
+        Args:
+            now, version: as of `has_moved`.
+        """
+        if version != self._version:
+            self._version = version
+            self.forget()
+        return [text for name, text in self._mistakes(rows, now) if self._is_new(name)]
+
+    def append(self, token_ids: Tensor, vocab_size: int, of: bytes) -> None:
+        """Note tokens [B] or [B, n] of a CPU, of a step's rows `of`."""
+        if of:
+            self._positions = None
+        elif self._positions is not None:
+            there = (token_ids >= 0) & (token_ids < vocab_size)
+            count = there.view(len(token_ids), -1).sum(dim=1)
+            self._appended = count if self._appended is None else self._appended + count
+
+    def _is_new(self, name: str) -> bool:
+        new = name not in self._told
+        self._told.add(name)
+        return new
+
+    def _mistakes(self, rows: SteppedRows, now: bytes) -> Iterator[tuple[str, str]]:
+        if not self._first:
+            self._first, self._state = now, rows.given[..., :1].detach().clone()
+            self._seeds = bytes_of(rows.batch.seed)
+            if (pair := _same_noise(rows)) is not None:
+                yield "seeds", _SAME_NOISE.format(*pair)
+        elif now == self._last and rows.by == self._by:
+            self._times += 1
+            if self._times > 1 and self._draws_again(rows):
+                yield "positions", _POSITIONS
+        elif now == self._first and self._last != now:
+            same = self._state is not None and torch.equal(self._state, rows.given[..., :1])
+            if not same and self._draws_again(rows):
+                yield "positions", _POSITIONS
+        if now != self._last:
+            self._times = 0
+        self._last, self._by = now, rows.by
+
+        for name, mask in rows.masks.items():
+            if mask.is_left_over(now):
+                yield name, _LEFT_OVER.format(name)
+        if rows.of:  # other rows than those of the last step
+            self._positions = None
+        elif self.needy is not None:
+            yield from self._missing_or_twice(rows)
+
+    def _draws_again(self, rows: SteppedRows) -> bool:
+        """Return whether a random row has the seeds that it had before; those of now are kept."""
+        before, self._seeds = self._seeds, bytes_of(rows.batch.seed)
+        return before == self._seeds and bool((rows.batch.temperature >= GREEDY_BELOW).any())
+
+    def _missing_or_twice(self, rows: SteppedRows) -> Iterator[tuple[str, str]]:
+        appended = self._appended
+        if self._positions is not None:
+            moved = rows.positions - self._positions
+            if appended is None:
+                if bool((moved > 0).all()):
+                    yield "appends", _NOT_APPENDED
+            elif bool((appended > moved)[self.needy].any()):
+                yield "appends", _APPENDED_TWICE
+        self._positions, self._appended = rows.positions.clone(), None
+
+
+class Rebuilt:
+    """Notices batches that are built anew for each step without their output. One per sampler."""
+
+    def __init__(self) -> None:
+        self._batch: weakref.ref[object] | None = None
+        self._seeds, self._positions, self._times = b"", torch.empty(0), 0
+
+    def is_forgetful(self, batch: object, seed: Tensor, positions: Tensor) -> bool:
+        """Return whether a third new batch in a row goes on where the last one stood.
+
+        Args:
+            batch: whose rows look at their output, and have none yet.
+        """
+        last = None if self._batch is None else self._batch()
+        seeds = bytes_of(seed)
+        goes_on = batch is not last and seeds == self._seeds
+        goes_on = goes_on and torch.equal(positions, self._positions + 1)
+        self._times = self._times + 1 if goes_on else 0
+        self._batch, self._seeds = weakref.ref(batch), seeds
+        self._positions = positions.clone()
+        return self._times == 2
+
+
+def _same_noise(rows: SteppedRows) -> tuple[int, int] | None:
+    """Return the first two random rows that have the same seed and position."""
+    seen: dict[tuple[int, int], int] = {}
+    columns = rows.batch.seed.tolist(), rows.positions.tolist(), rows.batch.temperature.tolist()
+    for row, (seed, position, temperature) in enumerate(zip(*columns, strict=True)):
+        if temperature >= GREEDY_BELOW and seen.setdefault((seed, position), row) != row:
+            return seen[seed, position], row
+    return None
+
+
+_POSITIONS = (
+    "positions: the rows draw again at positions at which they have drawn before, with the same "
+    "seeds, so with the same noise; pass the index of the token being generated, the number of "
+    "tokens before it, which differs from step to step"
+)
+_SAME_NOISE = (
+    "batch: rows {} and {} have the same seed and position, so they draw the same noise; give each "
+    "request a seed of its own, as SamplingParams.fork does, or None"
+)
+_LEFT_OVER = (
+    "batch.{0}: what was assigned for an earlier step binds a step at other positions, unchanged; "
+    "assign that of each step before it, the same tensor again where it holds, or None"
+)
+_NOT_APPENDED = (
+    "batch: a step at later positions, and no token was appended since the last one, so penalties, "
+    "bad_words and min_tokens do not see it; call batch.append(out.token_ids) after each step"
+)
+_APPENDED_TWICE = (
+    "batch: more tokens were appended since the last step than positions have moved on, so "
+    "penalties, bad_words and min_tokens count some twice; append each step's tokens once"
+)
+REBUILT = (
+    "batch: built anew for each step, and without output_token_ids, so penalties, bad_words and "
+    "min_tokens see no output; keep one batch and append to it, or pass output_token_ids="
+)
