@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 
+import numba
+import numpy as np
 import pytest
 import torch
 
-from tests.support.screening import backends, problem, requests, words
+from tests.support.screening import (
+    Problem,
+    assert_same_words,
+    backends,
+    problem,
+    requests,
+    words,
+)
 from tpsample import SamplingBatch, VocabShard
 from tpsample.native import threads
+from tpsample.native.compiling import jit
+from tpsample.native.threads import share
 
 SIZES = ((300, 5, 24), (1000, 2, 40), (130, 9, 7))
 
@@ -52,31 +67,113 @@ def test_two_threads(two_threads, which):
     check(list(cases(which)))
 
 
-@pytest.fixture(params=["OpenMP", "pool"])
-def of(request, monkeypatch):
-    if request.param == "pool":
-        monkeypatch.setattr(threads, "_parallel", None)
-    assert request.param == "pool" or threads._parallel is not None
+_sleep = ctypes.CDLL(None).usleep
+_sleep.argtypes, _sleep.restype = [ctypes.c_uint], ctypes.c_int
 
 
-def test_two_threads_take_ranges_at_once(of):
-    both, seen = threading.Barrier(2, timeout=60), []
+@jit(allocates=True)
+def meet(first, last, part, arguments):
+    """Note the range of a part, and wait up to a minute until the other one has come."""
+    ranges, spins = arguments[0], 0
+    ranges[part, 0], ranges[part, 1] = first, last
+    while ranges[1 - part, 1] == 0 and spins < 60_000:
+        _sleep(1000)
+        spins += 1
+    ranges[part, 2] = ranges[1 - part, 1] > 0
 
-    def kernel(*call):
-        both.wait()
-        seen.append(call)
 
-    threads.in_ranges(kernel, 3, 10, 2, lambda *call: call)
-    assert sorted(seen) == [(3, 6, 0), (6, 10, 1)]
+@numba.njit(nogil=True)
+def meet_in_team(first, last, parts, threads, arguments):
+    share(meet, first, last, parts, threads, arguments)
 
 
-def test_an_error_of_a_thread_is_raised(of):
-    def kernel(first, last, thread):
-        if thread == 1:
-            raise ValueError("second range")
+def test_two_threads_take_parts_at_once():
+    ranges = np.zeros((2, 3), np.int64)
+    assert threads.has_teams
+    threads.in_ranges(meet_in_team, 3, 10, 2, ranges)
+    assert ranges.tolist() == [[3, 6, 1], [6, 10, 1]]
 
-    with pytest.raises(ValueError, match="second range"):
-        threads.in_ranges(kernel, 3, 10, 2, lambda *call: call)
+
+@jit(allocates=True)
+def note_or_fail(first, last, part, arguments):
+    """Note that a part ran; one of them fails."""
+    ran, failing = arguments
+    ran[part] += last - first
+    if part == failing:
+        raise ValueError("a part")
+
+
+@numba.njit(nogil=True)
+def note_in_team(first, last, parts, threads, arguments):
+    share(note_or_fail, first, last, parts, threads, arguments)
+
+
+@pytest.mark.parametrize("has_teams", [True, False], ids=["team", "no team"])
+def test_an_error_of_a_part_is_raised_after_all_parts(monkeypatch, has_teams):
+    monkeypatch.setattr(threads, "has_teams", has_teams)
+    for failing in range(3):
+        ran = np.zeros(3, np.int64)
+        with pytest.raises(ValueError, match="a part"):
+            threads.in_ranges(note_in_team, 3, 13, 3, ran, failing)
+        assert ran.tolist() == [3, 3, 4]
+
+
+def test_no_python_runs_in_a_team(two_threads):
+    """So an exception of a signal's handler cannot be lost there, as ctypes would lose it."""
+    seen = set()
+    made = list(cases())
+    threading.setprofile(lambda frame, *_: seen.add(frame.f_code.co_filename))
+    try:
+        check(made)
+    finally:
+        threading.setprofile(None)
+    assert not seen
+
+
+TEAM_OF_ONE = """
+import torch
+from tests.local.test_native_backend import cases, check
+from tpsample.native import threads
+
+torch.set_num_threads(2)
+threads.THREAD_WORK = 1
+assert threads.threads_for(100) == 2
+check(list(cases()))
+print("same")
+"""
+
+
+def test_a_team_of_one_leaves_no_part():
+    """OpenMP may give fewer threads than were asked for."""
+    environment = os.environ | {"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", TEAM_OF_ONE]
+    found = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
+    assert found.stdout == "same\n", found.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("which", ["fp32", "int8"])
+def test_flushed_subnormal_numbers_change_no_word(monkeypatch, count, which):
+    """The mode of `torch.set_flush_denormal` is that of one thread."""
+    monkeypatch.setattr(threads, "THREAD_WORK", 1)
+    g = torch.Generator().manual_seed(3)
+    weight, hidden = torch.randn(300, 24, generator=g) * 1e-39, torch.randn(4, 24, generator=g)
+    case = Problem(weight, hidden * 1e38)  # logits up to 1
+    before = torch.get_num_threads()
+    for changes in ({}, {"top_k": 5}, {"logprobs": 1, "top_p": 0.9}):
+        batch = SamplingBatch.from_params(requests(4, **changes), vocab_size=300)
+        definition, native = backends(case, VocabShard(0, 300), which)
+        step = case.hidden_states, batch, torch.arange(4), 2
+        expected = words(definition, *step)[0]
+        torch.set_num_threads(count)
+        try:
+            assert torch.set_flush_denormal(True), "a processor that flushes nothing"
+            found = words(native, *step)[0]
+            assert (weight[0] * 1).eq(0).all(), "a thread has another mode than before"
+        finally:
+            torch.set_flush_denormal(False)
+            torch.set_num_threads(before)
+        assert_same_words(found, expected, str(changes))
 
 
 def _child(made, results) -> None:
@@ -87,8 +184,8 @@ def _child(made, results) -> None:
         results.send(repr(error))
 
 
-def test_a_forked_child_has_threads_of_its_own(two_threads):
-    made = list(cases())  # those of OpenMP do not survive a fork
+def test_a_forked_child_takes_all_parts_itself(two_threads):
+    made = list(cases())  # OpenMP's do not survive a fork, so that a team would wait for ever
     check(made)
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)

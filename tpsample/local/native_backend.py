@@ -14,7 +14,6 @@ The threads of PyTorch (`torch.get_num_threads`) share the ids of a step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -215,19 +214,15 @@ class NativeBackend(Backend):
         *arguments: Any,
         outputs: tuple[np.ndarray, ...] = (),
     ) -> None:
-        """Call a kernel for one range of ids per thread, with the thread's part of each output.
+        """Call a kernel for one part of the ids per thread, which has a part of each output.
 
         Without rows it is not called, because a kernel's memory has room for at least one.
         """
         if not num_rows:
             return
 
-        def of_range(first: int, last: int, thread: int) -> tuple:
-            part = source._replace(start=first, stop=last)
-            return (part, *arguments, *map(itemgetter(thread), outputs))
-
-        threads = len(outputs[0]) if outputs else self._threads(source, num_rows)
-        in_ranges(kernel, source.start, source.stop, threads, of_range)
+        parts = len(outputs[0]) if outputs else self._threads(source, num_rows)
+        in_ranges(kernel, source.start, source.stop, parts, source, *arguments, *outputs)
 
     def _head_of(self, controls: StepControls | None, *, given: bool) -> native.NativeHead:
         """Return how products become logits; of given logits only the controls are left."""

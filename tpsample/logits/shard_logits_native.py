@@ -16,7 +16,7 @@ from tpsample.core.order import DIGITS, mass_limit, masses, min_p_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native import passes
 from tpsample.native.arrays import array_of
-from tpsample.native.draw import draw_given
+from tpsample.native.draw import draw_stored
 from tpsample.native.head import NativeHead
 from tpsample.native.inputs import weight_of
 from tpsample.native.noise import draws_of
@@ -35,12 +35,8 @@ class NativeShardLogits(ShardLogits):
         """Call a pass for ranges of the rows that are not done, or of these, one per thread."""
         rows = self._rows if rows is None else rows
         logits, temperature = self.logits.contiguous(), self.temperature.contiguous()
-        stored = passes.Stored(array_of(logits), self.first_id, array_of(temperature), rows)
-
-        def of_range(first: int, last: int, _: int) -> tuple:
-            return stored._replace(rows=stored.rows[first:last]), *arguments
-
-        in_ranges(kernel, 0, len(rows), self._threads, of_range)
+        arrays = array_of(logits), self.first_id, array_of(temperature), rows
+        in_ranges(kernel, 0, len(rows), self._threads, passes.Stored(*arrays), *arguments)
 
     def first_words(self, count: int) -> Tensor:
         first, rows = np.zeros((len(self.logits), count), np.int64), self._rows
@@ -108,7 +104,8 @@ class NativeShardLogits(ShardLogits):
         tensors = filters.top_k, filters.total_log_min_p, filters.log_min_p, filters.top_p
         limits = tuple(array_of(tensor.contiguous()) for tensor in tensors)
         rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
-        passes.best_of_first(*rows, limits, draws_of(self.noise), array_of(out))
+        its = *rows, limits, draws_of(self.noise), array_of(out)
+        in_ranges(passes.best_of_first, 0, len(first), 1, *its)
         return out
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
@@ -146,12 +143,8 @@ class NativeShardLogits(ShardLogits):
         found = np.zeros((len(self.logits), samples, count), np.int64)
         source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
         draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, found[rows]
-
-        def of_range(first: int, last: int, _: int) -> tuple:
-            part = slice(first, last)
-            return source, rows[part], rows[part], draws, NativeHead(), cuts[part], best[part]
-
-        in_ranges(draw_given, 0, len(rows), self._threads, of_range)
+        its = source, rows, draws, NativeHead(), cuts, best
+        in_ranges(draw_stored, 0, len(rows), self._threads, *its)
         found[rows] = best
         return _descending(found)
 

@@ -65,8 +65,9 @@ def jit(
     Args:
         fastmath: SUMS or FUSED; by default every operation is rounded as it is written.
         entry: whether Python calls it, and no kernel does; other functions only kernels call.
-        allocates: whether it makes arrays, or calls NumPy, as an entry may, too. Only then does it
-            count references to arrays: atomic additions, which took 7 % of a step of 64 rows.
+        allocates: whether it makes or returns arrays, or calls NumPy, as an entry may, too. Only
+            then does it count references to arrays: atomic additions, which took 7 % of a step of
+            64 rows.
         inline: whether it becomes a part of its callers.
     """
     options: dict[str, Any] = {"no_cfunc_wrapper": True, "no_cpython_wrapper": not entry}

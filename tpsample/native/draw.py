@@ -14,11 +14,20 @@ from tpsample.core.word import KEY_NAN
 from tpsample.native.compiling import F32, U64, jit
 from tpsample.native.head import control, end_logits, exact_logits, is_plain, slack_of, upper_ends
 from tpsample.native.heap import push
-from tpsample.native.inputs import BLOCK, block_at, blocks_of, lanes_of, put, take_rows
+from tpsample.native.inputs import (
+    BLOCK,
+    block_at,
+    blocks_of,
+    lanes_of,
+    part_of,
+    put,
+    take_rows,
+)
 from tpsample.native.int8 import int8_products, quantise
 from tpsample.native.noise import exact_score, noise_of, stream_of, upper_scores
 from tpsample.native.numbers import as_fp32, key_of, lanes_reaching, lowest_lane, pack, value_of
 from tpsample.native.products import fp32_products, products_of
+from tpsample.native.threads import share
 
 
 @jit()
@@ -83,26 +92,36 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
 
 
 @jit(entry=True)
-def draw(weight, hidden, index, copy, draws, head, memory, best, first, slack, computed):
+def draw(start, stop, parts, threads, arguments):
+    """Do `draw_range` for each part of a range; see `tpsample.native.threads`."""
+    share(draw_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_range(start, stop, part, arguments):
     """Find the best words of a range of the shard.
 
     Where `memory` has rows, it takes upper ends of the logits, and the logit of each best word.
 
     Args:
+        weight: of the shard.
         hidden: [B, D], as `as_fp32` reads it.
         index: int64 [R], the rows of the batch.
         copy: what is multiplied first in place of the weight, if it has any rows.
-        best: int64 [rows of the memory, samples, count], raised; the least word first.
-        first: int64 [rows of the memory, 1], raised: the largest order word.
-        slack: fp32 [rows of the memory], raised: how far an upper end is above its logit at most.
-        computed: int64 [2, R], added to: how many exact logits a row took one by one, and in blocks
-            without a proof.
+        best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
+        first: int64 [parts, rows of the memory, 1], raised: the largest order word.
+        slack: fp32 [parts, rows of the memory], raised: how far an upper end is above its logit at
+            most.
+        computed: int64 [parts, 2, R], added to: how many exact logits a row took one by one, and in
+            blocks without a proof.
     """
+    weight, hidden, index, copy, draws, head, memory, best, first, slack, computed = arguments
+    weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(rows, len(index) if len(copy.norm) else 0)
     products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
     its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head
-    draw_blocks(its, memory, best, first, slack, computed)
+    draw_blocks(its, memory, best[part], first[part], slack[part], computed[part])
 
 
 @jit()
@@ -146,12 +165,48 @@ def draw_blocks(its, memory, best, first, slack, computed):
 
 
 @jit(entry=True)
-def draw_given(given, index, sources, draws, head, cut, best):
-    """Find the best words of logits that are there.
+def draw_given(start, stop, parts, threads, arguments):
+    """Find the best words of logits that are there, for each part of a range of the shard.
+
+    Args:
+        arguments: as `draw_logits` takes them; `best` has a first axis of the parts.
+    """
+    share(draw_given_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_given_range(start, stop, part, arguments):
+    """Find the best words of a part of a range of the shard."""
+    given, index, sources, draws, head, cut, best = arguments
+    draw_logits(part_of(given, start, stop), index, sources, draws, head, cut, best[part])
+
+
+@jit(entry=True)
+def draw_stored(start, stop, parts, threads, arguments):
+    """Find the best words of stored rows, for each part of a range of them.
+
+    Args:
+        arguments: as `draw_logits` takes them; `index` are also the rows of `given`.
+    """
+    share(draw_stored_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_stored_rows(start, stop, part, arguments):
+    """Find the best words of a part of the rows."""
+    given, index, draws, head, cut, best = arguments
+    rows, cuts = index[start:stop], cut[start:stop]
+    draw_logits(given, rows, rows, draws, head, cuts, best[start:stop])
+
+
+@jit(allocates=True)
+def draw_logits(given, index, sources, draws, head, cut, best):
+    """Find the best words of logits.
 
     Args:
         given: the logits, a `Weight`.
-        sources: int64 [R], the rows of `given`; the others are as in `draw`.
+        index: int64 [R], the rows of the batch.
+        sources: int64 [R], the rows of `given`; the others are as in `draw_range`.
         cut: int64 [R], the least order word that counts; no rows for all.
         best: int64 [R, samples, count], raised; the least word first.
     """

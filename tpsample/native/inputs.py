@@ -124,6 +124,13 @@ def block_at(weight, n):
     return Block(base, first - base, min(base + BLOCK, end) - first, first - weight.first_id)
 
 
+@jit(allocates=True)
+def part_of(weight, start, stop):
+    """Return a part of a range."""
+    numbers, stride, bits = weight.numbers, weight.stride, weight.fraction_bits
+    return Weight(numbers, stride, weight.first_id, start, stop, bits)
+
+
 @jit()
 def lanes_of(block):
     """Return the lanes of a block as bits of uint64."""

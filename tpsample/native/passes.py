@@ -22,6 +22,7 @@ from tpsample.native.numbers import (
     power_of_2,
     value_of,
 )
+from tpsample.native.threads import share
 from tpsample.screening.bound import TINY
 
 IDS_AT_ONCE = 512
@@ -48,10 +49,17 @@ class Stored(NamedTuple):
 
 
 @jit(entry=True)
-def first_words(stored, out):
+def first_words(start, stop, parts, threads, arguments):
+    """Do `first_words_of_rows` for each part of the rows; see `tpsample.native.threads`."""
+    share(first_words_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def first_words_of_rows(start, stop, part, arguments):
     """Find the first order words of rows, int64 [F, count], the last of them first."""
+    stored, out = arguments
     num_ids, words = stored.logits.shape[1], np.empty(BLOCK, I64)
-    for row in stored.rows:
+    for row in stored.rows[start:stop]:
         logits, heap = stored.logits[row], out[row]
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
@@ -92,7 +100,13 @@ def whole(value):
 
 
 @jit(entry=True)
-def weigh(stored, top, marks, log_min_p, sums):
+def weigh(start, stop, parts, threads, arguments):
+    """Do `weigh_of_rows` for each part of the rows; see `tpsample.native.threads`."""
+    share(weigh_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def weigh_of_rows(start, stop, part, arguments):
     """Weigh what reaches marks, and the total that top_p takes a share of.
 
     Args:
@@ -101,9 +115,10 @@ def weigh(stored, top, marks, log_min_p, sums):
         log_min_p: float64 [F]; below it nothing is in the total, and no masked token is.
         sums: int64 [F, 3 C + 1], zeros: C masses Σ q, C numbers, C sums of rint(-q y), the total.
     """
+    stored, top, marks, log_min_p, sums = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
     mass, below, words = np.empty(BLOCK, I64), np.empty(BLOCK, F64), np.empty(BLOCK, I64)
-    for row in stored.rows:
+    for row in stored.rows[start:stop]:
         logits, of_row, total = stored.logits[row], sums[row], I64(0)
         least, limit = marks[row].min(), log_min_p[row]
         for base in range(0, num_ids, BLOCK):
@@ -156,7 +171,13 @@ def reaching(ends, mass, edge):
 
 
 @jit(entry=True)
-def bound_sums(stored, slack, top, marks, sums):
+def bound_sums(start, stop, parts, threads, arguments):
+    """Do `bound_sums_of_rows` for each part of the rows; see `tpsample.native.threads`."""
+    share(bound_sums_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def bound_sums_of_rows(start, stop, part, arguments):
     """Bound the masses and the numbers of the tokens whose logits reach marks.
 
         Σ of ends >= mark + slack   <=   Σ of logits > mark   <=   Σ of ends >= mark
@@ -171,10 +192,11 @@ def bound_sums(stored, slack, top, marks, sums):
         marks: fp32 [F, C], logits. The upper bounds alone have logits that equal a mark.
         sums: int64 [F, 4, C], zeros: the least masses, the most, the least numbers, the most.
     """
+    stored, slack, top, marks, sums = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
     mass, edges = np.empty(IDS_AT_ONCE, F32), np.empty(2 * num_marks, F32)
     masses, numbers = np.empty(2 * num_marks, F64), np.empty(2 * num_marks, I64)
-    for row in stored.rows:
+    for row in stored.rows[start:stop]:
         of_row, heat, trivial = sums[row], F64(stored.temperature[row]), num_ids * I64(TOP_MASS)
         of_row[1], of_row[3] = trivial, num_ids  # which always hold
         spread = F64(slack[row]) / heat
@@ -200,10 +222,17 @@ def bound_sums(stored, slack, top, marks, sums):
 
 
 @jit(entry=True)
-def count_from(stored, marks, counts):
+def count_from(start, stop, parts, threads, arguments):
+    """Do `count_from_of_rows` for each part of the rows; see `tpsample.native.threads`."""
+    share(count_from_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def count_from_of_rows(start, stop, part, arguments):
     """Count the order words that are >= each of marks, int64 [F, C]; counts the same, zeros."""
+    stored, marks, counts = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
-    for row in stored.rows:
+    for row in stored.rows[start:stop]:
         logits, least = stored.logits[row], marks[row].min()
         for v in range(num_ids):
             word = pack(logits[v], stored.first_id + v)
@@ -213,7 +242,13 @@ def count_from(stored, marks, counts):
 
 
 @jit(entry=True)
-def best_of_first(first, temperature, limits, draws, out):
+def best_of_first(start, stop, parts, threads, arguments):
+    """Do `best_of_first_rows` for each part of the rows; see `tpsample.native.threads`."""
+    share(best_of_first_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def best_of_first_rows(start, stop, part, arguments):
     """Find the best score words among the first tokens of rows that their filters keep.
 
     Args:
@@ -222,11 +257,12 @@ def best_of_first(first, temperature, limits, draws, out):
         limits: of the filters: top_k, total_log_min_p, log_min_p and top_p, [F] each.
         out: int64 [F, samples], zeros.
     """
+    first, temperature, limits, draws, out = arguments
     num_rows, count = first.shape
     top_k, total_log_min_p, log_min_p, top_p = limits
     noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
     mass, below = np.empty(count, I64), np.empty(count, F64)
-    for i in range(num_rows):
+    for i in range(start, stop):
         for j in range(count):
             logits[j] = value_of(first[i, j])
         weigh_block(logits, logits[0], temperature[i], mass, below)
@@ -249,16 +285,23 @@ def best_of_first(first, temperature, limits, draws, out):
 
 
 @jit(entry=True)
-def digits(stored, top, prefix, shift, weighs, bins):
+def digits(start, stop, parts, threads, arguments):
+    """Do `digits_of_rows` for each part of the rows; see `tpsample.native.threads`."""
+    share(digits_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def digits_of_rows(start, stop, part, arguments):
     """Make the histogram of a digit; twin: `tpsample.logits.shard_logits.ShardLogits.digits`.
 
     Args:
         weighs: whether a token counts with its mass, or as one.
         bins: int64 [F, 64], zeros.
     """
+    stored, top, prefix, shift, weighs, bins = arguments
     num_ids = stored.logits.shape[1]
     mass, below, words = np.ones(BLOCK, I64), np.empty(BLOCK, F64), np.empty(BLOCK, I64)
-    for row in stored.rows:
+    for row in stored.rows[start:stop]:
         logits = stored.logits[row]
         for base in range(0, num_ids, BLOCK):
             part, found = logits[base : base + BLOCK], 0

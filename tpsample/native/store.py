@@ -15,7 +15,15 @@ from tpsample.native.head import (
     upper_ends,
 )
 from tpsample.native.heap import push
-from tpsample.native.inputs import BLOCK, block_at, blocks_of, lanes_of, put, take_rows
+from tpsample.native.inputs import (
+    BLOCK,
+    block_at,
+    blocks_of,
+    lanes_of,
+    part_of,
+    put,
+    take_rows,
+)
 from tpsample.native.numbers import (
     as_fp32,
     exact_dot,
@@ -26,6 +34,7 @@ from tpsample.native.numbers import (
     value_of,
 )
 from tpsample.native.products import float64_products, fp32_products, products_of, round_products
+from tpsample.native.threads import share
 from tpsample.screening.bound import DOWN
 
 WAITING = 512
@@ -59,8 +68,16 @@ def keep_products(weight, block, rows, products, index, head, plain, memory, log
 
 
 @jit(entry=True)
-def store(weight, hidden, index, head, memory):
-    """Store all logits of a range; arguments are those of `tpsample.native.draw.draw`."""
+def store(start, stop, parts, threads, arguments):
+    """Store all logits of a range, part by part; see `tpsample.native.threads`."""
+    share(store_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def store_range(start, stop, part, arguments):
+    """Store all logits of a range; arguments are those of `tpsample.native.draw.draw_range`."""
+    weight, hidden, index, head, memory = arguments
+    weight = part_of(weight, start, stop)
     rows, logits = take_rows(hidden, index), np.empty(BLOCK, F32)
     products, plain = products_of(rows, F64), is_plain(head)
     for n in range(blocks_of(weight)):
@@ -70,8 +87,16 @@ def store(weight, hidden, index, head, memory):
 
 
 @jit(entry=True)
-def store_given(given, index, sources, head, memory):
-    """Store logits that are there; arguments are those of `tpsample.native.draw.draw_given`."""
+def store_given(start, stop, parts, threads, arguments):
+    """Store logits that are there, part by part; see `tpsample.native.threads`."""
+    share(store_given_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def store_given_range(start, stop, part, arguments):
+    """Store logits that are there; arguments are those of `tpsample.native.draw.draw_logits`."""
+    given, index, sources, head, memory = arguments
+    given = part_of(given, start, stop)
     logits = np.empty(BLOCK, F32)
     for i in range(len(index)):
         for n in range(blocks_of(given)):
@@ -102,7 +127,13 @@ def filter_threshold(bound, top_k, top, step):
 
 
 @jit(entry=True)
-def list_kept(weight, hidden, index, head, memory, top_k, step, first, computed):
+def list_kept(start, stop, parts, threads, arguments):
+    """Do `list_range` for each part of a range; see `tpsample.native.threads`."""
+    share(list_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def list_range(start, stop, part, arguments):
     """Store the logits of a range that the rows' filters can keep, and -inf for the others.
 
     A block is stored whole if many of its ids are kept, because that is cheaper than pair by pair.
@@ -110,10 +141,12 @@ def list_kept(weight, hidden, index, head, memory, top_k, step, first, computed)
 
     Args:
         top_k: int64 [R]; step: float64 [R], see `filter_threshold`.
-        first: int64 [stored rows, count], raised: in rows with top_k the first top_k order words,
-            the least first.
-        computed: as in `tpsample.native.draw.draw`.
+        first: int64 [parts, stored rows, count], raised: in rows with top_k the first top_k order
+            words, the least first.
+        computed: as in `tpsample.native.draw.draw_range`.
     """
+    weight, hidden, index, head, memory, top_k, step, firsts, computed_of = arguments
+    weight, first, computed = part_of(weight, start, stop), firsts[part], computed_of[part]
     num_rows, rows = len(index), take_rows(hidden, index)
     products, sums = products_of(rows, F32), products_of(rows, F64)
     upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
