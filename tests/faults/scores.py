@@ -133,6 +133,11 @@ tpsample/native/arrays.py
     - memory.tensor = tensor
     + memory.tensor = None
     > test_an_array_keeps_its_tensor
+tpsample/native/compiling.py
+    native: code that checks bounds is loaded by others
+    - {checks=}
+    + {""}
+    > test_checked_code_has_a_folder_of_its_own
 tpsample/local/native_backend.py
     native: a weight is read where it lay first
     - if self._numbers is None or self._address != self._weight.data_ptr():
@@ -156,6 +161,11 @@ tpsample/native/threads.py
     - builder.store(status.code, places[6])
     + pass
     > test_an_error_of_a_part_is_raised_after_all_parts
+tpsample/native/inputs.py
+    native: a range without ids has a block
+    - if end <= begin:
+    + if False:
+    > test_no_kernel_touches_what_is_beside_its_tensors
 tpsample/native/products.py
     native: the fp32 bound leaves out the sum
     - spread = (depth_of(products) + 4) * UNIT
@@ -250,6 +260,10 @@ tpsample/native/draw.py
     + is_plain(head), False
     > screening/test_words.py::test_many_rows
 tpsample/native/numbers.py
+    native: lanes outside of a block reach a threshold
+    - return lanes & within
+    + return lanes
+    > test_no_kernel_touches_what_is_beside_its_tensors
     native: a sum that is not decided is trusted
     -     if decided or sums_are_exact(
     +     if True or sums_are_exact(

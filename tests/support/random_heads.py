@@ -89,8 +89,9 @@ class ModelHead:
                     None if own is None else torch.cat([own, torch.full_like(own[:1], torch.nan)])
                     for own in (weight, bias)
                 )
+        bias = None if bias is None else self.placed(bias)
         return LMHeadSampler(
-            weight.requires_grad_(pick.random() < 0.3 or gradients),
+            self.placed(weight).requires_grad_(pick.random() < 0.3 or gradients),
             vocab_size=self.size,
             shard=shard,
             bias=bias,
@@ -98,6 +99,10 @@ class ModelHead:
             logit_softcap=self.softcap,
             **options,
         )
+
+    def placed(self, tensor: Tensor) -> Tensor:
+        """Put a tensor where the kernels shall read it; here it stays."""
+        return tensor
 
     def hidden_states(self, pick: random.Random, *shape: int) -> Tensor:
         """[*shape, D], sometimes strided, poisoned, or part of a graph."""
@@ -108,7 +113,7 @@ class ModelHead:
         while found.numel() and pick.random() < 0.1:
             at = tuple(pick.randrange(n) for n in found.shape)
             found[at] = pick.choice([torch.nan, torch.inf, -torch.inf])
-        return found.requires_grad_(pick.random() < 0.2)
+        return self.placed(found).requires_grad_(pick.random() < 0.2)
 
     def logits(self, hidden_states: Tensor, shard: VocabShard) -> Tensor:
         """fp32 [B, V_local], as a head of the caller's own would return them."""
@@ -119,7 +124,7 @@ class ModelHead:
         assert weight is not None
         head = {"logit_scale": self.scale, "logit_softcap": self.softcap}
         with torch.autocast("cpu", enabled=False):
-            return reference.logits(hidden_states, weight, bias=bias, **head)
+            return self.placed(reference.logits(hidden_states, weight, bias=bias, **head))
 
     def raw(self, hidden_states: Tensor) -> list[np.ndarray]:
         """fp32 [V] of every row."""

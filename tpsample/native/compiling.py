@@ -1,8 +1,9 @@
 """How the native kernels are compiled: once per machine, kept for every later process.
 
 The compiled code lies in a folder of the user's cache, whose name has a digest of the sources,
-because Numba's own cache does not see that a function which a kernel calls has changed. Where no
-folder can be written, each process compiles.
+because Numba's own cache does not see that a function which a kernel calls has changed. Code that
+checks bounds (NUMBA_BOUNDSCHECK) has a folder of its own. Where no folder can be written, each
+process compiles.
 
 Two processes that compile at once could overwrite each other's entry of Numba's index. Therefore
 a kernel is compiled, or loaded, under the lock of the folder.
@@ -37,7 +38,8 @@ _SOURCES = ("native/*.py", "core/*.py", "screening/*.py", "noise.py", "request/p
 
 def _folder() -> Path | None:
     """Return the folder of the compiled code, or None if it cannot be written."""
-    digest = hashlib.sha256(numba.__version__.encode())
+    checks = bool(numba.config.BOUNDSCHECK)
+    digest = hashlib.sha256(f"{numba.__version__} {checks=}".encode())
     for pattern in _SOURCES:
         for path in sorted(_PACKAGE.glob(pattern)):
             digest.update(path.read_bytes())
