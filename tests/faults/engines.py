@@ -8,6 +8,10 @@ tpsample/agreement/caller_tensors.py
     - alias.data = its.detach()
     + pass
     > test_a_bias_is_followed_too
+    a weight that was followed to the half is never followed to the end
+    - if moved or self._moving:
+    + if moved:
+    > test_another_weight_is_noticed_after_an_interrupt
     a DTensor's rows begin at 0 on every rank
     - return VocabShard(min(shard.start, end), min(shard.stop, end))
     + return VocabShard(0, min(len(shard), end))

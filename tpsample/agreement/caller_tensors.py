@@ -49,7 +49,7 @@ class CallerTensors:
             alias = aliases[name]
             if tensor is not None and alias is not None:
                 self._given[name] = tensor, alias
-        self._moved = moved
+        self._moved, self._moving = moved, False
 
     def follow(self) -> None:
         """Let the aliases share the memory of the caller's tensors, wherever that is now.
@@ -59,7 +59,8 @@ class CallerTensors:
         """
         for name, (given, alias) in self._given.items():
             its = given if type(given) in _PLAIN else _local(given)
-            if its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride():
+            moved = its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride()
+            if moved or self._moving:
                 self._take(name, its, alias)
 
     def replace(self, **given: Tensor | None) -> None:
@@ -89,8 +90,10 @@ class CallerTensors:
                 f"was built over, got {describe(its)} with strides {its.stride()}; build a new "
                 "LMHeadSampler over it"
             )
+        self._moving = True  # and it stays so if an interrupt comes before all is done
         alias.data = its.detach()
         self._moved()
+        self._moving = False
 
 
 def _local(given: Tensor) -> Tensor:
