@@ -149,11 +149,11 @@ tpsample/native/threads.py
     -         builder.position_at_end(end)
     +         builder.branch(end)
     +         builder.position_at_end(end)
-    > test_a_team_of_one_leaves_no_part
+    > test_an_error_of_a_part_is_raised_after_all_parts
     native: subnormal numbers are flushed where the thread flushes them
     - _raw(32)(~FLUSHED)
     + _raw(32)(~0)
-    > test_flushed_subnormal_numbers_change_no_word[fp32-1]
+    > test_parts_count_subnormal_numbers_and_leave_the_mode
     native: a thread does not have its mode again
     -             _mode(builder, "ldmxcsr", before)
     +             pass
@@ -165,7 +165,7 @@ tpsample/native/inputs.py
     native: a range without ids has a block
     - if end <= begin:
     + if False:
-    > test_no_kernel_touches_what_is_beside_its_tensors
+    > test_blocks_have_the_ids_of_a_range_and_no_others
 tpsample/native/products.py
     native: the fp32 bound leaves out the sum
     - spread = (depth_of(products) + 4) * UNIT
@@ -191,7 +191,7 @@ tpsample/native/noise.py
     native: a temperature above all others is taken as it is
     - min(F64(heat), HOTTEST)
     + F64(heat)
-    > test_masked_tokens_of_hot_rows_stay_masked
+    > test_the_scale_of_any_temperature_is_that_of_the_definition
     native: the bound of the noise has no margin
     - math.log2(math.log2(math.e)) + 1e-5)
     + math.log2(math.log2(math.e)) - 1e-4)
@@ -263,7 +263,7 @@ tpsample/native/numbers.py
     native: lanes outside of a block reach a threshold
     - return lanes & within
     + return lanes
-    > test_no_kernel_touches_what_is_beside_its_tensors
+    > test_no_lane_outside_of_a_block_reaches_a_threshold
     native: a sum that is not decided is trusted
     -     if decided or sums_are_exact(
     +     if True or sums_are_exact(
