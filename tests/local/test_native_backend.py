@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 
 import numba
 import numpy as np
@@ -116,18 +115,6 @@ def test_an_error_of_a_part_is_raised_after_all_parts(monkeypatch, has_teams):
         with pytest.raises(ValueError, match="a part"):
             threads.in_ranges(note_in_team, 3, 13, 3, ran, failing)
         assert ran.tolist() == [3, 3, 4]
-
-
-def test_no_python_runs_in_a_team(two_threads):
-    """So an exception of a signal's handler cannot be lost there, as ctypes would lose it."""
-    seen = set()
-    made = list(cases())
-    threading.setprofile(lambda frame, *_: seen.add(frame.f_code.co_filename))
-    try:
-        check(made)
-    finally:
-        threading.setprofile(None)
-    assert not seen
 
 
 TEAM_OF_ONE = """

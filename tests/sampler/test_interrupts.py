@@ -98,7 +98,7 @@ def chosen(count: int, of: int, seed: int) -> list[int]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("kind", "instants"), [(kind, 8) for kind in KINDS] + long(*((kind, 500) for kind in KINDS))
+    ("kind", "instants"), [(kind, 8) for kind in KINDS] + long(*((kind, 50) for kind in KINDS))
 )
 def test_the_step_after_an_interrupted_one_is_right(two_threads, kind, instants):
     steps = Steps(kind, backend="numba")
@@ -107,6 +107,17 @@ def test_the_step_after_an_interrupted_one_is_right(two_threads, kind, instants)
         with pytest.raises(Interrupt):
             interrupt_at(instruction, steps.take)
         assert steps.take() == steps.expected, f"after instruction {instruction}"
+
+
+def test_no_interrupt_is_lost_where_threads_begin(two_threads):
+    """A callback of ctypes would lose one that comes at its first instructions."""
+    steps, within = Steps("plain", backend="numba"), threads.__file__
+    instructions = interrupt_at(None, steps.take, within)
+    for instruction in range(1, instructions + 1):
+        with pytest.raises(Interrupt):
+            interrupt_at(instruction, steps.take, within)
+        assert steps.take() == steps.expected, f"after instruction {instruction}"
+    assert instructions > 10
 
 
 def test_another_weight_is_noticed_after_an_interrupt():

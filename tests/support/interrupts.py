@@ -19,11 +19,14 @@ class Interrupt(KeyboardInterrupt):
     """Raised by these helpers alone."""
 
 
-def interrupt_at(instruction: int | None, call: Callable[[], object]) -> int:
+def interrupt_at(instruction: int | None, call: Callable[[], object], within: str = PACKAGE) -> int:
     """Make a call in which an exception arrives at an instruction of the package, counted from 1.
 
+    Args:
+        within: a file of the package, whose instructions alone are counted. Default: all.
+
     Returns:
-        How many instructions of the package ran.
+        How many instructions ran.
 
     Raises:
         Interrupt: that exception, unless the call ended before it.
@@ -39,7 +42,7 @@ def interrupt_at(instruction: int | None, call: Callable[[], object]) -> int:
         return local
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        if not frame.f_code.co_filename.startswith(within):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return local
