@@ -107,7 +107,7 @@ tpsample/request/step_batch.py
     > test_a_selection_and_masks_of_rows_that_changed_are_refused
     a mask that is assigned anew stays stale
     - self._assigned[name] = Mask(mask, self._table.version)
-    + self._assigned[name] = Mask(mask, getattr(self._assigned.get(name), "version", self._table.version))
+    + self._assigned[name] = Mask(mask, self._table.version - 1)
     masks of rows without penalties bind nothing
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties

@@ -281,15 +281,7 @@ tpsample/logits/shard_logits_native.py
     - self._marks(gathered, filters, count) + 1
     + self._marks(gathered, filters, count)
     > test_rejection
-tpsample/native/passes.py
-    native: a total of top_p leaves out what is below every mark
-    - if largest < min(least, LOWEST_DRAWABLE):
-    + if largest < least:
-    > test_rows_that_are_done_are_left_out
-    native: a mark is not counted
-    - counts[row, c] += word >= marks[row, c]
-    + counts[row, c] += word > marks[row, c]
-    > test_sums_down_to_a_word
+tpsample/native/ends.py
     native: the least sums have the logits that may be below a mark
     - edges[c] = up(marks[row, c] + slack[row]) + F32(TINY)
     + edges[c] = marks[row, c]
@@ -300,6 +292,15 @@ tpsample/native/passes.py
     native: the least mass is that of upper ends
     - low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
     + low, high = 1.0 - 2.0**-14, 1.0 + 2.0**-14
+tpsample/native/passes.py
+    native: a total of top_p leaves out what is below every mark
+    - if largest < min(least, LOWEST_DRAWABLE):
+    + if largest < least:
+    > test_rows_that_are_done_are_left_out
+    native: a mark is not counted
+    - counts[row, c] += word >= marks[row, c]
+    + counts[row, c] += word > marks[row, c]
+    > test_sums_down_to_a_word
     native: few tokens of every sample have the noise of the first
     - stream_of(noise, i, s))
     + stream_of(noise, i, 0))

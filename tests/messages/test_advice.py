@@ -57,6 +57,10 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("leave shard= out", "leave group= out", "redistribute it", ".get_group()"),
     ),
     "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
+    "test_a_weight_without_its_storage_is_refused_until_that_is_back": (
+        "give it its numbers back",
+    ),
+    "test_shorter_tensors_need_a_new_batch": ("make a new batch over it",),
     "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
     "test_the_same_tokens_with_fullgraph_and_changing_batches": ("leave fullgraph=True out",),
     "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),

@@ -192,6 +192,18 @@ def test_a_tensor_that_became_another_kind_is_refused(name, new):
         sampler_of()(torch.randn(ROWS, D), batch, 3)
 
 
+def test_shorter_tensors_need_a_new_batch():
+    its, sampler = tensors(4), sampler_of()
+    batch, hidden_states = SamplingBatch.over(vocab_size=V, **its), torch.randn(ROWS, D)
+    expected = sampler(hidden_states, batch, 3).token_ids[:5]
+    for each in its.values():
+        each.data = each[:5].clone()
+    with pytest.raises(ValueError, match="make a new batch over it"):
+        sampler(hidden_states, batch, 3)
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    assert torch.equal(sampler(hidden_states[:5], batch, 3).token_ids, expected)
+
+
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b)), copy.copy]
 )

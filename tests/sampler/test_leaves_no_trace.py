@@ -33,7 +33,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def modes() -> list[object]:
-    """The settings of this thread and process that a step must leave."""
+    """Return the modes of this thread and process that a step must leave."""
     return [
         torch.get_num_threads(),
         torch.get_default_dtype(),

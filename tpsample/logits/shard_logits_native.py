@@ -14,7 +14,7 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.order import DIGITS, mass_limit, masses, min_p_cut
 from tpsample.logits.shard_logits import ShardLogits
-from tpsample.native import passes
+from tpsample.native import ends, passes
 from tpsample.native.arrays import array_of
 from tpsample.native.draw import draw_stored
 from tpsample.native.head import NativeHead
@@ -71,7 +71,7 @@ class NativeShardLogits(ShardLogits):
         """Bound what stands before order words, int64 [F, C], and the total of top_p.
 
         Returns:
-            int64 [F, 4 (C + 1)], those of `passes.bound_sums`, of the marks and of the total; the
+            int64 [F, 4 (C + 1)], those of `ends.bound_sums`, of the marks and of the total; the
             first half of them if no row has top_k, which the requests decide.
         """
         assert self.rough is not None
@@ -82,7 +82,7 @@ class NativeShardLogits(ShardLogits):
         logits = torch.cat([logits, total.unsqueeze(1)], dim=1)
         sums = marks.new_zeros(len(marks), 4, logits.shape[1])
         tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
-        self.run(passes.bound_sums, *map(array_of, tensors))
+        self.run(ends.bound_sums, *map(array_of, tensors))
         has_top_k = any(kind.top_k < self.vocab_size for kind in filters.different)
         return sums[:, : 4 if has_top_k else 2].flatten(1)
 
