@@ -100,7 +100,36 @@ tpsample/request/controls/apply.py
     - held_back &= (others != 0).any(dim=1)
     + pass
     > test_min_tokens_empties_no_row[torch-1]
+tpsample/request/moving_on.py
+    positions that repeat are not told of
+    - if self._times > 1 and self._draws_again(rows):
+    + if False:
+    > test_positions_that_do_not_move_on_are_told_of_once[batch]
+    positions from 0 again are not told of
+    - if not same and self._draws_again(rows):
+    + if False:
+    > test_positions_from_0_again_with_other_states_are_told_of
+    tokens that are appended twice are not told of
+    - elif bool((appended > moved)[self.needy].any()):
+    + elif False:
+    > test_tokens_that_are_appended_twice_are_told_of_once
+    a mask of an earlier step is not told of
+    - return self._seen == _bits(self.tensor) and
+    + return False and
+    > test_a_mask_of_an_earlier_step_is_told_of_once[forced_token_ids-mask0-4-False]
+    a mask that was written anew is told of
+    - return self._seen == _bits(self.tensor) and
+    + return
+    > test_a_mask_of_an_earlier_step_is_told_of_once[forced_token_ids-mask0-4-False]
+    rows with the same noise are not told of
+    - seen.setdefault((seed, position), row) != row:
+    + False:
+    > test_rows_with_the_same_noise_are_told_of_once
 tpsample/request/step_batch.py
+    samples are appended as a text
+    - if samples > 1 and
+    + if False and
+    > test_alternatives_are_no_text
     masks of rows that moved are taken
     - if mask.version != self._table.version:
     + if False:

@@ -57,15 +57,12 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("leave shard= out", "leave group= out", "redistribute it", ".get_group()"),
     ),
     "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
-    "test_a_weight_without_its_storage_is_refused_until_that_is_back": (
-        "give it its numbers back",
-    ),
     "test_shorter_tensors_need_a_new_batch": ("make a new batch over it",),
     "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
     "test_the_same_tokens_with_fullgraph_and_changing_batches": ("leave fullgraph=True out",),
     "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),
     "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
-    "test_one_request_with_a_seed_serves_one_row_or_greedy_ones": ("pass a list of requests with",),
+    "test_one_request_with_a_seed_draws_once_at_each_position": ("pass a list of requests with",),
     "test_a_mask_of_an_earlier_step_is_told_of_once": ("assign that of each step before it",),
     "test_tokens_that_are_appended_once_in_any_way_are_not_told_of": (
         "append each step's tokens o",

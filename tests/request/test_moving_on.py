@@ -120,7 +120,7 @@ def test_rows_with_the_same_noise_are_told_of_once():
         sampler(states(), batch_of(seed=None), 1)
 
 
-def test_one_request_with_a_seed_serves_one_row_or_greedy_ones():
+def test_one_request_with_a_seed_draws_once_at_each_position():
     sampler, out = sampler_of(), []
     for params in (
         SamplingParams(seed=42),
@@ -134,8 +134,10 @@ def test_one_request_with_a_seed_serves_one_row_or_greedy_ones():
             with nothing_told():
                 sampler(states(), shared, 3)
             continue
-        with pytest.raises(ValueError, match=r"seed=42, with which 3 rows .* params.fork\(3\), or"):
+        with pytest.raises(ValueError, match=r"seed=42, with which rows .* params.fork\(3\), or"):
             sampler(states(), shared, 3)
+        with nothing_told():
+            sampler(states(), shared, torch.arange(3))
         own = SamplingBatch.from_params(params.fork(3), vocab_size=V)
         assert len(set(sampler(states(), own, 3).seeds.tolist())) == 3
 

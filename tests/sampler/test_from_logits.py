@@ -17,11 +17,14 @@ from tpsample import (
     LMHeadSampler,
     SamplingBatch,
     SamplingParams,
+    Status,
     reference,
     verify,
     verify_logits,
 )
+from tpsample.core.machine import numba_missing
 
+NATIVE = numba_missing() is None
 BACKENDS = ("torch", "triton")
 
 
@@ -96,6 +99,31 @@ def test_a_head_of_which_logits_may_lack_a_part_is_refused(options, named):
         with pytest.raises(ValueError, match=f"^local_logits: the sampler has {named}, which"):
             call()
         assert call(head_applied=True).token_ids.flatten().tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    ("fields", "softcap"),
+    [({}, None), ({"temperature": 0.0}, None), ({"top_p": 0.9}, None), ({"top_k": 5}, 5.0)],
+    ids=["plain", "greedy", "top_p", "top_k"],
+)
+@pytest.mark.parametrize("backend", [*BACKENDS, *(["numba"] if NATIVE else [])])
+def test_an_overflow_is_no_token_and_an_infinite_logit_of_the_caller_is_forced(
+    backend, softcap, fields
+):
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(300, 16, generator=generator).half()
+    hidden_states = torch.randn(3, 16, generator=generator).half()
+    hidden_states[1, 0] = 70000.0  # infinite in fp16
+    params = [SamplingParams(**{"seed": row, **fields}) for row in range(3)]
+    batch = SamplingBatch.from_params(params, vocab_size=300)
+    sampler = LMHeadSampler(weight, backend=backend, logit_softcap=softcap)
+    out = sampler(hidden_states, batch, 7)
+    assert out.status.tolist() == [Status.OK, Status.NAN, Status.OK]
+    logits = reference.logits(hidden_states, weight, logit_softcap=softcap)
+    assert torch.equal(out.token_ids, reference.sample(logits, batch, 7).token_ids)
+    logits = torch.zeros(3, 300).index_fill_(1, torch.tensor([40, 200]), torch.inf)
+    forced = sampler.sample_logits(logits, batch, 7, head_applied=True)
+    assert forced.token_ids.tolist() == [40] * 3 and not forced.status.any()
 
 
 def test_probabilities_are_refused_where_logits_belong():

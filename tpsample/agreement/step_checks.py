@@ -141,6 +141,7 @@ class StepChecks:
         """
         self.ready()
         if isinstance(batch, StepBatch):
+            batch.check_noise(positions)
             batch = batch.for_rows(rows)
             batch.check_masks(rows if masked_rows is None else masked_rows)
             batch.prepare(self._settings.shard)

@@ -1,6 +1,7 @@
 """Logits to scores: the arithmetic every path shares, in plain PyTorch.
 
     logit = accumulated product -> × logit_scale -> soft-cap -> + bias               fp32
+            a product that is +inf, as of hidden states that overflowed, is NaN
     score = fma(logit, log2 e / T, -L)      random row, L from `tpsample.noise`
     score = logit                           greedy row
 
@@ -69,7 +70,8 @@ def logits_tile(
             columns.copy_(exact_products(hidden_states, doubles))
         else:
             columns.copy_(hidden_states @ doubles.T)
-    return head_logits(product, bias_tile, head)
+    # An overflow is no logit. It would be a forced token.
+    return head_logits(product.masked_fill_(product == torch.inf, torch.nan), bias_tile, head)
 
 
 def head_logits(product: Tensor, bias: Tensor | None, head: Head) -> Tensor:

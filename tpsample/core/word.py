@@ -40,7 +40,7 @@ class Status(IntEnum):
 
     OK = 0
     NAN = 1
-    """A logit of the row is NaN; token -1."""
+    """A logit of the row is NaN, or a product of its hidden states overflowed to +inf; token -1."""
     EMPTY = 2
     """Every token of the row is masked (logit -inf); token -1."""
     PEER_LOST = 3

@@ -65,7 +65,9 @@ def product_tile(
         product = tl.dot(
             weight_tile, hidden_tile, product, input_precision="ieee", out_dtype=ACCUMULATOR
         )
-    return product.to(tl.float32)
+    product = product.to(tl.float32)
+    # An overflow is no logit. It would be a forced token.
+    return tl.where(product == float("inf"), float("nan"), product)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ import numpy as np
 from tpsample.core.score import TANH_SMALL
 from tpsample.native.compiling import F32, F64, I32, I64, jit
 from tpsample.native.inputs import BLOCK, Block
-from tpsample.native.numbers import exact_dot, power_of_2
+from tpsample.native.numbers import exact_product, power_of_2
 
 LOG2_E = math.log2(math.e)
 
@@ -178,7 +178,7 @@ def exact_logits(weight, local, hidden, row, head):
         hidden: fp32 [D], the row's.
     """
     block, logits = Block(weight.first_id + local, 0, 1, local), np.empty(1, F32)
-    logits[0] = exact_dot(weight.numbers, local * weight.stride, hidden)
+    logits[0] = exact_product(weight.numbers, local * weight.stride, hidden)
     raw_logits(logits, block, head, F32(0))
     raw = logits[0]
     control(logits, block, row, head)

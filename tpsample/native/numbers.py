@@ -207,6 +207,18 @@ def sums_are_exact(weight, first, hidden, magnitude):
     return not off
 
 
+@jit(inline=True)
+def no_overflow(product):
+    """Return an fp32 product; NaN in place of +inf, which no hidden states mean."""
+    return F32(np.nan) if product == F32(np.inf) else F32(product)
+
+
+@jit()
+def exact_product(weight, first, hidden):
+    """Return the product that a logit is made of; twin: `tpsample.core.score.logits_tile`."""
+    return no_overflow(exact_dot(weight, first, hidden))
+
+
 @jit()
 def exact_dot(weight, first, hidden):
     """Return the exact Σ w h, rounded once to fp32; see `tpsample.core.exact_sum`."""

@@ -14,10 +14,11 @@ from tpsample.native.inputs import BLOCK
 from tpsample.native.numbers import (
     UNIT_64,
     as_fp32,
-    exact_dot,
+    exact_product,
     is_decided,
     largest_size,
     least_bits,
+    no_overflow,
     quantum_of,
 )
 from tpsample.native.vectors import (
@@ -283,7 +284,7 @@ def round_products(weight, block, rows, i, products, out):
     """Round a row's float64 products once to fp32; those that are not decided are added exactly."""
     sums, units, norm, undecided = products.values[i], products.squares, rows.norms[i], 0
     for j in range(BLOCK):
-        out[j] = F32(sums[j])
+        out[j] = no_overflow(F32(sums[j]))
     if products.proved[i]:
         return
     for j in range(BLOCK):
@@ -294,4 +295,4 @@ def round_products(weight, block, rows, i, products, out):
         for j in range(block.lane, block.lane + block.count):
             if not is_decided(sums[j], norm * units[j]):
                 first = (block.local + j - block.lane) * weight.stride
-                out[j] = exact_dot(weight.numbers, first, rows.hidden[i])
+                out[j] = exact_product(weight.numbers, first, rows.hidden[i])

@@ -26,9 +26,10 @@ from tpsample.native.inputs import (
 )
 from tpsample.native.numbers import (
     as_fp32,
-    exact_dot,
+    exact_product,
     lanes_reaching,
     lowest_lane,
+    no_overflow,
     number_of,
     pack,
     value_of,
@@ -57,7 +58,7 @@ def keep_products(weight, block, rows, products, index, head, plain, memory, log
         if plain and products.proved[i]:
             part = raw[block.local : block.local + block.count]
             for k in range(block.count):
-                part[k] = sums[lane + k]
+                part[k] = no_overflow(F32(sums[lane + k]))
             continue
         round_products(weight, block, rows, i, products, logits)
         if not plain:
@@ -176,7 +177,7 @@ def settle(its, waiting, i, threshold, top_k, first, computed):
     for n in range(count[i]):
         if uppers[i, n] >= threshold:
             v = ids[i, n]
-            logit = exact_dot(weight.numbers, v * weight.stride, rows.hidden[i])
+            logit = exact_product(weight.numbers, v * weight.stride, rows.hidden[i])
             memory.raw[place, v] = logit
             push(first[place], top_k, pack(logit, weight.first_id + v))
             computed[0, i] += 1

@@ -85,8 +85,9 @@ class SamplingBatch(ChangingRows):
         Args:
             params: a list with one request per row, or one request that every row of a step
                 shares, whatever their number. A shared request gives each row its
-                temperature, masks and tokens so far, and a seed of its own: with a seed it serves
-                one row, or greedy ones. Tokens are appended separately for each number of rows.
+                seed, temperature, masks and tokens so far, or without a seed a seed of its own.
+                With one, random rows at equal positions draw the same, which a CPU refuses. Tokens
+                are appended separately for each number of rows.
             vocab_size: V; must match across ranks.
             device: where the hidden states are. Default: the CPU.
             prompt_token_ids, output_token_ids: the tokens so far of each row, which penalties,
@@ -202,8 +203,7 @@ class SamplingBatch(ChangingRows):
         """Return this batch, or its one request repeated for so many rows.
 
         Raises:
-            ValueError: the batch was built from a list of another length, or has empty slots; or
-                its one request has a seed, with which several random rows would draw the same.
+            ValueError: the batch was built from a list of another length, or has empty slots.
         """
         if self._table.empty:
             raise ValueError(
@@ -217,12 +217,6 @@ class SamplingBatch(ChangingRows):
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got "
                 f"{self.rows}; pass one SamplingParams per row, or a single one for all"
-            )
-        if num_rows > 1 and single.params.seed is not None and not single.params.greedy:
-            raise ValueError(
-                f"batch: its one request has seed={single.params.seed}, with which {num_rows} rows "
-                "would draw the same noise; pass a list of requests with seeds of their own, such "
-                f"as params.fork({num_rows}), or seed=None"
             )
         if num_rows not in self._repeated:
             table = RequestTable(num_rows, self.vocab_size, self.device)
@@ -244,6 +238,17 @@ class SamplingBatch(ChangingRows):
                 mask = mask.expand(num_rows, *mask.shape[1:]).contiguous()
             setattr(repeated, name, mask)
         return repeated
+
+    def check_noise(self, positions: Tensor) -> None:
+        single = None if self._single is None else self._single.params
+        if single is None or single.seed is None or single.greedy or not readable(self.device):
+            return
+        if len(set(positions.tolist())) < len(positions):
+            raise ValueError(
+                f"batch: its one request has seed={single.seed}, with which rows at equal "
+                "positions draw the same noise; pass a list of requests with seeds of their own, "
+                f"such as params.fork({len(positions)}), or seed=None"
+            )
 
     @property
     def lacks_output(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -51,6 +51,15 @@ class Draft:
     logits: Tensor
     index: int
     method: Method
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes, and tells of others
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an AttributeError that says where the tokens are."""
+            raise AttributeError(
+                f"Draft has no {name!r}; its tokens are token_ids, and a list of drafts is what "
+                "verify takes"
+            )
 
     @staticmethod
     def together(drafts: Sequence[Draft], method: str) -> tuple[Tensor, Tensor | None]:
