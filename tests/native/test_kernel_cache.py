@@ -1,7 +1,7 @@
 """Whatever happens to the cache of the kernels, a call goes on, says so once, and waits for nobody.
 
 One small kernel is compiled as often as a test needs it: `fresh` returns one that has nothing in
-memory yet, as a new process has.
+memory yet, as in a new process.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tpsample.core.repeated import repeated
-from tpsample.native import compile_lock, kernel_cache
+from tpsample.native import compile_lock, entries, kernel_cache
 from tpsample.native.compiling import is_ready, jit
 
 MAKE_FOLDER = kernel_cache.folder.__wrapped__
@@ -43,7 +45,7 @@ def add(a, b):
 
 
 def fresh() -> Any:
-    """Return `add` as a kernel of which nothing is in memory."""
+    """Return `add` as a kernel that has no code in memory."""
     return jit(entry=True)(add)
 
 
@@ -127,7 +129,7 @@ def test_the_code_of_another_kernel_is_not_taken(folder, caplog):
 
 
 class _Marks:
-    """What runs when it is unpickled."""
+    """A value that makes a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple:
         return os.mkdir, (_Marks.path,)
@@ -272,8 +274,9 @@ def test_another_cpu_has_a_folder_of_its_own(monkeypatch):
 def held(folder: Path, *, alive: bool) -> Iterator[Callable[[], object]]:
     """Let another process hold the lock of the one file; the result ends it."""
     lock = lock_of(code_in(folder))
-    script = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX)"
-    command = [sys.executable, "-c", f"{script}; print(flush=True); sys.stdin.read()", str(lock)]
+    script = "import fcntl, select, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    wait = f"print(flush=True); select.select([sys.stdin], [], [], {2 * COMPILING_S * slowness()})"
+    command = [sys.executable, "-c", f"{script}; {wait}", str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
         with repeated(lambda: os.utime(lock) if alive else None, 0.05):
@@ -320,6 +323,22 @@ def test_loading_and_other_kernels_wait_for_nobody(folder, monkeypatch):
         began = time.monotonic()
         assert fresh()(1.0, 2.0) == 2001.0
         assert time.monotonic() - began < COMPILING_S * slowness()
+
+
+def test_processes_share_what_has_to_be_compiled(folder, monkeypatch):
+    """A kernel is left to the process that compiles it until nothing else is missing."""
+    (ints,) = fresh_types()
+    first, second, path = fresh(), fresh(), code_in(folder)
+    content = path.read_bytes()
+    floats = tuple([numba.float64] * 2)
+    monkeypatch.setattr(entries, "entries", lambda _: [(first, ints), (second, floats)])
+    with held(folder, alive=True):
+        path.unlink()
+        compiled = second._compiler.compile
+        second._compiler.compile = lambda *of: path.write_bytes(content) and compiled(*of)
+        entries.compile_missing(torch.empty(1, 4))
+    assert list(second.overloads) == [floats]
+    assert not first.overloads and is_ready(first, ints)
 
 
 FORKS = """

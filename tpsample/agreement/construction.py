@@ -50,12 +50,21 @@ def agree(group: object, **given: Any) -> Settings:
     except TypeError as wrong:
         ranks, error = ranks_of(None), error or wrong
     record: dict[str, Any] = {}
+    backend: ChosenBackend = "torch"
     try:
         given = checked_arguments(given)
         backend = _backend(given)
         record = _record(given, backend)
     except (TypeError, ValueError) as wrong:
         error = error or wrong
+
+    def compile_kernels() -> None:
+        if error is None and backend == "numba":
+            from tpsample.native.entries import compile_missing  # needs Numba
+
+            compile_missing(given["weight"])
+
+    ranks.prepare(compile_kernels)
     records = gather_or_raise(ranks, record, error)
     require_equal([r["same"] for r in records])
     rows = [r["weight_rows"] for r in records]
