@@ -3,6 +3,7 @@
 import importlib
 import json
 import shlex
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -66,13 +67,22 @@ def _raises(error):
     return load
 
 
+def _numba(name, **without):
+    """Return a stand-in for a module of Numba; some are not there, or say something else."""
+    if name in without.get("missing", ()):
+        raise ImportError(f"No module named '{name}'")
+    return SimpleNamespace(__version__="0.68.1", DISABLE_JIT=without.get("disabled", 0))
+
+
 @pytest.fixture(
     params=[
         (_raises(ImportError("No module named 'numba'")), "Numba cannot be imported (No module"),
         (_raises(SystemError("a bad\nmodule")), "Numba is broken (SystemError: a bad module)"),
         (lambda name: SimpleNamespace(__version__="0.60.0"), "Numba 0.60.0 is older than 0.61"),
+        (partial(_numba, missing=["numba.extending"]), "Numba is broken (ImportError: No module"),
+        (partial(_numba, disabled=1), "NUMBA_DISABLE_JIT is set, so Numba compiles nothing; unset"),
     ],
-    ids=["missing", "broken", "old"],
+    ids=["missing", "broken", "old", "not whole", "disabled"],
 )
 def said(request, monkeypatch):
     load, message = request.param
@@ -87,7 +97,8 @@ def said(request, monkeypatch):
 
 def test_a_cpu_without_it(said):
     reason = numba_missing()
-    assert reason.startswith(said) and reason.endswith(WAY_OUT)
+    assert reason.startswith(said)
+    assert reason.endswith("unset it" if "NUMBA_DISABLE_JIT" in reason else WAY_OUT)
     assert "\n" not in reason
     weight = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     for arguments in ({"backend": "numba"}, {"screening": "int8"}):
@@ -114,6 +125,7 @@ def test_a_cpu_with_it(monkeypatch):
 def test_versions(version, old, monkeypatch):
     numba_missing.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(importlib, "import_module", lambda _: SimpleNamespace(__version__=version))
+        found = SimpleNamespace(__version__=version, DISABLE_JIT=0)
+        patched.setattr(importlib, "import_module", lambda _: found)
         assert (numba_missing() is not None) is old
     numba_missing.cache_clear()

@@ -23,6 +23,46 @@ tpsample/core/row_noise.py
     - counted = torch.arange(self.drawn, self.drawn + count, device="cpu")
     + counted = torch.arange(self.drawn, self.drawn + count)
     > test_seeds_are_drawn_on_the_host_whatever_the_default_device
+tpsample/ranks/roll_call.py
+    a rank that works does not say that it lives
+    - with repeated(say_alive, BEAT_S):
+    + if self is not None:
+    > test_a_rank_that_works_longer_than_the_timeout_is_not_lost
+    a rank that waits for others does not say that it lives
+    -                 say_alive()
+    -                 for rank in everybody:
+    +                 for rank in everybody:
+    ranks that have nothing to do wait for nobody
+    - "", beside=ready)
+    + "")
+    a rank that works does not answer a roll call
+    -                 self._answer(None)
+    +                 str(self)
+    > test_a_rank_that_dies_in_its_work_is_named_in_time[2]
+    a rank that is silent in the meeting is waited for
+    - limit = time.monotonic() - timeout_s
+    + limit = time.monotonic() - 5 * timeout_s
+    > test_a_rank_that_dies_in_its_work_is_named_in_time[None]
+tpsample/agreement/construction.py
+    ranks compile while others wait for them
+    - ranks.prepare(compile_kernels)
+    + ranks.prepare(versions)
+    > test_a_rank_that_compiles_is_not_lost[slow]
+tpsample/native/entries.py
+    a kernel of later steps is not compiled in the constructor
+    -         (passes.count_from, (STORED, INTS_2, INTS_2)),
+    > test_every_kernel_that_python_calls_is_among_them
+    logits of a caller have one dtype in the constructor
+    - for dtype in FRACTION_BITS:
+    + for dtype in list(FRACTION_BITS)[:1]:
+    > test_no_call_of_several_ranks_compiles[6-True]
+    words are those of one rank in the constructor
+    - words = int64[:, :], INTS_2
+    + words = (INTS_2,)
+    ranks of a machine compile the same
+    - kernel, types = next(free, missing[0])
+    + kernel, types = missing[0]
+    > test_processes_share_what_has_to_be_compiled
 tpsample/exchange/swap.py
     messages of ranks are made on the default device
     - dtype=torch.int64, device="cpu")

@@ -114,11 +114,11 @@ tpsample/request/moving_on.py
     + elif False:
     > test_tokens_that_are_appended_twice_are_told_of_once
     a mask of an earlier step is not told of
-    - return self._seen == _bits(self.tensor) and
+    - return self._seen == bytes_of(self.tensor) and
     + return False and
     > test_a_mask_of_an_earlier_step_is_told_of_once[forced_token_ids-mask0-4-False]
     a mask that was written anew is told of
-    - return self._seen == _bits(self.tensor) and
+    - return self._seen == bytes_of(self.tensor) and
     + return
     > test_a_mask_of_an_earlier_step_is_told_of_once[forced_token_ids-mask0-4-False]
     rows with the same noise are not told of

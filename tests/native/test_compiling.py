@@ -8,7 +8,8 @@ from pathlib import Path
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from tpsample.native.compiling import FOLDER, jit
+from tpsample.native.compiling import jit
+from tpsample.native.kernel_cache import folder
 
 @jit(entry=True)
 def add(a, b):
@@ -22,7 +23,7 @@ if len(sys.argv) > 1:
     mine.touch()
     while not other.exists():
         time.sleep(0.001)
-print(add(1, 2), FOLDER is not None, sum(add.stats.cache_hits.values()))
+print(add(1, 2), folder().is_dir(), sum(add.stats.cache_hits.values()))
 """
 
 

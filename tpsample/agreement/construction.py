@@ -54,6 +54,7 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
     except TypeError as wrong:
         ranks, error = ranks_of(None), error or wrong
     record: dict[str, Any] = {}
+    backend: ChosenBackend = "torch"
     try:
         given = checked_arguments(given)
         backend = _backend(given)
@@ -61,6 +62,14 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
     except (TypeError, ValueError) as wrong:
         error = error or wrong
     ranks.begin_call("building a sampler")
+
+    def compile_kernels() -> None:
+        if error is None and backend == "numba":
+            from tpsample.native.entries import compile_missing  # needs Numba
+
+            compile_missing(given["weight"])
+
+    ranks.prepare(compile_kernels)
     records = gather_or_raise(ranks, record, error)
     require_equal([r["same"] for r in records])
     ranks.shared.make_room(given["max_rows"])

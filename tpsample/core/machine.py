@@ -82,10 +82,23 @@ def numba_missing() -> str | None:
     except ImportError as error:
         return f"Numba cannot be imported ({error}); {how_to_install('cpu')}"
     except Exception as error:  # a broken installation raises whatever it raises
-        said = " ".join(str(error).split())
-        return f"Numba is broken ({type(error).__name__}: {said}); {how_to_install('cpu')}"
+        return _broken(error)
     version = tuple(int(part) for part in numba.__version__.split(".")[:2] if part.isdigit())
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return f"Numba {numba.__version__} is older than {oldest}; {how_to_install('cpu')}"
-    return None
+    try:
+        found = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED}
+        disabled = found["core.config"].DISABLE_JIT
+    except Exception as error:
+        return _broken(error)
+    return "NUMBA_DISABLE_JIT is set, so Numba compiles nothing; unset it" if disabled else None
+
+
+_NEEDED = ("core.config", "core.caching", "core.compiler_lock", "core.serialize", "extending")
+"""Modules of Numba that native kernels need; an installation that is not whole may lack some."""
+
+
+def _broken(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return f"Numba is broken ({type(error).__name__}: {said}); {how_to_install('cpu')}"

@@ -1,26 +1,18 @@
 """How the native kernels are compiled: once per machine, kept for every later process.
 
-The compiled code lies in a folder of the user's cache, whose name has a digest of the sources,
-because Numba's own cache does not see that a function which a kernel calls has changed. Code that
-checks bounds (NUMBA_BOUNDSCHECK) has a folder of its own. Where no folder can be written, each
-process compiles.
-
-Two processes that compile at once could overwrite each other's entry of Numba's index. Therefore
-a kernel is compiled, or loaded, under the lock of the folder.
+Numba's own cache does not see that a function which a kernel calls has changed, and a file of it
+that is not whole makes every step fail. So `kernel_cache.py` takes its place.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
+
+from tpsample.native.kernel_cache import KernelCache
 
 F32, F64, I16, I32, I64 = np.float32, np.float64, np.int16, np.int32, np.int64
 U16, U32, U64 = np.uint16, np.uint32, np.uint64
@@ -30,29 +22,6 @@ SUMS = {"reassoc", "contract", "nsz"}
 
 FUSED = {"contract"}
 """A multiplication and an addition may be rounded once: only where a bound covers both."""
-
-_PACKAGE = Path(__file__).parent.parent
-_SOURCES = ("native/*.py", "core/*.py", "screening/*.py", "noise.py", "request/params.py")
-"""The kernels, and the files whose constants they take."""
-
-
-def _folder() -> Path | None:
-    """Return the folder of the compiled code, or None if it cannot be written."""
-    checks = bool(numba.config.BOUNDSCHECK)
-    digest = hashlib.sha256(f"{numba.__version__} {checks=}".encode())
-    for pattern in _SOURCES:
-        for path in sorted(_PACKAGE.glob(pattern)):
-            digest.update(path.read_bytes())
-    root = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(root).expanduser() / "tpsample" / f"native-{digest.hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # no home
-        return None
-    return folder if os.access(folder, os.W_OK) else None
-
-
-FOLDER = _folder()
 
 
 def jit(
@@ -78,21 +47,19 @@ def jit(
 
     def decorate(function: Callable[..., Any]) -> Any:
         kernel = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy", **options)(function)
-        if FOLDER is not None and entry:
-            before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(FOLDER)
-            try:
-                kernel.enable_caching()
-            finally:
-                numba.config.CACHE_DIR = before
-            kernel.compile = _lock()(kernel.compile)  # for each combination of argument types
+        if entry:
+            kernel._cache, compile_kernel = KernelCache(function), kernel.compile
+
+            def compile_alone(types: tuple) -> Any:
+                with kernel._cache.alone(types):
+                    return compile_kernel(types)
+
+            kernel.compile = compile_alone
         return kernel
 
     return decorate
 
 
-@contextmanager
-def _lock() -> Iterator[None]:
-    """Hold the folder's lock, which lies between threads as between processes."""
-    with open(f"{FOLDER}/lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def is_ready(kernel: Any, types: tuple) -> bool:
+    """Return whether a kernel is compiled for argument types, or needs to be loaded alone."""
+    return types in kernel.overloads or kernel._cache.has(types)

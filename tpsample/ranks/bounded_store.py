@@ -54,12 +54,14 @@ class BoundedStore:
 
         return self._ask(read) or [None] * len(keys)
 
-    def set(self, key: str, value: str, limit_s: float | None = None) -> bool:
-        """Write a value; return whether the store has it."""
+    def set(
+        self, key: str, value: str, limit_s: float | None = None, beside: Sequence[str] = ()
+    ) -> bool:
+        """Write a value; return whether the store has it, and other keys."""
 
         def write() -> bool:
             self.store.set(key, value)  # it waits for no answer
-            return self.store.check([key])
+            return self.store.check([key, *beside])
 
         return bool(self._ask(write, limit_s))
 

@@ -111,6 +111,11 @@ class ProcessRanks(Ranks):
         self.roll.forget()
         require_equal(gather_or_raise(self, {"call": call}, None), {"call": SAME_CALL})
 
+    def prepare(self, work: Callable[[], object]) -> None:
+        """Work, and meet in the store, where nobody is lost who is slow. Not on GPUs."""
+        if self.world_size > 1 and self._backend != dist.Backend.NCCL:
+            self.roll.meet(work, group_timeout(self.group).total_seconds())
+
     def broadcast(self, record: dict[str, Any], src: int) -> dict[str, Any]:
         """Sum the length and the bytes of a JSON text, to which the others add zeros."""
         text = json.dumps(record).encode() if self.rank == src else b""

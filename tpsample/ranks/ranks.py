@@ -7,7 +7,7 @@ ranks are added.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -135,6 +135,9 @@ class Ranks:
         """Whether a sum of tensors of this size sends each rank's to all the others."""
         small = self.world_size == 2 or own.nbytes <= _ONE_PACKET
         return own.device.type == "cpu" and small
+
+    def prepare(self, work: Callable[[], object]) -> None:
+        """Do work that later waits of the ranks have no time for. Collective; not done by one."""
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's record, in rank order."""

@@ -2,9 +2,12 @@
 
 A collective that fails does not say who is missing, and on some ranks it does not fail at all,
 because not every rank waits for the dead one. So whoever notices writes it down, a rank that waits
-looks there now and then, and all that write within GRACE_S are alive. Nothing is read or written
-while all goes well. A store that does not answer within GRACE_S is lost itself.
+looks there now and then, and all that write within GRACE_S are alive. Once the ranks have met,
+nothing is read or written while all goes well. A store that does not answer within GRACE_S is lost
+itself.
 
+    <prefix>/alive/<rank>  changes while this rank works or waits; see `meet`
+    <prefix>/ready/<rank>  this rank has come to the meeting
     <prefix>/called        an exchange has failed
     <prefix>/here/<rank>   the step in which this rank gave up, and whom its device did not hear
     <prefix>/said/<rank>   why this rank left a step by itself
@@ -26,12 +29,15 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from tpsample.core.repeated import repeated
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.bounded_store import BoundedStore
 
 GRACE_S = 1.5
 """How long survivors wait for one another after a failure. With the store's calls before and after,
 a rank ends within two seconds of its timeout."""
+BEAT_S = 0.3
+"""Seconds between signs of life of a rank that works before it meets the others."""
 _SLICE = timedelta(seconds=0.25)
 _MAX_RETRY_S = 120.0  # the longest that Linux waits before TCP sends again
 _MAX_TEXT = 1000
@@ -67,6 +73,43 @@ class RollCall:
     def store(self, name: str) -> dist.Store:
         """Return a store that no earlier generation has written to, the same on every rank."""
         return dist.PrefixStore(self._key(name), self._store.store)
+
+    def meet(self, work: Callable[[], object], timeout_s: float) -> None:
+        """Work, and wait for all ranks, however long their work takes. Collective.
+
+        While this rank works it says that it lives, also to ranks that call the roll.
+
+        Raises:
+            PeerLost: a rank gave no sign of life for so long.
+        """
+
+        def say_alive() -> None:
+            self._store.set(self._key("alive", self._rank), str(time.monotonic()))
+            if self._store.has(self._key("called")):
+                self._answer(None)
+
+        with repeated(say_alive, BEAT_S):
+            work()
+        everybody = range(self._world_size)
+        ready = [self._key("ready", rank) for rank in everybody]
+        heard: list[tuple[str | None, float]] = [(None, time.monotonic()) for _ in everybody]
+        next_s, pause_s = time.monotonic() + BEAT_S, 0.001
+        met = self._store.set(ready[self._rank], "", beside=ready)
+        while not met:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+            if time.monotonic() > next_s:
+                say_alive()
+                for rank in everybody:
+                    # One by one, because many answers may take longer than the store is given.
+                    text = self._store.texts([self._key("alive", rank)])[0]
+                    if text != heard[rank][0]:
+                        heard[rank] = text, time.monotonic()
+                next_s = time.monotonic() + BEAT_S
+            limit = time.monotonic() - timeout_s
+            if min(at for _, at in heard) < limit or self._store.has(self._key("called")):
+                raise self.lost()
+            met = self._store.has(*ready)
 
     def wait(self, work: dist.Work | None) -> None:
         """Wait on the host for a collective, as `work.wait()` does, and see lost peers meanwhile.
@@ -151,9 +194,7 @@ class RollCall:
         self._lost_at = time.monotonic()
         on_host = unheard is None
         step, unheard = (self.step, ()) if unheard is None else (step, unheard)
-        self._store.set(
-            self._key("here", self._rank), json.dumps({"step": step, "unheard": unheard})
-        )
+        self._answer(step, unheard)
         # Words tell the ranks that meet on the device; a call would stop them in what they finish.
         if on_host and not self._store.set(self._key("called"), ""):
             return self._store_lost(step)
@@ -246,6 +287,10 @@ class RollCall:
     def _keepers(self) -> tuple[int, ...]:
         """Return who usually holds the store, but never this rank itself."""
         return (0,) if self._rank else ()
+
+    def _answer(self, step: int | None, unheard: Sequence[int] = ()) -> None:
+        answer = json.dumps({"step": step, "unheard": unheard})
+        self._store.set(self._key("here", self._rank), answer)
 
     def _texts(self, name: str) -> list[str | None]:
         """Return what every rank has written under a name, in rank order."""

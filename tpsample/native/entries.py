@@ -1,0 +1,95 @@
+"""Every kernel that a step may call, and the types of its arguments.
+
+Ranks wait for one another in a step, and compiling takes longer than they may wait. So each rank
+compiles what later steps can need before the ranks first meet. The types follow from the dtype of
+the weight; logits that a caller computed may have any dtype.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from numba import float32, float64, int32, int64, typeof, types
+from torch import Tensor
+
+from tpsample.native import ends, passes
+from tpsample.native.arrays import array_of
+from tpsample.native.compiling import is_ready
+from tpsample.native.decode import decode
+from tpsample.native.draw import draw, draw_given, draw_stored
+from tpsample.native.head import NativeHead
+from tpsample.native.inputs import FRACTION_BITS, Memory, weight_of
+from tpsample.native.int8 import Copy
+from tpsample.native.noise import Draws
+from tpsample.native.store import list_kept, store, store_given
+
+log = logging.getLogger(__name__)
+
+SECONDS_EACH = 3
+"""Seconds in which a quiet core compiles a kernel, in the mean."""
+LONG_S = 10
+"""Seconds of silence that make a person wonder."""
+
+INTS, INTS_2, INTS_3, INTS_4 = (types.Array(int64, axes, "C") for axes in range(1, 5))
+FLOATS, FLOATS_2, DOUBLES = float32[::1], float32[:, ::1], float64[::1]
+HEAD, COPY = typeof(NativeHead()), typeof(Copy())
+MEMORY = typeof(Memory(np.empty(0, np.int64)))
+_FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
+DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1, 1))
+LIMITS = typeof((_INTS, *[np.empty(0)] * 3))
+STORED = typeof(passes.Stored(np.empty((0, 0), np.float32), 0, _FLOATS, _INTS))
+
+
+def entries(weight: Tensor) -> list[tuple[Any, tuple]]:
+    """Return each kernel that steps of a head may call, with the types of its arguments."""
+    found: list[tuple[Any, tuple]] = []
+    if weight.shape[1]:  # else there is no weight, and all logits are given
+        rows = torch.empty(1, 1, dtype=weight.dtype, device="cpu")
+        own = typeof(weight_of(rows, 0, 0, 1)), typeof(array_of(rows)), INTS
+        found += [
+            (draw, (*own, COPY, DRAWS, HEAD, MEMORY, INTS_4, INTS_3, FLOATS_2, INTS_3)),
+            (list_kept, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3, INTS_3)),
+            (store, (*own, HEAD, MEMORY)),
+        ]
+    for dtype in FRACTION_BITS:
+        logits = torch.empty(1, 1, dtype=dtype, device="cpu")
+        given = typeof(weight_of(logits, 0, 0, 1))
+        found += [
+            (draw_given, (given, INTS, INTS, DRAWS, HEAD, INTS, INTS_4)),
+            (store_given, (given, INTS, INTS, HEAD, MEMORY)),
+        ]
+    kept = typeof(weight_of(torch.empty(1, 1, dtype=torch.float32, device="cpu"), 0, 0, 1))
+    found += [
+        (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
+        (passes.first_words, (STORED, INTS_2)),
+        (passes.weigh, (STORED, FLOATS, INTS_2, DOUBLES, INTS_2)),
+        (passes.count_from, (STORED, INTS_2, INTS_2)),
+        (passes.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),
+        (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),
+        (ends.bound_sums, (STORED, FLOATS, FLOATS, FLOATS_2, INTS_3)),
+    ]
+    shared = [(kernel, (*[int64] * 4, types.BaseTuple.from_types(its))) for kernel, its in found]
+    # Words are columns of messages to the other ranks, or of the memory of one rank.
+    words = int64[:, :], INTS_2
+    return [*shared, *((decode, (each, INTS, INTS_2, int32[::1], INTS)) for each in words)]
+
+
+def compile_missing(weight: Tensor) -> None:
+    """Compile the kernels of a head that are neither in this process nor in the cache.
+
+    Processes of one machine share the work: what another one compiles is left to it until nothing
+    else is missing.
+    """
+    missing = [entry for entry in entries(weight) if not is_ready(*entry)]
+    if missing:
+        seconds = SECONDS_EACH * len(missing)
+        level = logging.WARNING if seconds > LONG_S else logging.INFO
+        log.log(level, "compiling the kernels of this CPU, once per machine: about %d s", seconds)
+    while missing:
+        free = (entry for entry in missing if not entry[0]._cache.is_locked(entry[1]))
+        kernel, types = next(free, missing[0])
+        kernel.compile(types)
+        missing = [entry for entry in missing if not is_ready(*entry)]
