@@ -43,7 +43,8 @@ class LMHeadSampler(Steps):
     Logits that the caller computed, a shard's columns per rank, are sampled by `sample_logits`.
 
     Building a sampler is collective over `group`, because the ranks compare their arguments: if
-    one is wrong, or they disagree, every rank raises the same error.
+    one is wrong, or they disagree, every rank raises the same error. Several ranks on CPUs
+    also compile their kernels there, once per machine, because no later call has time for it.
 
     Args:
         lm_head_weight: [V_local, D] bf16, fp16 or fp32, last axis contiguous. It is read where it

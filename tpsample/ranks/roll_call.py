@@ -93,7 +93,7 @@ class RollCall:
         everybody = range(self._world_size)
         ready = [self._key("ready", rank) for rank in everybody]
         heard: list[tuple[str | None, float]] = [(None, time.monotonic()) for _ in everybody]
-        next_s, pause_s = time.monotonic() + BEAT_S, 0.001
+        next_s, pause_s = time.monotonic() + BEAT_S, 0.0002
         met = self._store.set(ready[self._rank], "", beside=ready)
         while not met:
             time.sleep(pause_s)
