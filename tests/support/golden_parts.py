@@ -209,7 +209,8 @@ def slots(make: Make) -> Found:
                 hidden_states[: len(named), number], rows, wave + number, num_samples=samples
             )
             yield f"{wave} {number}", out
-            rows.append(out.token_ids)
+            for column in out.token_ids.view(len(named), -1).unbind(1):  # samples are no text
+                rows.append(column)
         batch.free([wave % 5, 6])
         rows = batch.select(torch.tensor([6, 7, 6, wave % 5, -1, 3], dtype=torch.int32))
         yield f"{wave} freed", sampler(hidden_states[:6, 0], rows, wave)
