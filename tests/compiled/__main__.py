@@ -1,6 +1,6 @@
 """Runs the compiled kernels on emulated GPUs.
 
-    python -m tests.compiled [--arch 80 90] [--only PART …] [--seconds 60] [--processes 2]
+    python -m tests.compiled [--arch 80 90] [--only PART …] [--seconds 60] [--page FOLDER]
 
 Prints a line per part, and exits with 1 if a token is wrong or a kernel did what it may not.
 """
@@ -14,11 +14,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+from tests.compiled.page import write_page
 
 QUICK = ("emulator", "few_goldens", "one_push")
 """The parts that `make test` runs, on sm_90."""
-NORMAL = ("goldens", "peers", "plain", "tiles", "stories", "planted", "emulator")
+NORMAL = ("goldens", "peers", "plain", "tiles", "stories", "planted", "counts", "emulator")
 PARTS = tuple(dict.fromkeys((*NORMAL, *QUICK)))
 LIMIT_S = 1800
 """A part that takes so long hangs."""
@@ -72,16 +75,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="PART", nargs="+", choices=PARTS, default=NORMAL)
     parser.add_argument("--seconds", type=float, default=60, help="of random steps in each part")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="write a page there")
     options = parser.parse_args(arguments)
     work = [(arch, name, options.seconds) for arch in options.arch for name in options.only]
     failed = False
+    every = []
     with ThreadPoolExecutor(options.processes) as pool:
         for found in pool.map(run, work):
+            every.append(found)
             print(line_of(found), flush=True)
             problems = problems_of(found)
             for problem in problems[:20]:
                 print(f"  {problem}")
             failed |= bool(problems)
+    if options.page:
+        words = " ".join(sys.argv[1:] if arguments is None else arguments)
+        print(write_page(options.page, every, f"python -m tests.compiled {words}"))
     print("some parts fail" if failed else "all parts hold")
     return int(failed)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.static.aot import GPUS
+from tests.compiled.counts import ROWS, counted_step
 from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.emulator.report import Options
 from tests.compiled.plain_steps import Compared, plain_step
@@ -43,6 +44,7 @@ class Outcome:
         rows: steps' rows, or recorded values, that were compared.
         wrong: how many differ from the definition.
         notes: about each that is wrong.
+        tables: counts, for the page.
         error, of_bound: the largest error of a score, and that in parts of `near_tie`.
     """
 
@@ -52,6 +54,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     error: float = 0.0
     of_bound: float = 0.0
+    tables: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, name: str, found: Compared) -> None:
         self.rows, self.near_ties = self.rows + found.rows, self.near_ties + found.near_ties
@@ -208,6 +211,11 @@ def one_push(gpu: EmulatedGpu, seconds: float) -> Outcome:
     return Outcome(rows=32, wrong=int(bool(found)), notes=[found] * bool(found))
 
 
+def counts(gpu: EmulatedGpu, seconds: float) -> Outcome:
+    """Plain steps whose instructions and accesses are counted."""
+    return Outcome(rows=sum(ROWS), tables=[counted_step(gpu, rows) for rows in ROWS])
+
+
 def planted(gpu: EmulatedGpu, seconds: float) -> Outcome:
     """Planted defects, and whether each is noticed as it should be."""
     wrong = check_planted(gpu)
@@ -219,5 +227,16 @@ def planted(gpu: EmulatedGpu, seconds: float) -> Outcome:
 
 PARTS: dict[str, Callable[[EmulatedGpu, float], Outcome]] = {
     each.__name__: each
-    for each in (emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, planted)
+    for each in (
+        emulator,
+        few_goldens,
+        one_push,
+        goldens,
+        peers,
+        plain,
+        tiles,
+        stories,
+        counts,
+        planted,
+    )
 }

@@ -78,7 +78,7 @@ def tiny(check: Callable[..., None], *arguments: Any) -> str:
     try:
         check(*arguments)
     except AssertionError as error:
-        return f"{WRONG}: {str(error).strip().splitlines()[0]}"
+        return f"{WRONG}: {str(error).strip().partition(chr(10))[0]}"
     return ""
 
 
@@ -205,7 +205,7 @@ PLANTS = (
         r"shl\.b64(\s+%rd\d+, %rd\d+, )52;",
         r"shl.b64\g<1>53;",
     ),
-    Plant("every rank pushes into the first one's place", pushed, WRONG, change=("rank", -1)),
+    Plant("a rank is taken for the one before it", pushed, f"{WRONG}|before", change=("rank", -1)),
     Plant(
         "a launch does not wait for the one before",
         decoded,
