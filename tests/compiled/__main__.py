@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.static.builds import package_kernels
 from tests.compiled.page import write_page
 
 QUICK = ("emulator", "few_goldens", "one_push")
@@ -69,6 +70,16 @@ def problems_of(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def never_launched(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the kernels of the package that no part launched, by architecture."""
+    kernels = {name.split(":")[1] for name in package_kernels()}
+    return [
+        f"sm_{arch}: no part launched {name}"
+        for arch in dict.fromkeys(part["arch"] for part in parts)
+        for name in sorted(kernels.difference(*(p["launches"] for p in parts if p["arch"] == arch)))
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.compiled", description=__doc__.split("\n")[0])
     parser.add_argument("--arch", type=int, nargs="+", choices=(80, 86, 89, 90), default=[90, 80])
@@ -88,6 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for problem in problems[:20]:
                 print(f"  {problem}")
             failed |= bool(problems)
+    if options.only is NORMAL:
+        for problem in never_launched(every):
+            print(problem)
+            failed = True
     if options.page:
         words = " ".join(sys.argv[1:] if arguments is None else arguments)
         print(write_page(options.page, every, f"python -m tests.compiled {words}"))

@@ -18,7 +18,8 @@ from tests.compiled.counts import ROWS, counted_step
 from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.emulator.report import Options
 from tests.compiled.plain_steps import Compared, plain_step
-from tests.compiled.planted import PLANTS, check_planted, pushed, weak_pushes
+from tests.compiled.planted import PLANTS, check_planted
+from tests.compiled.pushed_steps import lost, pushed, weak_pushes
 from tests.compiled.tiny_kernels import check_emulator
 from tests.support import golden, random_heads
 from tests.support.cases import uneven_shards
@@ -84,11 +85,10 @@ def goldens(gpu: EmulatedGpu, seconds: float, parts: Sequence[str] = EXACT) -> O
 def peers(
     gpu: EmulatedGpu,
     seconds: float,
-    parts: Sequence[str] = EXACT,
+    parts: Sequence[str] = ("heads", "changes", "verified"),
     worlds: Sequence[int] = (2, 3),
-    chunks: int = 2,
 ) -> Outcome:
-    """The committed tokens on virtual ranks, whose kernels push words into each other's memory.
+    """Committed tokens on virtual ranks, whose kernels push words into each other's memory.
 
     Programs run three at a time in a random order, and their stores wait as long as they may.
     """
@@ -96,7 +96,7 @@ def peers(
     for world_size in worlds:
         gpu.options = Options(order=world_size, programs=3, weak=True)
         world = VirtualWorld(uneven_shards(V, world_size))
-        options = {"exchange": "peer", "backend": "triton", "chunks": chunks}
+        options = {"exchange": "peer", "backend": "triton", "chunks": 2}
         makers = [
             _meeting(golden.maker(shard, group=ranks, **options), ranks)
             for shard, ranks in zip(world.shards, world.ranks, strict=True)
@@ -205,10 +205,10 @@ def few_goldens(gpu: EmulatedGpu, seconds: float) -> Outcome:
 
 
 def one_push(gpu: EmulatedGpu, seconds: float) -> Outcome:
-    """Two ranks that push, with stores that wait as long as they may."""
+    """Two ranks that push and lose each other, with stores that wait as long as they may."""
     gpu.options = Options(weak=True, order=2)
-    found = pushed(gpu)
-    return Outcome(rows=32, wrong=int(bool(found)), notes=[found] * bool(found))
+    notes = [found for found in (pushed(gpu), lost(gpu)) if found]
+    return Outcome(rows=88, wrong=len(notes), notes=notes)
 
 
 def counts(gpu: EmulatedGpu, seconds: float) -> Outcome:

@@ -24,11 +24,8 @@ from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.emulator.machine import Machine
 from tests.compiled.emulator.report import Fault
 from tests.compiled.plain_steps import plain_step
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
-from tpsample.ranks.virtual import VirtualWorld
-
-WRONG = "wrong"
-"""How a token or a number that is not the definition's is told."""
+from tests.compiled.pushed_steps import WRONG, pushed
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 
 
 def plain(gpu: EmulatedGpu) -> str:
@@ -43,35 +40,6 @@ def decoded(gpu: EmulatedGpu) -> str:
     out = LMHeadSampler(weight, backend="triton", max_rows=3)(hidden, batch, 0)
     expected = reference.sample(reference.logits(hidden, weight), batch, 0)
     return WRONG if (out.token_ids != expected.token_ids).any() else ""
-
-
-def pushed(gpu: EmulatedGpu) -> str:
-    """Two steps of two ranks, whose stores wait as long as they may."""
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(700, 64, generator=generator).round().bfloat16()
-    world = VirtualWorld([VocabShard.even(700, rank, 2) for rank in range(2)])
-    samplers = []
-    for shard, ranks in zip(world.shards, world.ranks, strict=True):
-        options = {"exchange": "peer", "backend": "triton", "max_rows": 8, "chunks": 2}
-        sampler = LMHeadSampler(weight[shard.start : shard.stop], group=ranks, **options)
-        exchange: Any = sampler.exchange
-        exchange.timeout_s = 0.2
-        samplers.append(sampler)
-    batch = SamplingBatch.from_params([SamplingParams(seed=r) for r in range(8)], vocab_size=700)
-    for position in range(2):
-        hidden = torch.randn(8, 64, generator=generator).round().bfloat16()
-        expected = reference.sample(reference.logits(hidden, weight), batch, position).token_ids
-        for out in world.step(samplers, hidden, batch, position):
-            if (out.token_ids != expected).any():
-                return WRONG
-    return weak_pushes(gpu)
-
-
-def weak_pushes(gpu: EmulatedGpu) -> str:
-    """Return which stores into other ranks' memory are not of system scope."""
-    opcodes = {opcode for kernel, opcode in gpu.report.far_stores if kernel == "lm_head_kernel"}
-    others = sorted(opcodes - {"st.global.wt.b64"})
-    return f"pushes by {others or 'no store'}" if others or not opcodes else ""
 
 
 def tiny(check: Callable[..., None], *arguments: Any) -> str:

@@ -16,4 +16,13 @@ tpsample/kernels/overlap.py
     parts of a row that no 16 bytes make
     - num_bytes % (32 * parts) == 0:
     + num_bytes % parts == 0:
+tpsample/kernels/inbox.py
+    compiled: an arrival neither releases nor acquires
+    - if tl.atomic_add(arrive, 1, sem="acq_rel", scope="gpu") == num_arrivals - 1:
+    + if tl.atomic_add(arrive, 1, sem="relaxed", scope="gpu") == num_arrivals - 1:
+    > compiled/test_compiled_kernels.py::test_what_compiled_kernels_of_sm_90_do[one_push]
+tpsample/kernels/epilogue.py
+    compiled: maxima that other programs need not see
+    - scope="gpu",
+    + scope="cta",
 """)
