@@ -32,7 +32,7 @@ def run_part(arch: int, name: str, seconds: float) -> dict[str, Any]:
         **found,
         "doubts": doubts,
         "launches": dict(report.launches),
-        "instructions": sum(report.executed.values()),
+        "instructions": sum(sum(each.executed.values()) for each in reports),
         "coverage": of_report(gpu),
         "processor_s": time.process_time(),
     }

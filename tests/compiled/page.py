@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ def write_page(folder: Path, parts: Sequence[dict[str, Any]], command: str) -> P
     cells = [(name, text.cell(value)) for name, value in facts.items() if value is not None]
     sections += ["## Machine", text.table(("name", "value"), cells)]
     folder.mkdir(parents=True, exist_ok=True)
+    kept = [{name: part[name] for name in part if name != "coverage"} for part in parts]
+    (folder / "result.json").write_text(json.dumps({**facts, "parts": kept}, indent=1) + "\n")
     page = folder / "README.md"
     page.write_text("\n\n".join(sections) + "\n")
     return page

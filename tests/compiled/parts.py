@@ -16,7 +16,7 @@ import torch
 from benchmarks.static.aot import GPUS
 from tests.compiled.counts import ROWS, counted_step
 from tests.compiled.emulator.gpu import EmulatedGpu
-from tests.compiled.emulator.report import Options
+from tests.compiled.emulator.report import Options, Report
 from tests.compiled.plain_steps import Compared, plain_step
 from tests.compiled.planted import PLANTS, check_planted
 from tests.compiled.pushed_steps import lost, pushed, weak_pushes
@@ -221,7 +221,7 @@ def planted(gpu: EmulatedGpu, seconds: float) -> Outcome:
     wrong = check_planted(gpu)
     count = sum(plant.arch in (0, gpu.arch) for plant in PLANTS)
     gpu.earlier.clear()  # whose doubts are those that were planted
-    gpu.report.doubts.clear()
+    gpu.report = Report()
     return Outcome(rows=count, wrong=len(wrong), notes=[f"{name}: {told}" for name, told in wrong])
 
 

@@ -50,6 +50,8 @@ def plain_step(
     rows = pick.choice([1, 3, 16, 17, 40, 64, 100]) if tile is None else tile.block_b - 1
     rows = min(rows, 64) if screened else rows
     v, d = pick.randint(1, 2500), pick.choice([40, 256, 256, 1000])
+    if tile is not None:  # more than one tile, and more than its stages
+        v, d = tile.block_v + 37, tile.block_d * (tile.num_stages + 1) + 8
     dtype = dtype or pick.choice([torch.bfloat16, torch.bfloat16, torch.float16, torch.float32])
     before = pick.choice([0, 0, 0, 1, 8])
     wide = torch.randn(v, d + before, generator=generator).to(dtype)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -42,7 +43,15 @@ def decoded(gpu: EmulatedGpu) -> str:
     return WRONG if (out.token_ids != expected.token_ids).any() else ""
 
 
-def tiny(check: Callable[..., None], *arguments: Any) -> str:
+def _logarithms(gpu: EmulatedGpu) -> str:
+    return _told(tiny_kernels.approximations, gpu)
+
+
+def _tiny(name: str) -> Callable[[EmulatedGpu], str]:
+    return lambda gpu: _told(getattr(tiny_kernels, name))
+
+
+def _told(check: Callable[..., None], *arguments: Any) -> str:
     try:
         check(*arguments)
     except AssertionError as error:
@@ -55,10 +64,10 @@ class Plant:
     """A defect.
 
     Attributes:
-        step: what runs with it; returns "", or what is wrong.
+        step: a function that runs with it; returns "", or what is wrong.
         told: a pattern that the fault, the doubt or the wrong result must match.
-        old, new: a pattern in the texts of `kernel`, and its replacement.
-        change: an argument's name and what is added to it.
+        old, new: a pattern in the texts of the step's kernel, and its replacement.
+        change: an argument's name and a number that is added to it.
         within: a defect of the emulator.
         arch: 0 for every architecture.
     """
@@ -68,14 +77,36 @@ class Plant:
     told: str
     old: str = ""
     new: str = ""
-    kernel: str = "lm_head_kernel"
     change: tuple[str, int] | None = None
     within: Callable[[], AbstractContextManager[Any]] | None = None
     arch: int = 0
 
 
-def _attribute(of: Any, name: str, new: Any) -> Callable[[], AbstractContextManager[Any]]:
-    return lambda: patch.object(of, name, new)
+_TEXTS = r"""
+plain | a kernel without barriers | race | bar\.sync\s+0; |
+plain | copies are not waited for | nobody wrote | cp\.async\.wait_group\s+\d+; |
+plain | too few copies waited for | nobody wrote|race | (cp\.async\.wait_group)\s+[1-9]; | \1 9;
+plain 90 | products are not waited for | wrong | wgmma\.wait_group\.sync\.aligned\s+\d+; |
+plain 90 | no fence before products | asynchronous proxy | fence\.proxy\.async[^;]*; |
+plain | a swizzle | wrong|wrote|race|shared | xor\.b32(\s+%r\d+, %r\d+, )(\d+); | or.b32\1\2;
+plain | a load without its mask | behind | @%p\d+ (ld\.global\.b32[^;]*;) | \1
+plain | rows past the edge | behind|before | min\.s32(\s+%r\d+), (%r\d+), %r\d+; | mov.b32\1, \2;
+plain | the noise takes its tail elsewhere | wrong | 0f3E800000; | 0f3F000000;
+plain | Philox multiplies signed numbers | wrong | mul\.wide\.u32 | mul.wide.s32
+plain | a lane takes another's maximum | wrong | (shfl\.sync\.bfly\.b32[^;]*), 16, 31 | \1, 2, 31
+decoded | subnormal numbers are flushed | wrong | fma\.rn\.f32 | fma.rn.ftz.f32
+decoded 90 | a launch does not wait | before it waits | griddepcontrol\.wait; |
+pushed | an arrival releases nothing | wrong | gpu\.acq_rel\.add | gpu.relaxed.add
+pushed | no barrier before arrivals | wrong | bar\.sync\s+0;((?:(?!bar\.sync).)*?acq_rel) | \1
+pushed | maxima of one program alone | scope .cta | gpu\.relaxed\.max\.s64 | cta.relaxed.max.s64
+pushed | a push that may stay in a cache | pushes by | st\.global\.wt | st.global
+pushed | the epoch is a bit off | wrong | shl\.b64(\s+%rd\d+, %rd\d+, )52; | shl.b64\g<1>53;
+"""
+"""Defects of texts: step and architecture, name, how it is told, pattern, replacement."""
+
+
+def _own_register(self: Machine, where: Any, mode: str, register: np.ndarray, *_: Any) -> Any:
+    return register[where]
 
 
 def _eight_ulp(self: Approximations, x: np.ndarray, flush: bool) -> np.ndarray:
@@ -87,133 +118,41 @@ def _truncated(x: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
-_BARRIER = r"bar\.sync\s+0;"
-_UNWRITTEN = "shared memory that nobody wrote"
-PLANTS = (
-    # Shared memory, asynchronous copies and products.
-    Plant("a kernel without barriers", plain, "race", _BARRIER),
-    Plant("copies are not waited for", plain, _UNWRITTEN, r"cp\.async\.wait_group\s+\d+;"),
-    Plant(
-        "a group of copies too few is waited for",
-        plain,
-        f"{_UNWRITTEN}|race|{WRONG}",
-        r"cp\.async\.wait_group\s+[1-9];",
-        "cp.async.wait_group 9;",
-    ),
-    Plant(
-        "products are not waited for",
-        plain,
-        WRONG,
-        r"wgmma\.wait_group\.sync\.aligned\s+\d+;",
-        arch=90,
-    ),
-    Plant(
-        "no fence before products",
-        plain,
-        "asynchronous proxy",
-        r"fence\.proxy\.async[^;]*;",
-        arch=90,
-    ),
-    Plant(
-        "a swizzle",
-        plain,
-        f"{WRONG}|{_UNWRITTEN}|race|shared",
-        r"xor\.b32(\s+%r\d+, %r\d+, )(\d+);",
-        r"or.b32\1\2;",
-    ),
-    # Addresses, masks and shards.
-    Plant("a load without its mask", plain, "behind", r"@%p\d+ (ld\.global\.b32[^;]*;)", r"\1"),
-    Plant(
-        "rows past the edge are read",
-        plain,
-        "behind|before",
-        r"min\.s32(\s+%r\d+), (%r\d+), %r\d+;",
-        r"mov.b32\1, \2;",
-    ),
-    Plant("a shard begins four ids later", plain, f"{WRONG}|before", change=("vocab_start", 4)),
-    Plant("a shard ends one id later", plain, f"{WRONG}|behind", change=("vocab_stop", 1)),
-    Plant(
-        "a row's stride is two bytes off",
-        plain,
-        "no multiple of|behind|wrong",
-        change=("stride_weight_v", 1),
-    ),
-    # Noise.
-    Plant("the noise takes its tail elsewhere", plain, WRONG, "0f3E800000;", "0f3F000000;"),
-    Plant("Philox multiplies signed numbers", plain, WRONG, r"mul\.wide\.u32", "mul.wide.s32"),
-    Plant(
-        "a lane takes another's maximum",
-        plain,
-        WRONG,
-        r"(shfl\.sync\.bfly\.b32[^;]*), 16, 31",
-        r"\1, 2, 31",
-    ),
-    Plant("subnormal numbers are flushed", decoded, WRONG, r"fma\.rn\.f32", "fma.rn.ftz.f32"),
-    # Order of memory.
-    Plant("an arrival releases nothing", pushed, WRONG, r"gpu\.acq_rel\.add", "gpu.relaxed.add"),
-    Plant(
-        "no barrier between the maxima and the arrival",
-        pushed,
-        WRONG,
-        r"bar\.sync\s+0;((?:(?!bar\.sync).)*?atom\.global\.gpu\.acq_rel)",
-        r"\1",
-    ),
-    Plant(
-        "maxima of one program alone",
-        pushed,
-        "scope .cta",
-        r"gpu\.relaxed\.max\.s64",
-        "cta.relaxed.max.s64",
-    ),
-    Plant("a push that may stay in a cache", pushed, "pushes by", r"st\.global\.wt", "st.global"),
-    Plant(
-        "the epoch is a bit off",
-        pushed,
-        WRONG,
-        r"shl\.b64(\s+%rd\d+, %rd\d+, )52;",
-        r"shl.b64\g<1>53;",
-    ),
-    Plant("a rank is taken for the one before it", pushed, f"{WRONG}|before", change=("rank", -1)),
-    Plant(
-        "a launch does not wait for the one before",
-        decoded,
-        "before it waits",
-        r"griddepcontrol\.wait;",
-        kernel="decode_kernel",
-        arch=90,
-    ),
-    # The emulator.
-    Plant(
-        "emulator: a logarithm is 8 ulp off",
-        lambda gpu: tiny(tiny_kernels.approximations, gpu),
-        "times its bound",
-        within=_attribute(Approximations, "lg2", _eight_ulp),
-    ),
-    Plant(
-        "emulator: bf16 is truncated",
-        lambda gpu: tiny(tiny_kernels.arithmetic),
-        WRONG,
-        within=_attribute(arithmetic, "to_bfloat", _truncated),
-    ),
-    Plant(
-        "emulator: barriers hold nobody",
-        plain,
-        f"race|{WRONG}|{_UNWRITTEN}",
-        within=_attribute(Machine, "arrive", lambda self, where, *_: where),
-    ),
-    Plant(
-        "emulator: lanes keep their own",
-        lambda gpu: tiny(tiny_kernels.reductions),
-        WRONG,
-        within=_attribute(Machine, "shuffle", lambda self, where, mode, a, *_: a[where]),
-    ),
-    Plant(
-        "emulator: groups of copies are forgotten",
-        lambda gpu: tiny(tiny_kernels.dots),
-        f"{WRONG}|{_UNWRITTEN}",
-        within=_attribute(Machine, "commit_copies", lambda self, where: None),
-    ),
-)
+def _plants() -> Iterator[Plant]:
+    steps: dict[str, Callable[[EmulatedGpu], str]] = {
+        "plain": plain, "decoded": decoded, "pushed": pushed,
+    }  # fmt: skip
+    for line in _TEXTS.strip().splitlines():
+        where, name, told, old, new = f"{line} ".split(" | ")
+        step, _, arch = where.partition(" ")
+        yield Plant(name, steps[step], told, old, new.strip(), arch=int(arch or 0))
+    for name, told, argument, more in (
+        ("a shard begins four ids later", "wrong|before", "vocab_start", 4),
+        ("a shard ends one id later", "wrong|behind", "vocab_stop", 1),
+        ("a row's stride is two bytes off", "no multiple|behind|wrong", "stride_weight_v", 1),
+    ):
+        yield Plant(name, plain, told, change=(argument, more))
+    yield Plant("a rank is taken for the one before", pushed, "wrong|before", change=("rank", -1))
+    for name, step, told, of, attribute, new in (
+        (
+            "a logarithm is 8 ulp off",
+            _logarithms,
+            "times its bound",
+            Approximations,
+            "lg2",
+            _eight_ulp,
+        ),
+        ("bf16 is truncated", _tiny("arithmetic"), WRONG, arithmetic, "to_bfloat", _truncated),
+        ("barriers hold nobody", plain, "race", Machine, "arrive", lambda self, where, *_: where),
+        ("lanes keep their own", _tiny("reductions"), WRONG, Machine, "shuffle", _own_register),
+        ("copies are in no group", _tiny("dots"), WRONG, Machine, "commit_copies", lambda *_: None),
+    ):
+        yield Plant(
+            f"emulator: {name}", step, told, within=partial(patch.object, of, attribute, new)
+        )
+
+
+PLANTS = tuple(_plants())
 
 
 def noticed(gpu: EmulatedGpu, plant: Plant | None, step: Callable[[EmulatedGpu], str]) -> str:
@@ -236,7 +175,8 @@ def noticed(gpu: EmulatedGpu, plant: Plant | None, step: Callable[[EmulatedGpu],
 
 
 def _edited(text: str, plant: Plant) -> str:
-    if f".entry {plant.kernel}(" not in text:
+    kernel = "decode_kernel" if "griddepcontrol" in plant.old else "lm_head_kernel"
+    if f".entry {kernel}(" not in text:
         return text
     return re.sub(plant.old, plant.new, text, flags=re.DOTALL)
 

@@ -65,11 +65,6 @@ def larger(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
     return _canonical(found)
 
 
-def smaller(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
-    """Return the minimum, by the rules of `larger`."""
-    return _canonical(-larger(-a, -b, nan))
-
-
 def _canonical(x: np.ndarray) -> np.ndarray:
     bad = np.isnan(x)
     if np.any(bad):
@@ -133,10 +128,3 @@ def to_integer(x: np.ndarray, mode: str, bits: int, signed: bool) -> np.ndarray:
     found = np.where((x >= low) & (x < float(high)), x, 0).astype(kind)
     found = np.where(x < low, kind.type(low), found)
     return np.where(x >= float(high), kind.type(high), found)
-
-
-def high_product(a: np.ndarray, b: np.ndarray, bits: int, signed: bool) -> np.ndarray:
-    """`mul.hi` of 32 bits."""
-    assert bits == 32, bits
-    wide = np.int64 if signed else np.uint64
-    return (np.asarray(a).astype(wide) * np.asarray(b).astype(wide)) >> wide(32)

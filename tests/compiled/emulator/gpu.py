@@ -86,8 +86,9 @@ class EmulatedGpu:
         return gpu
 
     def reset(self, **options: Any) -> Report:
-        """Begin a new report, with new options; return the old report."""
-        old, self.report, self.options = self.report, Report(), Options(**options)
+        """Begin a new report, with new options; return the old one. Launches and coverage go on."""
+        old, self.options = self.report, Options(**options)
+        self.report = Report(launches=old.launches, coverage=old.coverage)
         self.earlier.append(old)
         return old
 

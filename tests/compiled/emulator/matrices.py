@@ -16,16 +16,14 @@ from tests.compiled.emulator.threads import Where
 
 ROW, PAIR = np.arange(32) // 4, np.arange(32) % 4
 """Of a lane: its row in a fragment of 8 rows, and its place among the four lanes of a row."""
-_SIZES = {"bf16": 2, "f16": 2, "s8": 1, "u8": 1, "tf32": 4}
+_SIZES = {"bf16": 2, "f16": 2, "s8": 1}
 
 
 def decode(bits: np.ndarray, kind: str) -> np.ndarray:
     """Return the numbers of registers or of memory, exact, along the last axis."""
     bits = np.ascontiguousarray(bits)
-    if kind == "tf32":
-        found = (bits & np.uint32(0xFFFFE000)).view(np.float32)
-    elif kind in ("s8", "u8"):
-        found = bits.view(np.int8 if kind == "s8" else np.uint8)
+    if kind == "s8":
+        found = bits.view(np.int8)
     elif kind == "bf16":
         found = (bits.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:

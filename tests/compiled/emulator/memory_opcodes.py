@@ -8,7 +8,7 @@ from tests.compiled.emulator.operands import Operands, dtype_of
 from tests.compiled.emulator.ptx import Instruction
 
 _ATOMICS = ("add", "max", "min", "or", "and")
-_MATRIX_TYPES = r"bf16|f16|tf32|s8|u8|f32|s32"
+_MATRIX_TYPES = r"bf16|f16|s8|f32|s32"
 
 
 def space_of(i: Instruction) -> str:
@@ -51,9 +51,6 @@ class MemoryOpcodes(Operands):
     def _op_atom(self, i, at):
         call = self._atomic(i, i.operands[1], i.operands[2], at)
         return [f"x = {call}", *self._into(i.operands[0], i.opcode[-1], "x")]
-
-    def _op_red(self, i, at):
-        return [self._atomic(i, i.operands[0], i.operands[1], at)]
 
     def _atomic(self, i: Instruction, to: str, value: str, at: int) -> str:
         t = i.opcode[-1]

@@ -69,15 +69,13 @@ class Opcodes(Operands):
         return self._product(i, i.operands[3])
 
     def _product(self, i: Instruction, addend: str | None = None) -> list[str]:
-        self._allow(i, "lo", "hi", "wide")
+        self._allow(i, "lo", "wide")
         mode, kind, bits = i.opcode[1], i.opcode[-1][0], int(i.opcode[-1][1:])
         a, b = (self._source(x, i.opcode[-1]) for x in i.operands[1:3])
         out, text = i.opcode[-1], f"{a} * {b}"
         if mode == "wide":
             out, wide = f"{kind}{2 * bits}", dtype_of(kind, 2 * bits)
             text = f"{cast(a, wide)} * {cast(b, wide)}"
-        elif mode == "hi":
-            text = f"N.high_product({a}, {b}, {bits}, {kind == 's'})"
         if addend is not None:
             text = f"({text}) + {self._source(addend, out)}"
         return self._into(i.operands[0], out, text)
@@ -100,18 +98,17 @@ class Opcodes(Operands):
         self._allow(i)
         return self._result(i, "np.fmod({}, {})".format(*self._given(i, 2)))
 
-    def _extreme(self, i: Instruction, integer: str, real: str) -> list[str]:
+    def _op_min(self, i, at):
+        self._allow(i)
+        assert i.opcode[-1][0] != "f", i.name
+        return self._result(i, "np.minimum({}, {})".format(*self._given(i, 2)))
+
+    def _op_max(self, i, at):
         self._allow(i, "NaN")
         a, b = self._given(i, 2)
         if i.opcode[-1][0] == "f":
-            return self._result(i, f"N.{real}({a}, {b}, {'NaN' in i.opcode})")
-        return self._result(i, f"np.{integer}({a}, {b})")
-
-    def _op_min(self, i, at):
-        return self._extreme(i, "minimum", "smaller")
-
-    def _op_max(self, i, at):
-        return self._extreme(i, "maximum", "larger")
+            return self._result(i, f"N.larger({a}, {b}, {'NaN' in i.opcode})")
+        return self._result(i, f"np.maximum({a}, {b})")
 
     def _prefix(self, i: Instruction, text: str) -> list[str]:
         self._allow(i)

@@ -16,7 +16,7 @@ from tests.compiled.emulator.memory_opcodes import MemoryOpcodes
 from tests.compiled.emulator.opcodes import Opcodes
 from tests.compiled.emulator.ptx import Instruction, Kernel
 
-ENDS = ("bra", "ret", "exit", "bar", "barrier", "trap")
+ENDS = ("bra", "ret", "exit", "bar", "barrier")
 """Opcodes behind which a block ends."""
 
 
@@ -54,7 +54,7 @@ class Translation(Opcodes, MemoryOpcodes):
         """Return the atomics whose result is read nowhere; a move of zero goes before each."""
         read: Counter[str] = Counter()
         for i in self.kernel.instructions:
-            written = 1 if i.opcode[0] not in ("st", "red", "cp") else 0
+            written = 1 if i.opcode[0] not in ("st", "cp") else 0
             for operand in i.operands[written:]:
                 text = " ".join(operand) if isinstance(operand, list) else operand
                 read.update(re.findall(r"%\w+", text))
@@ -98,8 +98,6 @@ class Translation(Opcodes, MemoryOpcodes):
                 return [f"return [({target}, I)]"]
             lines = f"T, F = M.those(I, {self._guard(i)}, {at})"
             return [lines, f"return [({target}, T), ({at + 1}, F)]"]
-        if op == "trap":
-            return [f"M.fault(I, {at}, 'trap')"]
         if i.guard is not None:
             raise NotImplementedError("a barrier with a predicate")
         if i.opcode[1] == "warp":
