@@ -17,6 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.lab.machine import describe
 from benchmarks.static.builds import package_kernels
 from tests.compiled.page import write_page
 
@@ -88,9 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write a page there")
     options = parser.parse_args(arguments)
-    work = [(arch, name, options.seconds) for arch in options.arch for name in options.only]
-    failed = False
-    every = []
+    work = [(arch, name, options.seconds) for name in options.only for arch in options.arch]
+    failed, every, facts = False, list[dict[str, Any]](), describe(torch.device("cpu"))
     with ThreadPoolExecutor(options.processes) as pool:
         for found in pool.map(run, work):
             every.append(found)
@@ -99,13 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for problem in problems[:20]:
                 print(f"  {problem}")
             failed |= bool(problems)
+            if options.page:  # anew after each part, because a run may be ended
+                write_page(options.page, every, facts)
     if options.only is NORMAL:
         for problem in never_launched(every):
             print(problem)
             failed = True
-    if options.page:
-        words = " ".join(sys.argv[1:] if arguments is None else arguments)
-        print(write_page(options.page, every, f"python -m tests.compiled {words}"))
     print("some parts fail" if failed else "all parts hold")
     return int(failed)
 

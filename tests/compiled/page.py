@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.lab import text
-from benchmarks.lab.machine import describe
 from tests.compiled.coverage import Covered, merged, never_ran
 
 _MOST = 40
 """Source lines that never ran and are named, of each kernel."""
 
 
-def write_page(folder: Path, parts: Sequence[dict[str, Any]], command: str) -> Path:
-    """Write what came of the parts; return the page's path."""
+def write_page(folder: Path, parts: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
+    """Write what came of the parts, and `benchmarks.lab.machine.describe` of the machine."""
     archs = sorted({part["arch"] for part in parts})
     sections = [
         "# Compiled kernels on emulated GPUs",
@@ -33,15 +30,12 @@ def write_page(folder: Path, parts: Sequence[dict[str, Any]], command: str) -> P
             *_counts(arch, of_arch),
             *_coverage(arch, merged(p["coverage"] for p in of_arch)),
         ]
-    facts = {**describe(torch.device("cpu")), "command": command}
     cells = [(name, text.cell(value)) for name, value in facts.items() if value is not None]
     sections += ["## Machine", text.table(("name", "value"), cells)]
     folder.mkdir(parents=True, exist_ok=True)
     kept = [{name: part[name] for name in part if name != "coverage"} for part in parts]
     (folder / "result.json").write_text(json.dumps({**facts, "parts": kept}, indent=1) + "\n")
-    page = folder / "README.md"
-    page.write_text("\n\n".join(sections) + "\n")
-    return page
+    (folder / "README.md").write_text("\n\n".join(sections) + "\n")
 
 
 def _verdicts(parts: Sequence[dict[str, Any]]) -> str:
