@@ -31,7 +31,7 @@ def write_page(folder: Path, parts: Sequence[dict[str, Any]], facts: dict[str, A
             *_coverage(arch, merged(p["coverage"] for p in of_arch)),
         ]
     cells = [(name, text.cell(value)) for name, value in facts.items() if value is not None]
-    sections += ["## Machine", text.table(("name", "value"), cells)]
+    sections += ["## Machine", text.table(("name", "value"), cells, right=2)]
     folder.mkdir(parents=True, exist_ok=True)
     kept = [{name: part[name] for name in part if name != "coverage"} for part in parts]
     (folder / "result.json").write_text(json.dumps({**facts, "parts": kept}, indent=1) + "\n")
@@ -99,5 +99,5 @@ def _coverage(arch: int, kernels: dict[str, Covered]) -> list[str]:
     return [
         f"## Coverage on sm_{arch}",
         "Of all PTX texts of a kernel; a source line ran if it ran in one of them.",
-        text.table(header, rows),
+        text.table(header, rows, right=len(header)),
     ]

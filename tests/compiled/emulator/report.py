@@ -23,6 +23,7 @@ class Options:
         weak: stores wait in the program, and become visible to others in any allowed order.
         count: accesses of memory are counted.
         truncate: tensor cores round sums toward zero.
+        max_threads: of programs that run at once.
         noise: the seed of errors of approximate instructions, see `approximations`; or None.
         sign: of all these errors, -1 or 1; 0 draws it.
     """
