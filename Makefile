@@ -1,4 +1,4 @@
-# make demo | test | pytest | mutants | soak | bench | scaling | engines | hosts | gpu | docs | lint | clean. Each makes the environment .venv on first use.
+# make demo | test | pytest | mutants | soak | compiled | bench | scaling | engines | hosts | gpu | docs | lint | clean. Each makes the environment .venv on first use.
 #
 #   PYTHON  interpreter of the environment, 3.11 or later
 #   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cpu,hf,mpi,bench,test,docs,dev,cu12
@@ -19,7 +19,7 @@ export NPROC PROMPT MODEL
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
 
-.PHONY: demo test pytest mutants soak bench scaling engines hosts gpu docs lint clean
+.PHONY: demo test pytest mutants soak compiled bench scaling engines hosts gpu docs lint clean
 
 demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
@@ -38,6 +38,10 @@ mutants: $(INSTALLED)
 
 soak: $(INSTALLED)
 	.venv/bin/pytest -m long -s
+
+# Compiled kernels on emulated GPUs, sm_80 and sm_90.
+compiled: $(INSTALLED)
+	.venv/bin/python -m tests.compiled --processes 2
 
 bench: $(INSTALLED)
 	.venv/bin/python -m benchmarks.run $(BENCH)

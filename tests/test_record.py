@@ -78,7 +78,7 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
         (verdict,) = verify_record(tmp_path / "step")
         assert verdict.near_tie == verdict.confirmed == near
         logits = reference.logits(case.hidden_states, weight)
-        exact = record_module.sampled_again(read(tmp_path / "step"), range(1), logits, near_tie=0.0)
+        exact = record_module.sampled_again(read(tmp_path / "step"), range(1), logits, exact=True)
         assert not next(exact).confirmed
     cold = replace(case.params[0], temperature=1e-4, top_k=1, seed=3)
     weight[1] = weight[0] - 2**-22  # 4e-3 below in units of T: the best score, and cut by top_k
@@ -88,6 +88,30 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
     out.token_ids[0], out.seeds[0] = 1, 3
     write_record(tmp_path / "step", case.hidden_states, weight, cold, 0, out)
     assert not verify_record(tmp_path / "step")[0].confirmed
+
+
+def test_a_near_tie_allows_for_the_sum_of_a_logit(tmp_path):
+    """4096 terms and a logit of 16: a GPU's fp32 sum may be 2.4e-4 from the exact one."""
+    hidden_states, weight = torch.ones(1, 4096), torch.zeros(3, 4096)
+    weight[0], weight[1], weight[2] = 2.0**-8, 2.0**-8, 2.0**-8
+    weight[1, 0] -= 2e-4
+    weight[2, 0] -= 4e-4
+    params = [SamplingParams(temperature=0)]
+    out = Case(hidden_states, weight, params, torch.zeros(1).long()).oracle()
+    for token_id, near in ((0, False), (1, True), (2, False)):
+        out.token_ids[0] = token_id
+        write_record(tmp_path / "step", hidden_states, weight, params, 0, out)
+        (verdict,) = verify_record(tmp_path / "step")
+        assert verdict.near_tie == near and verdict.confirmed == (token_id < 2)
+
+
+def test_the_bound_of_a_near_tie_is_its_formula():
+    logits = torch.tensor([[8.0, -1e9], [0.5, -3.0], [torch.nan, 0.0], [1.0, 4.0]])
+    temperature = torch.tensor([0.5, 1.0, 0.0, 0.01])
+    found = reference.near_tie(logits, temperature, 1024)
+    scale = torch.tensor([8 * 2.8853901, 1.4426950, 1.0, 4 * 14.426950])
+    torch.testing.assert_close(found, reference.NEAR_TIE + scale * 2.0**-18)
+    assert (reference.near_tie(logits, temperature, 0) == reference.NEAR_TIE).all()
 
 
 @pytest.mark.parametrize(

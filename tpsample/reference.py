@@ -5,13 +5,15 @@ Everything else in this package must return these tokens.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.checks import check_num_samples, positions_tensor
 from tpsample.core.order import below_top, candidates, mass_limit, masses, order_words
-from tpsample.core.row_noise import RowNoise, SeedSource, safe_temperature
+from tpsample.core.row_noise import GREEDY_BELOW, RowNoise, SeedSource, safe_temperature
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.noise import check_rounds
@@ -22,7 +24,16 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step_batch import StepBatch
 
 NEAR_TIE = 4e-5
-"""Two devices may draw different tokens only where the two best scores of a row are closer."""
+"""How far the noise of a token may be from that of another device, whose log2 is another."""
+
+_SUM_ERROR = 2.0**-28
+"""How far a sum in fp32 may be from the exact one, per term and unit of the largest logit.
+
+A tensor core truncates its accumulator every 16 terms, by half of 2^-23 of it. Products of fp32,
+which are added one by one and rounded to nearest, stay below."""
+
+_COLDEST = 0.1
+"""Below this temperature no more is allowed: the score of a logit grows with 1 / T."""
 
 
 def logits(
@@ -72,11 +83,31 @@ def scores(
         random row    fma(logit, log2 e / T, -L(seed, position, sample, token id))
         greedy row    logit, both of the processed logits
 
-    Two devices may differ in the last bits of L, hence in a token only where the two best scores
-    of the row lie within 4e-5. Arguments are those of `sample`.
+    Two devices may differ in the last bits of L and of a logit, hence in a token only where the two
+    best scores of the row lie within `near_tie`. Arguments are those of `sample`.
     """
     row_noise = _row_noise(logits, batch, positions, sample + 1, philox_rounds)
     return score_tile(processed_logits(logits, batch), 0, row_noise, sample)
+
+
+def near_tie(logits: Tensor, temperature: Tensor, hidden_size: int) -> Tensor:
+    """Return how near two scores [B] are that a GPU and a CPU may take one for the other.
+
+        4e-5 + 2^-28 · D · max(1, |largest logit|) · log2 e / T       T at least 0.1; greedy: 1
+
+    The first part is the noise's, for any accuracy of log2 that a GPU documents. The second is the
+    error of a fp32 sum of D products, whose partial sums are about as large as the logits that win.
+
+    Args:
+        logits: [B, V], raw.
+        temperature: fp32 [B].
+        hidden_size: D; 0 where the caller computed the logits.
+    """
+    largest = logits.masked_fill(~logits.isfinite(), -torch.inf).amax(dim=1).abs()
+    largest = largest.masked_fill(largest == torch.inf, 0).clamp(min=1)
+    scale = math.log2(math.e) / temperature.clamp(min=_COLDEST)
+    random = temperature >= GREEDY_BELOW
+    return NEAR_TIE + _SUM_ERROR * hidden_size * largest * scale.where(random, 1.0)
 
 
 def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:

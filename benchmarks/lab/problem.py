@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,16 +12,6 @@ from torch import Tensor
 
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, reference
 from tpsample.local.tile_table import Tile
-from tpsample.reference import NEAR_TIE
-
-_LOGIT_ERROR = 6e-9
-"""How far apart two logits may be pushed, per unit of D, where the oracle sums in float64: tensor
-cores truncate their fp32 accumulator every 16 products, half of 2^-23 each time for a sum between
-1 and 2, twice that for one up to 4, always towards 0. At D = 8192 and T = 0.5 that makes 1.4e-4 of
-score, more than `NEAR_TIE`."""
-
-_COLDEST = 0.1
-"""Below this temperature no more is allowed: the score of a logit grows with 1 / T."""
 
 _ORACLE_ROWS = 64
 
@@ -48,12 +37,6 @@ class Compared:
             self.near_ties + other.near_ties,
             max(self.largest_gap, other.largest_gap),
         )
-
-
-def near_tie(temperature: Tensor, hidden_size: int) -> Tensor:
-    """Gap [B] below which scores tie, in base 2 or, for greedy rows, in logits."""
-    scale = math.log2(math.e) / temperature.clamp(min=_COLDEST)
-    return NEAR_TIE + _LOGIT_ERROR * hidden_size * torch.where(temperature > 0, scale, 1.0)
 
 
 @dataclass(frozen=True)
@@ -189,7 +172,8 @@ def gate(
     gap = torch.where(in_range, best - score, torch.inf)
     differs = got != expected
     on_gpu = logits.device.type == "cuda"
-    wrong = differs & ~(on_gpu & (gap < near_tie(batch.temperature, hidden_size)))
+    near = reference.near_tie(logits, batch.temperature, hidden_size)
+    wrong = differs & ~(on_gpu & (gap < near))
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise WrongToken(

@@ -13,13 +13,11 @@ from benchmarks.lab import baselines, harness, machine, plots, quiet, reads
 from benchmarks.lab.harness import Benchmark, Run, execute
 from benchmarks.lab.page import write_page
 from benchmarks.lab.problem import (
-    NEAR_TIE,
     Compared,
     Problem,
     WrongToken,
     make_sampler,
     make_weight,
-    near_tie,
 )
 from benchmarks.lab.results import RESULT, View, row
 from benchmarks.lab.shapes import TINY, Shape
@@ -44,13 +42,6 @@ class TestGate:
             token_ids[2] = wrong
             with pytest.raises(WrongToken, match="row 2, sample 0"):
                 problem.check(token_ids)
-
-    def test_a_near_tie_allows_for_the_sum_of_a_logit(self):
-        temperature = torch.tensor([0.0, 0.5, 1.0, 0.01])
-        assert torch.all(near_tie(temperature, 0) == NEAR_TIE)
-        logit = 6e-9 * 8192
-        scores = torch.tensor([1.0, 2.8854, 1.4427, 14.427]) * logit
-        torch.testing.assert_close(near_tie(temperature, 8192), NEAR_TIE + scores)
 
     def test_sees_ids_that_change_while_they_are_timed(self):
         problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 2)

@@ -152,7 +152,7 @@ tpsample/cli/check.py
     > test_a_wrong_token_fails_the_command
 tpsample/record/verify.py
     any token of a record is a near tie
-    - near = apart < near_tie
+    - near = apart < near_tie[row] and not exact
     + near = apart < torch.inf
     > test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not
     a filtered token of a record is a near tie

@@ -108,7 +108,6 @@ CHECKED = """
 import sys
 import numba
 from tests.native.test_guarded import stories
-import tpsample.native.draw
 
 assert numba.config.BOUNDSCHECK
 stories(*map(int, sys.argv[1:])).require_none_wrong("guarded, bounds checked")

@@ -13,7 +13,6 @@ from tpsample.distributed import Job
 from tpsample.ranks.ranks import Ranks
 from tpsample.record.format import Record
 from tpsample.record.verify import SAMPLED_LOGITS, logits_of, sampled_again
-from tpsample.reference import NEAR_TIE
 from tpsample.sampler import LMHeadSampler
 
 
@@ -27,7 +26,7 @@ def told(
     Args:
         compared: tokens looked at.
         differ: of these, tokens that are not what one rank and the oracle give.
-        near_ties: differences from the oracle excused because its scores tie within NEAR_TIE.
+        near_ties: differences from the oracle excused because its scores tie.
         same_on_every_rank: all ranks emitted the same sequences.
     """
     ok = compared > 0 and differ == 0 and same_on_every_rank
@@ -53,13 +52,13 @@ def check(
     one_rank = LMHeadSampler(
         weight, group=Ranks(), bias=bias, max_rows=most, backend=backend, **head
     )
-    near_tie = 0.0 if backend == "torch" and job.device.type == "cpu" else NEAR_TIE
+    exact = backend == "torch" and job.device.type == "cpu"
     differ = near_ties = 0
     for rows, logits in logits_of(record, own, weight, bias, head):
         part, batch = record.part(rows), record.batch(rows, len(weight))
         again = one_rank(part["hidden_states"], batch, part["positions"]).token_ids
         right = (again == part["token_ids"]).tolist()
-        verdicts = sampled_again(record, rows, logits, near_tie=near_tie)
+        verdicts = sampled_again(record, rows, logits, exact=exact)
         for alone, verdict in zip(right, verdicts, strict=True):
             confirmed = alone and verdict.confirmed
             differ += not confirmed

@@ -25,7 +25,6 @@ from tpsample.integrations import TRIED, check_version
 from tpsample.ranks.process import ranks_of
 from tpsample.record.format import Record
 from tpsample.record.verify import sampled_again
-from tpsample.reference import NEAR_TIE
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
@@ -180,8 +179,8 @@ def _self_check(job: Job, exchange: str, backend: BackendName, seconds: float) -
         given = {"hidden_states": hidden_states, "positions": torch.full_like(out.seeds, steps)}
         drawn = {"seeds": out.seeds, "status": out.status, "token_ids": out.token_ids}
         record = Record({**given, **drawn}, params, {}, {})
-        near_tie = 0.0 if job.device.type == "cpu" else NEAR_TIE
-        verdicts = sampled_again(record, range(_ROWS), logits, near_tie=near_tie)
+        exact = job.device.type == "cpu"
+        verdicts = sampled_again(record, range(_ROWS), logits, exact=exact)
         wrong += sum(not verdict.confirmed for verdict in verdicts)
         steps += 1
         # All ranks stop in the same step: when the first of them says so.

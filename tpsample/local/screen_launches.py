@@ -157,6 +157,7 @@ class Screen:
             enable_fp_fusion=False,
         )
         copy = self.copy
+        padded = copy.quantised.shape[1]
         screen_kernel[(-(-self.num_groups * GROUP // tile.block_v),)](
             **rows,
             copy_ptr=copy.quantised,
@@ -168,13 +169,13 @@ class Screen:
             **self._common,
             upper_ptr=self.tops,
             stride_upper=self.tops.stride(0),
-            PADDED_SIZE=copy.quantised.shape[1],
+            PADDED_SIZE=padded,
             BLOCK_V=tile.block_v,
             BLOCK_B=tile.block_b,
             BLOCK_D=tile.block_d,
             BLOCK_E=screen_block_e(tile, has_edits(controls)),
             OVERLAP=self._overlap,
-            PREFETCH=tile.num_stages * tile.block_d if self._overlap else 0,
+            PREFETCH=min(tile.num_stages * tile.block_d, padded) if self._overlap else 0,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             launch_pdl=self._overlap,

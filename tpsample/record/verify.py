@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tpsample import reference
 from tpsample.record.format import LoadHead, Record, read
-from tpsample.reference import NEAR_TIE
 
 LOGITS = 2**24
 """As many at a time are computed, or D rows of them, which are no more than the head has values."""
@@ -29,7 +28,8 @@ class RowVerdict:
     Attributes:
         recorded, expected: token ids, one per sample, and the status behind them.
         gap: how far the recorded token's score is below the best, where near_tie is true.
-        near_tie: every token that differs lies within NEAR_TIE of the best and is in the kept set.
+        near_tie: every token that differs is in the kept set, and so near to the best that devices
+            may differ.
     """
 
     recorded: tuple[list[int], int]
@@ -90,12 +90,12 @@ def _slices(whole: range, length: int) -> Iterator[range]:
 
 
 def sampled_again(
-    record: Record, rows: range, logits: Tensor, *, near_tie: float = NEAR_TIE
+    record: Record, rows: range, logits: Tensor, *, exact: bool = False
 ) -> Iterator[RowVerdict]:
     """Yield the verdicts on rows whose raw logits these are.
 
     Args:
-        near_tie: a token in the kept set may score so much less than the best.
+        exact: no other token is confirmed, because the record is of the definition itself.
     """
     batch = record.batch(rows, logits.shape[1])
     part, rounds = record.part(rows), record.philox_rounds
@@ -115,6 +115,7 @@ def sampled_again(
             return torch.inf
         return float(scores(sample)[row, expected] - scores(sample)[row, recorded])
 
+    near_tie = reference.near_tie(logits, batch.temperature, part["hidden_states"].shape[1])
     recorded, expected = (
         list(zip(ids.view(len(rows), -1).tolist(), codes.tolist(), strict=True))
         for ids, codes in ((part["token_ids"], part["status"]), (again.token_ids, again.status))
@@ -124,5 +125,5 @@ def sampled_again(
         for sample, (theirs, ours) in enumerate(zip(one[0], other[0], strict=True)):
             if near and theirs != ours:
                 apart = max(apart, gap(row, sample, theirs, ours))
-                near = apart < near_tie
+                near = apart < near_tie[row] and not exact
         yield RowVerdict(one, other, apart, near and one[0] != other[0])

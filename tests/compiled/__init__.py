@@ -1,0 +1,1 @@
+"""The compiled kernels, executed without a GPU: `python -m tests.compiled`."""

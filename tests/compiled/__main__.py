@@ -1,0 +1,115 @@
+"""Runs the compiled kernels on emulated GPUs.
+
+    python -m tests.compiled [--arch 80 90] [--only PART …] [--seconds 60] [--page FOLDER]
+
+Prints a line per part, and exits with 1 if a token is wrong or a kernel did what it may not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.lab.machine import describe
+from benchmarks.static.builds import package_kernels
+from tests.compiled.page import write_page
+
+QUICK = ("emulator", "few_goldens", "one_push")
+"""The parts that `make test` runs, on sm_90."""
+NORMAL = ("goldens", "peers", "plain", "tiles", "stories", "planted", "counts", "emulator")
+PARTS = tuple(dict.fromkeys((*NORMAL, *QUICK)))
+LIMIT_S = 1800
+"""A part that takes so long hangs."""
+
+
+def run(work: tuple[int, str, float]) -> dict[str, Any]:
+    """Run a part in a process of its own, which compiles kernels and does not interpret them."""
+    arch, name, seconds = work
+    command = (sys.executable, "-m", "tests.compiled.one_part", str(arch), name, str(seconds))
+    env = os.environ | {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        return _ended(arch, name, str(error))
+    try:
+        return json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return _ended(arch, name, f"exit status {done.returncode}\n{done.stderr[-3000:]}")
+
+
+def _ended(arch: int, name: str, why: str) -> dict[str, Any]:
+    empty: dict[str, Any] = {"doubts": {}, "launches": {}, "coverage": {}, "processor_s": 0.0}
+    return {"arch": arch, "part": name, "fault": why, "trace": why, **empty}
+
+
+def line_of(found: dict[str, Any]) -> str:
+    """Return what came of a part, for people."""
+    counts = ("rows", "wrong", "near_ties")
+    what = ", ".join(f"{found[name]} {name.replace('_', ' ')}" for name in counts if name in found)
+    if found.get("error"):
+        what += f", scores within {found['error']:.2g}, {found['of_bound']:.2f} of the bound"
+    return (
+        f"sm_{found['arch']} {found['part']}: {what or 'ended'}, {len(found['doubts'])} doubts, "
+        f"{sum(found['launches'].values())} launches of {len(found['launches'])} kernels, "
+        f"{found['processor_s']:.0f} s"
+    )
+
+
+def problems_of(found: dict[str, Any]) -> list[str]:
+    """Return what is wrong with a part; nothing, if all is as it must be."""
+    return [
+        *found.get("notes", ()),
+        *(f"{times} times: {text}" for text, times in found["doubts"].items()),
+        *([found["trace"]] if "fault" in found else []),
+    ]
+
+
+def never_launched(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the kernels of the package that no part launched, by architecture."""
+    kernels = {name.split(":")[1] for name in package_kernels()}
+    return [
+        f"sm_{arch}: no part launched {name}"
+        for arch in dict.fromkeys(part["arch"] for part in parts)
+        for name in sorted(kernels.difference(*(p["launches"] for p in parts if p["arch"] == arch)))
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tests.compiled", description=__doc__.split("\n")[0])
+    parser.add_argument("--arch", type=int, nargs="+", choices=(80, 86, 89, 90), default=[90, 80])
+    parser.add_argument("--only", metavar="PART", nargs="+", choices=PARTS, default=NORMAL)
+    parser.add_argument("--seconds", type=float, default=60, help="of random steps in each part")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="write a page there")
+    options = parser.parse_args(arguments)
+    work = [(arch, name, options.seconds) for name in options.only for arch in options.arch]
+    failed, every, facts = False, list[dict[str, Any]](), describe(torch.device("cpu"))
+    with ThreadPoolExecutor(options.processes) as pool:
+        for found in pool.map(run, work):
+            every.append(found)
+            print(line_of(found), flush=True)
+            problems = problems_of(found)
+            for problem in problems[:20]:
+                print(f"  {problem}")
+            failed |= bool(problems)
+            if options.page:  # anew after each part, because a run may be ended
+                write_page(options.page, every, facts)
+    if options.only is NORMAL:
+        for problem in never_launched(every):
+            print(problem)
+            failed = True
+    print("some parts fail" if failed else "all parts hold")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""In place of Triton's CUDA driver: kernels are compiled for a GPU and executed on the CPU."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime import driver
+
+from benchmarks.static.aot import GPUS
+from tests.compiled.emulator.early_launches import EarlyLaunches
+from tests.compiled.emulator.machine import Machine
+from tests.compiled.emulator.ptx import parse
+from tests.compiled.emulator.regions import GlobalMemory
+from tests.compiled.emulator.report import Coverage, Options, Report
+from tests.compiled.emulator.store_buffers import StoreBuffers
+from tests.compiled.emulator.translation import Translation
+from tpsample.agreement import construction
+from tpsample.core.machine import OVERLAP_ARCH
+from tpsample.local import tile_table
+
+_FORMATS = {
+    "i1": "B",
+    "i8": "B",
+    "i16": "H",
+    "i32": "I",
+    "i64": "Q",
+    "u1": "B",
+    "u8": "B",
+    "u16": "H",
+    "u32": "I",
+    "u64": "Q",
+    "fp32": "f",
+    "f32": "f",
+    "fp64": "d",
+    "f64": "d",
+}
+
+
+class EmulatedGpu:
+    """A driver of Triton for which a launch is an emulation.
+
+    Attributes:
+        options: how the next launches are executed.
+        report: what launches did since the last `reset`.
+        earlier: the reports before.
+        ptx: the texts of kernels by their digests.
+        edit, change: planted defects: another text of a kernel, another value of an argument by its
+            name.
+    """
+
+    def __init__(self, arch: int) -> None:
+        self.arch, self.options, self.report = arch, Options(), Report()
+        self.ptx: dict[str, str] = {}
+        self.earlier: list[Report] = []
+        self.edit: Callable[[str], str] = lambda text: text
+        self.change: Callable[[str, Any], Any] = lambda name, value: value
+        self._translations: dict[str, Translation] = {}
+        self._early, self._serial = EarlyLaunches(), 0
+        properties = {"max_shared_mem": GPUS[arch].program_bytes, "warpSize": 32}
+        self.utils = SimpleNamespace(
+            load_binary=self._load, get_device_properties=lambda device: properties
+        )
+
+    @staticmethod
+    def install(arch: int) -> EmulatedGpu:
+        """Have every launch of this process emulated, and CPU tensors pass for those of a GPU."""
+        if triton.knobs.runtime.interpret:
+            raise RuntimeError("unset TRITON_INTERPRET: interpreted kernels are not compiled")
+        gpu = EmulatedGpu(arch)
+        driver.set_active(gpu)
+        CUDABackend.make_cubin = lambda self, source, *others: source.encode()
+        of = tile_table.Gpu(f"emulated sm_{arch}", arch, 132, GPUS[arch].program_bytes)
+        tile_table.Gpu.of = staticmethod(lambda device: of)
+        names = vars(construction)
+        names["interpreted"] = lambda: True  # which allows "triton" on a CPU, and no more
+        names["kernels_overlap"] = lambda device: arch >= OVERLAP_ARCH
+        return gpu
+
+    def reset(self, **options: Any) -> Report:
+        """Begin a new report, with new options; return the old one. Launches and coverage go on."""
+        old, self.options = self.report, Options(**options)
+        self.report = Report(launches=old.launches, coverage=old.coverage)
+        self.earlier.append(old)
+        return old
+
+    def translation(self, digest: str) -> Translation:
+        """Return the translation of a PTX text by its digest."""
+        return self._translations[digest]
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        """Return what Triton calls for a launch."""
+        kinds = list(source.signature.items())
+        early = bool(getattr(metadata, "launch_pdl", False))
+        assert not getattr(metadata, "global_scratch_size", 0), "global scratch memory"
+
+        def launch(x, y, z, stream, function, packed, meta, enter, leave, *given) -> None:
+            named = [(*kind, value) for kind, value in zip(kinds, given, strict=True)]
+            self._launch((x, y, z), function, named, early)
+
+        return launch
+
+    def _load(self, name: str, ptx: bytes, shared: int, device: int) -> tuple[Any, ...]:
+        return 1, SimpleNamespace(ptx=ptx.decode(), shared=shared), 32, 0, 1024
+
+    def _translated(self, text: str) -> tuple[str, Translation]:
+        text = self.edit(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest not in self._translations:
+            self.ptx[digest], self._translations[digest] = text, Translation(parse(text))
+        return digest, self._translations[digest]
+
+    def _launch(self, grid: tuple[int, int, int], function: Any, named: list, early: bool) -> None:
+        digest, translation = self._translated(function.ptx)
+        kernel, options, report = translation.kernel, self.options, self.report
+        memory, values = GlobalMemory(), list[bytes]()
+        for name, kind, value in named:
+            if kind.startswith("*"):
+                memory.add(value, name)
+                values.append(struct.pack("Q", value.data_ptr()))
+            elif kind != "constexpr":
+                value = self.change(name, value)
+                code = _FORMATS[kind]
+                mask = (1 << 8 * struct.calcsize(code)) - 1
+                values.append(struct.pack(code, value if code in "fd" else int(value) & mask))
+        values += [struct.pack("Q", 0)] * 2  # addresses of scratch memory that there is not
+        names = zip(kernel.params, values, strict=True)
+        params = {name: value.ljust(size, b"\0") for (name, size), value in names}
+        count = len(kernel.instructions)
+        coverage = report.coverage.setdefault(
+            digest, Coverage(np.zeros(count, bool), np.zeros(count, np.uint8))
+        )
+        report.launches[kernel.name] += 1
+        self._serial += 1
+        programs, seed = np.arange(grid[0] * grid[1] * grid[2]), (options.order or 0, self._serial)
+        if options.order is not None:
+            programs = np.random.default_rng(seed).permutation(programs)
+        buffers = StoreBuffers(hash(seed) & 0xFFFFFFFF) if options.weak else None
+        at_once = options.programs or max(1, options.max_threads // kernel.threads)
+        chained = False
+        for first in range(0, len(programs), at_once):
+            machine = Machine(
+                translation, params, grid, programs[first : first + at_once], memory, buffers,
+                function.shared, options, report, coverage, early,
+            )  # fmt: skip
+            machine.run()
+            chained |= machine.started_next or bool(machine.early.any())
+        if buffers is not None:
+            buffers.show_all()
+        for region in memory.regions:
+            if region.reads is not None:
+                most = int(region.reads.min()), int(region.reads.max())
+                report.reads[kernel.name, region.name] = most
+        if self.arch >= OVERLAP_ARCH:
+            self._early.compare(kernel.name, memory, early, chained, report.doubts)
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")

@@ -1,0 +1,111 @@
+"""Global memory is the storages of tensors, each with its bounds; anything else is an error."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+import numpy as np
+import torch
+
+READ, WRITE, EARLY_READ, EARLY_WRITE = 1, 2, 4, 8
+"""Bits of what a launch did to some bytes; early is before it waited for the launch before it."""
+
+
+class Region:
+    """One allocation.
+
+    Attributes:
+        marks: what the launch did to each 4 bytes.
+        given: whether the launch has a tensor of it among its arguments.
+        reads: how often each 4 bytes were read, if that is counted.
+        owners: of each 4 bytes, the program whose atomics of scope .cta they are for; -1 of none.
+    """
+
+    def __init__(self, tensor: torch.Tensor, name: str, given: bool) -> None:
+        self._keep = storage = tensor.untyped_storage()
+        self.start, self.size, self.name, self.given = (
+            storage.data_ptr(),
+            storage.nbytes(),
+            name,
+            given,
+        )
+        buffer = (ctypes.c_uint8 * self.size).from_address(self.start)
+        self.bytes = np.frombuffer(buffer, np.uint8)
+        self.marks = np.zeros(-(-self.size // 4), np.uint8)
+        self.owners: np.ndarray | None = None
+        self.reads: np.ndarray | None = None
+        self._views: dict[int, np.ndarray] = {1: self.bytes}
+
+    def view(self, size: int) -> np.ndarray:
+        """Return the allocation as unsigned numbers of a size."""
+        if size not in self._views:
+            assert self.start % size == 0, f"{self.name} begins at {self.start:#x}"
+            self._views[size] = self.bytes[: self.size // size * size].view(f"u{size}")
+        return self._views[size]
+
+
+class OutOfBounds(Exception):
+    """An access outside of every allocation; its argument is the access's place."""
+
+
+class GlobalMemory:
+    """The allocations that a launch may reach.
+
+    Those of its arguments are known. Others, which it reaches through addresses that lie in a
+    tensor, are looked for among all tensors of the process.
+    """
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+
+    def add(self, tensor: torch.Tensor, name: str, given: bool = True) -> None:
+        start = tensor.untyped_storage().data_ptr()
+        if tensor.untyped_storage().nbytes() and all(start != r.start for r in self.regions):
+            self.regions.append(Region(tensor, name, given))
+
+    def of(self, address: np.ndarray, width: int) -> list[tuple[Region, Any]]:
+        """Return the regions of some accesses, and which of the accesses lie in each.
+
+        Raises:
+            OutOfBounds: an access lies in none.
+        """
+        low, high = int(address.min()), int(address.max()) + width
+        while True:
+            for region in self.regions:
+                if region.start <= low and high <= region.start + region.size:
+                    return [(region, slice(None))]
+            found, left = [], np.ones(len(address), bool)
+            for region in self.regions:
+                end = region.start + region.size - width
+                if end >= region.start:
+                    inside = (address >= np.uint64(region.start)) & (address <= np.uint64(end))
+                    if inside.any():
+                        found.append((region, np.flatnonzero(inside)))
+                        left &= ~inside
+            if not left.any():
+                return found
+            first = int(np.flatnonzero(left)[0])
+            if not self._look_for(int(address[first]), width):
+                raise OutOfBounds(first)
+
+    def _look_for(self, address: int, width: int) -> bool:
+        """Add the tensor that holds these bytes, if there is one."""
+        for each in gc.get_objects():
+            if type(each) is torch.Tensor and each.layout == torch.strided:
+                storage = each.untyped_storage()
+                start = storage.data_ptr()
+                if start <= address <= start + storage.nbytes() - width:
+                    self.add(each, f"a tensor {list(each.shape)}", given=False)
+                    return True
+        return False
+
+    def nearest(self, address: int, width: int) -> str:
+        """Tell how far an access is from the allocation beside it."""
+        found = []
+        for region in self.regions:
+            behind, before = address + width - region.start - region.size, region.start - address
+            far, side = max((behind, "behind"), (before, "before"))
+            found.append((far, f"{far} bytes {side} {region.name} ({region.size} bytes)"))
+        return "reaches " + min(found)[1]

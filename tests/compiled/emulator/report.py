@@ -1,0 +1,82 @@
+"""Faults of a launch, options of the emulator, and its record of what launches did."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+class Fault(Exception):
+    """A kernel did what no GPU allows; the launch ends."""
+
+
+@dataclass
+class Options:
+    """How launches are executed.
+
+    Attributes:
+        programs: how many run at once, one basic block after another; 0 is as many as fit.
+        order: the seed of a random order of programs, atomics and stores; None is ascending.
+        late: asynchronous copies and products take effect when they are waited for, not at once.
+        weak: stores wait in the program, and become visible to others in any allowed order.
+        count: accesses of memory are counted.
+        truncate: tensor cores round sums toward zero.
+        max_threads: of programs that run at once.
+        noise: the seed of errors of approximate instructions, see `approximations`; or None.
+        sign: of all these errors, -1 or 1; 0 draws it.
+    """
+
+    programs: int = 0
+    order: int | None = None
+    late: bool = True
+    weak: bool = False
+    count: bool = False
+    truncate: bool = False
+    noise: int | None = None
+    sign: int = 0
+    max_threads: int = 16384
+
+
+@dataclass
+class Coverage:
+    """The parts of one PTX text that ran.
+
+    Attributes:
+        ran: by place of an instruction, whether a thread executed it.
+        ways: by place of an instruction that depends on a predicate, the sum of 1 for threads whose
+            predicate held and 2 for threads whose predicate did not.
+    """
+
+    ran: np.ndarray
+    ways: np.ndarray
+
+
+@dataclass
+class Report:
+    """A record of launches.
+
+    Attributes:
+        launches: by kernel.
+        executed: instructions × threads, by opcode.
+        doubts: what is wrong without ending a launch, such as a race, by its text.
+        accesses: by opcode and tensor: threads, bytes, sectors of 32 bytes that warps touched.
+        conflicts: by opcode, accesses of shared memory in parts of 128 bytes, and their cycles.
+        far_stores: stores into tensors that are no argument, by kernel and opcode.
+        reads: the least and the most times that 4 bytes were read, by kernel and tensor.
+        coverage: by PTX text.
+    """
+
+    launches: Counter[str] = field(default_factory=Counter)
+    executed: Counter[str] = field(default_factory=Counter)
+    doubts: Counter[str] = field(default_factory=Counter)
+    accesses: dict = field(default_factory=lambda: defaultdict(lambda: np.zeros(3, np.int64)))
+    conflicts: dict = field(default_factory=lambda: defaultdict(lambda: np.zeros(2, np.int64)))
+    far_stores: Counter[tuple[str, str]] = field(default_factory=Counter)
+    reads: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    coverage: dict[str, Coverage] = field(default_factory=dict)
+
+    def require_no_doubt(self) -> None:
+        """Raise AssertionError if there is a doubt."""
+        assert not self.doubts, "\n".join(f"{n} times: {text}" for text, n in self.doubts.items())
