@@ -130,6 +130,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         "give it its numbers back",
     ),
     "test_the_next_step_reads_the_memory_that_a_tensor_has_now": ("make a new batch over it",),
+    "test_a_folder_that_goes_away_is_made_again": ("remove the folder, let its owner",),
     # --- commands and records
     "test_commands_of_messages_are_those_of_the_project": (
         *("triton missing: ", "the package with the weights"),

@@ -57,7 +57,7 @@ class Draft:
         def __getattr__(self, name: str) -> NoReturn:
             """Raise an AttributeError that says where the tokens are."""
             raise AttributeError(
-                f"Draft has no {name!r}; its tokens are token_ids, and a list of drafts is what "
+                f"Draft has no {name}; its tokens are token_ids, and a list of drafts is what "
                 "verify takes"
             )
 
