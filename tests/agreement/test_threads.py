@@ -52,6 +52,38 @@ def test_a_second_thread_is_told_by_every_call():
     assert torch.equal(out.token_ids, case.oracle().token_ids)
 
 
+def test_a_second_thread_in_a_batch_is_told():
+    case = Case.make(40, 3)
+    sampler, other = (LMHeadSampler(case.weight, backend="torch") for _ in range(2))
+    slots = SamplingBatch.of_slots(4, vocab_size=40)
+    for slot, params in enumerate(case.params):
+        slots.put(slot, params)
+    rows, three = slots.select(torch.arange(3)), torch.zeros(3).long()
+    calls: dict[str, Callable[[], object]] = {
+        "step": lambda: other(case.hidden_states, rows, case.positions),
+        "append": lambda: rows.append(three),
+        "select": lambda: slots.select(three),
+        "put": lambda: slots.put(3, SamplingParams()),
+        "free": lambda: slots.free(2),
+    }
+    inside = sampler.local.best_words
+    for name, call in calls.items():
+        told: list[str] = []
+
+        def pause(*args: object, call=call, told=told, **named: object) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                told.append(str(pool.submit(call).exception()))
+            inside(*args, **named)  # type: ignore[arg-type]
+
+        sampler.local.best_words = pause  # type: ignore[method-assign]
+        out = sampler(case.hidden_states, rows, case.positions)
+        assert torch.equal(out.token_ids, case.oracle().token_ids)
+        busy = "batch: a call is running in another thread; give each thread a batch of its own"
+        assert told == [busy], name
+    for call in calls.values():  # and afterwards, none is in the way
+        call()
+
+
 @pytest.mark.parametrize("steps", [60, *long(2000)])
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 def test_threads_draw_their_own_tokens_or_are_told(backend, steps):

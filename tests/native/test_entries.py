@@ -83,7 +83,7 @@ def _call_all(sampler: LMHeadSampler) -> list[Any]:
         changes = {} if hidden is None else {"hidden_states": hidden.right.to(weight)}
         found.append(call(sampler, name, **changes))
     for method in ("coupled", "rejection", "block"):
-        changes = {} if method != "coupled" else {"draft": None}
+        changes = {} if method != "coupled" else {"draft_logits": None}
         hidden = CALLS["verify"]["hidden_states"].right.to(weight)
         found.append(call(sampler, "verify", hidden_states=hidden, method=method, **changes))
     return [getattr(each, "token_ids", each) for each in found]

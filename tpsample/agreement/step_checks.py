@@ -7,6 +7,7 @@ out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +40,14 @@ from tpsample.settings import Settings
 MISSING: Any = None
 """The default of an argument that is required. Without a default Python refuses the call before
 this rank's peers can learn of it."""
+
+
+_NOBODYS: AbstractContextManager[None] = nullcontext()
+
+
+def thread_of(batch: object) -> AbstractContextManager[None]:
+    """Return what lets one thread at a time into a batch, whatever a caller passes for one."""
+    return batch.thread if isinstance(batch, StepBatch) else _NOBODYS
 
 
 class StepChecks:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 
 
-class OneThread:
+class OneThread(AbstractContextManager[None]):
     """Lets one thread into an object at a time. That thread may enter again.
 
     Args:

@@ -184,9 +184,10 @@ class SamplingBatch(ChangingRows):
         self._require_list("select")
         if self._options["kept_cap"] is not None:
             raise UnsupportedParameter("kept_cap: not with select; build the batch without it")
-        if not self._selects:
-            self._ready_to_select()
-        return Selection.of(self, slots, out)
+        with self.thread:
+            if not self._selects:
+                self._ready_to_select()
+            return Selection.of(self, slots, out)
 
     @property
     def capture_key(self) -> tuple[object, ...]:

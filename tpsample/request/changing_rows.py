@@ -208,8 +208,9 @@ class ChangingRows(StepBatch):
     def _load(self, rows: list[int], entries: list[Entry]) -> None:
         """Replace the requests of some rows, and nothing of the others."""
         if rows:
-            self._table.load(rows, entries)
-            self._changed()
+            with self.thread:
+                self._table.load(rows, entries)
+                self._changed()
 
     def _arrange(self, order: list[int], joining: list[Entry]) -> None:
         """Keep these rows, in this order; an index from B on names a joining request."""
@@ -218,8 +219,9 @@ class ChangingRows(StepBatch):
                 f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "
                 "the batch with a larger max_rows"
             )
-        self._table.arrange(order, joining)
-        self._changed()
+        with self.thread:
+            self._table.arrange(order, joining)
+            self._changed()
 
     @abstractmethod
     def _changed(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.checks import check_tensor, describe
+from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import bytes_of, readable
@@ -37,6 +38,11 @@ class StepBatch(Sealed, ABC):
         self.vocab_size, self.device, self._table = table.vocab_size, table.device, table
         self._assigned: dict[str, Mask] = {}
         self._moving = MovingOn()
+
+    @property
+    def thread(self) -> OneThread:
+        """Lets one thread at a time into the batch and its selections."""
+        return self._table.thread
 
     def __copy__(self) -> StepBatch:
         """Return a copy with tensors of its own: two batches over the same ones would differ from
@@ -168,7 +174,8 @@ class StepBatch(Sealed, ABC):
             )
         shape = "Bn" if getattr(token_ids, "ndim", 1) == 2 else "B"
         check_tensor("token_ids", token_ids, (torch.int64,), shape, self.device, ", or [B, n]")
-        self._append(token_ids.shape[0], token_ids)
+        with self.thread:
+            self._append(token_ids.shape[0], token_ids)
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
         controls = self._table.controls

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.tensors import (
     ALIGNED,
@@ -87,6 +88,7 @@ class RequestTable(HasViews):
         self.entries: list[Entry] = []
         self._states, self._scratch = list(range(slots)), Scratch(self.device)
         self._moves = 0
+        self.thread = OneThread("batch", "give each thread a batch of its own")
         empty = Entry.of(NO_REQUEST, vocab_size)
         width = slots + 1 + -(slots + 1) % ALIGNED
         column = columns_of(empty.packed + bytes(8), STATE + 1, device=self.device)[:, :1]
