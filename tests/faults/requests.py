@@ -19,8 +19,9 @@ tpsample/request/controls/tables.py
     > test_a_mask_may_be_assigned_under_inference_mode
 tpsample/request/batch.py
     a plan outlives its rows
-    - self._last_positions, self._plans = None, {}
-    + self._last_positions = None
+    - self._plans = {}
+    -         if not self._selects:
+    + if not self._selects:
     > test_mixtures_on_one_rank[mixed]
     one request for all rows loses its prompt
     - [single] * num_rows
@@ -130,12 +131,12 @@ tpsample/request/step_batch.py
     + if False and
     > test_alternatives_are_no_text
     masks of rows that moved are taken
-    - if version != self._table.version:
+    - if mask.version != self._table.version:
     + if False:
     > test_a_selection_and_masks_of_rows_that_changed_are_refused
     a mask that is assigned anew stays stale
-    - self._assigned[name] = mask, self._table.version
-    + self._assigned[name] = mask, self._assigned.get(name, (None, self._table.version))[1]
+    - self._assigned[name] = Mask(mask, self._table.version)
+    + self._assigned.setdefault(name, Mask(mask, self._table.version)).tensor = mask
     masks of rows without penalties bind nothing
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties
@@ -170,7 +171,7 @@ tpsample/request/selection.py
     + pass
     > test_masks_by_slot_follow_the_slots
     masks of an engine's rows do not follow its slots
-    - return {name: mask for name, (mask, _) in its.items() if name not in own and len(mask)}
+    - return {name: mask for name, mask in masks.items() if len(mask)}
     + return {}
     > test_masks_of_all_rows_and_of_slots_bind
     a copied selection shares its rows and its masks

@@ -43,6 +43,7 @@ class Call(NamedTuple):
         positions: int64 [B], or None.
         num_samples: draws per row, or another number that must be equal.
         token_ids: int64, tokens the call is about, or None.
+        now: the positions as bytes, where the host reads them.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Call(NamedTuple):
     positions: Tensor | None = None
     num_samples: int = 1
     token_ids: Tensor | None = None
+    now: bytes = b""
 
     def parts(self, sampler: int, step: int, seeds_drawn: int) -> dict[str, Any]:
         """Return all that decides the result, by name, in the order in which a difference is told.
