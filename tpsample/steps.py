@@ -102,7 +102,7 @@ class Steps(Sealed):
                 self._desync.compare_states(states, self.exchange.check)
             view = call.batch
             if isinstance(view, StepBatch):
-                view.note_step(self, inputs.given, call.positions, call.num_samples)
+                view.note_step(self, inputs.given, call.positions, call.now, call.num_samples)
                 self._note_rebuilt(view, call.positions)
                 view = view.read()
             out = SampleOutput.empty(view.seed, num_samples) if out is None else out

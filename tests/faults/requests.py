@@ -19,9 +19,9 @@ tpsample/request/controls/tables.py
     > test_a_mask_may_be_assigned_under_inference_mode
 tpsample/request/batch.py
     a plan outlives its rows
-    -         self._plans = {}
+    - self._plans = {}
     -         if not self._selects:
-    +         if not self._selects:
+    + if not self._selects:
     > test_mixtures_on_one_rank[mixed]
     one request for all rows loses its prompt
     - [single] * num_rows
@@ -136,7 +136,7 @@ tpsample/request/step_batch.py
     > test_a_selection_and_masks_of_rows_that_changed_are_refused
     a mask that is assigned anew stays stale
     - self._assigned[name] = Mask(mask, self._table.version)
-    + self._assigned[name] = Mask(mask, self._table.version - 1)
+    + self._assigned.setdefault(name, Mask(mask, self._table.version)).tensor = mask
     masks of rows without penalties bind nothing
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties

@@ -246,4 +246,4 @@ def test_a_row_that_asks_for_no_seed_gets_one():
     runner.requests["a"].sampling_params = Request()
     step_v1(runner, ["a"], rows_of("a"))
     assert runner.sampler.rows().batch.unseeded == []
-    assert to_params(Request(), V, "raw_logprobs") == SamplingParams(stop_token_ids=[EOS])
+    assert to_params(Request(), V, "raw_logprobs") == SamplingParams()

@@ -194,7 +194,7 @@ def test_other_rows_and_padding_of_k_change_nothing(problem, method, certain):
     assert (out.token_ids[:, K + 1 :] == -1).all() and (out.status == Status.OK).all()
 
 
-SPECIAL = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9), vocab_size=50)
+SPECIAL = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9).fork(20), vocab_size=50)
 
 
 def _special(*given: torch.Tensor) -> list[VerifyOutput]:

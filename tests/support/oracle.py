@@ -101,9 +101,13 @@ def head_logits(
     scale: float = 1.0,
     softcap: float | None = None,
 ) -> np.ndarray:
-    """fp32 [V]: products in float64, rounded once; then scale, soft-cap and bias in fp32."""
+    """fp32 [V]: products in float64, rounded once; then scale, soft-cap and bias in fp32.
+
+    A product that overflows to +inf is no number.
+    """
     with np.errstate(all="ignore"):
         x = (weight.astype(np.float64) @ hidden_state.astype(np.float64)).astype(np.float32)
+        x[x == np.inf] = np.nan
         if scale != 1.0:
             x = x * np.float32(scale)
         if softcap is not None:

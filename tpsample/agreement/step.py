@@ -47,6 +47,7 @@ class Call(NamedTuple):
         num_samples: draws per row, or another number that must be equal.
         token_ids: int64, tokens the call is about, or None.
         hidden_states: [B, D] that the first calls compare, or None.
+        now: the positions as bytes, where the host reads them.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Call(NamedTuple):
     num_samples: int = 1
     token_ids: Tensor | None = None
     hidden_states: Tensor | None = None
+    now: bytes = b""
 
     def drawn_states(self) -> Tensor | None:
         """Return the hidden states of the rows that are drawn; others may be anything."""

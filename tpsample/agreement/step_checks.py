@@ -20,12 +20,12 @@ from tpsample.agreement.step import Call
 from tpsample.core.checks import (
     check_current,
     check_int,
-    check_not_negative,
     check_num_samples,
     check_tensor,
     describe,
     fits,
     positions_tensor,
+    read_positions,
     require_plain,
 )
 from tpsample.core.vocab_shard import VocabShard
@@ -156,11 +156,10 @@ class StepChecks:
             batch.prepare(self._settings.shard)
         else:
             batch = batch.view(rows)
-        if batch.undrawn is None:
-            check_not_negative(positions)
+        now = read_positions(positions, padded=batch.undrawn is not None)
         if batch.stores_logits:
             self._settings.ranks.require_group()
-        return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states)
+        return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states, now)
 
     def prompt(self, hidden_states: Tensor, next_token_ids: Tensor, top: int) -> Call:
         """Return what `LMHeadSampler.prompt_logprobs` asks for. It reads the ids, so it waits."""

@@ -142,14 +142,24 @@ def check_num_samples(num_samples: int | None) -> int:
     return check_int("num_samples", num_samples, 1, 2**20)
 
 
-def check_not_negative(positions: Tensor) -> None:
-    """Raise a ValueError if a position on a CPU is below 0. A GPU is not waited for."""
-    # The highest bit of a number is its sign.
-    if readable(positions.device) and not bytes_of(positions)[7::8].isascii():
+def read_positions(positions: Tensor, *, padded: bool = False) -> bytes:
+    """Return the positions of a CPU as bytes; none of a GPU, which is not waited for.
+
+    Args:
+        padded: whether some rows are not drawn, whose positions may be anything.
+
+    Raises:
+        ValueError: a position is below 0.
+    """
+    if not readable(positions.device):
+        return b""
+    found = bytes_of(positions)
+    if not padded and not found[7::8].isascii():  # a sign is a high bit
         raise ValueError(
             f"positions: expected 0 <= position < 2^63, got {int(positions.min())}; pass the index "
             "of the token being generated, the number of tokens before it"
         )
+    return found
 
 
 def positions_tensor(

@@ -13,7 +13,7 @@ from tpsample.core.checks import check_tensor, describe
 from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
-from tpsample.core.tensors import bytes_of, readable
+from tpsample.core.tensors import readable
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows
@@ -187,20 +187,23 @@ class StepBatch(Sealed, ABC):
             for column in columns.unbind(dim=1):
                 controls.append(slots, column)
 
-    def note_step(self, by: object, given: Tensor, positions: Tensor, num_samples: int) -> None:
+    def note_step(
+        self, by: object, given: Tensor, positions: Tensor, now: bytes, num_samples: int
+    ) -> None:
         """Warn once of what has not moved on since the last step; see `.moving_on`.
 
         Args:
             by: the sampler.
             given: hidden states or logits [B, …].
             positions: int64 [B].
+            now: the same as bytes; none where the host does not read them.
             num_samples: draws per row.
         """
         self._moving.num_samples = num_samples
-        if not readable(self.device):
+        if not now:
             return
         of, masks = self._slots_read(), self._binding()
-        now = of + bytes_of(positions)
+        now = of + now
         if not masks and not of and self._moving.has_moved(now, id(by), self._table.version):
             return
         rows = SteppedRows(id(by), given, positions, of, self, masks)

@@ -16,9 +16,9 @@ from tpsample.core import word
 from tpsample.core.checks import (
     check_choice,
     check_int,
-    check_not_negative,
     check_tensor,
     positions_tensor,
+    read_positions,
     require_plain,
 )
 from tpsample.core.order import order_words
@@ -130,8 +130,7 @@ def sample_draft(
             batch.for_rows(num_rows),
             positions_tensor(positions, num_rows, draft_logits.device),
         )
-        if rows.undrawn is None:
-            check_not_negative(at)
+        read_positions(at, padded=rows.undrawn is not None)
         return Call(
             f"sample_draft {method}",
             num_rows,

@@ -188,7 +188,7 @@ def _verify(
         if settled.undrawn is not None:
             known &= ~settled.undrawn.rows.unsqueeze(1)
         drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
-        settled.note_step(sampler, inputs.given, at, 1)
+        settled.note_step(sampler, inputs.given, at, call.now, 1)
         expanded = settled.with_drafts(drafts[:, :-1])
         if call.rows == 0:
             none = torch.zeros_like(at)
