@@ -27,13 +27,17 @@ from tpsample.request.step_batch import StepBatch
 T = TypeVar("T")
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator]
-    reason="tpsample: inside torch.compile every row needs a seed, and filters, logprobs, "
-    "penalties and constraints must be off; leave fullgraph=True out, or call it outside"
-)
+@torch._disable_dynamo  # torch.compiler.disable, but for the import of the compiler: a second
 def outside(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Make a call outside of the graph that is being compiled."""
     return call(*arguments, **named)
+
+
+# With fullgraph=True the compiler names the function that it was told to leave alone.
+outside.__name__ = outside.__qualname__ = (
+    "tpsample: inside torch.compile every row needs a seed, and filters, logprobs, penalties and "
+    "constraints must be off; leave fullgraph=True out, or call it outside"
+)
 
 
 # An operator takes tensors and numbers, so it finds its `LMHeadSampler` by number.
