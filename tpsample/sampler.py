@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
 from tpsample.agreement.construction import agree
-from tpsample.agreement.step_checks import MISSING, thread_of
+from tpsample.agreement.step_checks import MISSING
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.tile_table import BATCH_TILES
@@ -206,7 +206,7 @@ class LMHeadSampler(Steps):
         """
         if torch.compiler.is_compiling():
             return compiled.call(self, hidden_states, batch, positions, num_samples, out)
-        with thread_of(batch), self.agreement:  # both halves, for one thread
+        with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
             inputs = Inputs(hidden_states)
             started = self.start(inputs, batch, positions, num_samples=num_samples, out=out)
             return self.finish(started)
@@ -245,7 +245,7 @@ class LMHeadSampler(Steps):
         if torch.compiler.is_compiling():
             how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
             return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)
-        with thread_of(batch), self.agreement:  # both halves, for one thread
+        with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
             inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
             started = self.start(inputs, batch, positions, num_samples=num_samples, out=out)
             return self.finish(started)

@@ -222,7 +222,7 @@ def launches(
             sampler(hidden[:, 0], batch, 0, num_samples=samples)
         else:
             logits = sampler.weight.new_zeros(batch.rows, len(sampler.shard))
-            sampler.sample_logits(logits, batch, 0, num_samples=samples)
+            sampler.sample_logits(logits, batch, 0, num_samples=samples, head_applied=True)
 
     with listed() as found, filled():
         for batch in batches:

@@ -142,14 +142,14 @@ def test_a_process_that_has_peers_does_not_sample_by_itself(monkeypatch):
 def test_a_lone_weight_that_ends_in_zeros_is_warned_of():
     weight = torch.cat([torch.randn(V, D), torch.zeros(1, D)])
     with pytest.warns(UserWarning, match="ends in a row of zeros") as warned:
-        LMHeadSampler(weight)
+        LMHeadSampler(weight, backend="torch")
     assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        LMHeadSampler(weight, vocab_size=V)
-        LMHeadSampler(weight, vocab_size=V + 1)
-        LMHeadSampler(weight, shard=VocabShard(0, V + 1))
-        LMHeadSampler(torch.zeros(V, D))
+        LMHeadSampler(weight, vocab_size=V, backend="torch")
+        LMHeadSampler(weight, vocab_size=V + 1, backend="torch")
+        LMHeadSampler(weight, shard=VocabShard(0, V + 1), backend="torch")
+        LMHeadSampler(torch.zeros(V, D), backend="torch")
 
 
 def test_no_rows_is_an_empty_output():

@@ -184,7 +184,7 @@ def _old_torch() -> list[str]:
     logging.getLogger("tpsample").addHandler(told)
     if dist.get_rank() == 1:
         tpsample.agreement.construction.versions = lambda: {"torch": "1.0"}
-    LMHeadSampler(torch.zeros(3, 2), backend="torch")
+    LMHeadSampler(torch.zeros(3, 2), vocab_size=6, backend="torch")
     return [record.getMessage() for record in told.buffer]
 
 

@@ -15,7 +15,8 @@ K = 3
 def _of_verification(vocab_size: int, rows: int, request: dict) -> list[tuple[int, int]]:
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(3))
     sampler = own_sampler(logits.unsqueeze(1), max_rows=64)
-    batch = SamplingBatch.from_params(SamplingParams(seed=1, **request), vocab_size=vocab_size)
+    params = SamplingParams(seed=1, **request).fork(rows)
+    batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
     drafts = torch.arange(rows * K).view(rows, K)
     draft = logits[sampler.shard.start : sampler.shard.stop].expand(rows, K, -1)
     given = torch.ones(rows, K + 1, 1), drafts, batch, 3

@@ -91,7 +91,9 @@ def test_a_step_leaves_the_callers_tensors_and_modes(backend, kind, flushed):
         before, around = {name: took(each) for name, each in its.items()}, modes()
         for _ in range(2):
             if kind == "logits":
-                found: Any = sampler.sample_logits(its["logits"], rows, its["positions"])
+                found: Any = sampler.sample_logits(
+                    its["logits"], rows, its["positions"], head_applied=True
+                )
             elif kind == "verify":
                 found = verify(sampler, its["hidden"], its["drafts"], rows, its["positions"])
             elif kind == "prompt":

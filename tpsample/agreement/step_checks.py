@@ -45,11 +45,6 @@ this rank's peers can learn of it."""
 _NOBODYS: AbstractContextManager[None] = nullcontext()
 
 
-def thread_of(batch: object) -> AbstractContextManager[None]:
-    """Return what lets one thread at a time into a batch, whatever a caller passes for one."""
-    return batch.thread if isinstance(batch, StepBatch) else _NOBODYS
-
-
 class StepChecks:
     """Makes the `Call` of a sampler's arguments, or raises before anything is sent.
 
@@ -70,6 +65,16 @@ class StepChecks:
         # One position given for all rows is spread out here, so that a step allocates nothing.
         size, device = settings.max_rows, settings.device
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
+
+    def thread_of(self, batch: object) -> AbstractContextManager[None]:
+        """Return what lets one thread at a time into a batch, whatever a caller passes for one.
+
+        Virtual ranks share a batch, and their threads take turns.
+        """
+        ranks = self._settings.ranks
+        if not isinstance(batch, StepBatch) or (ranks.world_size > 1 and ranks.roll is None):
+            return _NOBODYS
+        return batch.thread
 
     def ready(self) -> None:
         """Raise if the sampler was closed, or its device is not the current one."""

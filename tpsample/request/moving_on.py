@@ -175,7 +175,12 @@ class MovingOn:
             yield from self._missing_or_twice(rows)
 
     def _draws_again(self, rows: SteppedRows) -> bool:
-        """Return whether a random row has the seeds that it had before; those of now are kept."""
+        """Return whether a random row has the seeds that it had before; those of now are kept.
+
+        Once that was told, nothing is looked at.
+        """
+        if "positions" in self._told:
+            return False
         before, self._seeds = self._seeds, bytes_of(rows.batch.seed)
         return before == self._seeds and bool((rows.batch.temperature >= GREEDY_BELOW).any())
 

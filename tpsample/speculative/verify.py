@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.agreement.step import Call
-from tpsample.agreement.step_checks import MISSING, thread_of
+from tpsample.agreement.step_checks import MISSING
 from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
@@ -178,7 +178,7 @@ def _verify(
             hidden_states=None if inputs.are_logits else inputs.given[:, 0],
         )
 
-    with thread_of(batch), sampler.agreement:
+    with sampler.checks.thread_of(batch), sampler.agreement:
         call = sampler.agreement.settle(check)
         settled, at, drafts = call.batch, call.positions, call.token_ids
         assert isinstance(settled, StepBatch) and at is not None and drafts is not None

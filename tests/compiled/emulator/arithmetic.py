@@ -55,6 +55,11 @@ def shifted_right(a: np.ndarray, amount: np.ndarray, bits: int) -> np.ndarray:
     return inside if signed else np.where(amount >= bits, kind(0), inside)
 
 
+def smaller(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
+    """Return the minimum, where -0 is below +0; NaN wins with `nan`, and loses without."""
+    return _canonical(-larger(np.negative(a), np.negative(b), nan))
+
+
 def larger(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
     """Return the maximum, where +0 is above -0; NaN wins with `nan`, and loses without."""
     found = np.maximum(a, b) if nan else np.fmax(a, b)

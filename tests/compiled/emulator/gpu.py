@@ -76,6 +76,8 @@ class EmulatedGpu:
         if triton.knobs.runtime.interpret:
             raise RuntimeError("unset TRITON_INTERPRET: interpreted kernels are not compiled")
         gpu = EmulatedGpu(arch)
+        # Texts take the place of binaries, so a cache of binaries is no place for them.
+        triton.knobs.cache.dir = f"{triton.knobs.cache.dir}-emulated"
         driver.set_active(gpu)
         CUDABackend.make_cubin = lambda self, source, *others: source.encode()
         of = tile_table.Gpu(f"emulated sm_{arch}", arch, 132, GPUS[arch].program_bytes)

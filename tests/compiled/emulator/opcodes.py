@@ -99,9 +99,11 @@ class Opcodes(Operands):
         return self._result(i, "np.fmod({}, {})".format(*self._given(i, 2)))
 
     def _op_min(self, i, at):
-        self._allow(i)
-        assert i.opcode[-1][0] != "f", i.name
-        return self._result(i, "np.minimum({}, {})".format(*self._given(i, 2)))
+        self._allow(i, "NaN")
+        a, b = self._given(i, 2)
+        if i.opcode[-1][0] == "f":
+            return self._result(i, f"N.smaller({a}, {b}, {'NaN' in i.opcode})")
+        return self._result(i, f"np.minimum({a}, {b})")
 
     def _op_max(self, i, at):
         self._allow(i, "NaN")
