@@ -53,13 +53,13 @@ for fixed, one_of_8 in FIXED.items():
     STORED[f"fixed rounds, {fixed}"] = [each for each in one_of_8 if each != "exchange"]
     STORED[f"peer, fixed rounds, {fixed}"] = one_of_8
 MOST_OPERATORS = {
-    "top_k": 6,
-    "top_p": 6,
-    "filters, samples": 6,
+    "top_k": 7,
+    "top_p": 7,
+    "filters, samples": 7,
     "top_k, top_p": 8,
-    "fixed rounds, min_p": 31,
-    "fixed rounds, top_p": 54,
-    "fixed rounds, top_k 300, top_p": 80,
+    "fixed rounds, min_p": 34,
+    "fixed rounds, top_p": 57,
+    "fixed rounds, top_k 300, top_p": 83,
     "fixed rounds, top_k 5": 8,
 }
 """Torch operators beside them, of a batch whose rows all go the same way."""
