@@ -125,7 +125,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_an_address_of_this_machine_is_the_first_and_a_longer_wait_finds_another": (
         *("give the address of", "give an address of"),
     ),
-    "test_threads_draw_their_own_tokens_or_are_told": ("build a sampler per thread",),
+    "test_threads_draw_their_own_tokens_or_are_told": (
+        *("build a sampler per thread", "give each thread a batch"),
+    ),
     "test_a_weight_without_its_storage_is_refused_until_that_is_back": (
         "give it its numbers back",
     ),

@@ -136,11 +136,11 @@ class MovingOn:
 
     def append(self, token_ids: Tensor, vocab_size: int, of: bytes) -> None:
         """Note tokens [B] or [B, n] of a CPU, of a step's rows `of`."""
-        if of:
-            self._positions = None
+        if of or (self._positions is not None and len(token_ids) != len(self._positions)):
+            self._positions = self._appended = None  # rows joined or left since the step
         elif self._positions is not None:
             there = (token_ids >= 0) & (token_ids < vocab_size)
-            count = there.view(len(token_ids), -1).sum(dim=1)
+            count = there.sum(dim=1) if there.ndim == 2 else there.long()
             self._appended = count if self._appended is None else self._appended + count
 
     def _is_new(self, name: str) -> bool:
