@@ -119,7 +119,8 @@ def steps_over_slots(problem: Problem, kind: str, dry_run: bool) -> str:
         replay()
         differ += steps.check(chosen)
     if kind != "filters":
-        steps.step()
+        for _ in range(3):  # a CPU looks once why a third step has the same positions
+            steps.step()
         if on_gpu:
             noise = noise_on_gpu(steps.step)
             if allocations := allocated_on_gpu(lambda: steps.come(0)):
