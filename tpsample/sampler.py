@@ -315,4 +315,4 @@ class LMHeadSampler(Steps):
             else:
                 logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
                 self.sample_logits(logits, batch, 0, num_samples=num_samples, head_applied=True)
-        self.agreement.compare_states()
+        self.agreement.watch_states()

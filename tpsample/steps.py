@@ -96,7 +96,7 @@ class Steps(Sealed):
             arguments = inputs, batch, positions, num_samples, out
             call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
             assert call.batch is not None and call.positions is not None
-            if self.agreement.sees(call):
+            if self.agreement.must_compare_states(call):
                 states = call.drawn_states()
                 assert states is not None
                 self._desync.compare_states(states, self.exchange.check)
@@ -252,7 +252,7 @@ class Steps(Sealed):
             self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
             self._caller.follow()
             self.local.refresh()
-            self.agreement.compare_states()
+            self.agreement.watch_states()
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.

@@ -48,7 +48,7 @@ tpsample/agreement/construction.py
     - ranks.prepare(compile_kernels)
     + ranks.prepare(versions)
     > test_a_rank_that_compiles_is_not_lost[slow]
-tpsample/native/entries.py
+tpsample/native/compiled_ahead.py
     a kernel of later steps is not compiled in the constructor
     -         (passes.count_from, (STORED, INTS_2, INTS_2)),
     > test_every_kernel_that_python_calls_is_among_them

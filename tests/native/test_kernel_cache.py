@@ -28,7 +28,7 @@ import torch.distributed as dist
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tpsample.core.repeated import repeated
-from tpsample.native import compile_lock, entries, kernel_cache
+from tpsample.native import compile_lock, compiled_ahead, kernel_cache
 from tpsample.native.compiling import is_ready, jit
 
 MAKE_FOLDER = kernel_cache.folder.__wrapped__
@@ -331,12 +331,12 @@ def test_processes_share_what_has_to_be_compiled(folder, monkeypatch):
     first, second, path = fresh(), fresh(), code_in(folder)
     content = path.read_bytes()
     floats = tuple([numba.float64] * 2)
-    monkeypatch.setattr(entries, "entries", lambda _: [(first, ints), (second, floats)])
+    monkeypatch.setattr(compiled_ahead, "entries", lambda _: [(first, ints), (second, floats)])
     with held(folder, alive=True):
         path.unlink()
         compiled = second._compiler.compile
         second._compiler.compile = lambda *of: path.write_bytes(content) and compiled(*of)
-        entries.compile_missing(torch.empty(1, 4))
+        compiled_ahead.compile_missing(torch.empty(1, 4))
     assert list(second.overloads) == [floats]
     assert not first.overloads and is_ready(first, ints)
 

@@ -15,7 +15,7 @@ from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.virtual import assert_all_equal
 from tpsample import PeerLost, RankMismatch
-from tpsample.native import entries
+from tpsample.native import compiled_ahead
 from tpsample.ranks.bounded_store import BoundedStore
 from tpsample.ranks.process import ranks_of
 from tpsample.ranks.roll_call import GRACE_S
@@ -108,7 +108,7 @@ def test_ranks_with_nothing_to_do_take_one_round_of_the_store():
 
 def _one_is_wrong(case: Case) -> str:
     """Rank 0 is refused by itself, while rank 1 works."""
-    ranks, compile_missing = ranks_of(None), entries.compile_missing
+    ranks, compile_missing = ranks_of(None), compiled_ahead.compile_missing
     work = _work(2 * TIMEOUT_S if ranks.rank == 1 else 0)
 
     def compile_slowly(weight: torch.Tensor) -> None:
@@ -116,7 +116,7 @@ def _one_is_wrong(case: Case) -> str:
         compile_missing(weight)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "compile_missing", compile_slowly)
+        patch.setattr(compiled_ahead, "compile_missing", compile_slowly)
         with pytest.raises(RankMismatch) as refused:
             own_sampler(case.weight, backend="numba", chunks=0 if ranks.rank == 0 else 1)
         sampler = own_sampler(case.weight, backend="numba")

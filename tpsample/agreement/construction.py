@@ -65,7 +65,7 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
 
     def compile_kernels() -> None:
         if error is None and backend == "numba":
-            from tpsample.native.entries import compile_missing  # needs Numba
+            from tpsample.native.compiled_ahead import compile_missing  # needs Numba
 
             compile_missing(given["weight"])
 

@@ -145,7 +145,7 @@ class StepAgreement:
     def reset(self) -> None:
         """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
         self._left: str | None = None
-        self.compare_states()
+        self.watch_states()
         self._ranks.shared.left = None
         # A call that is not yet compared, or the error in its place, and which step was before it.
         self._open: tuple[Call | None, Exception | None, int] | None = None
@@ -202,13 +202,16 @@ class StepAgreement:
             call.batch.draw_seeds(self._seeds)
         return call
 
-    def compare_states(self) -> None:
-        """Compare the hidden states of the next steps, because a model may give ranks others."""
+    def watch_states(self) -> None:
+        """Let the next steps compare their hidden states, because a model may give ranks others."""
         several = self._ranks.world_size > 1 and self._ranks.roll is not None
         self._unseen = several * (FIRST_STEPS if self._swap is not None else 1)
 
-    def sees(self, call: Call) -> bool:
-        """Return whether a call is to compare hidden states by itself, and count it as seen."""
+    def must_compare_states(self, call: Call) -> bool:
+        """Return whether the ranks must gather digests of the hidden states of this call.
+
+        They do so once, where no message of the call itself brings a digest to the other ranks.
+        """
         if self._swap is not None or not self._unseen or call.hidden_states is None:
             return False
         if capturing(call.hidden_states.device):  # the host may not wait

@@ -67,9 +67,9 @@ class StepChecks:
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
 
     def thread_of(self, batch: object) -> AbstractContextManager[None]:
-        """Return what lets one thread at a time into a batch, whatever a caller passes for one.
+        """Return the lock of a batch; one that holds nobody up if the argument is no batch.
 
-        Virtual ranks share a batch, and their threads take turns.
+        Virtual ranks share a batch, because their threads take turns anyway.
         """
         ranks = self._settings.ranks
         if not isinstance(batch, StepBatch) or (ranks.world_size > 1 and ranks.roll is None):

@@ -24,7 +24,7 @@ from tests.support.random_requests import THEMES
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, native
-from tpsample.native import entries, kernel_cache
+from tpsample.native import compiled_ahead, kernel_cache
 from tpsample.native.kernel_cache import KernelCache
 from tpsample.request.kinds import KINDS
 
@@ -42,7 +42,7 @@ def test_every_kernel_that_python_calls_is_among_them():
         for value in vars(module).values()
         if isinstance(getattr(value, "_cache", None), KernelCache)
     }
-    found = entries.entries(torch.empty(1, 4))
+    found = compiled_ahead.entries(torch.empty(1, 4))
     assert {kernel.py_func.__name__ for kernel, _ in found} == every and len(every) > 10
     assert len(set(found)) == len(found)
 
@@ -51,10 +51,10 @@ def test_every_kernel_that_python_calls_is_among_them():
 def known_in_construction() -> Iterator[None]:
     """Let a kernel fail that is loaded or compiled although no constructor has prepared it."""
     known: set[tuple[Any, tuple]] = set()
-    compile_missing, alone = entries.compile_missing, KernelCache.alone
+    compile_missing, alone = compiled_ahead.compile_missing, KernelCache.alone
 
     def prepare(weight: torch.Tensor) -> None:
-        known.update((kernel.py_func, types) for kernel, types in entries.entries(weight))
+        known.update((kernel.py_func, types) for kernel, types in compiled_ahead.entries(weight))
         compile_missing(weight)
 
     def take(self: KernelCache, types: tuple) -> Any:
@@ -62,7 +62,7 @@ def known_in_construction() -> Iterator[None]:
         return alone(self, types)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "compile_missing", prepare)
+        patch.setattr(compiled_ahead, "compile_missing", prepare)
         patch.setattr(KernelCache, "alone", take)
         yield
 
@@ -118,7 +118,7 @@ def test_no_call_of_several_ranks_compiles(count, exact):
 def _cold(folder: str, seconds: float | None) -> tuple[int, int, list[str]]:
     """Rank 1 compiles for longer than a rank may be silent; then both make every call."""
     rank, said, prepared = dist.get_rank(), [], []
-    compile_missing = entries.compile_missing
+    compile_missing = compiled_ahead.compile_missing
 
     def compile_slowly(weight: torch.Tensor) -> None:
         time.sleep(seconds * slowness() if seconds is not None and rank == 1 else 0)
@@ -128,8 +128,8 @@ def _cold(folder: str, seconds: float | None) -> tuple[int, int, list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1 and seconds is None:
             patch.setattr(kernel_cache, "folder", lambda: Path(folder))
-        patch.setattr(entries, "compile_missing", compile_slowly)
-        patch.setattr(entries.log, "log", lambda _, text, *of: said.append(text % of))
+        patch.setattr(compiled_ahead, "compile_missing", compile_slowly)
+        patch.setattr(compiled_ahead.log, "log", lambda _, text, *of: said.append(text % of))
         sampler = LMHeadSampler(head_of(rank), backend="numba", max_rows=8)
         tokens = _call_all(sampler)
         other = LMHeadSampler(head_of(rank), backend="torch", max_rows=8)
@@ -148,19 +148,19 @@ def test_a_rank_that_compiles_is_not_lost(seconds, tmp_path):
 
 
 def _prepared() -> None:
-    entries.compile_missing(head_of(0))
+    compiled_ahead.compile_missing(head_of(0))
 
 
 @pytest.mark.parametrize("seconds", [3, 30])
 def test_what_is_compiled_is_told_of_once(seconds, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path / "n")
-    monkeypatch.setattr(entries, "SECONDS_EACH", seconds)
+    monkeypatch.setattr(compiled_ahead, "SECONDS_EACH", seconds)
     kernel, types = _count_from()
-    monkeypatch.setattr(entries, "entries", lambda _: [(_new(kernel), types)])
+    monkeypatch.setattr(compiled_ahead, "entries", lambda _: [(_new(kernel), types)])
     caplog.set_level(logging.INFO)
     for _ in range(2):
-        entries.compile_missing(torch.empty(1, 0))
-    (said,) = (record for record in caplog.records if record.name == entries.__name__)
+        compiled_ahead.compile_missing(torch.empty(1, 0))
+    (said,) = (record for record in caplog.records if record.name == compiled_ahead.__name__)
     text = f"compiling the kernels of this CPU, once per machine: about {seconds} s"
     assert said.getMessage() == text
     assert said.levelno == (logging.WARNING if seconds == 30 else logging.INFO)
@@ -168,7 +168,9 @@ def test_what_is_compiled_is_told_of_once(seconds, tmp_path, monkeypatch, caplog
 
 def _count_from() -> tuple[Any, tuple]:
     """Return a kernel that is compiled in no time, and the types of its arguments."""
-    (found,) = (each for each in entries.entries(torch.empty(1, 0)) if "count" in str(each[0]))
+    (found,) = (
+        each for each in compiled_ahead.entries(torch.empty(1, 0)) if "count" in str(each[0])
+    )
     return found
 
 
@@ -180,7 +182,7 @@ def _new(kernel: Any) -> Any:
 
 
 def test_one_rank_compiles_what_it_calls(monkeypatch):
-    monkeypatch.setattr(entries, "compile_missing", _fail)
+    monkeypatch.setattr(compiled_ahead, "compile_missing", _fail)
     LMHeadSampler(torch.ones(10, 4), backend="numba")
 
 
