@@ -93,18 +93,26 @@ def few(archs: Sequence[int]) -> list[Subject]:
     """Return the LM head with one tile on each of `archs`, and few other kernels.
 
     They are a screen on sm_90 and where it has the least shared memory, and on sm_90 all else once.
+    On sm_100 the largest tile has every feature, because it is the first to spill.
     """
     fp32, short = (rule(64, 0, of, Gpu("H200", 90, 132)) for of in (torch.float32, torch.bfloat16))
+    largest = rule(MAX_BLOCK_B, 2**20, torch.bfloat16, _ABSENT[100])
+    chosen = subjects(archs, [(fp32, torch.float32), (short, torch.bfloat16)])
+    chosen += subjects([100] if 100 in archs else [], [(largest, torch.bfloat16)])
     found = {
         (each.arch, each.launch.kernel, each.variant): each
-        for each in subjects(archs, [(fp32, torch.float32), (short, torch.bfloat16)])
+        for each in chosen
         if each.variant in ("plain", *_FEW.get(each.arch, ()))
     }
     return list(found.values())  # of two that are alike, the last
 
 
 _SCREENED = ("screen", "list")
-_FEW = {90: ("", "push", "everything", "given logits", *_SCREENED), 86: _SCREENED, 89: _SCREENED}
+_FEW = {
+    90: ("", "push", "everything", "given logits", *_SCREENED),
+    100: ("everything",),
+    **dict.fromkeys((86, 89), _SCREENED),
+}
 """The variants that `few` takes beside the plain one, by architecture."""
 
 

@@ -10,7 +10,7 @@ rows to a file. Exits with 1 if a requirement fails:
 - a program's shared memory fits the architecture's limit;
 - 16-bit weights use the architecture's own matrix instruction: HMMA up to sm_89, HGMMA (wgmma) on
   sm_90, UTCHMMA (tcgen05) on sm_100; the 8-bit product takes IGMMA on sm_90 and IMMA elsewhere;
-- at batch tile 64 on sm_90 the epilogue costs at most 30 instructions per logit more than a plain
+- at batch tile 64 on sm_90 the epilogue costs at most 31 instructions per logit more than a plain
   greedy one (`benchmarks.lab.kernels`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
 - kernels that write to peers keep the memory order of `sass.push_order_faults`;
@@ -52,7 +52,7 @@ from benchmarks.static.sass import (
 from tpsample.local.tile_table import Tile, all_tiles
 
 DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items()}
-MAX_EPILOGUE = 30.0
+MAX_EPILOGUE = 31.0
 FLASHSAMPLING_EPILOGUE = 104.8
 """The epilogue of FlashSampling (arXiv 2603.15854: `tl.rand` and two software logarithms) copied
 into a matmul of ours, batch tile 64, sm_90, counted the same way over the same greedy epilogue."""

@@ -8,10 +8,13 @@ tpsample/native/numbers.py
     - return F32(np.nan) if product == F32(np.inf) else F32(product)
     + return F32(product)
     > test_an_overflow_is_no_token_and_an_infinite_logit_of_the_caller_is_forced
-tpsample/kernels/lm_head.py
+tpsample/kernels/epilogue.py
     an overflow of a kernel's products is a forced token
-    - return tl.where(product == float("inf"), float("nan"), product)
-    + return product
+    - if not GIVEN:
+    + if False:
+    an infinite logit of the caller is no forced token in a kernel
+    - if not GIVEN:
+    + if True:
 tpsample/core/score.py
     a greedy row draws
     - return torch.where(row_noise.random, product - noise.double(), product).float()

@@ -107,7 +107,7 @@ def binary(*ops: str, registers: int = 64, stack_bytes: int = 0) -> Binary:
 
 @pytest.mark.parametrize(
     ("extra_per_logit", "fault"),
-    [(MAX_EPILOGUE, None), (MAX_EPILOGUE + 1, "epilogue: 31.0")],
+    [(MAX_EPILOGUE, None), (MAX_EPILOGUE + 1, f"epilogue: {MAX_EPILOGUE + 1}")],
     ids=["at the limit", "over it"],
 )
 def test_a_dear_epilogue_is_flagged(extra_per_logit, fault):

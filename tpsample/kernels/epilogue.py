@@ -203,6 +203,7 @@ def store_candidates(
     scoring,
     outputs,
     first_row,
+    GIVEN: tl.constexpr,  # whether they are logits of the caller
     ROUNDS: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -218,13 +219,16 @@ def store_candidates(
     if BLOCK_B > BLOCK_E:
         HALF: tl.constexpr = BLOCK_B // 2
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
-        store_candidates(left, scoring, outputs, first_row, ROUNDS, BLOCK_E)
+        store_candidates(left, scoring, outputs, first_row, GIVEN, ROUNDS, BLOCK_E)
         # Rows past the last draw no noise.
         if first_row + HALF < rows.num_rows:
-            store_candidates(right, scoring, outputs, first_row + HALF, ROUNDS, BLOCK_E)
+            store_candidates(right, scoring, outputs, first_row + HALF, GIVEN, ROUNDS, BLOCK_E)
     else:
         offs_v = token_ids(ids, shard.stop, BLOCK_V)
         offs_b = first_row + tl.arange(0, BLOCK_B)
+        # A product that overflowed is no logit, because it would be a forced token.
+        if not GIVEN:
+            product = tl.where(product == float("inf"), float("nan"), product)
         logits_tile = head_tile(product, offs_v, shard, scoring.head)
         if edge_tile(ids, shard, BLOCK_V):
             mask_v = (offs_v >= shard.start) & (offs_v < shard.stop)

@@ -65,9 +65,7 @@ def product_tile(
         product = tl.dot(
             weight_tile, hidden_tile, product, input_precision="ieee", out_dtype=ACCUMULATOR
         )
-    product = product.to(tl.float32)
-    # An overflow is no logit. It would be a forced token.
-    return tl.where(product == float("inf"), float("nan"), product)
+    return product.to(tl.float32)
 
 
 @triton.jit
@@ -217,7 +215,8 @@ def lm_head_kernel(
 
         # Epilogue: every row's best candidate of the tile, into the maximum over the rank's tiles.
         scoring = Scoring(ids, rows, shard, head, controls)
-        store_candidates(product, scoring, outputs, pid_b * BLOCK_B, ROUNDS, BLOCK_E)
+        given = weight_ptr is None
+        store_candidates(product, scoring, outputs, pid_b * BLOCK_B, given, ROUNDS, BLOCK_E)
 
     # Push: the words of a complete chunk, to every rank.
     if inboxes_ptr is not None:
