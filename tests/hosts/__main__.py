@@ -51,6 +51,25 @@ def steps(job: RanksOnHosts, exchange: str, rows: int, count: int, **changes: An
     return float(max(answer["took"] for answer in answers))
 
 
+def latencies_of(
+    job: RanksOnHosts, hosts: Hosts, exchange: str, rows: int, **changes: Any
+) -> float:
+    """Return how many one-way latencies the shortest of several steps takes, under a delay.
+
+    Other work lengthens some steps and shortens none, so steps above the limit are taken again.
+    """
+    most = 5 if changes and exchange == "two_level" else 3
+    hosts.delay_s = DELAY_S
+    least = float("inf")
+    for _ in range(5):
+        least = min(least, steps(job, exchange, rows, 6, **changes) / DELAY_S)
+        if least < most:
+            break
+    hosts.delay_s = 0.0
+    assert least < most, f"{least:.1f} latencies; one message to every peer takes 2"
+    return least
+
+
 def start_by(names: str, first: str) -> None:
     """`launch/nodes.sh` on two hosts with one kind of names."""
     with Hosts(2, names) as hosts:
@@ -81,9 +100,7 @@ def exchanges() -> None:
         for exchange in ("collective", "p2p", "two_level"):
             for rows, before in BYTES_BEFORE.items():
                 steps(job, exchange, rows, 2)
-                hosts.delay_s = DELAY_S
-                latencies = steps(job, exchange, rows, 6) / DELAY_S
-                hosts.delay_s = 0.0
+                latencies = latencies_of(job, hosts, exchange, rows)
                 since, count = hosts.sent(), 10
                 steps(job, exchange, rows, count)
                 time.sleep(0.3)  # the last acknowledgements
@@ -92,14 +109,9 @@ def exchanges() -> None:
                     f"{exchange}, {rows} rows: {latencies:.1f} latencies, "
                     f"{wire[0]:.0f} B in {wire[1]:.0f} packets"
                 )
-                assert latencies < 3, "one message to every peer takes 2"
                 assert wire[0] < before[0] and wire[1] < before[1], f"before: {before}"
-            hosts.delay_s = DELAY_S
-            latencies = steps(job, exchange, 8, 6, top_k=50) / DELAY_S
-            hosts.delay_s = 0.0
+            latencies = latencies_of(job, hosts, exchange, 8, top_k=50)
             say(f"{exchange}, 8 rows with top_k: {latencies:.1f} latencies")
-            most = 5 if exchange == "two_level" else 3
-            assert latencies < most, "one message to every peer takes 2"
             for how, begin in DIFFERENCES.items():
                 errors = job.ask("differ", exchange, how)
                 assert len(set(errors)) == 1, errors
