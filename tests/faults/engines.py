@@ -175,6 +175,11 @@ tpsample/core/machine.py
     a wheel that was moved is looked for where it was
     - * (not Path(path).exists())
     + * False
+tpsample/integrations/__init__.py
+    on a Python without an engine an adapter advises what pip cannot do
+    - if sys.version_info < _OLDEST_PYTHON:
+    + if False:
+    > test_a_python_without_an_engine_is_told_which_has_it
 tpsample/cli/doctor.py
     doctor says nothing of a version that an adapter refuses
     - hints.append(str(error))

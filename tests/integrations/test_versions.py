@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -30,6 +31,14 @@ def test_other_versions_are_refused_with_the_way_out(engine, taken, refused):
         check_version(engine, raised.value.msg.rpartition("==")[2].replace("*'", "0"))
 
 
+def test_a_python_without_an_engine_is_told_which_has_it(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(
+        ImportError, match=r"5\.20\.2 is installed; 5\.23 needs Python 3\.11 or later$"
+    ):
+        check_version("transformers", "5.20.2")
+
+
 def test_the_table_of_versions_says_what_is_tried_and_pinned():
     pinned = [
         f"{name} {version}"
@@ -50,5 +59,5 @@ def test_the_table_of_versions_says_what_is_tried_and_pinned():
 def test_the_extra_installs_what_the_adapter_takes_now_and_later():
     tried = TRIED["transformers"]
     major, _, minor = tried.partition(".")
-    bounds = f'"transformers>={tried},<{major}.{int(minor) + 1}"'
+    bounds = f'"transformers>={tried},<{major}.{int(minor) + 1};'
     assert bounds in (ROOT / "pyproject.toml").read_text()

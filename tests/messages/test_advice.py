@@ -153,7 +153,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_model_is_not_downloaded_unless_that_is_allowed": ("see --allow-download",),
     "test_every_step_is_the_oracles": ("ask for them with",),
     # --- engines
-    "test_other_versions_are_refused_with_the_way_out": ("is installed; pip",),
+    "test_other_versions_are_refused_with_the_way_out": ("^pip install '{}=={}.*'",),
     "test_a_streamer_is_given_the_prompt_every_token_and_the_end": ("pass stream_to=",),
     "test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused": ("pass do_sample=True, or",),
     "test_a_sampler_of_another_model_reads_this_one": ("pass one of sampler_of(model), or",),

@@ -14,11 +14,11 @@ import re
 import runpy
 import shlex
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
+import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.support.commands import ROOT, run_command
@@ -198,6 +198,7 @@ def _from(words: list[str], pattern: re.Pattern[str]) -> list[str]:
 
 def _require_installable(words: list[str]) -> None:
     """Refuse what pip could not install: extras that are not there, another pinned package."""
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in words:
         if extras := re.fullmatch(r"\.\[(.*)\]", word):

@@ -6,13 +6,16 @@ Nothing is imported here, because each adapter needs its engine.
 from __future__ import annotations
 
 import importlib
+import sys
 
 TRIED = {"transformers": "5.23", "vllm": "0.32", "sglang": "0.5.23"}
 """The beginning of a version. The seams that an adapter uses are no stable interface."""
+_OLDEST_PYTHON = (3, 11)
+"""Of all of them."""
 
 
 def check_version(engine: str, found: str) -> None:
-    """Raise an ImportError for a version of an engine that was not tried.
+    """Raise an ImportError for a version of an engine that was not tried, with the way out.
 
     Args:
         engine: a name of `TRIED`.
@@ -20,9 +23,12 @@ def check_version(engine: str, found: str) -> None:
     """
     tried = TRIED[engine]
     if not f"{found.partition('+')[0]}.".startswith(f"{tried}."):
+        way_out = f"pip install '{engine}=={tried}.*'"
+        if sys.version_info < _OLDEST_PYTHON:
+            way_out = f"{tried} needs Python {'.'.join(map(str, _OLDEST_PYTHON))} or later"
         raise ImportError(
             f"tpsample.integrations.{engine}: {engine} {tried} is supported, {found} is "
-            f"installed; pip install '{engine}=={tried}.*'"
+            f"installed; {way_out}"
         )
 
 

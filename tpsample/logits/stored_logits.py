@@ -17,7 +17,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Found
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing_extensions import Self
 
 
 def tile_elements(device: torch.device) -> int:
