@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.commands import STARTERS, run_command
+from tests.support.commands import run_command, starter
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import distributed
@@ -163,14 +163,14 @@ def test_a_process_started_by_hand_leaves_a_core_to_others(asked, taken, monkeyp
 
 @pytest.mark.parametrize("source", ["mpi4py", *long("torchrun")])
 def test_two_ranks_join(source: str, body: Path) -> None:
-    done = run_command(*STARTERS[source], body, "all work")
+    done = run_command(*starter(source), body, "all work")
     assert done.returncode == 0, done.stderr
     assert f"joined 2 {source} 3 [0, 1]" in done.stdout
 
 
 @pytest.mark.parametrize("source", ["mpi4py", *long("torchrun")])
 def test_a_rank_that_fails_ends_the_job(source: str, body: Path) -> None:
-    done = run_command(*STARTERS[source], body, "rank 1 fails")
+    done = run_command(*starter(source), body, "rank 1 fails")
     assert done.returncode != 0
     assert "planted" in done.stderr + done.stdout
 

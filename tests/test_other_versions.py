@@ -6,6 +6,7 @@ libraries (`tests.support.cuda_stubs`). vLLM's build for CPUs comes with Triton 
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,13 +14,16 @@ import pytest
 
 from tests.support import cuda_stubs
 from tests.support.commands import ROOT, run_command
-from tests.support.older import NO_NETWORK
+from tests.support.older import NO_NETWORK, interpreter_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
+MACHINE = ROOT / "constraints" / "torch211.txt"
+BESIDE = ("huggingface-hub", "accelerate", "safetensors", "matplotlib")
+"""What such a machine has beside torch, Triton and `NEEDS`."""
 VERSIONS = (("2.10.0", "3.6.0"), ("2.11.0", "3.6.0"), ("2.13.0", "3.9.0"))
 """Pairs of torch and Triton."""
 NEEDS = (
-    "numpy<2.4",
+    "numpy",
     *("sympy", "networkx", "jinja2", "filelock", "fsspec", "typing_extensions", "setuptools"),
     *("pytest", "pytest-timeout", "pytest-xdist", "scipy", "typer", "rich"),
     *("numba", "mpi4py", "openmpi"),
@@ -33,14 +37,13 @@ SUITES = (
 )
 
 
-def _environment(folder: Path, torch: str, triton: str) -> Path:
-    """Make an environment with these versions, and return its Python."""
-    assert run_command(sys.executable, "-m", "venv", folder, timeout_s=120).returncode == 0
+def _environment(folder: Path, interpreter: str, torch: str, *packages: str) -> Path:
+    """Make an environment with this torch and these packages, and return its Python."""
+    assert run_command(interpreter, "-m", "venv", folder, timeout_s=120).returncode == 0
     python = folder / "bin" / "python"
     pip = (python, "-m", "pip", "install", "--quiet")
-    for words in (("--no-deps", f"torch=={torch}"), (f"triton=={triton}", *NEEDS)):
-        tools = ("-c", "constraints/tools.txt")
-        done = run_command(*pip, *tools, *words, timeout_s=1200)
+    for words in (("--no-deps", f"torch=={torch}"), packages):
+        done = run_command(*pip, *words, timeout_s=1200)
         if any(reason in done.stderr for reason in NO_NETWORK):
             pytest.skip("needs a network, to install another torch")
         assert done.returncode == 0, done.stderr[-2000:]
@@ -48,9 +51,27 @@ def _environment(folder: Path, torch: str, triton: str) -> Path:
     return python
 
 
+def _run(python: Path, *suites: str) -> str:
+    """Return what pytest printed in an environment, after all of its tests passed."""
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "-n", 2, *suites)
+    (libraries,) = python.parents[1].glob("lib/python3*/site-packages/torch/lib")
+    env = {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries)}
+    done = run_command(python, *words, env=env, timeout_s=5000)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
 @pytest.mark.parametrize(("torch", "triton"), VERSIONS)
 def test_the_suites_pass_with_other_versions(torch, triton, tmp_path):
-    python = _environment(tmp_path / "env", torch, triton)
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", 2, *SUITES)
-    done = run_command(python, *words, env={"PYTHONPATH": str(ROOT)}, timeout_s=3600)
-    assert done.returncode == 0, done.stdout[-4000:]
+    needs = ("-c", "constraints/tools.txt", f"triton=={triton}", *NEEDS)
+    _run(_environment(tmp_path / "env", sys.executable, torch, *needs), *SUITES)
+
+
+def test_all_passes_on_a_machine_that_comes_with_pytorch(tmp_path):
+    """Nothing of tpsample is installed there, and no launcher of MPI."""
+    interpreter = interpreter_of((3, 12))
+    if interpreter is None:
+        pytest.skip("needs Python 3.12, on the path or of pyenv")
+    own = set(re.findall(r"^(\w+)==", MACHINE.read_text(), re.MULTILINE)) - {"torch"}
+    needs = ("-c", str(MACHINE), *own, *(each for each in NEEDS if each != "openmpi"))
+    print(_run(_environment(tmp_path / "env", interpreter, "2.11.0", *needs, *BESIDE)))

@@ -10,7 +10,6 @@ import ast
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,6 +21,7 @@ import pytest
 from tests.support import cuda_stubs
 from tests.support.blocks import blocks_of
 from tests.support.commands import ROOT
+from tests.support.older import interpreter_of
 from tpsample.cli.doctor import PACKAGES
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
@@ -71,18 +71,6 @@ def _run(*command: object, cwd: Path) -> str:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
-
-
-def _interpreter(version: tuple[int, int]) -> str | None:
-    """Return a Python of a version that runs: on the path, or among those of pyenv."""
-    name = ".".join(map(str, version))
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    found = [shutil.which(f"python{name}"), *sorted(pyenv.glob(f"{name}.*/bin/python"))]
-    for each in found:
-        # The shims of pyenv do not run where another version is chosen.
-        if each and subprocess.run([each, "--version"], capture_output=True).returncode == 0:
-            return str(each)
-    return None
 
 
 def test_the_versions_that_are_claimed_are_those_that_are_tried() -> None:
@@ -137,7 +125,7 @@ def _environment(version: tuple[int, int], folder: Path) -> Path:
 
     The index has builds of torch for CPUs for few versions; see `tests.support.cuda_stubs`.
     """
-    interpreter = _interpreter(version)
+    interpreter = interpreter_of(version)
     if interpreter is None:
         pytest.skip(f"needs Python {version[0]}.{version[1]}, on the path or of pyenv")
     subprocess.run([interpreter, "-m", "venv", folder / "venv"], check=True)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.support.blocks import MEASURED, Block, blocks_of, commands_of, readmes
-from tests.support.commands import ROOT, run_command
+from tests.support.commands import ROOT, need_mpirun, run_command
 from tests.support.pasted import UnknownWords, options_of, wrong_with
+from tests.support.tried import need_transformers
 
 RESULTS = re.compile(r"\]\((?:\S*/)?results/([^/)]+)/")
 FIGURE = re.compile(r"\[(up to|[\d.]+ to) ([\d.]+) times\]\((?:\S*/)?results/([\w-]+)/")
@@ -80,7 +81,8 @@ def _require_no_code(block: Block) -> list[str]:
 
 
 def test_every_block_can_be_pasted() -> None:
-    pytest.importorskip("transformers", reason="needs the extra hf")
+    need_transformers()
+    need_mpirun()
     assert problems_of(BLOCKS) == []
     assert sum(block.language == "python" for block in BLOCKS) >= 4
 

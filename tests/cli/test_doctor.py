@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("rich", reason="needs typer and rich")
 
 import tpsample.cli.doctor
-from tests.support.commands import STARTERS, invoke, run_command
+from tests.support.commands import invoke, run_command, starter
 from tests.support.tiers import long
 from tpsample.core.machine import how_to_install
 
@@ -70,7 +70,7 @@ def test_the_first_step_is_not_timed_because_it_may_compile(monkeypatch):
 
 @pytest.mark.parametrize("source", ["torchrun", *long("mpi4py")])
 def test_on_two_ranks(source):
-    command = (*STARTERS[source], "-m", "tpsample.cli", "doctor", "--seconds", "0.2")
+    command = (*starter(source), "-m", "tpsample.cli", "doctor", "--seconds", "0.2")
     done = run_command(*command)
     assert done.returncode == 0, done.stderr
     assert f"2 ranks, started by {source}" in done.stdout

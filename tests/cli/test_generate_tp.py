@@ -22,6 +22,7 @@ import transformers
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command
 from tests.support.ranks import run_ranks
+from tests.support.tried import need_transformers
 from tpsample.cli import report, tensor_parallel
 from tpsample.cli.model import load
 from tpsample.distributed import Job
@@ -74,6 +75,7 @@ def _on_ranks(llama: Path, folder: Path) -> list[Any]:
 @pytest.fixture(scope="module")
 def ranks(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Any]]]:
     """Return the folder of a trace and a record, and the text of each of two ranks."""
+    need_transformers()
     folder = tmp_path_factory.mktemp("ranks")
     return folder, run_ranks(2, _on_ranks, llama, folder)
 
@@ -146,6 +148,7 @@ def test_every_rank_refuses_before_it_loads_or_sends(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no process group here, so that whatever is sent would fail in another way."""
+    need_transformers()
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", None)
     for rank in range(3):

@@ -8,6 +8,11 @@ tpsample/native/numbers.py
     - return F32(np.nan) if product == F32(np.inf) else F32(product)
     + return F32(product)
     > test_an_overflow_is_no_token_and_an_infinite_logit_of_the_caller_is_forced
+tpsample/kernels/interpreter.py
+    an array of one element is no index in an older interpreter
+    - int(self.handle.data.item())
+    + int(self.handle.data)
+    > test_a_number_is_an_index_where_tritons_own_interpreter_raises
 tpsample/kernels/epilogue.py
     an overflow of a kernel's products is a forced token
     - if not GIVEN:

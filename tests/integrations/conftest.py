@@ -1,11 +1,10 @@
-import importlib.metadata
 from pathlib import Path
 
 import pytest
 
 from tests.support.tiny_model import save_tiny_llama
+from tests.support.tried import need_transformers
 from tpsample.agreement import construction
-from tpsample.integrations import TRIED
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +16,5 @@ def without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small Llama."""
-    pytest.importorskip("transformers", reason="needs the extra hf")
-    tried = TRIED["transformers"]
-    if not importlib.metadata.version("transformers").startswith(f"{tried}."):
-        pytest.skip(f"needs transformers {tried}, which the adapter supports")
+    need_transformers()
     return save_tiny_llama(tmp_path_factory.mktemp("llama"))

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tests.support.ranks import same_on_ranks
 from tests.support.tiers import long
 from tests.support.tiny_model import VOCAB_SIZE
+from tests.support.tried import need_transformers
 from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
 
 transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -184,6 +185,7 @@ def test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused(model):
 def test_a_soft_cap_and_a_scale_of_the_configuration_are_known(tmp_path):
     from tests.support.tiny_model import save_tiny_model
 
+    need_transformers()
     save_tiny_model(tmp_path)
     capped = load(tmp_path)
     found = generate(capped, do_sample=False, repetition_penalty=1.0, max_new_tokens=4)

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs the extra hf")
-pytest.importorskip("transformers.generation.logits_process", reason="needs the extra hf")
+from tests.support.tried import need_transformers
 
-from transformers.generation import logits_process as lp
+need_transformers(module=True)
 
-from tpsample import SamplingBatch, UnsupportedParameter, reference
-from tpsample.integrations import transformers_params as params_of
-from tpsample.integrations.transformers_params import HONOURED, REFUSED, Prompts, requests_of
+from transformers.generation import logits_process as lp  # noqa: E402
+
+from tpsample import SamplingBatch, UnsupportedParameter, reference  # noqa: E402
+from tpsample.integrations import transformers_params as params_of  # noqa: E402
+from tpsample.integrations.transformers_params import HONOURED, REFUSED, Prompts, requests_of  # noqa: E402
 
 V, EOS = 40, torch.tensor([38, 39])
 PAD = 0

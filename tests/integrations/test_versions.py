@@ -42,7 +42,7 @@ def test_a_python_without_an_engine_is_told_which_has_it(monkeypatch):
 def test_the_table_of_versions_says_what_is_tried_and_pinned():
     pinned = [
         f"{name} {version}"
-        for file in ("default.txt", "cu12.txt")
+        for file in ("default.txt", "cu12.txt", "torch211.txt")
         for name, version in re.findall(
             r"^(torch|triton)==(.+)$", (ROOT / "constraints" / file).read_text(), re.MULTILINE
         )

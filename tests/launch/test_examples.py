@@ -17,6 +17,7 @@ import torch.distributed as dist
 from tests.support.commands import ROOT, TORCHRUN, run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
+from tests.support.tried import need_transformers
 from tpsample.agreement import construction
 from tpsample.distributed import Job
 from tpsample.record.trace import TopKTrace
@@ -59,7 +60,7 @@ def _plain(found: Any) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_it_writes_the_same_on_one_rank_and_on_two(name: str) -> None:
     if name == "transformers_generate":
-        pytest.importorskip("transformers", reason="needs the extra hf")
+        need_transformers()
     first, second = run_ranks(2, _run, name)
     assert first == second and first
     if name != "dtensor_model":  # a mesh needs a process group

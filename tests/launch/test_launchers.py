@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import BIN, ROOT, run_command
+from tests.support.commands import BIN, ROOT, need_mpirun, run_command
 from tpsample.ranks import addresses
 
 SCRIPTS = sorted(path.name for path in (ROOT / "launch").glob("*.sh"))
@@ -48,8 +48,7 @@ def test_nodes() -> None:
 
 
 def test_mpi_takes_a_host_file_and_brings_its_path_there() -> None:
-    if not (BIN / "mpirun").exists():
-        pytest.skip("needs mpirun, of the extra mpi")
+    need_mpirun()
     line = _dry("mpi.sh", "doctor", HOSTFILE="my hosts", NPROC="4")
     assert line.startswith("mpirun -np 4 ") and line.endswith(" -m tpsample.cli doctor")
     assert r"my\ hosts" in line and ("--hostfile" not in line or " -x PATH " in line)

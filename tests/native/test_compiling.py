@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.commands import ROOT
+
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -29,7 +31,7 @@ print(add(1, 2), folder().is_dir(), sum(add.stats.cache_hits.values()))
 
 def start(script: Path, cache: Path, *arguments: Path) -> subprocess.Popen:
     script.write_text(SCRIPT)
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, str(script), *map(str, arguments)],
         env=environment,

@@ -25,6 +25,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.commands import ROOT
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tpsample.core.repeated import repeated
@@ -383,7 +384,7 @@ else:
 def test_a_process_may_fork_while_a_thread_compiles(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(FORKS)
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(script)],
         env=environment,

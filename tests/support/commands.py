@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.limits import slowness
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +30,21 @@ TORCHRUN = (
 MPIRUN = (
     *(str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "-np"),
 )
-STARTERS = {"torchrun": (*TORCHRUN, 2), "mpi4py": (*MPIRUN, 2, sys.executable, "-m", "mpi4py")}
-"""Starts two ranks of a script, by launcher."""
 GENERATE = ("-m", "tpsample.cli", "generate")
+
+
+def starter(launcher: str) -> tuple[object, ...]:
+    """Return what starts two ranks of a script, by torchrun or mpi4py; skip a test without it."""
+    if launcher == "torchrun":
+        return (*TORCHRUN, 2)
+    need_mpirun()
+    return (*MPIRUN, 2, sys.executable, "-m", "mpi4py")
+
+
+def need_mpirun() -> None:
+    """Skip a test where there is no launcher of MPI beside this Python."""
+    if not (BIN / "mpirun").exists():
+        pytest.skip("needs mpirun, of the extra mpi")
 
 
 NOT_HANDED_ON = {"TRITON_INTERPRET", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS"}

@@ -14,7 +14,10 @@ import triton.language as tl
 from tpsample import noise
 from tpsample.core import row_noise
 from tpsample.core.machine import interpreted
+from tpsample.kernels import interpreter
 
+if interpreted():
+    interpreter.repair()
 INTERPRET = tl.constexpr(interpreted())
 DOMAIN_TOKEN = tl.constexpr(noise.DOMAIN_TOKEN)
 KEY0 = tl.constexpr(noise.ELEMENT_KEY[0])
