@@ -21,6 +21,10 @@ tpsample/agreement/caller_tensors.py
     + of_mesh = dist.group.WORLD
     > test_on_two_axes_the_sharded_one_is_the_group
 tpsample/integrations/transformers.py
+    a generate that is called by itself has no way out
+    - if generation_config is None:
+    + if False:
+    > test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused
     positions of generate count padding
     - [len(row) for row in prompts.rows]
     + [prompts.length for _ in prompts.rows]
@@ -119,6 +123,10 @@ tests/engines/verdicts.py
     + taken <= drafted
     > test_drafts_have_to_be_accepted_to_be_compared
 tpsample/sampler.py
+    a sampler that is taken for a module has no way out
+    - if name in ("forward", "sample", "generate"):
+    + if False:
+    > test_a_process_alone_is_told[a sampler for a module]
     the end of with leaves a sampler open
     -     def __exit__(self, *_: object) -> None:
     -         self.close()

@@ -18,6 +18,10 @@ tpsample/request/controls/tables.py
     +     def __init__(
     > test_a_mask_may_be_assigned_under_inference_mode
 tpsample/request/batch.py
+    a batch that is built by its name has no way out
+    - if not isinstance(table, RequestTable):
+    + if False:
+    > test_a_process_alone_is_told[a batch by its name]
     a plan outlives its rows
     - self._plans = {}
     -         if not self._selects:
@@ -79,6 +83,10 @@ tpsample/core/sealed.py
     - if name in _ENGINES:
     + if False:
     > test_a_process_alone_is_told[max_tokens]
+    an unknown argument has no way out
+    - for name in () if takes_any else named:
+    + for name in ():
+    > test_a_process_alone_is_told[a soft-cap by another name]
     objects take any attribute
     - if "_sealed" in own and name not in own
     + if False and name not in own
@@ -280,7 +288,17 @@ tpsample/agreement/construction.py
     - weight.detach()
     + weight
     > test_steps_with_gradients_leave_nothing_behind
+tpsample/agreement/arguments.py
+    a weight on the meta device is taken
+    - if weight.is_meta:
+    + if False:
+    > test_a_process_alone_is_told[a weight without numbers]
 tpsample/core/checks.py
+    tensors without numbers are taken
+    - if (by := _without_numbers(value)) is not None:
+    + if (by := None) is not None:
+    > test_a_process_alone_is_told[rows that are mapped]
+    > test_a_process_alone_is_told[tensors that are made up]
     a message is as long as what came
     - return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} …"
     + return text

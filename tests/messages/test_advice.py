@@ -21,6 +21,8 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_small_integers_give_identical_tokens": (
         *("convert it once with .to", "convert with .to(", "call .contiguous()", "pass .T of it"),
         *("build the sampler of lm_head_weight.T", "got a DTensor; pass", "pass that of the"),
+        *("call it as sampler(", "call SamplingBatch.from_params(", "give float(…) of it"),
+        *("build the sampler after the weights", "shard=, or pass .T.contiguous()"),
         *("see SamplingBatch.from_params", "pass one SamplingParams per row", "build a new"),
         *("build it with device=", "build the sampler with a larger", 'use backend="auto"'),
         *(
@@ -59,6 +61,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
     "test_shorter_tensors_need_a_new_batch": ("make a new batch over it",),
     "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
+    "test_calls_that_torch_records_are_made_outside_compiled_or_exported": (
+        "call the sampler outside of it, or",
+    ),
     "test_the_same_tokens_with_fullgraph_and_changing_batches": ("leave fullgraph=True out",),
     "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),
     "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
@@ -161,7 +166,11 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("leave them off", "load it onto one device", "leave it out, or call", "^leave it out$"),
     ),
     "test_every_token_is_the_one_of_its_seed_and_position": (
-        *("expected the order {}", "an argument of transformers'"),
+        *(
+            "call model.generate(input_ids,",
+            "expected the order {}",
+            "an argument of transformers'",
+        ),
     ),
     "test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache": (
         "padding on the left",

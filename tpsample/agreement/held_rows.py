@@ -143,7 +143,8 @@ def resolve_shards(
         if weight_rows[rank] < len(given[rank]):
             raise RankMismatch(
                 f"lm_head_weight: rank {rank} needs {len(given[rank])} rows for its shard "
-                f"{given[rank]}, got {weight_rows[rank]}"
+                f"{given[rank]}, got {weight_rows[rank]}; name the rows that it has by shard=, or "
+                "pass .T.contiguous() of it if it is [D, V_local]"
             )
     return vocab_size, given
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import describe
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.errors import UnsupportedParameter
 from tpsample.request import engine_tensors
@@ -56,14 +57,19 @@ class SamplingBatch(ChangingRows):
         max_rows: how many rows the batch has room for.
     """
 
-    def __init__(self, table: RequestTable, entries: list[Entry], **options: Any) -> None:
+    def __init__(self, table: RequestTable, entries: Sequence[Entry] = (), **options: Any) -> None:
         """Put requests into a new table. `from_params`, `of_slots` and `over` make batches."""
+        if not isinstance(table, RequestTable):
+            raise TypeError(
+                f"SamplingBatch: is not built by its name, got {describe(table)}; call "
+                "SamplingBatch.from_params(params, vocab_size=…), of_slots or over"
+            )
         self._options = options  # kept_cap and fixed_rounds
         self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
         self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         super().__init__(table)
-        self._arrange(list(range(len(entries))), entries)
+        self._arrange(list(range(len(entries))), list(entries))
 
     @staticmethod
     def from_params(
