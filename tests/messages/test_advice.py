@@ -68,6 +68,12 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),
     "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
     "test_one_request_with_a_seed_draws_once_at_each_position": ("pass a list of requests with",),
+    "test_written_temperatures_that_count_as_0_are_told_of_once": ("write 0 where that is meant",),
+    "test_filters_of_greedy_requests_are_off_at_a_written_temperature": ("call batch.update with",),
+    "test_shares_of_an_engine_that_are_out_of_range_are_told_of_once": ("write a number inside",),
+    "test_rows_that_move_while_others_are_dropped_are_told_of_once": (
+        "name all that leave in one",
+    ),
     "test_a_mask_of_an_earlier_step_is_told_of_once": ("assign that of each step before it",),
     "test_tokens_that_are_appended_once_in_any_way_are_not_told_of": (
         "append each step's tokens o",

@@ -140,11 +140,11 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         "process_group: not an argument of LMHeadSampler; did you mean group?",
     ),
     "a sampler for a module": (
-        lambda: sampler_over().forward(HIDDEN, batch_of(), 0),
+        lambda: sampler_over().forward(HIDDEN, batch_of(), 0),  # type: ignore[attr-defined]
         "LMHeadSampler has no forward; call it as sampler(hidden_states, batch, positions)",
     ),
     "a method of a module": (
-        lambda: sampler_over().eval(),
+        lambda: sampler_over().eval(),  # type: ignore[attr-defined]
         "LMHeadSampler has no eval; it is no module, and follows the weight that it was given",
     ),
     "an exchange of another name": (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpsample.core.checks import describe
+from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.errors import UnsupportedParameter
 from tpsample.request import engine_tensors
@@ -256,6 +257,19 @@ class SamplingBatch(ChangingRows):
                 "positions draw the same noise; pass a list of requests with seeds of their own, "
                 f"such as params.fork({len(positions)}), or seed=None"
             )
+
+    def misread(self) -> Iterator[tuple[str, str]]:
+        yield from super().misread()
+        rows = zip(self._table.entries, self.temperature.tolist(), strict=True)
+        for row, (entry, temperature) in enumerate(rows):
+            its = entry.params
+            if its.greedy and its.filtered and temperature >= GREEDY_BELOW:
+                yield (
+                    "filters",
+                    f"batch.temperature: row {row} is random by what was written, and its request "
+                    "has temperature 0, with which filters are off; call batch.update with a "
+                    "request that has both",
+                )
 
     @property
     def lacks_output(self) -> bool:
