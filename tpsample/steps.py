@@ -252,7 +252,7 @@ class Steps(Sealed):
             self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
             self._caller.follow()
             self.local.refresh()
-            self.agreement.watch_states()
+            self.agreement.refreshed()
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.

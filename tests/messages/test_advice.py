@@ -40,7 +40,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("in each step; assign that", "^pass another weight to refresh"),
     ),
     "test_hidden_states_that_differ_are_told_in_the_first_steps": (
-        "look for a missing all-reduce",
+        *("look for a missing all-reduce", "call refresh() and reset() on"),
     ),
     "test_a_process_that_has_peers_does_not_sample_by_itself": ("call init_process_group before",),
     "test_a_lone_weight_that_ends_in_zeros_is_warned_of": (
@@ -84,6 +84,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_penalty_of_a_prompt_that_did_not_come_is_told_of": ("pass them, [] for a row without",),
     "test_a_head_of_which_logits_may_lack_a_part_is_refused": ("pass head_applied=True, or",),
     "test_probabilities_are_refused_where_logits_belong": ("pass their logarithm",),
+    "test_drafts_that_are_no_draws_of_their_law_are_told_of_once": ("pass the list that sample",),
     "test_drafts_bring_their_law": ("bring their own; leave it out", "pass sample_draft what"),
     "test_a_slow_backend_that_nobody_chose_is_told_of": ("name it by backend=",),
     "test_what_stays_in_its_place_is_written_there": (
