@@ -39,6 +39,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_the_next_step_reads_what_took_the_weights_place": (
         *("in each step; assign that", "^pass another weight to refresh"),
     ),
+    "test_the_first_row_without_a_token_is_told_of": ("look at out.status, or build the",),
     "test_hidden_states_that_differ_are_told_in_the_first_steps": (
         *("look for a missing all-reduce", "call refresh() and reset() on"),
     ),

@@ -98,9 +98,10 @@ class SamplingBatch(ChangingRows):
             vocab_size: V; must match across ranks.
             device: where the hidden states are. Default: the CPU.
             prompt_token_ids, output_token_ids: the tokens so far of each row, which penalties,
-                bad_words and min_tokens look at. They are copied. Default: none so far; a warning
-                says so if a repetition penalty counts prompts. Prompt ids outside [0, V), such as
-                the placeholders of an image, are ignored.
+                bad_words and min_tokens look at. Leave padding out, which would count as text. A
+                row that was preempted passes what it drew as output. They are copied. Default: none
+                so far; a warning says so if a repetition penalty counts prompts. Prompt ids outside
+                [0, V), such as the placeholders of an image, are ignored.
             max_rows: how many rows `add` can fill. Default: the rows given.
             kept_cap: report the tokens that each filtered row's filters left
                 (`SampleOutput.kept`), up to this many per row. Default: report none.
