@@ -151,10 +151,10 @@ class Steps(Sealed):
             before = counters.failed_rows
             self.count_failed(out.status)
             if before == 0 < counters.failed_rows and self.on_failed == NO_TOKEN:
-                row = int(out.status.ne(Status.OK).nonzero()[0])
+                row, status = next(filter(lambda its: its[1] != 0, enumerate(out.status.tolist())))
                 warnings.warn(
                     f"status: row {row} has no token but -1, status "
-                    f"{Status(int(out.status[row])).name}, and embedding[-1] reads the last row; "
+                    f"{Status(status).name}, and embedding[-1] reads the last row; "
                     "look at out.status, or build the sampler with on_failed= an id",
                     stacklevel=4,
                 )
