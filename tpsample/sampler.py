@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -151,6 +151,15 @@ class LMHeadSampler(Steps):
             "LMHeadSampler: is neither pickled nor copied by copy.copy, because it has connections "
             "and compiled kernels; save the weight, and build a sampler where it is loaded"
         )
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes, and tells of others
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an AttributeError that says what a sampler is."""
+            way_out = "it is no module, and follows the weight that it was given"
+            if name in ("forward", "sample", "generate"):
+                way_out = "call it as sampler(hidden_states, batch, positions)"
+            raise AttributeError(f"{type(self).__name__} has no {name}; {way_out}")
 
     def __enter__(self) -> LMHeadSampler:
         return self

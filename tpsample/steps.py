@@ -20,7 +20,7 @@ from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import capturing, readable
-from tpsample.core.word import NO_TOKEN
+from tpsample.core.word import NO_TOKEN, Status
 from tpsample.errors import PeerLost
 from tpsample.exchange import make_exchange
 from tpsample.local import make_backend
@@ -141,12 +141,23 @@ class Steps(Sealed):
     def counted(self, out: Output) -> Output:
         """Return the output of a call, which names the token of failed rows as `on_failed` has it.
 
-        The failed rows are counted where the host reads them without waiting.
+        The failed rows are counted where the host reads them without waiting, and the first of
+        them is told of, if nobody has named its token.
         """
         if self.on_failed != NO_TOKEN:
             out.name_failed(self.on_failed)
         if readable(out.status.device):
+            counters = self.ranks.counters
+            before = counters.failed_rows
             self.count_failed(out.status)
+            if before == 0 < counters.failed_rows and self.on_failed == NO_TOKEN:
+                row, status = next(filter(lambda its: its[1] != 0, enumerate(out.status.tolist())))
+                warnings.warn(
+                    f"status: row {row} has no token but -1, status "
+                    f"{Status(status).name}, and embedding[-1] reads the last row; "
+                    "look at out.status, or build the sampler with on_failed= an id",
+                    stacklevel=4,
+                )
         return out
 
     def end(self, step: Step) -> SampleOutput:
@@ -252,7 +263,7 @@ class Steps(Sealed):
             self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
             self._caller.follow()
             self.local.refresh()
-            self.agreement.watch_states()
+            self.agreement.refreshed()
 
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.

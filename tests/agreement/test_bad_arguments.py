@@ -127,6 +127,23 @@ def test_a_weight_that_was_not_sliced_is_refused():
     assert {kind for kind, _ in found[4:]} == {"nothing raised"}
 
 
+def _whole_logits() -> list[tuple[str, str]]:
+    """Heads without a weight beside shards: two whole ones, and two that were cut."""
+    shard = VocabShard.even(V, dist.get_rank(), 2)
+    cases: list[tuple[int, int | None]] = [(V, V), (V, None), (V // 2, None), (V // 2 + 1, None)]
+    return [
+        outcome(lambda r=rows, v=size: LMHeadSampler(torch.empty(r, 0), vocab_size=v, shard=shard))
+        for rows, size in cases
+    ]
+
+
+def test_whole_logits_with_shards_are_refused():
+    found = same_on_ranks(2, _whole_logits)
+    for kind, text in found[:2]:
+        assert kind == "RankMismatch" and "every rank holds at least as many" in text, text
+    assert {kind for kind, _ in found[2:]} == {"nothing raised"}
+
+
 def test_a_process_that_has_peers_does_not_sample_by_itself(monkeypatch):
     weight = torch.randn(V, D)
     for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):

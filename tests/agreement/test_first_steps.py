@@ -78,19 +78,20 @@ def test_rows_that_are_not_drawn_may_have_any_hidden_states():
     assert before[0] == "RankMismatch" and before[1].startswith(STATES)
 
 
-def _refreshed_alone() -> tuple[str, str]:
+def _refreshed_alone(steps: int) -> tuple[str, str]:
     sampler, batch = sampler_of(), batch_of()
-    for _ in range(4):
+    for _ in range(steps):
         sampler(_given(False), batch, 0)
     if dist.get_rank() == 1:
         sampler.refresh()
     return outcome(lambda: sampler(_given(False), batch, 0))
 
 
-def test_a_sampler_refreshed_on_one_rank_alone_is_told():
-    kind, text = same_on_ranks(2, _refreshed_alone)
-    assert kind == "RankMismatch" and text.startswith(STATES)
-    assert "refresh() and reset() on all ranks alike, got rank 0: None, rank 1: " in text
+@pytest.mark.parametrize(("steps", "on_others"), [(1, "0"), (4, "None")])
+def test_a_sampler_refreshed_on_one_rank_alone_is_told(steps, on_others):
+    kind, text = same_on_ranks(2, _refreshed_alone, steps)
+    assert kind == "RankMismatch" and text.startswith("refreshes: must be the same"), text
+    assert f"refresh() and reset() on all ranks alike, got rank 0: {on_others}, rank 1: 1" in text
 
 
 def _digests() -> list[int]:

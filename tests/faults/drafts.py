@@ -3,6 +3,19 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
+tpsample/speculative/drawn_drafts.py
+    drafts of another law are not told of
+    - if self._variance < 1 or abs(
+    + if True or abs(
+    > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[sharper]
+    drafts are compared with the law of another temperature
+    - mean += (q * log).sum(dim=2)
+    + mean += (q * log).sum(dim=2) * 1.2
+    > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[right]
+    drafts of greedy rows are looked at
+    - random = (batch.temperature >= GREEDY_BELOW)
+    + random = (batch.temperature >= 0)
+    > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[greedy]
 tpsample/speculative/acceptance.py
     an output without drafts has the seeds of the batch
     - seed = batch.seed[::width].clone()

@@ -21,6 +21,10 @@ tpsample/agreement/caller_tensors.py
     + of_mesh = dist.group.WORLD
     > test_on_two_axes_the_sharded_one_is_the_group
 tpsample/integrations/transformers.py
+    a generate that is called by itself has no way out
+    - if generation_config is None:
+    + if False:
+    > test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused
     positions of generate count padding
     - [len(row) for row in prompts.rows]
     + [prompts.length for _ in prompts.rows]
@@ -119,12 +123,25 @@ tests/engines/verdicts.py
     + taken <= drafted
     > test_drafts_have_to_be_accepted_to_be_compared
 tpsample/sampler.py
+    a sampler that is taken for a module has no way out
+    - if name in ("forward", "sample", "generate"):
+    + if False:
+    > test_a_process_alone_is_told[a sampler for a module]
     the end of with leaves a sampler open
     -     def __exit__(self, *_: object) -> None:
     -         self.close()
     +     def __exit__(self, *_: object) -> None:
     +         pass
     > test_a_sampler_is_closed_at_the_end_of_with_whatever_happens
+tpsample/steps.py
+    a row without a token is not told of
+    - if before == 0 < counters.failed_rows and
+    + if False and
+    > test_the_first_row_without_a_token_is_told_of
+    a row whose token was named is told of
+    - counters.failed_rows and self.on_failed == NO_TOKEN:
+    + counters.failed_rows:
+    > test_the_first_row_without_a_token_is_told_of
 tpsample/core/checks.py
     integers of other libraries are kept as they came
     -     return int(value)

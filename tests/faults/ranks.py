@@ -132,6 +132,10 @@ tpsample/agreement/caller_module.py
     + if False:
     > test_a_module_that_is_more_than_a_product_is_refused
 tpsample/agreement/held_rows.py
+    whole logits with shards are taken without V
+    - if vocab_size is None and named:
+    + if False:
+    > test_whole_logits_with_shards_are_refused
     ranks that name shards may hold the same rows
     - if each.digest is None or (shard is not None and len(shard) == 0):
     + if each.digest is None or shard is not None:
@@ -227,6 +231,10 @@ tpsample/ranks/ranks.py
     + while not path:
     > test_ranks_are_told_the_same_and_go_on
 tpsample/agreement/step.py
+    ranks do not compare how often they refreshed
+    - found["refreshes"] = self._refreshed
+    + pass
+    > test_a_sampler_refreshed_on_one_rank_alone_is_told
     ranks do not compare positions
     - "positions": self.positions,
     + "positions": None,

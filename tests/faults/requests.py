@@ -17,7 +17,29 @@ tpsample/request/controls/tables.py
     -     def __init__(
     +     def __init__(
     > test_a_mask_may_be_assigned_under_inference_mode
+tpsample/request/engine_tensors.py
+    shares that are out of range are not told of
+    - row in (~inside).nonzero()
+    + row in (~inside)[:0].nonzero()
+    > test_shares_of_an_engine_that_are_out_of_range_are_told_of_once[top_p-some slots]
+tpsample/request/changing_rows.py
+    rows that moved while others left are not told of
+    - max(gone, default=first) > first:
+    + False:
+    > test_rows_that_move_while_others_are_dropped_are_told_of_once
+    rows that leave one by one from the end are told of
+    - max(gone, default=first) > first:
+    + True:
+    > test_rows_that_move_while_others_are_dropped_are_told_of_once
 tpsample/request/batch.py
+    filters that a greedy request has not are not told of
+    - if its.greedy and its.filtered and
+    + if False and
+    > test_filters_of_greedy_requests_are_off_at_a_written_temperature
+    a batch that is built by its name has no way out
+    - if not isinstance(table, RequestTable):
+    + if False:
+    > test_a_process_alone_is_told[a batch by its name]
     a plan outlives its rows
     - self._plans = {}
     -         if not self._selects:
@@ -79,6 +101,10 @@ tpsample/core/sealed.py
     - if name in _ENGINES:
     + if False:
     > test_a_process_alone_is_told[max_tokens]
+    an unknown argument has no way out
+    - for name in () if takes_any else named:
+    + for name in ():
+    > test_a_process_alone_is_told[a soft-cap by another name]
     objects take any attribute
     - if "_sealed" in own and name not in own
     + if False and name not in own
@@ -101,6 +127,11 @@ tpsample/request/controls/apply.py
     + pass
     > test_min_tokens_empties_no_row[torch-1]
 tpsample/request/moving_on.py
+    seeds that are written later are not looked at
+    - if written != self._written and self._looks:
+    + if False:
+    > test_seeds_that_are_written_later_are_told_of_once
+    > test_written_temperatures_that_count_as_0_are_told_of_once[-1.0]
     positions that repeat are not told of
     - if self._times > 1 and self._draws_again(rows):
     + if False:
@@ -126,6 +157,10 @@ tpsample/request/moving_on.py
     + False:
     > test_rows_with_the_same_noise_are_told_of_once
 tpsample/request/step_batch.py
+    a written temperature that counts as 0 is not told of
+    - if not temperature >= 0:
+    + if False:
+    > test_written_temperatures_that_count_as_0_are_told_of_once[nan]
     samples are appended as a text
     - if samples > 1 and
     + if False and
@@ -280,7 +315,17 @@ tpsample/agreement/construction.py
     - weight.detach()
     + weight
     > test_steps_with_gradients_leave_nothing_behind
+tpsample/agreement/arguments.py
+    a weight on the meta device is taken
+    - if weight.is_meta:
+    + if False:
+    > test_a_process_alone_is_told[a weight without numbers]
 tpsample/core/checks.py
+    tensors without numbers are taken
+    - if (by := _without_numbers(value)) is not None:
+    + if (by := None) is not None:
+    > test_a_process_alone_is_told[rows that are mapped]
+    > test_a_process_alone_is_told[tensors that are made up]
     a message is as long as what came
     - return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} …"
     + return text

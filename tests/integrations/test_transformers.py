@@ -180,6 +180,8 @@ def test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused(model):
         generate(model, do_sample=False, seeds=[1, 2, 3])
     with pytest.raises(TypeError, match=r"^seeds: expected one per row, such as \[1, 2\], got 1"):
         generate(model, do_sample=True, seeds=1)
+    with pytest.raises(TypeError, match=r"^generate: is called by transformers; call model\.gen"):
+        adapter().generate(model, torch.tensor([[1, 2]]))
 
 
 def test_a_soft_cap_and_a_scale_of_the_configuration_are_known(tmp_path):

@@ -21,6 +21,8 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_small_integers_give_identical_tokens": (
         *("convert it once with .to", "convert with .to(", "call .contiguous()", "pass .T of it"),
         *("build the sampler of lm_head_weight.T", "got a DTensor; pass", "pass that of the"),
+        *("call it as sampler(", "call SamplingBatch.from_params(", "give float(…) of it"),
+        *("build the sampler after the weights", "shard=, or pass .T.contiguous()"),
         *("see SamplingBatch.from_params", "pass one SamplingParams per row", "build a new"),
         *("build it with device=", "build the sampler with a larger", 'use backend="auto"'),
         *(
@@ -37,8 +39,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_the_next_step_reads_what_took_the_weights_place": (
         *("in each step; assign that", "^pass another weight to refresh"),
     ),
+    "test_the_first_row_without_a_token_is_told_of": ("look at out.status, or build the",),
     "test_hidden_states_that_differ_are_told_in_the_first_steps": (
-        "look for a missing all-reduce",
+        *("look for a missing all-reduce", "call refresh() and reset() on"),
     ),
     "test_a_process_that_has_peers_does_not_sample_by_itself": ("call init_process_group before",),
     "test_a_lone_weight_that_ends_in_zeros_is_warned_of": (
@@ -59,10 +62,19 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
     "test_shorter_tensors_need_a_new_batch": ("make a new batch over it",),
     "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
+    "test_calls_that_torch_records_are_made_outside_compiled_or_exported": (
+        "call the sampler outside of it, or",
+    ),
     "test_the_same_tokens_with_fullgraph_and_changing_batches": ("leave fullgraph=True out",),
     "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),
     "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
     "test_one_request_with_a_seed_draws_once_at_each_position": ("pass a list of requests with",),
+    "test_written_temperatures_that_count_as_0_are_told_of_once": ("write 0 where that is meant",),
+    "test_filters_of_greedy_requests_are_off_at_a_written_temperature": ("call batch.update with",),
+    "test_shares_of_an_engine_that_are_out_of_range_are_told_of_once": ("write a number inside",),
+    "test_rows_that_move_while_others_are_dropped_are_told_of_once": (
+        "name all that leave in one",
+    ),
     "test_a_mask_of_an_earlier_step_is_told_of_once": ("assign that of each step before it",),
     "test_tokens_that_are_appended_once_in_any_way_are_not_told_of": (
         "append each step's tokens o",
@@ -73,6 +85,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_penalty_of_a_prompt_that_did_not_come_is_told_of": ("pass them, [] for a row without",),
     "test_a_head_of_which_logits_may_lack_a_part_is_refused": ("pass head_applied=True, or",),
     "test_probabilities_are_refused_where_logits_belong": ("pass their logarithm",),
+    "test_drafts_that_are_no_draws_of_their_law_are_told_of_once": ("pass the list that sample",),
     "test_drafts_bring_their_law": ("bring their own; leave it out", "pass sample_draft what"),
     "test_a_slow_backend_that_nobody_chose_is_told_of": ("name it by backend=",),
     "test_what_stays_in_its_place_is_written_there": (
@@ -161,7 +174,11 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("leave them off", "load it onto one device", "leave it out, or call", "^leave it out$"),
     ),
     "test_every_token_is_the_one_of_its_seed_and_position": (
-        *("expected the order {}", "an argument of transformers'"),
+        *(
+            "call model.generate(input_ids,",
+            "expected the order {}",
+            "an argument of transformers'",
+        ),
     ),
     "test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache": (
         "padding on the left",

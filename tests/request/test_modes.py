@@ -75,6 +75,23 @@ def test_steps_with_gradients_leave_nothing_behind():
     assert graph_nodes() == before
 
 
+def test_calls_that_torch_records_are_made_outside_compiled_or_exported():
+    hidden_states, weight = head(2)
+    sampler = LMHeadSampler(weight, backend="torch")
+    batch = SamplingBatch.from_params(plain(2), vocab_size=V)
+    rows = torch.vmap(lambda row: row * 2)(hidden_states)
+    expected = sampler(rows, batch, 0).token_ids
+
+    class Step(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return sampler(rows, batch, 0).token_ids
+
+    exported = torch.export.export(Step(), (rows,)).module()
+    compiled = torch.compile(Step(), backend="aot_eager", fullgraph=True)
+    for found in (exported(rows), compiled(rows)):
+        assert torch.equal(found, expected)
+
+
 def _exchanged(exchange: str) -> list[int]:
     batch = batch_of()
     with torch.device("meta"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,77 @@ def test_rows_with_the_same_noise_are_told_of_once():
         forked = SamplingParams(seed=5).fork(B)
         sampler(states(), SamplingBatch.from_params(forked, vocab_size=V), 1)
         sampler(states(), batch_of(seed=None), 1)
+
+
+def test_seeds_that_are_written_later_are_told_of_once():
+    sampler, batch = sampler_of(), batch_of()
+    with nothing_told():
+        sampler(states(), batch, 1)
+    batch.seed[:] = 7
+    with told_once("^batch: rows 0 and 1 have the same seed and position"):
+        for position in range(2, 6):
+            sampler(states(), batch, position)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_written_temperatures_that_count_as_0_are_told_of_once(value):
+    sampler, batch = sampler_of(), batch_of()
+    with nothing_told():
+        sampler(states(), batch, 1)
+        batch.temperature[1] = 0
+        sampler(states(), batch, 2)
+    batch.temperature[1] = value
+    with told_once(r"^batch.temperature: row 1 has (-1|nan), which counts as 0"):
+        for position in range(3, 6):
+            sampler(states(), batch, position)
+
+
+def test_filters_of_greedy_requests_are_off_at_a_written_temperature():
+    sampler, greedy = sampler_of(), SamplingParams(temperature=0, top_k=1, seed=3)
+    batch = SamplingBatch.from_params([greedy] * B, vocab_size=V)
+    batch.temperature[1] = 2.0
+    with told_once("^batch.temperature: row 1 is random by what was written"):
+        for position in range(3):
+            sampler(states(), batch, position)
+    batch = SamplingBatch.from_params([greedy] * B, vocab_size=V)
+    batch.update(1, dataclasses.replace(greedy, temperature=2.0))
+    with nothing_told():
+        out = sampler(states(), batch, 0)
+    assert torch.equal(out.token_ids, (states() @ head(1)[1].T).argmax(dim=1))
+
+
+@pytest.mark.parametrize("of", ["all rows", "some slots"])
+@pytest.mark.parametrize("name", ["top_p", "min_p"])
+def test_shares_of_an_engine_that_are_out_of_range_are_told_of_once(name, of):
+    def batch_over(share: list[float]) -> Any:
+        its = {name: torch.tensor(share)}
+        fixed = {"temperature": torch.ones(B), "seed": torch.arange(B)}
+        return SamplingBatch.over(vocab_size=V, **fixed, **its)
+
+    def steps(batch: Any) -> None:
+        rows = batch.select(torch.tensor([1, -1, 0])) if of == "some slots" else batch
+        for position in range(4):
+            sampler_of().sample_logits(torch.zeros(B, V), rows, position)
+
+    with told_once(f"^{name}: row 1 has 90, out of the range "):
+        steps(batch_over([0.5, 90, 1.0]))
+    with nothing_told():
+        steps(batch_over([0.5, 1.0, 1.0 if of == "all rows" else 90]))
+
+
+def test_rows_that_move_while_others_are_dropped_are_told_of_once():
+    batch = SamplingBatch.from_params([SamplingParams(seed=i) for i in range(9)], vocab_size=V)
+    with told_once(r"^drop: rows \[2\] leave after row 0 has left.*batch.drop\(\[0, 2\]\)"):
+        for row in (0, 2, 4):
+            batch.drop(row)
+    assert batch.seed.tolist() == [1, 2, 4, 5, 7, 8]
+    batch = SamplingBatch.from_params([SamplingParams(seed=i) for i in range(8)], vocab_size=V)
+    with nothing_told():
+        for row in (7, 5, 3, 3, 0):
+            batch.drop(row)
+        sampler_of()(states(), batch, 0)
+        batch.drop([0, 2])
+    assert batch.seed.tolist() == [2]
 
 
 def test_one_request_with_a_seed_draws_once_at_each_position():

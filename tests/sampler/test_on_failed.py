@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import pytest
@@ -124,3 +125,17 @@ def test_rows_that_lost_a_rank_return_it():
     out = step(world, samplers, case)[1]
     assert out.status.tolist() == [Status.PEER_LOST] * 5
     assert out.token_ids.tolist() == [END] * 5
+
+
+def test_the_first_row_without_a_token_is_told_of():
+    weight, hidden_states, batch = inputs()
+    sampler = sampler_of(weight, "torch")
+    with pytest.warns(UserWarning, match=r"^status: row 0 has no token but -1, status NAN") as told:
+        out = sampler(hidden_states, batch, 3)
+        sampler(hidden_states, batch, 3)
+    files = [each.filename for each in told if str(each.message).startswith("status")]
+    assert files == [__file__]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "status")
+        named = sampler_of(weight, "torch", on_failed=END)(hidden_states, batch, 3)
+    same_but_for_failed(named, out)

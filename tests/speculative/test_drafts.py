@@ -1,5 +1,7 @@
 """Drafts of a drafter: the same on every number of ranks, by each method."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -38,6 +40,31 @@ def test_drafts_are_the_same_on_every_rank_count():
 
 
 V, ROWS, K = 40, 400, 2
+
+
+@pytest.mark.parametrize("drafts", ["right", "sharper", "flatter", "argmax", "filtered", "greedy"])
+def test_drafts_that_are_no_draws_of_their_law_are_told_of_once(drafts):
+    generator = torch.Generator().manual_seed(5)
+    weight, logits = torch.randn(V, 8, generator=generator), torch.randn(V, generator=generator) * 2
+    temperature = 0.0 if drafts == "greedy" else 0.7
+    params = [SamplingParams(temperature=temperature, seed=seed) for seed in range(ROWS)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    sampler = LMHeadSampler(weight, max_rows=2 * ROWS, backend="torch")
+    filtered = logits.where(logits >= logits.topk(4).values[-1], -torch.inf)
+    law = {"sharper": logits / 0.7, "flatter": logits * 0.7}.get(drafts, logits).expand(ROWS, V)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for position in range(3):
+            drawn = (filtered if drafts == "filtered" else logits).expand(ROWS, V)
+            token_ids = sample_draft(sampler, drawn, batch, position, 0, method="block").token_ids
+            if drafts in ("argmax", "greedy"):
+                token_ids = logits.argmax().expand(ROWS)
+            states = torch.randn(ROWS, 2, 8, generator=generator)
+            given = token_ids.unsqueeze(1), batch, position
+            verify(sampler, states, *given, method="block", draft_logits=law.unsqueeze(1))
+    texts = [(str(each.message)[:42], each.filename) for each in told]
+    wrong = drafts not in ("right", "greedy")
+    assert texts == [("draft_logits: the drafts are no draws of t", __file__)] * wrong
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])

@@ -283,6 +283,12 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "batch.forced_token_ids: expected a row for each of the 2 rows of the step, got 4; assign "
         "another",
     ),
+    "a batch by its name": (
+        lambda: SamplingBatch([request()], vocab_size=V),  # type: ignore[arg-type]
+        "SamplingBatch: is not built by its name, got list [SamplingParams(temperature=1.0, "
+        "top_k=0, top_p=1.0, min_p=0.0, seed=None, repet …; call SamplingBatch.from_params(params, "
+        "vocab_size=…), of_slots or over",
+    ),
     "drafts of rows without a seed": (
         lambda: batch_of(seed=None).with_drafts(torch.zeros(B, 1, dtype=torch.int64)),
         "batch: rows without a seed; draw them first, see draw_seeds",

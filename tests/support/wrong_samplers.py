@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.mistakes import (
     HIDDEN,
@@ -42,6 +45,29 @@ def on_a_cpu_alone() -> object:
         return sampler_over(backend="triton")
 
 
+def step_of(sampler: LMHeadSampler) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a step as a function of the hidden states."""
+    return lambda hidden_states: sampler(hidden_states, batch_of(), 0).token_ids
+
+
+def traced() -> object:
+    """Trace a step as TorchScript does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(step_of(sampler_over()), HIDDEN)
+
+
+def made_up() -> object:
+    """Build a sampler where tensors have shapes alone."""
+    with FakeTensorMode():
+        return LMHeadSampler(torch.ones(V, D))
+
+
+DRAWS_NUMBERS = (
+    ", and a token is drawn of numbers; call the sampler outside of it, or inside torch.compile or "
+    "torch.export"
+)
+
 SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     "a module without a weight": (
         lambda: LMHeadSampler(torch.nn.ReLU()),
@@ -67,7 +93,59 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "one process with too few rows": (
         lambda: LMHeadSampler(WEIGHT, vocab_size=V + 1),
-        "lm_head_weight: rank 0 needs 21 rows for its shard VocabShard(start=0, stop=21), got 20",
+        "lm_head_weight: rank 0 needs 21 rows for its shard VocabShard(start=0, stop=21), got 20; "
+        "name the rows that it has by shard=, or pass .T.contiguous() of it if it is [D, V_local]",
+    ),
+    "a weight without numbers": (
+        lambda: LMHeadSampler(torch.nn.Linear(D, V, device="meta")),
+        "lm_head_weight: is on the meta device, so it has no numbers; build the sampler after the "
+        "weights are loaded",
+    ),
+    "rows that are mapped": (
+        lambda: torch.vmap(step_of(sampler_over()), out_dims=None)(HIDDEN.unsqueeze(0)),
+        "hidden_states: has no numbers of its own inside a transform of torch.func, such as vmap"
+        + DRAWS_NUMBERS,
+    ),
+    "a call that torch records": (
+        lambda: make_fx(step_of(sampler_over()))(HIDDEN),
+        "hidden_states: has no numbers of its own inside make_fx" + DRAWS_NUMBERS,
+    ),
+    "a call that an older torch records": (
+        traced,
+        "hidden_states: has no numbers of its own inside torch.jit.trace" + DRAWS_NUMBERS,
+    ),
+    "tensors that are made up": (
+        lambda: sampler_over()(FakeTensorMode().from_tensor(HIDDEN), batch_of(), 0),
+        "hidden_states: has no numbers of its own inside FakeTensorMode" + DRAWS_NUMBERS,
+    ),
+    "a weight that is made up": (
+        made_up,
+        "lm_head_weight: has no numbers of its own inside FakeTensorMode" + DRAWS_NUMBERS,
+    ),
+    "a scale in a tensor": (
+        lambda: LMHeadSampler(WEIGHT, logit_scale=torch.tensor(2.0)),  # type: ignore[arg-type]
+        "logit_scale: expected a finite number ≠ 0, got torch.float32 () on cpu; give float(…) of "
+        "it",
+    ),
+    "a soft-cap by another name": (
+        lambda: LMHeadSampler(WEIGHT, softcap=30.0),  # type: ignore[call-arg]
+        "softcap: not an argument of LMHeadSampler; did you mean logit_softcap?",
+    ),
+    "a generator": (
+        lambda: LMHeadSampler(WEIGHT, generator=torch.Generator()),  # type: ignore[call-arg]
+        "generator: not an argument of LMHeadSampler; give each request seed=, an int of 64 bits",
+    ),
+    "a group by another name": (
+        lambda: LMHeadSampler(WEIGHT, process_group=None),  # type: ignore[call-arg]
+        "process_group: not an argument of LMHeadSampler; did you mean group?",
+    ),
+    "a sampler for a module": (
+        lambda: sampler_over().forward(HIDDEN, batch_of(), 0),  # type: ignore[attr-defined]
+        "LMHeadSampler has no forward; call it as sampler(hidden_states, batch, positions)",
+    ),
+    "a method of a module": (
+        lambda: sampler_over().eval(),  # type: ignore[attr-defined]
+        "LMHeadSampler has no eval; it is no module, and follows the weight that it was given",
     ),
     "an exchange of another name": (
         lambda: LMHeadSampler(WEIGHT, exchange="nccl"),

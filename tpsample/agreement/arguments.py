@@ -80,6 +80,11 @@ def _check_weight(weight: object) -> None:
             "lm_head_weight: expected a tensor [V_local, D], or a module with one as its weight, "
             f"got {describe(weight)}{way_out}"
         )
+    if weight.is_meta:
+        raise ValueError(
+            "lm_head_weight: is on the meta device, so it has no numbers; build the sampler after "
+            "the weights are loaded"
+        )
     if weight.dtype not in WEIGHT_DTYPES:
         dtypes = ", ".join(map(str, WEIGHT_DTYPES))
         way_out = "convert it once with .to(torch.float32)"
@@ -122,10 +127,14 @@ def _checked_head(head: Head) -> Head:
     scale, cap = real_number(head.logit_scale), head.logit_softcap
     if not math.isfinite(scale) or scale == 0:
         raise ValueError(
-            f"logit_scale: expected a finite number ≠ 0, got {describe(head.logit_scale)}"
+            f"logit_scale: expected a finite number ≠ 0, got {_shown(head.logit_scale)}"
         )
     if cap is not None and not (math.isfinite(real_number(cap)) and real_number(cap) > 0):
-        raise ValueError(
-            f"logit_softcap: expected None or a finite number > 0, got {describe(cap)}"
-        )
+        raise ValueError(f"logit_softcap: expected None or a finite number > 0, got {_shown(cap)}")
     return Head(scale, None if cap is None else real_number(cap))
+
+
+def _shown(number: object) -> str:
+    """Return what a message says of a value that is no number, which a tensor may hold."""
+    way_out = "; give float(…) of it" if isinstance(number, Tensor) else ""
+    return describe(number) + way_out

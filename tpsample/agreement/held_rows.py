@@ -67,6 +67,8 @@ def check_sliced(
         "pass each rank its own rows, lm_head_weight[shard.start : shard.stop] with shard = "
         "VocabShard.even(vocab_size, rank, world_size)"
     )
+    if vocab_size is None and named:
+        vocab_size = max(shard.stop for shard in shards if shard is not None)
     whole = vocab_size is not None and all(each.rows >= vocab_size for each in held)
     if named:  # a shard of a tiny vocabulary may have so much padding, if there are rows to compare
         whole = all(each.columns == 0 and each.rows == vocab_size for each in held)
@@ -143,7 +145,8 @@ def resolve_shards(
         if weight_rows[rank] < len(given[rank]):
             raise RankMismatch(
                 f"lm_head_weight: rank {rank} needs {len(given[rank])} rows for its shard "
-                f"{given[rank]}, got {weight_rows[rank]}"
+                f"{given[rank]}, got {weight_rows[rank]}; name the rows that it has by shard=, or "
+                "pass .T.contiguous() of it if it is [D, V_local]"
             )
     return vocab_size, given
 

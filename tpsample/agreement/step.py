@@ -111,6 +111,7 @@ class StepAgreement:
     def __init__(self, ranks: Ranks, exchange: Exchange, seeds: SeedSource) -> None:
         self._ranks, self._seeds = ranks, seeds
         self._swap = exchange if isinstance(exchange, SwapExchange) else None
+        self._refreshed = 0
         self.thread = OneThread("sampler", "build a sampler per thread, or queue the calls")
         self._turn = ranks.shared.turn if ranks.world_size > 1 else None
         self.reset()
@@ -202,6 +203,11 @@ class StepAgreement:
             call.batch.draw_seeds(self._seeds)
         return call
 
+    def refreshed(self) -> None:
+        """Note that the weight was taken anew, which every rank must do alike."""
+        self._refreshed += 1
+        self.watch_states()
+
     def watch_states(self) -> None:
         """Let the next steps compare their hidden states, because a model may give ranks others."""
         several = self._ranks.world_size > 1 and self._ranks.roll is not None
@@ -248,6 +254,7 @@ class StepAgreement:
         found = call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
         states = call.drawn_states() if self._unseen else None
         if states is not None:
+            found["refreshes"] = self._refreshed
             found["hidden_states"] = f"{digest_bits(states) & (2**64 - 1):016x}"
         return found
 
@@ -272,8 +279,9 @@ FIRST_STEPS = 3
 _EXPECTED = {
     "call": SAME_CALL,
     "sampler": SAME_SAMPLER,
+    "refreshes": f"{SAME}; call refresh() and reset() on all ranks alike",
     "hidden_states": f"{SAME}, by digest; look for a missing all-reduce or broadcast before the LM "
-    "head, and call refresh() and reset() on all ranks alike",
+    "head",
     "rows without a seed": f"{SAME}, and so must be how many seeds were drawn before",
     "positions": f"{SAME}; a rank that skipped a step has others",
     "tokens so far": f"{SAME}, by digest; every rank appends the same tokens as often",

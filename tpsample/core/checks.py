@@ -9,6 +9,8 @@ from typing import Any, SupportsInt, TypeGuard
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tpsample.core.tensors import bytes_of, readable
 
@@ -29,15 +31,39 @@ def check_current(device: torch.device) -> None:
 
 
 def require_plain(name: str, value: object) -> None:
-    """Raise a TypeError for a DTensor, because a plain tensor of this rank is what is wanted.
+    """Raise unless a value is a plain tensor of this rank, with numbers that can be read now.
 
     Hidden states are the same on every rank, so the part of a sequence that a rank holds is wrong.
+
+    Raises:
+        TypeError: a DTensor.
+        RuntimeError: a tensor of a call that torch records, such as make_fx, or maps, such as vmap.
     """
     if type(value).__name__ == "DTensor":
         whole = name == "hidden_states"
         what = "the whole of it, the same on every rank" if whole else "its part on this rank"
         call = "full_tensor" if whole else "to_local"
         raise TypeError(f"{name}: got a DTensor; pass {what}, {name}.{call}()")
+    if (by := _without_numbers(value)) is not None:
+        raise RuntimeError(
+            f"{name}: has no numbers of its own inside {by}, and a token is drawn of numbers; call "
+            "the sampler outside of it, or inside torch.compile or torch.export"
+        )
+
+
+def _without_numbers(value: object) -> str | None:
+    """Return what records or maps the tensors of this call; None if nothing does."""
+    if peek_interpreter_stack() is not None:
+        return "a transform of torch.func, such as vmap"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    kinds = {"FakeTensorMode": "FakeTensorMode", "ProxyTorchDispatchMode": "make_fx"}
+    if torch._C._len_torch_dispatch_stack():
+        modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+        for mode, by in kinds.items():
+            if mode in modes:
+                return by
+    return "FakeTensorMode" if type(value).__name__ == "FakeTensor" else None
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:

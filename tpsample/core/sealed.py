@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 from collections.abc import Iterable, Mapping
 from functools import wraps
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -26,8 +27,17 @@ class Sealed:
         if init is None:
             return
 
+        parameters = inspect.signature(init).parameters.values()
+        known = [each.name for each in parameters if each.kind == each.KEYWORD_ONLY]
+        takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
+        init_names = {each.name for each in parameters}
+
         @wraps(init)
         def sealing(self: Any, *args: Any, **named: Any) -> None:
+            for name in () if takes_any else named:
+                if name not in init_names:
+                    told = _near(name, known) or way_out(name, known)
+                    raise TypeError(f"{name}: not an argument of {cls.__name__}; {told}")
             init(self, *args, **named)
             if type(self).__init__ is sealing:  # no constructor of a subclass goes on
                 vars(self)["_sealed"] = True
@@ -106,8 +116,14 @@ def way_out(name: str, fields: Iterable[str]) -> str:
     """Return what to do about a name that is none of `fields`."""
     if name in _ENGINES:
         return _ENGINES[name]
+    return _near(name, fields) or f"it has {', '.join(fields)}"
+
+
+def _near(name: str, fields: Iterable[str]) -> str:
+    """Return a question after the field that a name may mean; "" if there is none."""
     near = difflib.get_close_matches(name, fields, n=1)
-    return f"did you mean {near[0]}?" if near else f"it has {', '.join(fields)}"
+    near = near or [each for each in fields if name.endswith(f"_{each}")]
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def refuses_unknown_fields(of: type[T]) -> type[T]:

@@ -40,9 +40,9 @@ _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidde
 def generate(
     model: Any,
     input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
     synced_gpus: bool = False,
     streamer: Any = None,
     seeds: Sequence[int | None] | None = None,
@@ -71,6 +71,11 @@ def generate(
         UnsupportedParameter: (a ValueError) something that is not honoured, by name.
         RuntimeError: a row has no token, because a logit is NaN or everything is masked.
     """
+    if generation_config is None:
+        raise TypeError(
+            "generate: is called by transformers; call model.generate(input_ids, …, "
+            "custom_generate=tpsample.integrations.transformers.generate)"
+        )
     _check(model, generation_config, synced_gpus)
     _check_dropped(inspect.currentframe())
     rows, mask = input_ids.shape[0], model_kwargs.get("attention_mask")

@@ -26,6 +26,9 @@ class TopKTrace(Sealed):
         trace.record(sampler(hidden_states, batch, positions).logprobs)     # every step
         trace.save("run.safetensors", lengths=[...])
 
+    A row of the trace is a row of the batch. It does not see rows that move, leave or join between
+    two steps, so begin another trace then.
+
     Args:
         rows, steps: B, and how many steps there is room for.
         k: how many of the most likely tokens to keep per step; every request asks for as many.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import describe
+from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.errors import UnsupportedParameter
 from tpsample.request import engine_tensors
@@ -56,14 +58,19 @@ class SamplingBatch(ChangingRows):
         max_rows: how many rows the batch has room for.
     """
 
-    def __init__(self, table: RequestTable, entries: list[Entry], **options: Any) -> None:
+    def __init__(self, table: RequestTable, entries: Sequence[Entry] = (), **options: Any) -> None:
         """Put requests into a new table. `from_params`, `of_slots` and `over` make batches."""
+        if not isinstance(table, RequestTable):
+            raise TypeError(
+                f"SamplingBatch: is not built by its name, got {describe(table)}; call "
+                "SamplingBatch.from_params(params, vocab_size=…), of_slots or over"
+            )
         self._options = options  # kept_cap and fixed_rounds
         self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
         self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         super().__init__(table)
-        self._arrange(list(range(len(entries))), entries)
+        self._arrange(list(range(len(entries))), list(entries))
 
     @staticmethod
     def from_params(
@@ -91,9 +98,10 @@ class SamplingBatch(ChangingRows):
             vocab_size: V; must match across ranks.
             device: where the hidden states are. Default: the CPU.
             prompt_token_ids, output_token_ids: the tokens so far of each row, which penalties,
-                bad_words and min_tokens look at. They are copied. Default: none so far; a warning
-                says so if a repetition penalty counts prompts. Prompt ids outside [0, V), such as
-                the placeholders of an image, are ignored.
+                bad_words and min_tokens look at. Leave padding out, which would count as text. A
+                row that was preempted passes what it drew as output. They are copied. Default: none
+                so far; a warning says so if a repetition penalty counts prompts. Prompt ids outside
+                [0, V), such as the placeholders of an image, are ignored.
             max_rows: how many rows `add` can fill. Default: the rows given.
             kept_cap: report the tokens that each filtered row's filters left
                 (`SampleOutput.kept`), up to this many per row. Default: report none.
@@ -250,6 +258,19 @@ class SamplingBatch(ChangingRows):
                 "positions draw the same noise; pass a list of requests with seeds of their own, "
                 f"such as params.fork({len(positions)}), or seed=None"
             )
+
+    def misread(self) -> Iterator[tuple[str, str]]:
+        yield from super().misread()
+        rows = zip(self._table.entries, self.temperature.tolist(), strict=True)
+        for row, (entry, temperature) in enumerate(rows):
+            its = entry.params
+            if its.greedy and its.filtered and temperature >= GREEDY_BELOW:
+                yield (
+                    "filters",
+                    f"batch.temperature: row {row} is random by what was written, and its request "
+                    "has temperature 0, with which filters are off; call batch.update with a "
+                    "request that has both",
+                )
 
     @property
     def lacks_output(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NoReturn
@@ -9,6 +10,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from tpsample.core.checks import describe
+from tpsample.core.tensors import readable
 from tpsample.request.batch_checks import (
     check_arranged,
     check_order,
@@ -34,6 +36,7 @@ class ChangingRows(StepBatch):
         super().__init__(table)
         self.max_rows = table.slots
         self._single: Entry | None = None
+        self._dropped, self._drop_told = (-1, 0), False  # the version after it, and its first row
 
     @property
     def temperature(self) -> Tensor:
@@ -88,7 +91,23 @@ class ChangingRows(StepBatch):
         """
         gone = set(check_rows("drop", rows, self.rows))
         self._require_list("drop")
+        self._warn_of_moved(gone)
         self._arrange([row for row in range(self.rows) if row not in gone], [])
+        self._dropped = self._table.version, min(gone, default=self.rows)
+
+    def _warn_of_moved(self, gone: set[int]) -> None:
+        """Warn once of rows that leave behind others that left just before, so that they moved."""
+        version, first = self._dropped
+        if version != self._table.version or self._moving.has_stepped(version):
+            return
+        if readable(self.device) and not self._drop_told and max(gone, default=first) > first:
+            self._drop_told = True
+            warnings.warn(
+                f"drop: rows {sorted(gone)} leave after row {first} has left, so they are not the "
+                f"rows that had these numbers before; name all that leave in one call, such as "
+                f"batch.drop([{first}, {max(gone)}])",
+                stacklevel=3,
+            )
 
     def permute(self, order: Sequence[int]) -> None:
         """Make row ``order[i]`` row i.

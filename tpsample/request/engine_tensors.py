@@ -1,6 +1,7 @@
 """A batch over parameters that an engine keeps on the device itself, read in place at every step.
 
-No value is refused: on a GPU the host sees none. Whatever a tensor holds, a row means
+No value is refused: on a GPU the host sees none, and on a CPU the first step warns of what is out
+of its range. Whatever a tensor holds, a row means
 
     temperature    below 1e-5, negative or NaN: greedy; above 2^100: 2^100
     top_k          below 1 or from V on: off
@@ -18,7 +19,7 @@ A tensor may be written in place, or be given other memory by `tensor.data = oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -102,6 +103,19 @@ class EngineTensors(RequestTable):
     @property
     def _may_go_by_threshold(self) -> bool:
         return self.needs.top_k and self.needs.top_p and self._order != "joint"
+
+    def outside(self, slots: Tensor) -> Iterator[tuple[str, str]]:
+        for name in ("top_p", "min_p"):
+            if getattr(self.needs, name):
+                its = self._now(name)[slots]
+                inside = (its <= 1) & (its > 0 if name == "top_p" else its >= 0)
+                for row in (~inside).nonzero().flatten().tolist()[:1]:
+                    yield (
+                        name,
+                        f"{name}: row {int(slots[row])} has {float(its[row]):.9g}, out of the "
+                        f"range {'(0, 1]' if name == 'top_p' else '[0, 1]'}, and counts as written "
+                        "in tpsample.request.engine_tensors; write a number inside",
+                    )
 
     def _now(self, name: str) -> Tensor:
         """Return a tensor of the caller's, wherever its memory is now.

@@ -22,6 +22,10 @@ _ALL = b"\xff"
 """Bytes of a mask that forbids nothing, whose numbers are all -1."""
 
 
+LOOKS = 3
+"""How many steps look at numbers that were written in place, because an engine may always do so."""
+
+
 class HasNoise(Protocol):
     """The part of a batch that decides the noise of its rows."""
 
@@ -32,6 +36,9 @@ class HasNoise(Protocol):
     @property
     def temperature(self) -> Tensor:
         """fp32 [B]."""
+
+    def misread(self) -> Iterator[tuple[str, str]]:
+        """Yield a name and a warning for each number that is out of its range."""
 
 
 class SteppedRows(NamedTuple):
@@ -45,6 +52,7 @@ class SteppedRows(NamedTuple):
         of: the slots of a selection, as bytes.
         batch: has seeds and temperatures, which are read where they are needed.
         masks: those that bind the rows, by name.
+        written: another one after seeds or temperatures were written in place.
     """
 
     by: int
@@ -53,6 +61,7 @@ class SteppedRows(NamedTuple):
     of: bytes
     batch: HasNoise
     masks: dict[str, Mask]
+    written: int
 
 
 class Mask:
@@ -98,7 +107,8 @@ class MovingOn:
     def __init__(self) -> None:
         self.num_samples, self.needy = 1, None
         self._told: set[str] = set()
-        self._version = -1
+        self._version = self._written = -1
+        self._looks = LOOKS
         self.forget()
 
     def forget(self) -> None:
@@ -109,7 +119,11 @@ class MovingOn:
         self._positions: Tensor | None = None  # of the last step
         self._appended: Tensor | None = None  # int64 [B], how many tokens since
 
-    def has_moved(self, now: bytes, by: int, version: int) -> bool:
+    def has_stepped(self, version: int) -> bool:
+        """Return whether a step was noted since the rows changed."""
+        return version == self._version
+
+    def has_moved(self, now: bytes, by: int, version: int, written: int) -> bool:
         """Note a step of a batch without masks at positions that are neither those of the last step
         nor of the first, as nearly all are; return whether it is one. Nothing else is looked at.
 
@@ -117,8 +131,11 @@ class MovingOn:
             now: the positions as bytes, after the slots of a selection.
             by: as of `SteppedRows`.
             version: of the rows.
+            written: as of `SteppedRows`.
         """
         if now in (self._last, self._first) or version != self._version or self.needy is not None:
+            return False
+        if written != self._written and self._looks:
             return False
         self._last, self._by, self._times = now, by, 0
         return True
@@ -149,11 +166,15 @@ class MovingOn:
         return new
 
     def _mistakes(self, rows: SteppedRows, now: bytes) -> Iterator[tuple[str, str]]:
+        if not self._first or (rows.written != self._written and self._looks):
+            self._looks -= bool(self._first)
+            if (pair := _same_noise(rows)) is not None:
+                yield "seeds", _SAME_NOISE.format(*pair)
+            yield from rows.batch.misread()
+        self._written = rows.written
         if not self._first:
             self._first, self._state = now, rows.given[..., :1].detach().clone()
             self._seeds = bytes_of(rows.batch.seed)
-            if (pair := _same_noise(rows)) is not None:
-                yield "seeds", _SAME_NOISE.format(*pair)
         elif now == self._last and rows.by == self._by:
             self._times += 1
             if self._times > 1 and self._draws_again(rows):

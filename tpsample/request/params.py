@@ -131,6 +131,11 @@ class SamplingParams:
         return _fp32(self.temperature) < _fp32(GREEDY_BELOW)
 
     @cached_property
+    def filtered(self) -> bool:
+        """Whether top_k, top_p or min_p are on, at a temperature that has filters."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @cached_property
     def penalised(self) -> bool:
         """Whether the tokens so far change the logits."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)

@@ -22,6 +22,7 @@ last slot, in which no request ever is.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
@@ -172,6 +173,10 @@ class Selection(HasViews, StepBatch):
     def plan(self) -> BatchPlan:
         """The plan of the batch."""
         return self._batch.plan
+
+    def misread(self) -> Iterator[tuple[str, str]]:
+        yield from super().misread()
+        yield from self._table.outside(self._index[~self._undrawn.rows])
 
     @property
     def undrawn(self) -> Undrawn | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -203,12 +204,23 @@ class StepBatch(Sealed, ABC):
         if not now:
             return
         of, masks = self._slots_read(), self._binding()
-        now = of + now
-        if not masks and not of and self._moving.has_moved(now, id(by), self._table.version):
+        now, table = of + now, self._table
+        written = 0 if of else table.temperature._version + table.numbers._version
+        if not masks and not of and self._moving.has_moved(now, id(by), table.version, written):
             return
-        rows = SteppedRows(id(by), given, positions, of, self, masks)
+        rows = SteppedRows(id(by), given, positions, of, self, masks, written)
         for text in self._moving.step(rows, now, self._table.version):
             warnings.warn(text, stacklevel=4)
+
+    def misread(self) -> Iterator[tuple[str, str]]:
+        """Yield a name and a warning for each number that was written and is out of its range."""
+        for row, temperature in enumerate(self.temperature.tolist()):
+            if not temperature >= 0:
+                yield (
+                    "temperature",
+                    f"batch.temperature: row {row} has {temperature:.9g}, which counts as 0, so "
+                    "the most likely token is taken; write 0 where that is meant",
+                )
 
     @property
     def lacks_output(self) -> bool:

@@ -13,7 +13,7 @@ reads the requests that are there when it is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from operator import itemgetter
 from typing import Any
@@ -273,6 +273,11 @@ class RequestTable(HasViews):
 
     def follow(self) -> None:
         """Write temperatures and seeds that are another's as they are now. Here nothing is."""
+
+    def outside(self, slots: Tensor) -> Iterator[tuple[str, str]]:
+        """Yield a name and a warning for each filter that has a number out of its range, in one of
+        these slots. Those of requests were checked."""
+        return iter(())
 
     def follow_filters(self) -> None:
         """Write the filters that are another's as they are now."""

@@ -27,6 +27,8 @@ because the stopping place of a block already depended on the old ones.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,6 +42,7 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
+from tpsample.speculative.drawn_drafts import OTHER_LAW, drawn_drafts
 from tpsample.speculative.laws import Laws
 
 DOMAIN_ACCEPT, DOMAIN_RECOVERY, DOMAIN_DRAFT = 0x61636370, 0x72637672, 0x64726674
@@ -165,6 +168,8 @@ def verify_by_ratio(
     sampler.exchange.finish(out, batch.seed)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     laws = Laws.of(stored, batch, drafts, draft, out.status.view(num_rows, width), ranks)
+    if draft is not None and drawn_drafts(sampler).are_of_another_law(laws, batch):
+        warnings.warn(OTHER_LAW, stacklevel=4)
 
     seed = batch.seed[::width].clone()  # the output is a value
     u = uniforms(seed, positions, width)
