@@ -93,3 +93,10 @@ def compile_missing(weight: Tensor) -> None:
         kernel, types = next(free, missing[0])
         kernel.compile(types)
         missing = [entry for entry in missing if not is_ready(*entry)]
+
+
+def load_all(weight: Tensor) -> None:
+    """Compile the missing kernels of a head, and load all of them into this process."""
+    compile_missing(weight)
+    for kernel, its_types in entries(weight):
+        kernel.compile(its_types)
