@@ -316,7 +316,8 @@ class LMHeadSampler(Steps):
         device, compiled = self.weight.device, self.backend == "triton"
         for draws in dict.fromkeys((None, num_samples)):
             most = self.max_rows // (draws or 1)
-            how = {"most": most, "num_drafts": 0 if draws else num_drafts, "compiled": compiled}
+            drafts = 0 if draws else num_drafts
+            how: dict[str, Any] = {"most": most, "num_drafts": drafts, "compiled": compiled}
             for num_rows in rows or (tile_ends(most) if device.type == "cuda" else [1]):
                 for batch in batches_of(kinds, num_rows, self.vocab_size, device, **how):
                     self._step_over_zeros(batch, draws)

@@ -218,7 +218,9 @@ def launches(
     """
     world, samplers = _samplers(arch, **options)
     vocab_size, width = world.shards[-1].stop, NUM_DRAFTS + 1 if drafts else 1
-    batches = list(batches_of(kinds, [rows], vocab_size, world.device))[0 if each else -1 :]
+    every = batches_of(kinds, rows, vocab_size, world.device, most=max(rows, len(kinds)))
+    batches = [batch for batch in every if isinstance(batch, SamplingBatch)]
+    batches = batches[0 if each else -1 :]
 
     def step(sampler: LMHeadSampler, batch: SamplingBatch) -> None:
         override_tile(sampler, tile)

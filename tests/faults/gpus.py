@@ -57,6 +57,35 @@ tpsample/request/filters.py
     - self.row_index.index_select(0, places),
     + self.row_index[index],
     > test_a_step_of_rows_that_go_different_ways_indexes_by_no_list
+tpsample/steps.py
+    a captured step is kept for good
+    - self._captured[id(batch.plan)] = batch.plan
+    + self._captured[id(step)] = step
+    > test_a_captured_graph_keeps_what_a_batch_forgets
+    a captured step of plain rows is kept for good
+    - if batch.stores_logits and batch.undrawn is None and capturing(self.weight.device):
+    -             self._captured[id(batch.plan)] = batch.plan
+    + if capturing(self.weight.device):
+    +             self._captured[id(step)] = step
+    > test_a_captured_graph_gives_the_memory_of_its_steps_back[torch]
+    a graph reads what a batch has forgotten
+    -             self._captured[id(batch.plan)] = batch.plan
+    +             pass
+    > test_a_captured_graph_keeps_what_a_batch_forgets
+tpsample/ranks/roll_call.py
+    an error of a capture is told as a lost peer
+    - if capturing(device):
+    + if False:
+    > test_an_error_while_a_graph_is_captured_is_no_lost_peer
+    nobody is told that a sampler was closed
+    - self.say("closed its sampler", refused=False)
+    + pass
+    > ranks/test_lost_ranks.py::test_a_sampler_that_one_rank_closes_is_told_as_that[collective]
+tpsample/ranks/process.py
+    texts are sent from the current GPU though the weight is on another
+    - return self.home or torch.device("cuda", torch.cuda.current_device())
+    + return torch.device("cuda", 0)
+    > test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one
 tpsample/speculative/laws.py
     filtered rows of a verification are picked by a list
     - else filters.row_index

@@ -96,7 +96,7 @@ def batches_of(
         compiled: whether kernels are compiled for what is off, so that each set of kinds that one
             tells apart is taken, too.
     """
-    how = {"vocab_size": vocab_size, "device": device}
+    how: dict[str, Any] = {"vocab_size": vocab_size, "device": device}
     for mix in (*((kind,) for kind in kinds), *_all_of(kinds, most)):
         batch = _batch_of(mix, num_rows, **how)
         yield batch
