@@ -86,6 +86,11 @@ tpsample/ranks/process.py
     - return self.home or torch.device("cuda", torch.cuda.current_device())
     + return torch.device("cuda", 0)
     > test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one
+tpsample/native/compiling.py
+    a CPU compiles in silence
+    - tell_once(function.__name__)
+    + pass
+    > test_the_first_kernel_that_a_process_compiles_is_told_once
 tpsample/speculative/laws.py
     filtered rows of a verification are picked by a list
     - else filters.row_index
