@@ -52,6 +52,7 @@ tpsample/core/tensors.py
     lists are handed to the device by a copy that waits
     - on_host.to(device, non_blocking=True)
     + on_host.to(device)
+    > test_numbers_that_are_handed_over_wait_for_nothing
 tpsample/request/filters.py
     rows are picked by an index of the host
     - self.row_index.index_select(0, places),

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
+from tpsample.core.tensors import columns_of, tensors_of
 
 V, D = 300, 8
 REQUESTS = {
@@ -67,6 +68,13 @@ def test_a_request_that_comes_waits_for_nothing(kind):
         batch.free([1])
     assert first.others and copies.others
     assert not first.blocking and not copies.blocking
+
+
+def test_numbers_that_are_handed_over_wait_for_nothing():
+    with _Copies() as copies:
+        tensors_of([1, 2], device="meta")
+        columns_of(bytes(16), 2, device="meta")
+    assert copies.others == 2 and not copies.blocking
 
 
 class _Lists(TorchFunctionMode):
