@@ -1,5 +1,6 @@
 """Model code under torch.compile samples as it does outside, without a graph break."""
 
+import gc
 import weakref
 
 import pytest
@@ -71,6 +72,45 @@ def test_the_operator_keeps_no_tensor_of_the_step(backend):
     alive = [weakref.ref(tensor) for tensor in (*given, *results)]
     del given, results
     assert [ref() for ref in alive] == [None] * len(alive)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_captured_graph_gives_the_memory_of_its_steps_back(backend, monkeypatch):
+    """Under mode="reduce-overhead" a tensor that lives on is an error, elsewhere a leak."""
+    torch._dynamo.reset()
+    case = Case.make(300, 4)
+    model = Model(case, backend)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr("tpsample.steps.capturing", lambda device: True)
+    alive = []
+
+    def noted(*arguments, **options):
+        step = begin(*arguments, **options)
+        alive.extend(map(weakref.ref, (step.hidden_states, step.out.token_ids, step.out.seeds)))
+        return step
+
+    begin, model.sampler.begin = model.sampler.begin, noted
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(case.hidden_states, case.batch, case.positions)
+    gc.collect()
+    assert len(alive) == 6 and [ref() for ref in alive] == [None] * 6
+
+
+def test_a_captured_graph_keeps_what_a_batch_forgets(monkeypatch):
+    """A batch whose rows change makes another plan; a graph still reads the tensors of the old."""
+    monkeypatch.setattr("tpsample.steps.capturing", lambda device: True)
+    case = Case.make(300, 2)
+    sampler = LMHeadSampler(case.weight, backend="torch")
+    params = [SamplingParams(seed=row, top_k=3) for row in range(2)]
+    batch = SamplingBatch.from_params(params, vocab_size=300)
+    plan, out = weakref.ref(batch.plan), sampler(case.hidden_states, batch, case.positions)
+    kept_out = weakref.ref(out.token_ids)
+    del out
+    sampler.forget_step()
+    batch.drop(1)
+    gc.collect()
+    assert plan() is not None and kept_out() is None
 
 
 def test_two_samplers_do_not_share_a_number():

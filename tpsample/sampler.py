@@ -16,11 +16,11 @@ from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.local.tile_table import BATCH_TILES
+from tpsample.local.tile_table import tile_ends
 from tpsample.logits.finish import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.kinds import Kind, batches_of
+from tpsample.request.kinds import KINDS, Kind, batches_of
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
@@ -289,39 +289,57 @@ class LMHeadSampler(Steps):
 
     def warm_up(
         self,
-        kinds: Sequence[Kind] = ("plain",),
+        kinds: Sequence[Kind] = tuple(KINDS),
         *,
         rows: Sequence[int] = (),
         num_samples: int | None = None,
+        num_drafts: int = 0,
     ) -> None:
         """Compile, load and launch what later steps with requests of these kinds need.
 
         A step that comes first with its mix of controls compiles for seconds, and inside a graph
-        capture that is an error. Collective: every rank calls with the same kinds. Each step is a
-        real one over zeros. Its tokens are dropped, `counters` count it, and nothing else stays. On
-        a CPU a few rows warm up what the first step would. Steps of `verify` are not among them.
+        capture that is an error. Nothing is compiled after a warm-up of all kinds, in any mix,
+        over rows or slots, while hidden states are contiguous and begin at multiples of 16 bytes.
+        With all kinds and an empty cache of Triton it takes minutes on a GPU; a warm one seconds.
+
+        Collective: every rank calls with the same arguments. Each step is a real one over zeros.
+        Its tokens are dropped, `counters` count it, and nothing else stays. A sampler over a weight
+        takes steps from hidden states alone, one over none steps from fp32 logits.
 
         Args:
-            kinds: names of `tpsample.request.kinds.KINDS`. Steps are taken of each by itself and of
-                all together; call once for each other mix that is to come.
-            rows: how many rows the steps have. Default: on a GPU one number per batch tile up to
-                `max_rows`, because each is a kernel; on a CPU 1.
-            num_samples: as of the later steps.
+            kinds: names of `tpsample.request.kinds.KINDS`. Steps are taken of each by itself, of
+                all together, and of each set of them that a kernel tells apart.
+            rows: how many rows the steps have. Default: on a GPU the fewest and the most of each
+                batch tile up to `max_rows`, because each tile is a kernel; on a CPU 1.
+            num_samples: as of the later steps; any number above 1 stands for all of them. Steps
+                without it are taken, too.
+            num_drafts: any number above 0 if later steps are those of `verify`.
 
         Raises:
             ValueError: no such kind; RankMismatch (a ValueError) on every rank if only some raise.
             RuntimeError: on GPUs, a kernel needs more shared memory than there is.
         """
         with self.agreement:
-            self.agreement.settle(self.checks.warm_up, kinds, rows)
-        device = self.weight.device
-        tiles = [size for size in BATCH_TILES if size <= self.max_rows] or [self.max_rows]
-        chosen = rows or (tiles if device.type == "cuda" else [1])
-        for batch in batches_of(kinds, chosen, self.vocab_size, device):
-            if self.weight.shape[1]:
-                hidden_states = self.weight.new_zeros(batch.rows, self.weight.shape[1])
-                self(hidden_states, batch, 0, num_samples=num_samples)
-            else:
-                logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
-                self.sample_logits(logits, batch, 0, num_samples=num_samples, head_applied=True)
+            self.agreement.settle(self.checks.warm_up, kinds, rows, num_samples, num_drafts)
+        self.local.compile_ahead()
+        device, compiled = self.weight.device, self.backend == "triton"
+        for draws in dict.fromkeys((None, num_samples)):
+            most = self.max_rows // (draws or 1)
+            drafts = 0 if draws else num_drafts
+            how: dict[str, Any] = {"most": most, "num_drafts": drafts, "compiled": compiled}
+            for num_rows in rows or (tile_ends(most) if device.type == "cuda" else [1]):
+                for batch in batches_of(kinds, num_rows, self.vocab_size, device, **how):
+                    self._step_over_zeros(batch, draws)
+                if "logprobs" in kinds and self.weight.shape[1]:
+                    zeros = self.weight.new_zeros(num_rows, self.weight.shape[1])
+                    next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
+                    self.prompt_logprobs(zeros, next_ids, top=1)
         self.agreement.watch_states()
+
+    def _step_over_zeros(self, batch: StepBatch | BatchView, num_samples: int | None) -> None:
+        if self.weight.shape[1]:
+            hidden_states = self.weight.new_zeros(batch.rows, self.weight.shape[1])
+            self(hidden_states, batch, 0, num_samples=num_samples)
+        else:
+            logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
+            self.sample_logits(logits, batch, 0, num_samples=num_samples, head_applied=True)

@@ -30,7 +30,7 @@ from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.as_json import Changes
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.moving_on import REBUILT, Rebuilt
-from tpsample.request.plan import BatchView
+from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step import Inputs, Step
 from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
@@ -76,8 +76,10 @@ class Steps(Sealed):
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
         self._rebuilt = Rebuilt()
         self._desync = DesyncDetector(settings.desync_every, self.ranks, settings.device)
-        # Captured graphs read these at replay; a batch whose rows change makes new tensors of some.
-        self._captured: list[Step] = []
+        # Captured graphs read these at replay; a batch whose rows change makes new ones. All else
+        # that a graph reads is the caller's, ours, or in the graph's own memory pool, which must
+        # not outlive it: torch.compile refuses a tensor of its pool that is alive after recording.
+        self._captured: dict[int, BatchPlan] = {}
 
     def start(
         self,
@@ -124,8 +126,8 @@ class Steps(Sealed):
         hidden_states, local_logits = inputs.rows()
         exchange = self.exchange
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
-        if capturing(self.weight.device):
-            self._captured.append(step)
+        if batch.stores_logits and batch.undrawn is None and capturing(self.weight.device):
+            self._captured[id(batch.plan)] = batch.plan
         if num_words := out.token_ids.numel():
             for part, words in enumerate(exchange.begin(num_words)):
                 self.local.best_words(step, words, part, exchange.parts, exchange.push)
@@ -282,6 +284,7 @@ class Steps(Sealed):
         with self.agreement.thread:
             if not self.checks.closed:
                 self.checks.closed = True
+                self.ranks.close()
                 self.exchange.close()
 
     def broadcast(

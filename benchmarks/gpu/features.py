@@ -193,8 +193,8 @@ def _warmed_up(problem: Problem) -> str:
     sampler = make_sampler(problem.weight, rows)
     sampler.warm_up(list(KINDS), rows=[rows])
     for kind in KINDS:
-        (batch, *fixed) = batches_of([kind], [rows], problem.vocab_size, device)
-        batch = fixed[0] if fixed else batch
+        its = list(batches_of([kind], rows, problem.vocab_size, device, most=rows))
+        batch = next((each for each in its if each.plan.fixed_rounds), its[0])
         out = sampler(problem.hidden_states, batch, problem.positions)
         if device.type == "cuda":
             graph = torch.cuda.CUDAGraph()

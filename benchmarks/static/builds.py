@@ -218,7 +218,10 @@ def launches(
     """
     world, samplers = _samplers(arch, **options)
     vocab_size, width = world.shards[-1].stop, NUM_DRAFTS + 1 if drafts else 1
-    batches = list(batches_of(kinds, [rows], vocab_size, world.device))[0 if each else -1 :]
+    of_rows = [kind for kind in kinds if kind not in ("grammar", "forced")]  # masks come below
+    every = batches_of(of_rows, rows, vocab_size, world.device, most=max(rows, len(KINDS)))
+    batches = [batch for batch in every if isinstance(batch, SamplingBatch)]
+    batches = batches[0 if each else -1 :]
 
     def step(sampler: LMHeadSampler, batch: SamplingBatch) -> None:
         override_tile(sampler, tile)

@@ -21,6 +21,7 @@ def test_alone():
     assert "exchange auto  none: one rank" in shown.output
     copied = " ".join(shown.output.split())
     assert "per rank, 1.1 GB beside 2.1 GB of bf16 weights for 128256 x 8192" in copied
+    assert "kernel cache" in shown.output
     assert "self-check none: ok; " in shown.output
     assert "hint: no GPU is visible" in shown.output
 

@@ -242,7 +242,7 @@ tpsample/core/tensors.py
     + return torch.index_select(table, dim, index)
     > test_a_step_over_slots_allocates_nothing[plain]
     a request that comes to a slot allocates on the device
-    - return self.take(name, values.dtype, *values.shape).copy_(values)
+    - return self.take(name, values.dtype, *values.shape).copy_(values, non_blocking=True)
     + return values.to(self._device)
     > test_requests_come_and_go_without_allocations_on_the_device[plain]
     memory grows under inference mode

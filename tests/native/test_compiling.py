@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from tests.support.commands import ROOT
+from tpsample.native import compiled_ahead, compiling
 
 SCRIPT = """
 import sys, time
@@ -59,3 +62,13 @@ def test_two_processes_begin_at_once_and_a_third_compiles_nothing(tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     assert said(start(tmp_path / "script.py", tmp_path / "file")) == ["2001", "False", "0"]
+
+
+def test_the_first_kernel_that_a_process_compiles_is_told_once(monkeypatch, caplog):
+    kernel, types = compiled_ahead.entries(torch.empty(1, 1))[-1]
+    monkeypatch.setattr(compiling, "told", [])
+    monkeypatch.setattr(compiling, "is_ready", lambda *_: False)
+    kernel.compile(types)
+    kernel.compile(types)
+    assert [record.getMessage()[:17] for record in caplog.records] == ["compiling decode,"]
+    assert "once per machine" in caplog.text

@@ -267,3 +267,27 @@ def test_the_wait_for_a_gpu_ends_and_says_why():
     lost, refused = run_ranks(2, _wait_for_a_gpu)[0]
     assert "rank 1 did not answer" in lost and "planted" in lost
     assert refused == "rank 1: wrong"
+
+
+def _close_one(case: Case, exchange: str) -> tuple[str, float]:
+    sampler = _make(case, exchange)
+    sampler(case.hidden_states, case.batch, case.positions)
+    store = dist.distributed_c10d._get_default_store()  # a barrier would meet the step's messages
+    if dist.get_rank() == 1:
+        sampler.close()
+        store.wait(["told"], timedelta(seconds=60))
+        return "", 0.0
+    began = time.monotonic()
+    with pytest.raises(PeerLost) as lost:
+        sampler(case.hidden_states, case.batch, case.positions + 1)
+        sampler.check()
+    took = time.monotonic() - began
+    store.set("told", "")
+    return str(lost.value), took
+
+
+@pytest.mark.parametrize("exchange", ["collective", *long("p2p", "peer")])
+def test_a_sampler_that_one_rank_closes_is_told_as_that(exchange):
+    text, took = run_ranks(2, _close_one, Case.make(60, 3), exchange, group_timeout_s=60)[0]
+    assert "rank 1: closed its sampler" in text
+    assert took < 30

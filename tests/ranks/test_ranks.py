@@ -1,5 +1,8 @@
 """The exchange of integers: order, exact sums, counted bytes."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,3 +41,18 @@ def test_the_integer_exchange_gathers_in_rank_order_sums_exactly_and_counts_its_
         assert sent == 3 * 32 + 3 * 16
         assert many == (4 * torch.arange(3 * 67).view(3, 67) - 6).tolist()
         assert sent_of_many == 2 * 3 * 3 * 67 * 8 // 4
+
+
+def _sends_texts_from() -> list[str]:
+    """Where texts would be sent from with NCCL: the group's GPU, then the weight's."""
+    ranks: Any = ranks_of(None)
+    found = [str(ranks._device_of_texts())]
+    ranks._backend, ranks.home = dist.Backend.NCCL, torch.device("cuda", 1)
+    found.append(str(ranks._device_of_texts()))
+    bound = SimpleNamespace(bound_device_id=torch.device("cuda", 2))
+    ranks.group = bound
+    return [*found, str(ranks._device_of_texts())]
+
+
+def test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one():
+    assert run_ranks(1, _sends_texts_from) == [["cpu", "cuda:1", "cuda:2"]]

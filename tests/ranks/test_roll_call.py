@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tpsample import PeerLost
@@ -83,3 +84,14 @@ def test_after_a_reset_the_text_says_since_when_steps_are_counted(roll: Any) -> 
     _answers(calling, 0)
     text = str(calling.lost())
     assert "in step 28 since the last reset; tokens from that step on are not" in text
+
+
+def test_an_error_while_a_graph_is_captured_is_no_lost_peer(
+    roll: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calling, device = roll(1), torch.device("cpu")
+    with pytest.raises(PeerLost), calling.called_on_error(device):
+        raise RuntimeError("operation not permitted when stream is capturing")
+    monkeypatch.setattr(roll_call, "capturing", lambda _: True)
+    with pytest.raises(RuntimeError, match="is capturing"), calling.called_on_error(device):
+        raise RuntimeError("operation not permitted when stream is capturing")

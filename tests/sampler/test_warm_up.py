@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from itertools import combinations
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.lab.launches import listed
+from benchmarks.lab.launches import Launch, filled, listed
 from tests.support.cases import own_sampler
+from tests.support.mixtures import Story
+from tests.support.random_heads import ModelHead, OneRank
+from tests.support.random_requests import THEMES
 from tests.support.ranks import same_on_ranks
-from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams
+from tests.support.tiers import long
+from tests.support.virtual import small_tiles
+from tpsample import (
+    LMHeadSampler,
+    RankMismatch,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    verify,
+)
+from tpsample.local.tile_table import batch_tile, tile_ends
 from tpsample.request.kinds import KINDS
 
 V, D = 400, 16
@@ -26,21 +44,53 @@ OTHERS = {
     "min_tokens": {"min_tokens": 9, "stop_token_ids": [1, 4, 8]},
     "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.2},
     "bias": {"logit_bias": {5: 4.0, 8: -3.0}},
+    "grammar": {},
+    "forced": {},
 }
 """Another request of each kind."""
+GPU = patch("tpsample.core.tensors.READ_ON", ())
+"""The host reads nothing of the device, as on a GPU."""
 
 
 def _weight() -> torch.Tensor:
     return torch.randn(V, D, generator=torch.Generator().manual_seed(0))
 
 
-def _step(sampler: LMHeadSampler, requests: list[dict], fixed_rounds: bool = False) -> None:
+def _batch(requests: list[dict], vocab_size: int = V, **options: Any) -> SamplingBatch:
     rows = [SamplingParams(seed=row, **each) for row, each in enumerate(requests)]
-    batch = SamplingBatch.from_params(
-        rows, vocab_size=V, output_token_ids=[[1, 2, 3]] * len(rows), fixed_rounds=fixed_rounds
+    so_far = [[1, 2, 3]] * len(rows)
+    return SamplingBatch.from_params(
+        rows, vocab_size=vocab_size, prompt_token_ids=so_far, output_token_ids=so_far, **options
     )
-    hidden = torch.randn(len(rows), D, generator=torch.Generator().manual_seed(1))
-    sampler(hidden, batch, torch.arange(len(rows)) + 5)
+
+
+def _step(
+    sampler: LMHeadSampler, requests: list[dict], fixed_rounds: bool = False, kind: str = ""
+) -> None:
+    batch = _batch(requests, fixed_rounds=fixed_rounds)
+    if kind == "grammar":
+        batch.grammar_bitmask = torch.full((len(requests), 13), 5, dtype=torch.int32)
+    if kind == "forced":
+        batch.forced_token_ids = torch.arange(len(requests))
+    hidden = torch.randn(len(requests), D, generator=torch.Generator().manual_seed(1))
+    sampler(hidden, batch, torch.arange(len(requests)) + 5)
+
+
+def _warm(
+    sampler: LMHeadSampler, *arguments: Any, run_them: bool = False, **options: Any
+) -> set[Launch]:
+    """What a warm-up launches. Where nothing runs, what follows from results may be left out."""
+    with listed(run_them) as launches, filled():
+        sampler.warm_up(*arguments, **options)
+    return set(launches)
+
+
+def _later(sampler: LMHeadSampler, rows: int, batch: Any, positions: Any = 5, **out: Any) -> set:
+    """What a step launches; nothing runs."""
+    hidden = torch.zeros(rows, sampler.weight.shape[1])
+    with listed() as launches, filled():
+        sampler(hidden, batch, positions, **out)
+    return set(launches)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,7 +100,7 @@ def test_another_request_of_a_kind_launches_nothing_new(kind):
         sampler.warm_up([kind])
     with listed(run_them=True) as later:
         for fixed_rounds in (False, True):
-            _step(sampler, [OTHERS[kind]] * 3, fixed_rounds)
+            _step(sampler, [OTHERS[kind]] * 3, fixed_rounds, kind)
     assert later and set(later) <= set(warm)
 
 
@@ -77,6 +127,132 @@ def test_a_head_without_a_weight_is_warmed_up_by_logits():
     with listed(run_them=True) as later:
         sampler.sample_logits(torch.zeros(2, V), batch, 3)
     assert later and set(later) <= set(warm)
+
+
+@pytest.mark.parametrize("max_rows", [1, 7, 16, 24, 48, 100, 192, 200, 256, 600])
+def test_every_batch_tile_is_warmed_up(max_rows):
+    ends = tile_ends(max_rows)
+    assert max(ends) <= max_rows
+    every = {batch_tile(rows) for rows in range(1, max_rows + 1)}
+    assert {batch_tile(rows) for rows in ends} == every
+
+
+@pytest.mark.parametrize("kind", ["top_k", "top_k, top_p", "top_p", "penalties"])
+def test_steps_over_slots_are_warm(kind):
+    sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
+    with GPU:
+        warm = _warm(sampler, [kind])
+        slots = SamplingBatch.of_slots(5, vocab_size=V)
+        slots.put([3, 0], [SamplingParams(seed=1, **OTHERS[kind])] * 2)
+        later = _later(sampler, 3, slots.select(torch.tensor([0, -1, 3])))
+    assert later and later <= warm
+
+
+def test_filtered_rows_with_controls_are_warm_at_any_number_of_rows():
+    """Their processed logits begin behind the raw ones, at an address that depends on the rows."""
+    sampler = small_tiles(LMHeadSampler(torch.zeros(403, D), backend="triton"))
+    warm = _warm(sampler, ["top_p", "penalties"], rows=[4])
+    for rows in (1, 2, 3, 4, 5):
+        both = {**OTHERS["top_p"], **OTHERS["penalties"]}
+        assert _later(sampler, rows, _batch([both] * rows, 403, fixed_rounds=True)) <= warm
+
+
+@pytest.mark.parametrize("kind", ["plain", "top_k", "top_p", "logprobs", "grammar"])
+def test_views_at_odd_places_are_warm(kind):
+    sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
+    warm = _warm(sampler, [kind])
+    batch = _batch([OTHERS[kind]] * 4, fixed_rounds=True)
+    if kind == "grammar":
+        batch.grammar_bitmask = torch.full((4 * 13 + 1,), -1, dtype=torch.int32)[1:].view(4, 13)
+    whole = SampleOutput.empty(torch.zeros(5, dtype=torch.int64), None)
+    views = SampleOutput(whole.token_ids[1:], whole.status[1:], whole.seeds[1:])
+    later = _later(sampler, 4, batch, torch.arange(5)[1:], out=views)
+    assert later <= warm
+
+
+@pytest.mark.parametrize(("max_rows", "ids"), [(1, 1), (2, 9), (3, 2), (8, 9)])
+def test_a_small_sampler_is_warmed_up_by_all_kinds(max_rows, ids):
+    sampler = LMHeadSampler(torch.zeros(ids, 4), backend="torch", max_rows=max_rows)
+    sampler.warm_up(num_samples=max_rows, num_drafts=max_rows - 1)
+    most = max_rows - 1
+    with pytest.raises(ValueError, match=f"^num_drafts: expected an int from 0 to {most}, got"):
+        sampler.warm_up(num_drafts=max_rows)
+
+
+def test_every_mix_that_the_head_tells_apart_is_warm():
+    sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
+    warm = _warm(sampler)
+    kinds = ["top_p", "bias", "penalties", "min_tokens", "forced"]
+    for count in (2, 3, 4):
+        for mix in combinations(kinds, count):
+            fields: dict[str, Any] = {}
+            for kind in mix:
+                fields |= OTHERS[kind]
+            batch = _batch([fields] * 2, fixed_rounds=True)
+            if "forced" in mix:
+                batch.forced_token_ids = torch.tensor([-1, 7])
+            assert _later(sampler, 2, batch) <= warm, mix
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("kind", ["plain", "top_p", "penalties", "bad words"])
+def test_verification_is_warm(kind, method):
+    sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
+    warm = _warm(sampler, [kind, "logprobs"], num_drafts=3)
+    batch = _batch([OTHERS[kind]] * 2, fixed_rounds=True)
+    drafts, hidden = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 3, D)
+    with listed() as later, filled():
+        verify(sampler, hidden, drafts, batch, 5, method=method)
+    assert later and set(later) <= warm
+
+
+class _Aligned(ModelHead):
+    """A head whose hidden states are contiguous, as `warm_up` takes for granted."""
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize(("seeds", "steps"), [(range(1, 2), 6), *long((range(1, 11), 50))])
+def test_a_warmed_sampler_compiles_nothing_for_random_steps(seeds, steps):
+    new, taken = {}, 0
+    for seed in seeds:
+        pick = random.Random(seed)
+        theme = THEMES[pick.choice(list(THEMES))]
+        made = ModelHead.make(pick, 1, exact=True, most=min(300, theme.most_ids))
+        how = {"screening": "int8" if seed % 3 == 0 else None, "max_rows": 24}
+        ranks = OneRank(0, _Aligned(**vars(made)), pick, backend="triton", **how)
+        (sampler,) = ranks.samplers
+        small_tiles(sampler)
+        with GPU:
+            warm = _warm(sampler, num_samples=3, num_drafts=3, run_them=steps > 6)
+        story = Story(pick, ranks.head, ranks, theme, max_rows=4, name=f"seed {seed}")
+        with listed(run_them=True) as later:
+            story.run(steps).require_none_wrong("a warmed sampler")
+        new |= {launch: seed for launch in later if launch not in warm}
+        taken += steps
+    print(f"{taken} steps, {len(new)} launches that were not warm")
+    assert not new
+
+
+@pytest.mark.parametrize(("seeds", "steps"), [(range(1, 3), 12), *long((range(1, 21), 25))])
+def test_a_warmed_sampler_of_a_cpu_compiles_nothing_either(seeds, steps):
+    pytest.importorskip("numba")
+    from tpsample.native import compiled_ahead
+
+    def compiled(sampler: LMHeadSampler) -> int:
+        kernels = {kernel for kernel, _ in compiled_ahead.entries(sampler.weight)}
+        return sum(len(kernel.overloads) for kernel in kernels)
+
+    for seed in seeds:
+        pick = random.Random(seed)
+        theme = THEMES[pick.choice(list(THEMES))]
+        head = ModelHead.make(pick, 1, exact=False, most=theme.most_ids)
+        ranks = OneRank(0, head, pick, backend="numba", from_logits=seed % 3 == 2, max_rows=48)
+        ranks.samplers[0].warm_up()
+        before = compiled(ranks.samplers[0])
+        Story(pick, head, ranks, theme, max_rows=12, name=f"seed {seed}").run(steps)
+        assert compiled(ranks.samplers[0]) == before > 0
 
 
 def test_an_unknown_kind_is_refused_before_a_step():

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tpsample.agreement.arguments import checked_arguments
 from tpsample.agreement.caller_tensors import local_arguments
@@ -55,6 +56,9 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
         ranks, error = ranks_of(None), error or wrong
     record: dict[str, Any] = {}
     backend: ChosenBackend = "torch"
+    weight = given["weight"]
+    if isinstance(weight, Tensor) and weight.is_cuda:
+        ranks.home = weight.device
     try:
         given = checked_arguments(given)
         backend = _backend(given)

@@ -192,10 +192,15 @@ class StepChecks:
         self._settings.ranks.require_group("broadcast")
         return Call(f"broadcast from rank {src}")
 
-    def warm_up(self, kinds: Sequence[Kind], rows: Sequence[int]) -> Call:
+    def warm_up(
+        self, kinds: Sequence[Kind], rows: Sequence[int], num_samples: int | None, num_drafts: int
+    ) -> Call:
         """Return what comes before the steps of a warm-up."""
         self.ready()
-        check_kinds(kinds, rows, self._settings.max_rows)
+        max_rows = self._settings.max_rows
+        samples = check_int("num_samples", check_num_samples(num_samples), 1, max_rows)
+        check_kinds(kinds, rows, max_rows // samples)
+        check_int("num_drafts", num_drafts, 0, max_rows - 1)
         return Call("warm_up")
 
     def compare(self, hidden_states: Tensor | None) -> Call:

@@ -73,6 +73,7 @@ def _examine(job: Job, seconds: float) -> bool:
             ("backend", f"{backend} on {job.device.type}{slow}"),
             ("exchange auto", f"{chosen}: {explain_auto(ranks, records)}"),
             ("8-bit copy", _copies(job.world_size)),
+            *_cache(backend),
         ]
     )
     ok = True
@@ -138,6 +139,23 @@ def _versions(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
         same = len(set(found)) == 1
         lines.append((name, version if same else f"DIFFERS BETWEEN RANKS: {found}"))
     return lines
+
+
+def _cache(backend: str) -> list[tuple[str, str]]:
+    """Say whether steps find the kernels of a CPU compiled."""
+    if backend != "numba":
+        return []
+    from tpsample.native.compiled_ahead import SECONDS_EACH, entries, missing_of  # needs Numba
+
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.empty(1, 1, dtype=dtype, device="cpu")
+        every, missing = len(entries(weight)), len(missing_of(weight))
+        state = "warm"
+        if missing:
+            state = f"{missing} of {every} to be compiled, about {missing * SECONDS_EACH} s"
+        found.append(f"{str(dtype).removeprefix('torch.')} {state}")
+    return [("kernel cache", f"{', '.join(found)}; once per machine")]
 
 
 def _copies(world_size: int) -> str:

@@ -57,7 +57,7 @@ class RowNoise:
         seed, positions = self.seed.unsqueeze(1), self.positions.unsqueeze(1)
         return [row_stream(seed, positions, sample) for sample in range(self.num_samples)]
 
-    def select(self, index: Tensor | list[int] | slice) -> RowNoise:
+    def select(self, index: Tensor | slice) -> RowNoise:
         """Return the same for some of the rows."""
         chosen = replace(
             self,

@@ -32,7 +32,7 @@ def tensors_of(
         listed = array(_KINDS[dtype], values)
         if listed:
             on_host = torch.frombuffer(listed, dtype=dtype)
-            found.append(on_host if device is None else on_host.to(device))
+            found.append(on_host if device is None else on_host.to(device, non_blocking=True))
         else:  # which torch.frombuffer refuses
             found.append(torch.empty(0, dtype=dtype, device=device))
     return found
@@ -50,7 +50,7 @@ def columns_of(rows: bytes, count: int, *, device: torch.device | str | None) ->
     given = len(rows) // (8 * count)
     padded = bytearray(rows) + bytes(8 * count * (max(1, given) + -max(1, given) % ALIGNED - given))
     by_row = torch.frombuffer(padded, dtype=torch.int64).view(-1, count)
-    return by_row.T.contiguous().to(device)
+    return by_row.T.contiguous().to(device, non_blocking=True)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -130,10 +130,14 @@ class Scratch:
         return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
 
     def send(self, name: str, values: Tensor) -> Tensor:
-        """Return numbers of the host on the device. Where that is the host they are not copied."""
+        """Return numbers of the host on the device. Where that is the host they are not copied.
+
+        The host does not wait for what the device has to do before: pageable memory is staged
+        before the copy returns.
+        """
         if values.device == self._device:
             return values
-        return self.take(name, values.dtype, *values.shape).copy_(values)
+        return self.take(name, values.dtype, *values.shape).copy_(values, non_blocking=True)
 
 
 def capturing(device: torch.device) -> bool:

@@ -20,8 +20,8 @@ from tpsample.exchange.decode import decode_words
 from tpsample.exchange.inboxes import peer_memory
 from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
+from tpsample.ranks.lost import peer_lost
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.roll_call import peer_lost
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 

@@ -32,7 +32,10 @@ from tpsample.kernels.order import (
 )
 
 
-@triton.jit(do_not_specialize=["num_samples", "groups"])
+@triton.jit(
+    do_not_specialize=["num_samples", "groups"],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+)
 def group_best_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -80,7 +83,10 @@ def group_best_kernel(
         tl.store(rows_best + sample * groups + group, best, mask=group < groups)
 
 
-@triton.jit(do_not_specialize=["num_samples", "num_groups", "blocks"])
+@triton.jit(
+    do_not_specialize=["num_samples", "num_groups", "blocks"],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+)
 def best_scores_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32

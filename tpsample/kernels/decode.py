@@ -28,7 +28,10 @@ def decode(best):
     return token_id, status.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples", "num_sources"],
+    do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
+)
 def decode_kernel(
     # inputs
     words_ptr,  # [num_sources, …] int64; zero afterwards, for the next step
@@ -67,7 +70,10 @@ def decode_kernel(
     tl.store(out_seed_ptr + offs_b, tl.load(seed_ptr + offs_b, mask=mask_b), mask=mask_b)
 
 
-@triton.jit(do_not_specialize=["num_samples"])
+@triton.jit(
+    do_not_specialize=["num_samples"],
+    do_not_specialize_on_alignment=["row_ptr", "token_ptr", "status_ptr"],
+)
 def write_tokens_kernel(
     # inputs
     words_ptr,  # [F, num_samples] int64

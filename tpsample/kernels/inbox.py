@@ -186,7 +186,8 @@ def report(lost_ptr, of_slot, offs_s, world_size):
         "world_size",
         "max_rows",
         "timeout_ms",
-    ]
+    ],
+    do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
 )
 def peer_finish_kernel(
     # exchange

@@ -117,9 +117,9 @@ def lm_head_kernel(
     scale_ptr,  # [≥ num_rows + BLOCK_B] fp32
     # outputs
     words_ptr,  # [num_samples · num_rows] int64, zero between steps; pushed: [num_chunks, max_rows]
-    logits_ptr,  # [num_stored, V_local] fp32, then the same processed
+    logits_ptr,  # [≥ num_stored, V_local] fp32, with controls then the same processed
     stride_logits_b,
-    num_stored,
+    num_stored,  # rows before the processed ones
     slot_ptr,  # [num_rows] int32
     # request controls of the rows, see `Controls`
     state_slot_ptr,

@@ -106,7 +106,10 @@ def count_kernel(
         tl.atomic_add(counts_ptr + place, number.to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_samples"])
+@triton.jit(
+    do_not_specialize=["num_samples"],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+)
 def best_kept_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -142,7 +145,10 @@ def best_kept_kernel(
             tl.atomic_max(words_ptr + row * num_samples + sample, best, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_samples", "count"])
+@triton.jit(
+    do_not_specialize=["num_samples", "count"],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+)
 def top_words_kernel(
     # inputs
     first_ptr,  # [F, count] int64, order words, descending

@@ -54,7 +54,8 @@ def count_bits(words):
         "bad_length",
         "num_recent",
         "max_drafts",
-    ]
+    ],
+    do_not_specialize_on_alignment=["grammar_ptr", "forced_ptr"],
 )
 def token_mask_kernel(
     # inputs

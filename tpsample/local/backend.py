@@ -12,7 +12,7 @@ from tpsample.core.tensors import Scratch
 from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.plan import BatchPlan, BatchView
-from tpsample.request.step import Found, Push, Step
+from tpsample.request.step import Found, Push, Step, rows_of_memory
 from tpsample.screening.int8_copy import Int8Copy
 from tpsample.settings import Settings
 
@@ -45,6 +45,9 @@ class Backend(ABC):
         if self.copy is not None:
             self.copy.follow(self._weight[: self._num_ids])
 
+    def compile_ahead(self) -> None:  # noqa: B027 (most backends compile where they step)
+        """Compile what steps need as far as that is known without taking them."""
+
     def refresh(self) -> None:
         """Make the copy anew, of the weight as it is now."""
         if self.copy is not None:
@@ -68,7 +71,7 @@ class Backend(ABC):
         if batch.controls is not None and batch.rows:
             controls = self.controls_of(batch.controls)
         if batch.plan.stored_index is not None:
-            num_rows = len(batch.plan.stored_list) * (1 if controls is None else 2)
+            num_rows = rows_of_memory(len(batch.plan.stored_list), controls is not None)
             name = "logits" if num_samples else "logits of a step that only stores"
             logits = self._scratch.take(name, torch.float32, num_rows, self._num_ids)
             if local_logits is None:

@@ -16,7 +16,7 @@ def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
     """Build the mask as `tpsample.request.controls.apply.build_mask` does, by one launch."""
     tables = rows.tables
     mask = state.mask_buffer(len(rows.slots))
-    grammar, drafts = rows.grammar_bitmask, rows.drafts
+    grammar, drafts = rows.grammar_bitmask, rows.drafts if tables.has_masks else None
     token_mask_kernel[(len(rows.slots),)](
         state_slot_ptr=rows.slots,
         allowed_ptr=tables.allowed,
@@ -29,7 +29,7 @@ def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
         bad_word_ptr=tables.bad_words,
         recent_ptr=tables.recent,
         draft_ptr=drafts,
-        num_drafts_ptr=rows.num_drafts,
+        num_drafts_ptr=None if drafts is None else rows.num_drafts,
         mask_ptr=mask,
         first_id=state.first_id,
         width=state.width,
@@ -61,7 +61,7 @@ def control_arguments(controls: StepControls | None) -> dict[str, Any]:
         state.bias if tables.has_bias else None,
         controls.mask,
         drafts,
-        rows.num_drafts,
+        None if drafts is None else rows.num_drafts,
         state.width,
         0 if drafts is None else drafts.shape[1],
     )

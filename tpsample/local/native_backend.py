@@ -25,6 +25,7 @@ from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.local.backend import Backend
 from tpsample.native import head as native
 from tpsample.native.arrays import array_of
+from tpsample.native.compiled_ahead import load_all
 from tpsample.native.draw import draw, draw_given
 from tpsample.native.inputs import Memory, Weight, weight_of
 from tpsample.native.int8 import Copy
@@ -34,7 +35,7 @@ from tpsample.native.threads import in_ranges, threads_for
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.filters import BEST_SCORES
 from tpsample.request.plan import BatchPlan
-from tpsample.request.step import Found, Push, Step
+from tpsample.request.step import Found, Push, Step, halves
 from tpsample.screening.int8_copy import Int8Copy
 from tpsample.settings import Settings
 
@@ -65,6 +66,9 @@ class NativeBackend(Backend):
         slack = self._scratch.take("slack", torch.float32, *shape).zero_()
         return Found(first, best, slack, self._store_logits)
 
+    def compile_ahead(self) -> None:
+        load_all(self._weight)
+
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
@@ -86,8 +90,8 @@ class NativeBackend(Backend):
             return
         kinds = plan.kinds
         assert step.logits is not None
-        logits, count = array_of(step.logits), len(plan.stored_list)
-        raw, processed = logits[:count], logits[count:]
+        kept = halves(step.logits, len(plan.stored_list))
+        raw, processed = map(array_of, kept)
         plain = array_of(kinds.plain)
         self._draw(step, source, plain, plain if given else None, head, best)
         for which, listed, stored_places in (
@@ -101,7 +105,7 @@ class NativeBackend(Backend):
                 self._run(store_given, source, len(index), index, index, head, memory)
             elif len(index):
                 which(step, source, index, head, memory)
-        last = step.logits[count:] if len(processed) else step.logits
+        last = kept[1] if len(processed) else kept[0]
         stored = weight_of(last, first_id, start, stop)
         drawn = array_of(kinds.drawn), array_of(kinds.drawn_places)
         self._draw(step, stored, *drawn, native.NativeHead(), best)

@@ -150,6 +150,15 @@ _TILES = {
     256: Tile(block_v=128, block_b=256, block_d=64, num_warps=8, num_stages=3),
 }
 BATCH_TILES = tuple(_TILES)
+
+
+def tile_ends(max_rows: int) -> list[int]:
+    """Return the fewest and the most rows that take each batch tile, of up to so many rows."""
+    last = [size for size in BATCH_TILES if size < max_rows] + [min(max_rows, MAX_BLOCK_B)]
+    first = [1, *(rows + 1 for rows in last[:-1])]
+    return sorted({*first, *last})
+
+
 # Half the height, for small batches on shards whose tiles then all run at once: a shard of 16032
 # rows is 126 tiles of 128, fewer than the 132 SMs of an H200, but 251 of 64. One tile more than run
 # at once would cost a second wave. At 64 rows and more a short tile reads the hidden states too

@@ -9,7 +9,7 @@ from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import logits_tile, score_tile
 from tpsample.local.backend import Backend
-from tpsample.request.step import Push, Step
+from tpsample.request.step import Push, Step, halves
 
 TILE_ELEMENTS = 2**18
 """Logits per tile: 2 MB of float64, about what stays in a core's cache."""
@@ -59,9 +59,11 @@ class TorchBackend(Backend):
         """
         memory, columns = step.logits, slice(start, start + raw.shape[1])
         assert memory is not None
-        memory[places, columns] = raw
-        if step.controls is not None:
-            memory[len(step.batch.plan.stored_list) :][places, columns] = processed
+        for half, logits in zip(
+            halves(memory, len(step.batch.plan.stored_list)), (raw, processed), strict=True
+        ):
+            if len(half):
+                half[places, columns] = logits
 
     def tile_logits(self, step: Step, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return fp32 [B, n] each, a tile's logits before the request controls and behind them."""

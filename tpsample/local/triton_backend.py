@@ -94,7 +94,7 @@ class TritonBackend(Backend):
             logits_ptr=logits,
             stride_logits_b=None if logits is None else logits.stride(0),
             slot_ptr=None if logits is None else batch.plan.stored_place,
-            num_stored=None if logits is None else len(batch.plan.stored_list),
+            num_stored=None if logits is None else logits.shape[0] // 2,
             **controls,
             listed_ptr=None if screen is None else screen.listed_ptr,
             num_listed_ptr=None if screen is None else screen.num_listed_ptr,

@@ -43,7 +43,7 @@ from tpsample.core import word
 from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.filters import BEST_SCORES, RowFilters, Way, lists_all
+from tpsample.request.filters import BEST_SCORES, RowFilters, Way, index_of
 
 
 def sample_filtered(
@@ -92,19 +92,20 @@ def own_candidates(
 
 def _methods(
     rows: ShardLogits, filters: RowFilters, may_read: bool
-) -> Iterator[tuple[bool, list[int] | Tensor, RowFilters, ShardLogits]]:
+) -> Iterator[tuple[bool, Tensor | slice, RowFilters, ShardLogits]]:
     """Yield the rows that begin with each method.
 
-    They are: whether it is that of top words, the rows as a list or as bool [F], their filters, and
-    their logits.
+    They are: whether it is that of top words, the rows as an index or as bool [F], their filters,
+    and their logits.
     """
+    if may_read and filters.known:
+        for few, places, its in filters.methods:
+            yield few, places, its, rows.select(places)
+        return
     for few in (True, False):
         of_kinds = [(kind.way is Way.TOP_WORDS) is few for kind in filters.kinds]
         if all(of_kinds):
-            yield few, list(range(len(filters))), filters, rows
-        elif any(of_kinds) and may_read and filters.known:
-            index = [row for row, its in enumerate(of_kinds) if its]
-            yield few, index, filters.select(index), rows.select(index)
+            yield few, slice(0, len(filters)), filters, rows
         elif any(of_kinds):
             kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]
             mask = filters.by_top_words if few else ~filters.by_top_words
@@ -137,17 +138,17 @@ def _by_rejection(
         best = _by_threshold(rows.without(decided), filters, ranks, gathered, total)
         return torch.where(decided.unsqueeze(1), words, best)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
-    if undecided and rows.rough is not None:
-        part = rows.select(undecided).exact(), filters.select(undecided)
-        found = _by_rejection(*part, ranks, gathered[:, undecided], may_read=True)
-        return _put(words, undecided, found)
-    ranks.counters.second_rounds += len(undecided)
-    if undecided:
-        left, its = rows.select(undecided), filters.select(undecided)
-        known = None if total is None else total[undecided]
-        best = _by_threshold(left, its, ranks, gathered[:, undecided], known)
-        words = _put(words, undecided, best)
-    return words
+    if not undecided:
+        return words
+    places = index_of(undecided, len(filters), words.device)
+    left, its = rows.select(places), filters.select(undecided, places)
+    if rows.rough is not None:
+        found = _by_rejection(left.exact(), its, ranks, gathered[:, places], may_read=True)
+    else:
+        ranks.counters.second_rounds += len(undecided)
+        known = None if total is None else total[places]
+        found = _by_threshold(left, its, ranks, gathered[:, places], known)
+    return _put(words, places, found)
 
 
 def _by_threshold(
@@ -164,11 +165,10 @@ def _by_threshold(
     return ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)
 
 
-def _put(words: Tensor, index: list[int] | Tensor, found: Tensor) -> Tensor:
-    """Put words of some rows in place. Nothing is copied if a list has all rows in order."""
-    if isinstance(index, Tensor):
-        return torch.where(index.unsqueeze(1), found, words)
-    if lists_all(index, len(words)):
+def _put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:
+    """Put words of some rows in place. Nothing is copied if a slice has all rows."""
+    if isinstance(index, slice):
         return found
-    words[index] = found
-    return words
+    if index.dtype == torch.bool:
+        return torch.where(index.unsqueeze(1), found, words)
+    return words.index_copy(0, index, found)

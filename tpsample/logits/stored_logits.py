@@ -14,7 +14,7 @@ from tpsample.core.order import below_top, masses, order_words
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.request.filters import lists_all
 from tpsample.request.plan import BatchView
-from tpsample.request.step import Found
+from tpsample.request.step import Found, halves
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +45,7 @@ class Rough:
     index: Tensor
     store: Callable[..., None]
 
-    def select(self, index: list[int] | slice | Tensor) -> Rough:
+    def select(self, index: slice | Tensor) -> Rough:
         """Return some of the rows."""
         return Rough(self.best[index], self.slack[index], self.index[index], self.store)
 
@@ -93,13 +93,12 @@ class StoredLogits:
         """Take the stored rows of a batch.
 
         Args:
-            stored: fp32 [F, V_local], the raw logits of the stored rows; with request controls
-                [2 F, V_local], the processed ones after them.
+            stored: the memory of `tpsample.request.step.Step.logits`.
             noise: of all rows of the batch.
             found: what else the step found of the stored rows; its `store` knows the step.
         """
         count = len(batch.plan.stored_list)
-        raw, processed = stored[:count], stored[count:]
+        raw, processed = halves(stored, count)
         all_rows = lists_all(batch.plan.stored_list, len(batch.seed))
         index = slice(None) if all_rows else batch.plan.stored_index
         assert index is not None
@@ -126,10 +125,8 @@ class StoredLogits:
         mode = processed.unsqueeze(1)
         return replace(self, logits=torch.where(mode, self.logits, self.raw), first=None)
 
-    def select(self, index: list[int] | slice | Tensor) -> Self:
-        """Return some of the rows. Nothing is copied if a list has all in order."""
-        if isinstance(index, list) and lists_all(index, self.logits.shape[0]):
-            return self
+    def select(self, index: slice | Tensor) -> Self:
+        """Return some of the rows, of a slice without a copy."""
         logits = self.logits[index]
         return replace(
             self,

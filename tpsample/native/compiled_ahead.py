@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tpsample.native import ends, passes
 from tpsample.native.arrays import array_of
-from tpsample.native.compiling import is_ready
+from tpsample.native.compiling import is_ready, told
 from tpsample.native.decode import decode
 from tpsample.native.draw import draw, draw_given, draw_stored
 from tpsample.native.head import NativeHead
@@ -77,14 +77,20 @@ def entries(weight: Tensor) -> list[tuple[Any, tuple]]:
     return [*shared, *((decode, (each, INTS, INTS_2, int32[::1], INTS)) for each in words)]
 
 
+def missing_of(weight: Tensor) -> list[tuple[Any, tuple]]:
+    """Return the `entries` that are neither in this process nor in the cache."""
+    return [entry for entry in entries(weight) if not is_ready(*entry)]
+
+
 def compile_missing(weight: Tensor) -> None:
     """Compile the kernels of a head that are neither in this process nor in the cache.
 
     Processes of one machine share the work: what another one compiles is left to it until nothing
     else is missing.
     """
-    missing = [entry for entry in entries(weight) if not is_ready(*entry)]
+    missing = missing_of(weight)
     if missing:
+        told.append("all")  # by the line below
         seconds = SECONDS_EACH * len(missing)
         level = logging.WARNING if seconds > LONG_S else logging.INFO
         log.log(level, "compiling the kernels of this CPU, once per machine: about %d s", seconds)
@@ -93,3 +99,10 @@ def compile_missing(weight: Tensor) -> None:
         kernel, types = next(free, missing[0])
         kernel.compile(types)
         missing = [entry for entry in missing if not is_ready(*entry)]
+
+
+def load_all(weight: Tensor) -> None:
+    """Compile the missing kernels of a head, and load all of them into this process."""
+    compile_missing(weight)
+    for kernel, its_types in entries(weight):
+        kernel.compile(its_types)

@@ -6,6 +6,7 @@ that is not whole makes every step fail. So `kernel_cache.py` takes its place.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ import numba
 import numpy as np
 
 from tpsample.native.kernel_cache import KernelCache
+
+log = logging.getLogger(__name__)
 
 F32, F64, I16, I32, I64 = np.float32, np.float64, np.int16, np.int32, np.int64
 U16, U32, U64 = np.uint16, np.uint32, np.uint64
@@ -51,6 +54,8 @@ def jit(
             kernel._cache, compile_kernel = KernelCache(function), kernel.compile
 
             def compile_alone(types: tuple) -> Any:
+                if not is_ready(kernel, types):
+                    tell_once(function.__name__)
                 with kernel._cache.alone(types):
                     return compile_kernel(types)
 
@@ -63,3 +68,18 @@ def jit(
 def is_ready(kernel: Any, types: tuple) -> bool:
     """Return whether a kernel is compiled for argument types, or needs to be loaded alone."""
     return types in kernel.overloads or kernel._cache.has(types)
+
+
+told: list[str] = []
+"""The first kernel that this process has compiled, once that has been said."""
+
+
+def tell_once(kernel: str) -> None:
+    """Say, once in a process, that kernels are compiled, and that the next process has them."""
+    if not told:
+        told.append(kernel)
+        log.warning(
+            "compiling %s, and other kernels of this CPU as steps need them, some seconds each, "
+            "once per machine; warm_up() does so ahead",
+            kernel,
+        )

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -129,12 +130,24 @@ class ProcessRanks(Ranks):
 
     def _exchange(self, text: bytes, move: Callable[[Tensor], Tensor]) -> Tensor:
         """Exchange the length of a text, and then its bytes as they are moved, uint8 [..., n]."""
-        device = torch.device("cpu")
-        if self._backend == dist.Backend.NCCL:
-            device = torch.device("cuda", torch.cuda.current_device())
-        size = int(move(torch.tensor([len(text)], device=device)).max())
-        padded = bytearray(text.ljust(size, b" " if text else b"\0"))
-        return move(torch.frombuffer(padded, dtype=torch.uint8).to(device))
+        device = self._device_of_texts()
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            size = int(move(torch.tensor([len(text)], device=device)).max())
+            padded = bytearray(text.ljust(size, b" " if text else b"\0"))
+            return move(torch.frombuffer(padded, dtype=torch.uint8).to(device))
+
+    def _device_of_texts(self) -> torch.device:
+        """Return where texts are sent from: with NCCL the group's GPU, else the weight's, even if
+        this process forgot to make it the current one, because the texts may say so."""
+        if self._backend != dist.Backend.NCCL:
+            return torch.device("cpu")
+        if self.group.bound_device_id is not None:
+            return self.group.bound_device_id
+        return self.home or torch.device("cuda", torch.cuda.current_device())
+
+    def close(self) -> None:
+        if self.world_size > 1:
+            self.roll.close()
 
     def gather_tensor(self, own: Tensor) -> Tensor:
         """Return every rank's tensor, in rank order: [W, ...]."""
@@ -144,7 +157,7 @@ class ProcessRanks(Ranks):
             # All-to-all takes two one-way latencies on gloo, and its all-gather six among four.
             self.wait(self._start_all_to_all(received, own.expand_as(received)), own)
             return received
-        with self.roll.called_on_error():
+        with self.roll.called_on_error(own.device):
             # In one piece, because NCCL copies a list part by part.
             work = self.group._allgather_base(received, own)
         self.wait(work, own)
@@ -174,7 +187,7 @@ class ProcessRanks(Ranks):
 
     def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
         """Begin to reduce in place; `wait` ends it."""
-        with self.roll.called_on_error():
+        with self.roll.called_on_error(tensor.device):
             gloo = self._own if tensor.device.type == "cpu" else None
             if gloo is None:
                 return dist.all_reduce(tensor, op, group=self.group, async_op=True)
@@ -206,7 +219,7 @@ class ProcessRanks(Ranks):
     ) -> dist.Work:
         """Begin to send each rank its part of a tensor on a CPU; parts are equal by default."""
         gloo, sizes = self._own or self.group, (list(rooms), list(lengths))
-        with self.roll.called_on_error():
+        with self.roll.called_on_error(sent.device):
             work: dist.Work = gloo.alltoall_base(
                 received, sent.contiguous(), *sizes, dist.AllToAllOptions()
             )
@@ -225,7 +238,7 @@ class ProcessRanks(Ranks):
             dist.P2POp(move, words[row], of_world(group, peer), group, tag=tag)
             for move, row, peer in pairs
         ]
-        with self.roll.called_on_error():
+        with self.roll.called_on_error(words.device):
             works: list[dist.Work] = dist.batch_isend_irecv(swaps)
             return works
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -81,6 +82,7 @@ class Ranks:
         rank, world_size: position in, size of, the group.
         group: the torch process group, or None.
         roll: tells who is still there; None without a group.
+        home: the GPU that this rank's weight is on; None if that is not known.
         bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
             A gather sends the tensor to each of them, and so does a sum of few numbers; another
             sum is counted as a ring, which sends 2 (W - 1) / W of the tensor.
@@ -90,6 +92,7 @@ class Ranks:
     world_size = 1
     group: dist.ProcessGroup | None = None
     roll: RollCall | None = None
+    home: torch.device | None = None
     bytes_sent = 0
 
     @cached_property
@@ -162,6 +165,9 @@ class Ranks:
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
         """Reduce in place. Collective."""
+
+    def close(self) -> None:
+        """Tell the other ranks that this one takes no step any more."""
 
     def begin_call(self, call: str) -> None:
         """Make sure that every rank makes this call, before it exchanges anything. Collective.

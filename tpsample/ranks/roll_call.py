@@ -21,6 +21,7 @@ different ones wait for each other in vain, and find out so by `waits`.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +31,10 @@ import torch
 import torch.distributed as dist
 
 from tpsample.core.repeated import repeated
+from tpsample.core.tensors import capturing
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.bounded_store import BoundedStore
+from tpsample.ranks.lost import names, peer_lost
 
 GRACE_S = 1.5
 """How long survivors wait for one another after a failure. With the store's calls before and after,
@@ -117,6 +120,7 @@ class RollCall:
         Raises:
             PeerLost: the collective failed here or elsewhere, or took longer than the group allows.
         """
+        closed_at = math.inf
         while work is not None:
             try:
                 work.wait(_SLICE)
@@ -125,6 +129,11 @@ class RollCall:
                 # The wait has its own words; those of the collective's timeout are different.
                 only_slice = str(error).startswith("Operation timed out")
                 if not only_slice or self._store.has(self._key("called")):
+                    raise self.lost() from error
+                # What a rank sent before it closed its sampler may still be on its way.
+                if self._store.has(self._key("closed")):
+                    closed_at = min(closed_at, time.monotonic())
+                if time.monotonic() > closed_at + GRACE_S:
                     raise self.lost() from error
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
@@ -141,14 +150,24 @@ class RollCall:
                 raise self.lost()
             time.sleep(0.002)
 
+    def close(self) -> None:
+        """Tell ranks that wait for this one from now on why it does not come."""
+        self.say("closed its sampler", refused=False)
+        self._store.set(self._key("closed"), "")
+
     @contextmanager
-    def called_on_error(self) -> Iterator[None]:
-        """Raise PeerLost if the body cannot start a collective, because then a peer is lost."""
+    def called_on_error(self, device: torch.device) -> Iterator[None]:
+        """Raise PeerLost if the body cannot start a collective, because then a peer is lost.
+
+        An error while a graph is captured is the capture's, such as that of a first connection.
+        """
         try:
             yield
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            if capturing(device):
+                raise
             raise self.lost() from error
 
     def say(self, text: str, *, refused: bool) -> None:
@@ -299,41 +318,3 @@ class RollCall:
 
     def _key(self, name: str, rank: int | None = None) -> str:
         return f"{self.number}/{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
-
-
-def peer_lost(
-    missing: Sequence[int],
-    late: Sequence[int],
-    step: int | None,
-    said: dict[int, str],
-    *,
-    since: str = "",
-    alone: bool = False,
-) -> PeerLost:
-    """Return the error that names the ranks that did not answer, or those that were too late.
-
-    Args:
-        since: from when on steps are counted, in words; nothing for the start.
-        alone: several ranks are missing, and nobody else answered.
-    """
-    when = "" if step is None else f" in step {step}{since}"
-    which = "that step" if since else f"step {step}"
-    after = "" if step is None else f"; tokens from {which} on are not on every rank"
-    if missing:
-        who = f"{names(missing)} did not answer{when}"
-        if alone:
-            who += ", and no other rank did, so the network or the store may be at fault"
-    else:
-        who = f"{names(late) if late else 'some rank'} gave up or was too late{when}, but answers"
-    reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())
-    return PeerLost(
-        f"exchange: {who}{reasons}{after}. If all ranks live, call reset() on each; else restart "
-        "the job without the lost ones",
-        missing or late,
-        step,
-    )
-
-
-def names(ranks: Sequence[int]) -> str:
-    """Return "rank 1", or "ranks 1, 3"."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -10,9 +10,10 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.core.tensors import ALIGNED, tensors_of
+from tpsample.core.tensors import ALIGNED, ordinary_tensors, tensors_of
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS = 256
@@ -167,17 +168,35 @@ class RowFilters:
         """The kinds, each once."""
         return set(self.kinds)
 
-    def select(self, index: list[int]) -> RowFilters:
-        """Return some of the filtered rows, without a copy if all are listed in order."""
-        if lists_all(index, len(self.row_list)):
+    def select(self, index: list[int], places: Tensor | slice) -> RowFilters:
+        """Return some of the filtered rows, without a copy if all are listed in order.
+
+        Args:
+            places: the same as `index_of` returns it.
+        """
+        if isinstance(places, slice):
             return self
+        padded = F.pad(places, (0, -len(index) % ALIGNED))
         return RowFilters(
-            self.row_index[index],
+            self.row_index.index_select(0, places),
             [self.row_list[row] for row in index],
-            self.columns[:, [*index, *[0] * (-len(index) % ALIGNED)]],
+            self.columns.index_select(1, padded),
             [self.kinds[row] for row in index] if self.known else self.kinds,
             self.known,
         )
+
+    @cached_property
+    @ordinary_tensors
+    def methods(self) -> list[tuple[bool, Tensor | slice, RowFilters]]:
+        """The rows that begin with each method: whether by top words, their places among these
+        rows, and their filters. They are made once, so that a step takes no index from the host."""
+        found = []
+        for few in (True, False):
+            index = [i for i, its in enumerate(self.kinds) if (its.way is Way.TOP_WORDS) is few]
+            if index:
+                places = index_of(index, len(self.row_list), self.columns.device)
+                found.append((few, places, self.select(index, places)))
+        return found
 
 
 @dataclass(frozen=True)
@@ -223,16 +242,16 @@ class LogprobRows:
         filtered = [i for i, (row, processed) in asking if processed and row in of_row]
         own = [of_row[self.row_list[i]] for i in filtered]
 
-        def index(listed: list[int], count: int) -> Tensor | slice:
-            if lists_all(listed, count):
-                return slice(0, count)
-            return tensors_of(listed, device=self.row_index.device)[0]
-
+        device = self.row_index.device
+        found = replace(
+            self, places=index_of([place[row] for row in self.row_list], len(stored), device)
+        )
+        if filters is None or not own:
+            return found
         return replace(
-            self,
-            places=index([place[row] for row in self.row_list], len(stored)),
-            filters=filters.select(own) if filters and own else None,
-            filtered=index(filtered, len(self.row_list)) if own else None,
+            found,
+            filters=filters.select(own, index_of(own, len(filters), device)),
+            filtered=index_of(filtered, len(self.row_list), device),
         )
 
 
@@ -242,6 +261,16 @@ def lists_all(index: list[int], count: int) -> bool:
     All rows in another order are not: the threshold lists the rows as they come to it.
     """
     return index == list(range(count))
+
+
+def index_of(index: list[int], count: int, device: torch.device) -> Tensor | slice:
+    """Return these of `count` rows as an index on the device, a slice if they are all in order.
+
+    A tensor that is indexed by a list would make its own index, by a copy that waits.
+    """
+    if lists_all(index, count):
+        return slice(0, count)
+    return tensors_of(index, device=device)[0]
 
 
 def _way(top_k: int, top_p: float, keep_ties: bool, joint: bool, vocab_size: int) -> Way:

@@ -3,66 +3,177 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any, Literal, get_args
 
 import torch
 
 from tpsample.core.checks import check_int, describe
+from tpsample.core.tensors import readable
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.controls.tables import num_words
 from tpsample.request.params import SamplingParams
+from tpsample.request.plan import BatchView
+from tpsample.request.selection import Selection
+from tpsample.request.step_batch import StepBatch
 
 Kind = Literal[
     "plain", "top_k", "top_p", "top_k, top_p", "top_p in top_k", "min_p", "logprobs", "allowed ids",
-    "bad words", "min_tokens", "penalties", "bias",
+    "bad words", "min_tokens", "penalties", "bias", "grammar", "forced",
 ]  # fmt: skip
 
 KINDS: dict[Kind, dict[str, Any]] = {
     "plain": {},
-    "top_k": {"top_k": 5},
+    "top_k": {"top_k": 2},
     "top_p": {"top_p": 0.9},
-    "top_p in top_k": {"top_p": 0.9, "top_k": 300},
-    "top_k, top_p": {"top_k": 5, "top_p": 0.9},
+    "top_p in top_k": {"top_p": 0.9, "top_k": 1, "ties": "keep"},
+    "top_k, top_p": {"top_k": 1, "top_p": 0.9},
     "min_p": {"min_p": 0.1},
-    "logprobs": {"logprobs": 3},
-    "allowed ids": {"allowed_token_ids": [0, 1, 2]},
-    "bad words": {"bad_words": [[0, 1], [1]]},
+    "logprobs": {"logprobs": 2, "logprobs_mode": "processed_logprobs"},
+    "allowed ids": {"allowed_token_ids": [0]},
+    "bad words": {"bad_words": [[0, 0]]},
     "min_tokens": {"min_tokens": 2, "stop_token_ids": [0]},
     "penalties": {"repetition_penalty": 1.2},
     "bias": {"logit_bias": {0: 1.0}},
+    "grammar": {},
+    "forced": {},
 }
-"""The fields of an example; a top_k of at most 256 and a larger one are two kinds."""
+"""The fields of an example, which fit any vocabulary; the last two are masks of a batch. A top_p in
+a top_k that is over 256, or that keeps ties, is a kind of its own."""
+
+_OF_ONE_ROW: tuple[Kind, ...] = (
+    "plain", "top_k", "top_k, top_p", "top_p", "top_p in top_k", "min_p",
+)  # fmt: skip
+"""Of these a request has one; those by top words stand before the other filters."""
+
+_OF_THE_HEAD: tuple[tuple[Kind, ...], ...] = (
+    ("allowed ids", "bad words", "min_tokens", "grammar", "forced"),
+    ("penalties",),
+    ("bias",),
+    ("top_k", "top_p", "top_k, top_p", "top_p in top_k", "min_p", "logprobs"),
+)
+"""Kinds that the LM head cannot tell apart; it is compiled for each set of these."""
+
+_OF_THE_MASK: tuple[tuple[Kind, ...], ...] = (
+    ("allowed ids",), ("bad words", "min_tokens"), ("grammar",), ("forced",),
+)  # fmt: skip
+"""Likewise of the kernel that makes masks."""
 
 
-def check_kinds(kinds: Sequence[Kind], rows: Sequence[int], max_rows: int) -> None:
-    """Raise ValueError where `warm_up` can take no step of them."""
+def check_kinds(kinds: Sequence[Kind], rows: Sequence[int], most: int) -> None:
+    """Raise ValueError where `warm_up` can take no step of them.
+
+    Args:
+        most: rows of a step.
+    """
     for kind in kinds:
         if kind not in KINDS:
             names = ", ".join(map(repr, get_args(Kind)))
             raise ValueError(f"kinds: expected some of {names}, got {describe(kind)}")
     for num_rows in rows:
-        check_int("rows", num_rows, 1, max_rows)
+        check_int("rows", num_rows, 1, most)
 
 
 def batches_of(
-    kinds: Sequence[Kind], rows: Sequence[int], vocab_size: int, device: torch.device
-) -> Iterator[SamplingBatch]:
-    """Yield batches of each kind by itself and one of all; filtered ones also in fixed rounds."""
-    mixes = [[kind] for kind in kinds] + [list(kinds)] * (len(kinds) > 1)
-    for num_rows in rows:
-        for mix in mixes:
-            requests = [
-                SamplingParams(seed=row, **KINDS[mix[row % len(mix)]])
-                for row in range(max(num_rows, len(mix)))
-            ]
-            for fixed_rounds in (False, True):
-                batch = SamplingBatch.from_params(
-                    requests,
-                    vocab_size=vocab_size,
-                    device=device,
-                    prompt_token_ids=[[0]] * len(requests),
-                    output_token_ids=[[0]] * len(requests),
-                    fixed_rounds=fixed_rounds,
-                )
-                yield batch
-                if batch.plan.filters is None:
-                    break
+    kinds: Sequence[Kind],
+    num_rows: int,
+    vocab_size: int,
+    device: torch.device,
+    *,
+    most: int,
+    num_drafts: int = 0,
+    compiled: bool = False,
+) -> Iterator[StepBatch | BatchView]:
+    """Yield batches whose steps launch all that steps of these kinds launch, in any mix.
+
+    They are of each kind by itself and of all together. Filtered ones are also in fixed rounds,
+    and on a GPU over slots.
+
+    Args:
+        num_rows: of each batch; more where the filters of a mix need more.
+        most: rows of a step.
+        num_drafts: 0 leaves out the batches of a verification.
+        compiled: whether kernels are compiled for what is off, so that each set of kinds that one
+            tells apart is taken, too.
+    """
+    how: dict[str, Any] = {"vocab_size": vocab_size, "device": device}
+    for mix in (*((kind,) for kind in kinds), *_all_of(kinds, most)):
+        batch = _batch_of(mix, num_rows, **how)
+        yield batch
+        if batch.plan.filters is not None:
+            yield _batch_of(mix, num_rows, fixed_rounds=True, **how)
+        if not readable(device):
+            yield _over_slots(mix, num_rows, **how)
+    if not compiled:
+        return
+    for mix in dict.fromkeys((*_sets_of(kinds, _OF_THE_HEAD), *_sets_of(kinds, _OF_THE_MASK))):
+        yield _batch_of(mix, num_rows, **how)
+        if num_drafts:
+            drafts = torch.zeros(1, max(1, num_rows - 1), dtype=torch.int64, device=device)
+            batch = _batch_of(mix, 1, masked_rows=drafts.shape[1] + 1, **how)
+            view = batch.with_drafts(drafts)
+            yield view
+            yield view._replace(plan=view.plan.storing_every_row)
+
+
+def _all_of(kinds: Sequence[Kind], most: int) -> Iterator[tuple[Kind, ...]]:
+    """Yield all kinds together, with as many filters at once as a step has rows.
+
+    Rows of several filters are told apart by whether they go by top words. So a first one, which
+    does if any does, meets each of the others.
+    """
+    filters = [kind for kind in _OF_ONE_ROW if kind in kinds]
+    others = [kind for kind in kinds if kind not in _OF_ONE_ROW]
+    first, rest, width = filters[:1], filters[1:], max(1, most - 1)
+    for start in range(0, max(1, len(rest)), width):
+        mix = (*first, *rest[start : start + width], *others)
+        if len(mix) > 1 and (most > 1 or not rest):
+            yield mix
+
+
+def _sets_of(
+    kinds: Sequence[Kind], told_apart: Sequence[Sequence[Kind]]
+) -> Iterator[tuple[Kind, ...]]:
+    """Yield each set of kinds, one or none of each group that is told apart, but the empty one."""
+    found = [[kind for kind in group if kind in kinds][:1] for group in told_apart]
+    one_each = [kind for (kind,) in filter(None, found)]
+    for count in range(1, len(one_each) + 1):
+        yield from combinations(one_each, count)
+
+
+def _batch_of(
+    mix: Sequence[Kind],
+    num_rows: int,
+    *,
+    vocab_size: int,
+    device: torch.device,
+    fixed_rounds: bool = False,
+    masked_rows: int | None = None,
+) -> SamplingBatch:
+    """Return a batch of a mix, whose masks allow all ids."""
+    of_rows = [KINDS[kind] for kind in mix if kind in _OF_ONE_ROW] or [{}]
+    shared: dict[str, Any] = {}
+    for kind in mix:
+        shared |= {} if kind in _OF_ONE_ROW else KINDS[kind]
+    num_rows = max(num_rows, len(of_rows))
+    batch = SamplingBatch.from_params(
+        [SamplingParams(seed=i, **shared, **of_rows[i % len(of_rows)]) for i in range(num_rows)],
+        vocab_size=vocab_size,
+        device=device,
+        prompt_token_ids=[[0]] * num_rows,
+        output_token_ids=[[0]] * num_rows,
+        fixed_rounds=fixed_rounds,
+    )
+    masked_rows = num_rows if masked_rows is None else masked_rows
+    if "grammar" in mix:
+        shape = masked_rows, num_words(vocab_size)
+        batch.grammar_bitmask = torch.full(shape, -1, dtype=torch.int32, device=device)
+    if "forced" in mix:
+        batch.forced_token_ids = torch.full((masked_rows,), -1, device=device)
+    return batch
+
+
+def _over_slots(mix: Sequence[Kind], num_rows: int, **how: Any) -> Selection:
+    """Return all rows of a batch of a mix, as slots that the host does not read."""
+    batch = _batch_of(mix, num_rows, **how)
+    return batch.select(torch.arange(batch.rows, device=batch.device))

@@ -82,6 +82,25 @@ class Found(NamedTuple):
     store: Callable[..., None]
 
 
+def rows_of_memory(count: int, controlled: bool) -> int:
+    """Return how many rows of memory the logits of so many stored rows take.
+
+    With controls the processed logits begin behind a multiple of four rows, so at a multiple of 16
+    bytes whatever V_local is. Triton compiles a kernel anew for an address that is none.
+    """
+    return 2 * (count + -count % 4) if controlled else count
+
+
+def halves(memory: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the raw logits of the stored rows, and the processed ones, no rows without controls.
+
+    Args:
+        memory: fp32 [`rows_of_memory`, V_local].
+    """
+    half = memory.shape[0] // 2
+    return memory[:count], memory[half : half + count if memory.shape[0] > count else half]
+
+
 @dataclass(frozen=True)
 class Step:
     """A step on one rank, made once from arguments that were checked and agreed on.
@@ -91,8 +110,8 @@ class Step:
         batch: what it reads of its rows.
         noise: what their scores need; with no samples the step only stores logits.
         controls: their controls over the shard; None if there are none.
-        logits: fp32 [R or 2 R, V_local], memory for the logits of the stored rows: the raw
-            ones, then with controls the processed ones. None if the plan stores none.
+        logits: fp32 [`rows_of_memory`, V_local], memory for the logits of the stored rows, of which
+            `halves` finds the raw and the processed ones. None if the plan stores none.
         found: memory for what else the local step finds of the stored rows; None if it finds none.
         out: what the step will return; None if it only stores logits.
         local_logits: [B, V_local], logits that the caller computed in place of the product with

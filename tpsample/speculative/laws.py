@@ -27,6 +27,7 @@ from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.logits.stored_logits import tile_elements
 from tpsample.ranks.ranks import Ranks
+from tpsample.request.filters import lists_all
 from tpsample.request.plan import BatchView
 
 
@@ -90,7 +91,9 @@ class Laws:
         cut = torch.full_like(top_word, word.LOWEST_DRAWABLE)
         filters = batch.plan.filters
         if filters is not None:
-            filtered = replace(rows, top=top.flatten()).select(filters.row_list)
+            all_rows = lists_all(filters.row_list, len(batch.seed))
+            its = slice(None) if all_rows else filters.row_index
+            filtered = replace(rows, top=top.flatten()).select(its)
             cut.view(-1)[filters.row_index] = find_cut(filtered, filters, ranks)
         certain = ~rows.noise.random.view(shape) | (top == torch.inf)
         cut = torch.where(certain, top_word, cut)

@@ -130,7 +130,7 @@ class ControlTables(HasViews):
         self.penalties.index_copy_(0, index, send("penalties", its_penalties.view(-1, 3)))
         if self.has_masks:
             self._load_words(index, requests)
-            self._load_allowed(slots, params)
+            self._load_allowed(index, params)
         for state in self._states.values():
             state.load(slots, requests, history=self.has_penalties, bias=self.has_bias)
 
@@ -155,14 +155,15 @@ class ControlTables(HasViews):
             sent = self._scratch.send(name, flat.view(len(requests), *table.shape[1:]))
             table.index_copy_(0, index, sent)
 
-    def _load_allowed(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> None:
-        if self.allowed is None and any(each.allowed_token_ids is not None for each in params):
+    def _load_allowed(self, index: Tensor, params: Sequence[SamplingParams]) -> None:
+        """Write the allowed ids of slots, int64 [n]."""
+        of_rows = [each.allowed_token_ids for each in params]
+        if self.allowed is None and any(ids is not None for ids in of_rows):
             self.allowed = self.whole.repeat(self.slots, 1)
         if self.allowed is not None:
-            for slot, each in zip(slots, params, strict=True):
-                self.allowed[slot] = self.whole[0]
-                if each.allowed_token_ids is not None:
-                    self.allowed[slot] = pack_ids(each.allowed_token_ids, self.vocab_size)
+            free = pack_ids(None, self.vocab_size)
+            bits = [free if ids is None else pack_ids(ids, self.vocab_size) for ids in of_rows]
+            self.allowed.index_copy_(0, index, self._scratch.send("allowed", torch.stack(bits)))
 
     def forget(self, slots: Sequence[int]) -> None:
         """Forget the requests of slots that have left; `load` starts the state of others there."""

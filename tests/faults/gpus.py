@@ -1,0 +1,100 @@
+"""Faults that a GPU alone would show: kernels that compile late, and waits that nobody sees."""
+
+from tests.faults.fault import faults
+
+FAULTS = faults(r"""
+tpsample/local/tile_table.py
+    the highest batch tile is not warmed up
+    - + [min(max_rows, MAX_BLOCK_B)]
+    +
+    > test_every_batch_tile_is_warmed_up
+tpsample/request/kinds.py
+    steps over slots are not warmed up
+    - if not readable(device):
+    + if False:
+    > test_steps_over_slots_are_warm
+    sets that the LM head tells apart are not warmed up
+    - _sets_of(kinds, _OF_THE_HEAD), *_sets
+    + _sets_of(kinds[:1], _OF_THE_HEAD), *_sets
+    > test_every_mix_that_the_head_tells_apart_is_warm
+    verification is not warmed up
+    -         if num_drafts:
+    +         if False:
+    > test_verification_is_warm
+    a warm-up takes more rows than the sampler has
+    - first, rest, width = filters[:1], filters[1:], max(1, most - 1)
+    + first, rest, width = filters[:1], filters[1:], len(kinds)
+    > test_a_small_sampler_is_warmed_up_by_all_kinds
+tpsample/request/step.py
+    processed logits begin at any address
+    - return 2 * (count + -count % 4) if controlled else count
+    + return 2 * count if controlled else count
+    > test_filtered_rows_with_controls_are_warm_at_any_number_of_rows
+tpsample/kernels/decode.py
+    an output that is a view compiles another kernel
+    -     do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
+    +
+    > test_views_at_odd_places_are_warm
+tpsample/kernels/token_mask.py
+    a grammar that is a view compiles another kernel
+    - do_not_specialize_on_alignment=["grammar_ptr", "forced_ptr"],
+    +
+tpsample/local/native_backend.py
+    kernels of a CPU are not loaded by a warm-up
+    -         load_all(self._weight)
+    +         pass
+    > test_a_warmed_sampler_of_a_cpu_compiles_nothing_either
+tpsample/core/tensors.py
+    a request that comes waits for the device
+    - .copy_(values, non_blocking=True)
+    + .copy_(values)
+    > test_a_request_that_comes_waits_for_nothing
+    lists are handed to the device by a copy that waits
+    - on_host.to(device, non_blocking=True)
+    + on_host.to(device)
+    > test_numbers_that_are_handed_over_wait_for_nothing
+tpsample/request/filters.py
+    rows are picked by an index of the host
+    - self.row_index.index_select(0, places),
+    + self.row_index[index],
+    > test_a_step_of_rows_that_go_different_ways_indexes_by_no_list
+tpsample/steps.py
+    a captured step is kept for good
+    - self._captured[id(batch.plan)] = batch.plan
+    + self._captured[id(step)] = step
+    > test_a_captured_graph_keeps_what_a_batch_forgets
+    a captured step of plain rows is kept for good
+    - if batch.stores_logits and batch.undrawn is None and capturing(self.weight.device):
+    -             self._captured[id(batch.plan)] = batch.plan
+    + if capturing(self.weight.device):
+    +             self._captured[id(step)] = step
+    > test_a_captured_graph_gives_the_memory_of_its_steps_back[torch]
+    a graph reads what a batch has forgotten
+    -             self._captured[id(batch.plan)] = batch.plan
+    +             pass
+    > test_a_captured_graph_keeps_what_a_batch_forgets
+tpsample/ranks/roll_call.py
+    an error of a capture is told as a lost peer
+    - if capturing(device):
+    + if False:
+    > test_an_error_while_a_graph_is_captured_is_no_lost_peer
+    nobody is told that a sampler was closed
+    - self.say("closed its sampler", refused=False)
+    + pass
+    > ranks/test_lost_ranks.py::test_a_sampler_that_one_rank_closes_is_told_as_that[collective]
+tpsample/ranks/process.py
+    texts are sent from the current GPU though the weight is on another
+    - return self.home or torch.device("cuda", torch.cuda.current_device())
+    + return torch.device("cuda", 0)
+    > test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one
+tpsample/native/compiling.py
+    a CPU compiles in silence
+    - tell_once(function.__name__)
+    + pass
+    > test_the_first_kernel_that_a_process_compiles_is_told_once
+tpsample/speculative/laws.py
+    filtered rows of a verification are picked by a list
+    - else filters.row_index
+    + else [*filters.row_list]
+    > test_a_verification_with_filters_in_some_rows_indexes_by_no_list
+""")
