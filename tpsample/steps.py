@@ -52,7 +52,7 @@ class Steps(Sealed):
         agreement: compares the call with those of the other ranks.
     """
 
-    FIXED: ClassVar[Mapping[str, str]] = {
+    _FIXED: ClassVar[Mapping[str, str]] = {
         "weight": "pass another weight to refresh(lm_head_weight)",
         **dict.fromkeys(
             (
@@ -79,7 +79,7 @@ class Steps(Sealed):
         # Captured graphs read these at replay; a batch whose rows change makes new tensors of some.
         self._captured: list[Step] = []
 
-    def start(
+    def _start(
         self,
         inputs: Inputs,
         batch: StepBatch | BatchView,
@@ -90,7 +90,7 @@ class Steps(Sealed):
     ) -> Step:
         """Do the first half of a step: all but waiting for the other ranks.
 
-        Every start is followed by its `finish`.
+        Every start is followed by its `_finish`.
         """
         with self.agreement:
             arguments = inputs, batch, positions, num_samples, out
@@ -102,17 +102,17 @@ class Steps(Sealed):
                 self._desync.compare_states(states, self.exchange.check)
             view = call.batch
             if isinstance(view, StepBatch):
-                view.note_step(self, inputs.given, call.positions, call.now, call.num_samples)
+                view._note_step(self, inputs.given, call.positions, call.now, call.num_samples)
                 self._note_rebuilt(view, call.positions)
-                view = view.read()
+                view = view._read()
             out = SampleOutput.empty(view.seed, num_samples) if out is None else out
-            return self.begin(inputs, view, call.positions, out, call.num_samples)
+            return self._begin(inputs, view, call.positions, out, call.num_samples)
 
     def _note_rebuilt(self, batch: StepBatch, positions: Tensor) -> None:
-        if batch.lacks_output and self._rebuilt.is_forgetful(batch, batch.seed, positions):
+        if batch._lacks_output and self._rebuilt.is_forgetful(batch, batch.seed, positions):
             warnings.warn(REBUILT, stacklevel=4)
 
-    def begin(
+    def _begin(
         self,
         inputs: Inputs,
         batch: BatchView,
@@ -134,11 +134,11 @@ class Steps(Sealed):
                 exchange.publish(part, num_words)
         return step
 
-    def finish(self, step: Step) -> SampleOutput:
+    def _finish(self, step: Step) -> SampleOutput:
         """Do the second half of a step: wait for every rank's words, and return the tokens."""
-        return self.counted(self.end(step))
+        return self._counted(self._end(step))
 
-    def counted(self, out: Output) -> Output:
+    def _counted(self, out: Output) -> Output:
         """Return the output of a call, which names the token of failed rows as `on_failed` has it.
 
         The failed rows are counted where the host reads them without waiting.
@@ -149,8 +149,8 @@ class Steps(Sealed):
             self.count_failed(out.status)
         return out
 
-    def end(self, step: Step) -> SampleOutput:
-        """Wait for every rank's words of what `begin` began; the token of a failed row is -1."""
+    def _end(self, step: Step) -> SampleOutput:
+        """Wait for every rank's words of what `_begin` began; the token of a failed row is -1."""
         out, plan = step.out, step.batch.plan
         assert out is not None
         with self.agreement:
@@ -307,8 +307,8 @@ class Steps(Sealed):
         Nothing is sent. A replay of a captured graph draws none.
         """
         self.checks.ready()
-        batch.draw_seeds(self.settings.seeds)
+        batch._draw_seeds(self.settings.seeds)
 
-    def forget_step(self) -> None:
+    def _forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""
         self._desync.last = None

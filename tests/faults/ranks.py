@@ -274,7 +274,7 @@ tpsample/agreement/step.py
     + "token_ids": None}
     > test_calls_that_differ_raise_the_same_naming_what_does
     ranks do not compare masks and tokens so far
-    - found |= batch.state()
+    - found |= batch._state()
     + pass
     > test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step[append]
     ranks do not compare written temperatures

@@ -126,6 +126,11 @@ tpsample/request/moving_on.py
     + False:
     > test_rows_with_the_same_noise_are_told_of_once
 tpsample/request/step_batch.py
+    help of a batch lists what a step calls
+    - def _check_noise(self, positions: Tensor) -> None:
+    + def check_noise(self, positions: Tensor) -> None: ...
+    +     def _check_noise(self, positions: Tensor) -> None:
+    > test_help_lists_what_is_public_and_nothing_else[SamplingBatch]
     samples are appended as a text
     - if samples > 1 and
     + if False and

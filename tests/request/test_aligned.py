@@ -29,7 +29,7 @@ def test_columns_begin_at_multiples_of_16_bytes(rows):
     filters = batch.plan.filters
     assert_aligned(filters, rows)
     assert_aligned(filters.select(list(range(rows))[::-1]), rows)
-    view = batch.select(torch.arange(rows)).view(rows)
+    view = batch.select(torch.arange(rows))._view_of(rows)
     assert_aligned(view.plan.filters, rows)
     tables = view.controls.tables
     for name in ("wants", "min_tokens", "length", "penalties"):
@@ -38,4 +38,4 @@ def test_columns_begin_at_multiples_of_16_bytes(rows):
     over = SamplingBatch.over(
         vocab_size=V, temperature=torch.ones(rows), seed=torch.arange(rows), top_k=top_k
     )
-    assert_aligned(over.view(rows).plan.filters, rows)
+    assert_aligned(over._view_of(rows).plan.filters, rows)

@@ -125,7 +125,7 @@ def prompt_logprobs(
         asked = SamplingBatch.from_params(
             [asking] * len(came), vocab_size=settings.vocab_size, device=token_ids.device
         )
-        batch = asked.view(len(came))
+        batch = asked._view_of(len(came))
         assert batch.plan.logprobs is not None
         step = local.prepare(hidden_states[part], batch, batch.seed, num_samples=0)
         local.best_words(step, no_words)
