@@ -324,4 +324,19 @@ tpsample/ranks/bounded_store.py
     - self._asking.join(max(0.0, deadline - time.monotonic()))
     + self._asking.join()
     > test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it
+launch/own_model/data_parallel_attention.py
+    every rank takes the tokens of the first rank's rows
+    - out.token_ids[job.rank * most :]
+    + out.token_ids[0:]
+    > test_its_tokens_are_those_of_the_definition[data_parallel_attention-2]
+launch/own_model/sequence_parallel.py
+    hidden states of the first token after each sequence are sampled
+    - gathered[lengths - 1, torch.arange(B)]
+    + gathered[lengths - 2, torch.arange(B)]
+    > test_its_tokens_are_those_of_the_definition[sequence_parallel-2]
+launch/own_model/trainer_logprobs.py
+    a trainer forgets the temperature
+    - lm_head(hidden_states) / T, out.kept
+    + lm_head(hidden_states), out.kept
+    > test_its_tokens_are_those_of_the_definition[trainer_logprobs-2]
 """)
