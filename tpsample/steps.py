@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
+from tpsample.core.ranges import ranged
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import capturing, readable
 from tpsample.core.word import NO_TOKEN
@@ -122,17 +123,23 @@ class Steps(Sealed):
     ) -> Step:
         """Compute this rank's words of a call that is settled, and hand them to the exchange."""
         hidden_states, local_logits = inputs.rows()
-        exchange = self.exchange
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
         if capturing(self.weight.device):
             self._captured.append(step)
         if num_words := out.token_ids.numel():
-            for part, words in enumerate(exchange.begin(num_words)):
-                self.local.best_words(step, words, part, exchange.parts, exchange.push)
-                if exchange.carries and step.batch.plan.filters is not None:
-                    exchange.carry(candidates_of(self._stored(step), step))
-                exchange.publish(part, num_words)
+            self.ranks.counters.tokens += num_words
+            self._send_words(step, num_words)
         return step
+
+    @ranged("head")
+    def _send_words(self, step: Step, num_words: int) -> None:
+        """Compute this rank's words, part by part, and let the exchange send each part."""
+        exchange = self.exchange
+        for part, words in enumerate(exchange.begin(num_words)):
+            self.local.best_words(step, words, part, exchange.parts, exchange.push)
+            if exchange.carries and step.batch.plan.filters is not None:
+                exchange.carry(candidates_of(self._stored(step), step))
+            exchange.publish(part, num_words)
 
     def _finish(self, step: Step) -> SampleOutput:
         """Do the second half of a step: wait for every rank's words, and return the tokens."""
@@ -141,8 +148,11 @@ class Steps(Sealed):
     def _counted(self, out: Output) -> Output:
         """Return the output of a call, which names the token of failed rows as `on_failed` has it.
 
-        The failed rows are counted where the host reads them without waiting.
+        The step is counted, and failed rows are where the host reads them without waiting.
         """
+        counters = self.ranks.counters
+        counters.steps += 1
+        counters.rows += out.status.shape[0]
         if self.on_failed != NO_TOKEN:
             out.name_failed(self.on_failed)
         if readable(out.status.device):
@@ -154,10 +164,9 @@ class Steps(Sealed):
         out, plan = step.out, step.batch.plan
         assert out is not None
         with self.agreement:
-            self.agreement.compare()
+            self._receive_words(step, out)
             out.logprobs, out.kept = None, None
             if out.token_ids.numel():
-                self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
                     carried = self.exchange.carried()
                     finish_logits(self._stored(step), step, self.ranks, carried)
@@ -168,16 +177,38 @@ class Steps(Sealed):
                     self._desync.count(step.hidden_states)
         return out
 
+    @ranged("exchange")
+    def _receive_words(self, step: Step, out: SampleOutput) -> None:
+        """Wait for the words of every rank, and write the token of the largest."""
+        self.agreement.compare()
+        if out.token_ids.numel():
+            self.exchange.finish(out, step.batch.seed)
+
     def _stored(self, step: Step) -> ShardLogits:
         return shard_logits(step, self.shard, self.backend)
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> dict[str, Any]:
         """Return what this rank has counted since the sampler was built, for an engine's metrics.
 
-        The names and what each counts are those of `tpsample.ranks.ranks.Counters`. Nothing is
-        sent, and the device is not waited for.
+        Nothing is sent, and the device is not waited for.
+
+        Returns:
+            steps: steps and verifications that ended, those of `warm_up` among them.
+            rows: their rows.
+            tokens: draws of a candidate: rows × samples of steps, rows × (K + 1) of verifications.
+            failed_rows: rows whose status was not OK. On a CPU every step counts its own; on a GPU
+                `count_failed` does, for a status that was read.
+            second_rounds: filtered rows that the first candidates did not decide, so that an exact
+                second round did. With `fixed_rounds` and in captured graphs the device alone knows.
+            bytes_sent: bytes of payload that this rank handed to its peers.
+            waited_s: seconds in which the host waited for peers; 0.0 where the device does.
+            lost_ranks: the ranks that a `PeerLost` has named, ascending.
+            refreshes: calls of `refresh`.
+            A replay of a captured graph runs no Python, so it counts nothing.
         """
-        return self.ranks.counters.numbers()
+        counters = self.ranks.counters
+        words = self.exchange.bytes_sent(counters.tokens) if counters.tokens else 0
+        return counters.by_name() | {"bytes_sent": words + self.ranks.bytes_sent}
 
     def count_failed(self, status: Tensor) -> None:
         """Count the failed rows of a status that the caller has read from a GPU.
@@ -202,7 +233,7 @@ class Steps(Sealed):
             try:
                 self.exchange.check()
             except PeerLost as error:
-                self.ranks.counters.lost.update(error.ranks)
+                self.ranks.counters.lost_ranks.update(error.ranks)
                 raise
 
     def compare(self, hidden_states: Tensor | None = None) -> None:
@@ -252,6 +283,7 @@ class Steps(Sealed):
             self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
             self._caller.follow()
             self.local.refresh()
+            self.ranks.counters.refreshes += 1
             self.agreement.watch_states()
 
     def reset(self) -> None:

@@ -294,6 +294,10 @@ tpsample/request/params.py
     - for name, value in named if name != "seed")
     + for name, value in named if name not in ("seed", "repetition_scope"))
 tpsample/ranks/process.py
+    nobody counts how long ranks waited
+    - self.counters.waited_s += time.perf_counter() - began
+    + pass
+    > test_ranks_count_bytes_and_how_long_they_waited
     reset keeps the group it replaces
     - threading.Thread(target=held.clear, daemon=True).start()
     + self.__dict__.setdefault("_kept", []).append(held)

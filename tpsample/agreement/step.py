@@ -136,7 +136,7 @@ class StepAgreement:
     def _tell(self, error: BaseException | None) -> None:
         """Tell the peers of an error that ends a call here, unless they know it."""
         if isinstance(error, PeerLost):
-            self._ranks.counters.lost.update(error.ranks)
+            self._ranks.counters.lost_ranks.update(error.ranks)
         elif error is None or self._left is not None:
             return
         elif not isinstance(error, (Desync, RankMismatch)):

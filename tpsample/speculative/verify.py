@@ -13,6 +13,7 @@ from tpsample.agreement.step_checks import MISSING
 from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
+from tpsample.core.ranges import ranged
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -122,6 +123,7 @@ def verify_logits(
     )
 
 
+@ranged("verification")
 def _verify(
     sampler: LMHeadSampler,
     inputs: Inputs,
