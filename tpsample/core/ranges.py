@@ -12,7 +12,8 @@ from typing import ParamSpec, TypeVar
 
 from torch.autograd import profiler
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RANGES = ("head", "exchange", "filters", "verification")
 """Their names, behind "tpsample: "."""
