@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 
 def copy_tree(folder: Path) -> Path:
     """A copy in `folder` of what the tests of the table read."""
-    for name in ("tpsample", "tests", "benchmarks"):
+    for name in ("tpsample", "tests", "benchmarks", "launch"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import pydoc
 import re
 import runpy
 import subprocess
@@ -186,7 +187,7 @@ def _objects() -> list[object]:
         *(sampler, batch, out, out.logprobs, out.kept, params[0], Needs(), over),
         *(verify(sampler, torch.ones(1, 1, D), drafts, batch, 0), VocabShard(0, V), Changes()),
         *(TopKTrace(1, 1, 1), slots.select(torch.tensor([0])), over.select(torch.tensor([0]))),
-        *(batch.view(1), batch.plan, EngineRows(V, 1, torch.device("cpu"))),
+        *(batch._view_of(1), batch.plan, EngineRows(V, 1, torch.device("cpu"))),
     ]
 
 
@@ -231,3 +232,24 @@ def test_an_adapter_is_there_as_an_attribute():
         _ = tpsample.integration
     with pytest.raises(AttributeError, match="no attribute 'transformer'"):
         _ = tpsample.integrations.transformer
+
+
+LISTED = {
+    LMHeadSampler: {
+        *("broadcast", "check", "close", "compare", "count_failed", "counters", "draw_seeds"),
+        *("prompt_logprobs", "refresh", "reset", "sample_logits", "warm_up"),
+    },
+    SamplingBatch: {
+        *("add", "append", "arrange", "drop", "free", "permute", "prepare", "put", "update"),
+        *("from_params", "of_slots", "over", "select", "requests", "rows", "capture_key"),
+        *("temperature", "seed", "plan", "unseeded", "grammar_bitmask", "forced_token_ids"),
+    },
+}
+"""The public methods and properties of the two classes that every user meets."""
+
+
+@pytest.mark.parametrize("kind", LISTED)
+def test_help_lists_what_is_public_and_nothing_else(kind: type) -> None:
+    shown = pydoc.plain(pydoc.render_doc(kind))
+    names = re.findall(r"^ \|  (\w+)(?:\(| = |$)", shown, re.M)
+    assert {n for n in names if n[0] != "_"} - {kind.__name__} == LISTED[kind]

@@ -55,7 +55,7 @@ def test_every_test_of_the_table_is_there():
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of two numbers; its test looks at one."""
-    for folder in ("tpsample", "tests", "benchmarks"):
+    for folder in ("tpsample", "tests", "benchmarks", "launch"):
         (tmp_path / folder).mkdir()
     for file in ("pyproject.toml", "tpsample/__init__.py"):
         (tmp_path / file).touch()

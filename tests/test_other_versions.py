@@ -19,7 +19,7 @@ from tests.support.older import NO_NETWORK, interpreter_of
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 MACHINE = ROOT / "constraints" / "torch211.txt"
 BESIDE = ("huggingface-hub", "accelerate", "safetensors", "matplotlib")
-"""What such a machine has beside torch, Triton and `NEEDS`."""
+"""Packages of such a machine beside torch, Triton and `NEEDS`."""
 VERSIONS = (("2.10.0", "3.6.0"), ("2.11.0", "3.6.0"), ("2.13.0", "3.9.0"))
 """Pairs of torch and Triton."""
 NEEDS = (

@@ -65,7 +65,7 @@ def _sample(
     plan = BatchPlan(len(seed), sampler.vocab_size, seed.device)
     batch = BatchView(temperature, seed, plan)
     out = sampler(hidden_states, batch, positions, num_samples=num_samples or None)
-    sampler.forget_step()  # its tensors may lie in the memory pool of the compiler's CUDA graphs
+    sampler._forget_step()  # its tensors may lie in the memory pool of the compiler's CUDA graphs
     return out.token_ids, out.status
 
 
@@ -98,7 +98,7 @@ def call(
     if not isinstance(batch, SamplingBatch) or out is not None or _needs_host(batch, hidden_states):
         return outside(sampler, hidden_states, batch, positions, num_samples=num_samples, out=out)
     num_rows = hidden_states.shape[0]
-    batch = batch.for_rows(num_rows)
+    batch = batch._for_rows(num_rows)
     if isinstance(positions, int):
         positions = torch.full(
             (num_rows,), positions, dtype=torch.int64, device=hidden_states.device
@@ -111,5 +111,5 @@ def call(
 
 def _needs_host(batch: SamplingBatch, hidden_states: Tensor) -> bool:
     """Return whether rows wait for a seed, or have filters, logprobs, penalties or constraints."""
-    batch = batch.for_rows(hidden_states.shape[0])
-    return bool(batch.unseeded) or batch.plan.stored_index is not None or batch.has_controls
+    batch = batch._for_rows(hidden_states.shape[0])
+    return bool(batch.unseeded) or batch.plan.stored_index is not None or batch._has_controls

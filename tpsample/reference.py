@@ -192,8 +192,8 @@ def sample(
         ValueError: shapes that do not match, or a vocabulary over 2^20.
     """
     if isinstance(batch, StepBatch):
-        batch = batch.for_rows(logits.shape[0])
-        batch.draw_seeds(SeedSource())
+        batch = batch._for_rows(logits.shape[0])
+        batch._draw_seeds(SeedSource())
     batch = _checked(logits, batch)
     row_noise = _row_noise(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
     vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
@@ -214,8 +214,8 @@ def sample(
     )
     if batch.plan.logprobs is not None:
         out.logprobs = logprobs(logits, batch, out.token_ids)
-    if batch.undrawn is not None:
-        out.name_undrawn(*batch.undrawn)
+    if batch._undrawn_rows is not None:
+        out.name_undrawn(*batch._undrawn_rows)
     return out
 
 
@@ -289,4 +289,4 @@ def _checked(logits: Tensor, batch: StepBatch | BatchView) -> BatchView:
             f"logits: expected V = {batch.vocab_size} columns as in batch.vocab_size, at most "
             f"{word.MAX_VOCAB_SIZE}, got {logits.shape[1]}"
         )
-    return batch.view(logits.shape[0])
+    return batch._view_of(logits.shape[0])

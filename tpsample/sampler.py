@@ -91,6 +91,10 @@ class LMHeadSampler(Steps):
 
     It may stand in a `with` statement, whose end closes it.
 
+    Attributes:
+        weight, vocab_size, shard, backend, max_rows, on_failed, philox_rounds: as they were given
+            or found. None can be set; `refresh` takes another weight.
+
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank.
         RankMismatch: (a ValueError) an argument is wrong on some of several ranks.
@@ -217,8 +221,8 @@ class LMHeadSampler(Steps):
             return compiled.call(self, hidden_states, batch, positions, num_samples, out)
         with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
             inputs = Inputs(hidden_states)
-            started = self.start(inputs, batch, positions, num_samples=num_samples, out=out)
-            return self.finish(started)
+            started = self._start(inputs, batch, positions, num_samples=num_samples, out=out)
+            return self._finish(started)
 
     def sample_logits(
         self,
@@ -256,8 +260,8 @@ class LMHeadSampler(Steps):
             return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)
         with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
             inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
-            started = self.start(inputs, batch, positions, num_samples=num_samples, out=out)
-            return self.finish(started)
+            started = self._start(inputs, batch, positions, num_samples=num_samples, out=out)
+            return self._finish(started)
 
     def prompt_logprobs(
         self, hidden_states: Tensor, next_token_ids: Tensor, *, top: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,9 +18,10 @@ from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
+from tpsample.core.ranges import ranged
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import capturing, readable
-from tpsample.core.word import NO_TOKEN, Status
+from tpsample.core.word import NO_TOKEN, warn_of_failed
 from tpsample.errors import PeerLost
 from tpsample.exchange import make_exchange
 from tpsample.local import make_backend
@@ -52,7 +53,7 @@ class Steps(Sealed):
         agreement: compares the call with those of the other ranks.
     """
 
-    FIXED: ClassVar[Mapping[str, str]] = {
+    _FIXED: ClassVar[Mapping[str, str]] = {
         "weight": "pass another weight to refresh(lm_head_weight)",
         **dict.fromkeys(
             (
@@ -76,12 +77,11 @@ class Steps(Sealed):
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
         self._rebuilt = Rebuilt()
         self._desync = DesyncDetector(settings.desync_every, self.ranks, settings.device)
-        # Captured graphs read these at replay; a batch whose rows change makes new ones. All else
-        # that a graph reads is the caller's, ours, or in the graph's own memory pool, which must
-        # not outlive it: torch.compile refuses a tensor of its pool that is alive after recording.
+        # Captured graphs read these at replay, and a batch whose rows change makes new ones. All
+        # else is the caller's, ours, or in the graph's own memory pool, which must not outlive it.
         self._captured: dict[int, BatchPlan] = {}
 
-    def start(
+    def _start(
         self,
         inputs: Inputs,
         batch: StepBatch | BatchView,
@@ -92,7 +92,7 @@ class Steps(Sealed):
     ) -> Step:
         """Do the first half of a step: all but waiting for the other ranks.
 
-        Every start is followed by its `finish`.
+        Every start is followed by its `_finish`.
         """
         with self.agreement:
             arguments = inputs, batch, positions, num_samples, out
@@ -104,17 +104,17 @@ class Steps(Sealed):
                 self._desync.compare_states(states, self.exchange.check)
             view = call.batch
             if isinstance(view, StepBatch):
-                view.note_step(self, inputs.given, call.positions, call.now, call.num_samples)
+                view._note_step(self, inputs.given, call.positions, call.now, call.num_samples)
                 self._note_rebuilt(view, call.positions)
-                view = view.read()
+                view = view._read()
             out = SampleOutput.empty(view.seed, num_samples) if out is None else out
-            return self.begin(inputs, view, call.positions, out, call.num_samples)
+            return self._begin(inputs, view, call.positions, out, call.num_samples)
 
     def _note_rebuilt(self, batch: StepBatch, positions: Tensor) -> None:
-        if batch.lacks_output and self._rebuilt.is_forgetful(batch, batch.seed, positions):
+        if batch._lacks_output and self._rebuilt.is_forgetful(batch, batch.seed, positions):
             warnings.warn(REBUILT, stacklevel=4)
 
-    def begin(
+    def _begin(
         self,
         inputs: Inputs,
         batch: BatchView,
@@ -124,53 +124,49 @@ class Steps(Sealed):
     ) -> Step:
         """Compute this rank's words of a call that is settled, and hand them to the exchange."""
         hidden_states, local_logits = inputs.rows()
-        exchange = self.exchange
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
-        if batch.stores_logits and batch.undrawn is None and capturing(self.weight.device):
+        if batch._stores_logits and batch.undrawn is None and capturing(self.weight.device):
             self._captured[id(batch.plan)] = batch.plan
         if num_words := out.token_ids.numel():
-            for part, words in enumerate(exchange.begin(num_words)):
-                self.local.best_words(step, words, part, exchange.parts, exchange.push)
-                if exchange.carries and step.batch.plan.filters is not None:
-                    exchange.carry(candidates_of(self._stored(step), step))
-                exchange.publish(part, num_words)
+            self.ranks.counters.tokens += num_words
+            self._send_words(step, num_words)
         return step
 
-    def finish(self, step: Step) -> SampleOutput:
-        """Do the second half of a step: wait for every rank's words, and return the tokens."""
-        return self.counted(self.end(step))
+    @ranged("head")
+    def _send_words(self, step: Step, num_words: int) -> None:
+        """Compute this rank's words, part by part, and let the exchange send each part."""
+        exchange = self.exchange
+        for part, words in enumerate(exchange.begin(num_words)):
+            self.local.best_words(step, words, part, exchange.parts, exchange.push)
+            if exchange.carries and step.batch.plan.filters is not None:
+                exchange.carry(candidates_of(self._stored(step), step))
+            exchange.publish(part, num_words)
 
-    def counted(self, out: Output) -> Output:
+    def _finish(self, step: Step) -> SampleOutput:
+        """Do the second half of a step: wait for every rank's words, and return the tokens."""
+        return self._counted(self._end(step))
+
+    def _counted(self, out: Output) -> Output:
         """Return the output of a call, which names the token of failed rows as `on_failed` has it.
 
-        The failed rows are counted where the host reads them without waiting, and the first of
-        them is told of, if nobody has named its token.
+        The step is counted, and failed rows are where the host reads them without waiting.
         """
+        self.ranks.counters.steps += 1
+        self.ranks.counters.rows += out.status.shape[0]
         if self.on_failed != NO_TOKEN:
             out.name_failed(self.on_failed)
         if readable(out.status.device):
-            counters = self.ranks.counters
-            before = counters.failed_rows
             self.count_failed(out.status)
-            if before == 0 < counters.failed_rows and self.on_failed == NO_TOKEN:
-                row, status = next(filter(lambda its: its[1] != 0, enumerate(out.status.tolist())))
-                warnings.warn(
-                    f"status: row {row} has no token but -1, status "
-                    f"{Status(status).name}, and embedding[-1] reads the last row; "
-                    "look at out.status, or build the sampler with on_failed= an id",
-                    stacklevel=4,
-                )
         return out
 
-    def end(self, step: Step) -> SampleOutput:
-        """Wait for every rank's words of what `begin` began; the token of a failed row is -1."""
+    def _end(self, step: Step) -> SampleOutput:
+        """Wait for every rank's words of what `_begin` began; the token of a failed row is -1."""
         out, plan = step.out, step.batch.plan
         assert out is not None
         with self.agreement:
-            self.agreement.compare()
+            self._receive_words(step, out)
             out.logprobs, out.kept = None, None
             if out.token_ids.numel():
-                self.exchange.finish(out, step.batch.seed)
                 if plan.stored_index is not None:
                     carried = self.exchange.carried()
                     finish_logits(self._stored(step), step, self.ranks, carried)
@@ -181,16 +177,38 @@ class Steps(Sealed):
                     self._desync.count(step.hidden_states)
         return out
 
+    @ranged("exchange")
+    def _receive_words(self, step: Step, out: SampleOutput) -> None:
+        """Wait for the words of every rank, and write the token of the largest."""
+        self.agreement.compare()
+        if out.token_ids.numel():
+            self.exchange.finish(out, step.batch.seed)
+
     def _stored(self, step: Step) -> ShardLogits:
         return shard_logits(step, self.shard, self.backend)
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> dict[str, Any]:
         """Return what this rank has counted since the sampler was built, for an engine's metrics.
 
-        The names and what each counts are those of `tpsample.ranks.ranks.Counters`. Nothing is
-        sent, and the device is not waited for.
+        Nothing is sent, and the device is not waited for.
+
+        Returns:
+            steps: steps and verifications that ended, those of `warm_up` among them.
+            rows: their rows.
+            tokens: draws of a candidate: rows × samples of steps, rows × (K + 1) of verifications.
+            failed_rows: rows whose status was not OK. On a CPU every step counts its own; on a GPU
+                `count_failed` does, for a status that was read.
+            second_rounds: filtered rows that the first candidates did not decide, so that an exact
+                second round did. With `fixed_rounds` and in captured graphs the device alone knows.
+            bytes_sent: bytes of payload that this rank handed to its peers.
+            waited_s: seconds in which the host waited for peers; 0.0 where the device does.
+            lost_ranks: the ranks that a `PeerLost` has named, ascending.
+            refreshes: calls of `refresh`.
+            A replay of a captured graph runs no Python, so it counts nothing.
         """
-        return self.ranks.counters.numbers()
+        counters = self.ranks.counters
+        words = self.exchange.bytes_sent(counters.tokens) if counters.tokens else 0
+        return counters.by_name() | {"bytes_sent": words + self.ranks.bytes_sent}
 
     def count_failed(self, status: Tensor) -> None:
         """Count the failed rows of a status that the caller has read from a GPU.
@@ -200,8 +218,11 @@ class Steps(Sealed):
         Args:
             status: int32 [B], of a `SampleOutput` or a `VerifyOutput`.
         """
-        of_rows = status.tolist()
-        self.ranks.counters.failed_rows += len(of_rows) - of_rows.count(0)
+        of_rows, counters = status.tolist(), self.ranks.counters
+        failed = len(of_rows) - of_rows.count(0)
+        if failed and not counters.failed_rows and self.on_failed == NO_TOKEN:
+            warn_of_failed(of_rows)
+        counters.failed_rows += failed
 
     def check(self) -> None:
         """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
@@ -215,7 +236,7 @@ class Steps(Sealed):
             try:
                 self.exchange.check()
             except PeerLost as error:
-                self.ranks.counters.lost.update(error.ranks)
+                self.ranks.counters.lost_ranks.update(error.ranks)
                 raise
 
     def compare(self, hidden_states: Tensor | None = None) -> None:
@@ -265,6 +286,7 @@ class Steps(Sealed):
             self._caller.replace(lm_head_weight=lm_head_weight, bias=bias)
             self._caller.follow()
             self.local.refresh()
+            self.ranks.counters.refreshes += 1
             self.agreement.refreshed()
 
     def reset(self) -> None:
@@ -321,8 +343,8 @@ class Steps(Sealed):
         Nothing is sent. A replay of a captured graph draws none.
         """
         self.checks.ready()
-        batch.draw_seeds(self.settings.seeds)
+        batch._draw_seeds(self.settings.seeds)
 
-    def forget_step(self) -> None:
+    def _forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""
         self._desync.last = None

@@ -181,7 +181,7 @@ def products(sampler: LMHeadSampler, hidden_states: Tensor) -> Tensor:
     rows, device = hidden_states.shape[0], hidden_states.device
     asking = [SamplingParams(temperature=0.0, seed=0, logprobs=0)] * rows
     batch = SamplingBatch.from_params(asking, vocab_size=sampler.vocab_size, device=device)
-    step = sampler.local.prepare(hidden_states, batch.view(rows), batch.seed, num_samples=0)
+    step = sampler.local.prepare(hidden_states, batch._view_of(rows), batch.seed, num_samples=0)
     sampler.local.best_words(step, batch.seed.new_empty(0))
     assert step.logits is not None
     return step.logits

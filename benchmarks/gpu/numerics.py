@@ -242,9 +242,9 @@ def best_words(problem: Problem, tile: Tile | None = None) -> Tensor:
     sampler = make_sampler(problem.weight, problem.rows)
     if tile is not None:
         override_tile(sampler, tile)
-    out = sampler.start(Inputs(problem.hidden_states), problem.batch, problem.positions)
+    out = sampler._start(Inputs(problem.hidden_states), problem.batch, problem.positions)
     words = sampler.exchange.collect(problem.rows).amax(dim=0)
-    sampler.finish(out)
+    sampler._finish(out)
     return words
 
 

@@ -201,7 +201,7 @@ def _pairs() -> list[tuple[str, str]]:
     slots = torch.tensor([rank, 1 - rank])
     found.append(outcome(lambda: sampler(torch.ones(B, D), batch_of().select(slots), 9)))
     if rank == 1:
-        batch_of(rows=[SamplingParams()]).draw_seeds(sampler.settings.seeds)
+        batch_of(rows=[SamplingParams()])._draw_seeds(sampler.settings.seeds)
     unseeded = batch_of(rows=[SamplingParams()] * B)
     return [*found, outcome(lambda: step(sampler, unseeded))]
 

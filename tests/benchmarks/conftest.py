@@ -14,11 +14,11 @@ def _watched_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sampler returns a wrong id first."""
-    finish = LMHeadSampler.finish
+    finish = LMHeadSampler._finish
 
     def planted(self, out):
         out = finish(self, out)
         out.token_ids.view(-1)[0] = (out.token_ids.view(-1)[0] + 1) % self.vocab_size
         return out
 
-    monkeypatch.setattr(LMHeadSampler, "finish", planted)
+    monkeypatch.setattr(LMHeadSampler, "_finish", planted)

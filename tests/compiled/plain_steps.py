@@ -69,7 +69,7 @@ def plain_step(
             settings = settings_of(weight[start:stop], VocabShard(start, stop), **options)
             exchange, local = Exchange(settings), TritonBackend(settings)
             local.tile = tile
-            step = local.prepare(hidden, batch.view(rows), positions, 1)
+            step = local.prepare(hidden, batch._view_of(rows), positions, 1)
             (own,) = exchange.begin(rows)
             local.best_words(step, own)
             words.append(own.clone())

@@ -112,7 +112,7 @@ def test_a_chunk_is_pushed_by_its_last_tile_and_not_before(monkeypatch):
     for programs in range(1, 6):
         stopped = Spy(kernel, lambda _, grid, __, programs=programs: (min(programs, *grid),))
         monkeypatch.setattr(tpsample.local.triton_backend, "lm_head_kernel", stopped)
-        sampler.start(Inputs(case.hidden_states), case.batch, case.positions)
+        sampler._start(Inputs(case.hidden_states), case.batch, case.positions)
         slots = peer.exchange.memory.own[1, :, 0, :3]
         pushed.append([bool((chunk != 0).all()) for chunk in slots])
         assert all(pushed[-1][chunk] or (slots[chunk] == 0).all() for chunk in range(2))
@@ -125,7 +125,7 @@ def _local_words(case: Case, sampler: LMHeadSampler, num_samples: int | None) ->
     """The words of a rank's whole shard by the torch backend."""
     twin = TorchBackend(settings_of(sampler.weight, sampler.shard))
     words = torch.zeros(case.hidden_states.shape[0] * (num_samples or 1), dtype=torch.int64)
-    view = case.batch.view(case.hidden_states.shape[0])
+    view = case.batch._view_of(case.hidden_states.shape[0])
     step = twin.prepare(case.hidden_states, view, case.positions, num_samples or 1)
     twin.best_words(step, words)
     return words
@@ -140,7 +140,7 @@ def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples
         sampler.exchange.memory.own[..., rows:] = CANARY
         sampler.exchange.words[..., rows:] = CANARY
     begun = [
-        sampler.start(
+        sampler._start(
             Inputs(case.hidden_states), case.batch, case.positions, num_samples=num_samples
         )
         for sampler in samplers
@@ -159,7 +159,7 @@ def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples
             assert (source.exchange.words[..., :rows] == 0).all()
         assert (inbox[1 - (epoch & 1), ..., :rows] == 0).all()
         assert (sampler.exchange.arrive == 0).all()
-    outputs = [sampler.finish(each) for sampler, each in zip(samplers, begun, strict=True)]
+    outputs = [sampler._finish(each) for sampler, each in zip(samplers, begun, strict=True)]
     assert_all_equal(outputs, case.oracle(num_samples))
     for sampler in samplers:
         assert (sampler.exchange.memory.own[..., :rows] == 0).all()
@@ -251,10 +251,10 @@ def test_a_dead_rank_is_named_and_reset_recovers():
         for sampler in alive:
             sampler.exchange.timeout_s = timeout_s
         begun = [
-            sampler.start(Inputs(case.hidden_states), case.batch, case.positions)
+            sampler._start(Inputs(case.hidden_states), case.batch, case.positions)
             for sampler in alive
         ]
-        for output in map(LMHeadSampler.finish, alive, begun):
+        for output in map(LMHeadSampler._finish, alive, begun):
             assert output.token_ids.tolist() == [-1] * 5
             assert output.status.tolist() == [Status.PEER_LOST] * 5
     for sampler in alive:

@@ -107,12 +107,30 @@ tpsample/steps.py
     + pass
     > test_fixed_rounds_and_logits_of_the_caller_return_it_too
     a step is returned before its digests are compared
-    -             self.agreement.compare()
+    -         self.agreement.compare()
     > test_a_step_that_differs_changes_nothing_and_the_next_is_right[rows]
+    rows are counted once per sample
+    - counters.rows += out.status.shape[0]
+    + counters.rows += out.token_ids.numel()
+    > test_a_rank_alone_counts_what_it_does[torch]
+    words are not among the bytes that are sent
+    - {"bytes_sent": words + self.ranks.bytes_sent}
+    + {"bytes_sent": self.ranks.bytes_sent}
+    > test_ranks_count_bytes_and_how_long_they_waited
     a row that failed keeps -1
     - out.name_failed(self.on_failed)
     + pass
     > test_rows_that_fail_return_it_and_their_status_still_tells
+tpsample/core/ranges.py
+    ranges are made while nobody records
+    - if not profiler._is_profiler_enabled:
+    + if False:
+    > test_no_range_is_made_while_nobody_records
+tpsample/logits/finish.py
+    filters are a part of the head in a profile
+    - @ranged("filters")
+    + @ranged("head")
+    > test_a_profile_shows_the_parts_of_a_step
 tpsample/logits/logprobs.py
     a rank counts no ties
     - _lowest_tie(marks).maximum(

@@ -64,7 +64,7 @@ tpsample/steps.py
     + self._captured[id(step)] = step
     > test_a_captured_graph_keeps_what_a_batch_forgets
     a captured step of plain rows is kept for good
-    - if batch.stores_logits and batch.undrawn is None and capturing(self.weight.device):
+    - if batch._stores_logits and batch.undrawn is None and capturing(self.weight.device):
     -             self._captured[id(batch.plan)] = batch.plan
     + if capturing(self.weight.device):
     +             self._captured[id(step)] = step

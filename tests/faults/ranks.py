@@ -282,7 +282,7 @@ tpsample/agreement/step.py
     + "token_ids": None}
     > test_calls_that_differ_raise_the_same_naming_what_does
     ranks do not compare masks and tokens so far
-    - found |= batch.state()
+    - found |= batch._state()
     + pass
     > test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step[append]
     ranks do not compare written temperatures
@@ -302,6 +302,10 @@ tpsample/request/params.py
     - for name, value in named if name != "seed")
     + for name, value in named if name not in ("seed", "repetition_scope"))
 tpsample/ranks/process.py
+    nobody counts how long ranks waited
+    - self.counters.waited_s += time.perf_counter() - began
+    + pass
+    > test_ranks_count_bytes_and_how_long_they_waited
     reset keeps the group it replaces
     - threading.Thread(target=held.clear, daemon=True).start()
     + self.__dict__.setdefault("_kept", []).append(held)
@@ -332,4 +336,19 @@ tpsample/ranks/bounded_store.py
     - self._asking.join(max(0.0, deadline - time.monotonic()))
     + self._asking.join()
     > test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_for_it
+launch/own_model/data_parallel_attention.py
+    every rank takes the tokens of the first rank's rows
+    - out.token_ids[job.rank * most :]
+    + out.token_ids[0:]
+    > test_its_tokens_are_those_of_the_definition[data_parallel_attention-2]
+launch/own_model/sequence_parallel.py
+    hidden states of the first token after each sequence are sampled
+    - gathered[lengths - 1, torch.arange(B)]
+    + gathered[lengths - 2, torch.arange(B)]
+    > test_its_tokens_are_those_of_the_definition[sequence_parallel-2]
+launch/own_model/trainer_logprobs.py
+    a trainer forgets the temperature
+    - lm_head(hidden_states) / T, out.kept
+    + lm_head(hidden_states), out.kept
+    > test_its_tokens_are_those_of_the_definition[trainer_logprobs-2]
 """)

@@ -161,6 +161,11 @@ tpsample/request/step_batch.py
     - if not temperature >= 0:
     + if False:
     > test_written_temperatures_that_count_as_0_are_told_of_once[nan]
+    help of a batch lists what a step calls
+    - def _check_noise(self, positions: Tensor) -> None:
+    + def check_noise(self, positions: Tensor) -> None: ...
+    +     def _check_noise(self, positions: Tensor) -> None:
+    > test_help_lists_what_is_public_and_nothing_else[SamplingBatch]
     samples are appended as a text
     - if samples > 1 and
     + if False and

@@ -464,6 +464,6 @@ tpsample/agreement/step_checks.py
     seeds are drawn before the ranks agree
     -             batch.prepare(self._settings.shard)
     +             batch.prepare(self._settings.shard)
-    +             batch.draw_seeds(self._settings.seeds)
+    +             batch._draw_seeds(self._settings.seeds)
     > test_a_refused_call_draws_no_seeds
 """)

@@ -33,11 +33,11 @@ def _grammar(rows: int) -> torch.Tensor:
 
 
 def _same_bits(batch: SamplingBatch, shard: VocabShard) -> None:
-    assert isinstance(batch.view(batch.rows).controls, ControlRows)
-    state = batch.view(batch.rows).controls.tables.state(shard)
-    expected = build_mask(batch.view(batch.rows).controls, state).clone()
+    assert isinstance(batch._view_of(batch.rows).controls, ControlRows)
+    state = batch._view_of(batch.rows).controls.tables.state(shard)
+    expected = build_mask(batch._view_of(batch.rows).controls, state).clone()
     state.mask_buffer(batch.rows).fill_(0x5A5A5A5A)
-    assert torch.equal(make_mask(batch.view(batch.rows).controls, state), expected)
+    assert torch.equal(make_mask(batch._view_of(batch.rows).controls, state), expected)
 
 
 @pytest.mark.parametrize("shard", [*SHARDS[1:3], *long(SHARDS[0], *SHARDS[3:])], ids=str)
@@ -53,8 +53,8 @@ def test_the_mask_kernel_is_its_twin(shard):
 
     drafts = torch.randint(4, (ROWS, 3), generator=torch.Generator().manual_seed(3))
     undrafted = _batch()
-    undrafted.draw_seeds(SeedSource(1))
-    _same_bits(undrafted.with_drafts(drafts), shard)
+    undrafted._draw_seeds(SeedSource(1))
+    _same_bits(undrafted._with_drafts(drafts), shard)
 
 
 def test_the_state_of_every_id_is_reached():

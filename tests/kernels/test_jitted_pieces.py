@@ -91,7 +91,7 @@ def test_the_lm_head_writes_its_words_alone():
     local = TritonBackend(settings_of(case.weight, VocabShard(0, 37), max_rows=16))
     local.tile = tile(128, 8, 64)
     words = torch.zeros(16, dtype=torch.int64)
-    step = local.prepare(case.hidden_states, case.batch.view(5), case.positions, 1)
+    step = local.prepare(case.hidden_states, case.batch._view_of(5), case.positions, 1)
     words[5:] = canary
     local.best_words(step, words[:5])
     assert (words[:5] > 0).all() and (words[5:] == canary).all()
@@ -114,7 +114,7 @@ def test_only_stored_rows_are_written_and_all_of_them(block_v):
     assert 0 < stored < len(rows.params)
     memory = torch.full((stored * width + 2 * width,), NAN)
     step = replace(
-        backend.prepare(rows.hidden_states, batch.view(batch.rows), rows.positions, 1),
+        backend.prepare(rows.hidden_states, batch._view_of(batch.rows), rows.positions, 1),
         logits=memory[width:-width].view(stored, width),
     )
     backend.best_words(step, torch.zeros(len(rows.params), dtype=torch.int64))

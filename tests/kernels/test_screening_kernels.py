@@ -59,7 +59,7 @@ def compare(case, batch=None, *, start=0, num_samples=1, parts=1) -> Screen:
     found, expected = (each * (word.key_of(each) > none) for each in (found, expected))
     assert_same_words([found], [expected], "screened")
 
-    begun = plain.prepare(case.hidden_states, batch.view(b), positions, num_samples)
+    begun = plain.prepare(case.hidden_states, batch._view_of(b), positions, num_samples)
     logits = logits_tile(case.hidden_states.double(), case.weight, case.bias, case.head)
     if begun.controls is not None:
         logits = begun.controls.apply(logits, start)

@@ -129,14 +129,14 @@ class TestTuner:
         assert new.shape[1:] == (TINY.vocab_size, TINY.hidden_size, 16)
 
     def test_a_wrong_token_stops_it(self, tmp_path, monkeypatch):
-        finish = LMHeadSampler.finish
+        finish = LMHeadSampler._finish
 
         def planted(self, out):
             out = finish(self, out)
             out.token_ids[0] += 1
             return out
 
-        monkeypatch.setattr(LMHeadSampler, "finish", planted)
+        monkeypatch.setattr(LMHeadSampler, "_finish", planted)
         with pytest.raises(WrongToken):
             execute(tune.BENCHMARK, Run.small(batches=(3,), repeats=1), tmp_path / RESULT)
         with pytest.raises(SystemExit, match="nothing worth keeping"):

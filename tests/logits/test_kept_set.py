@@ -86,7 +86,7 @@ def test_a_masked_token_is_never_kept():
 
 def _stored(rows: Rows) -> tuple[ShardLogits, SamplingBatch]:
     batch = rows.batch
-    view = batch.view(batch.rows)
+    view = batch._view_of(batch.rows)
     row_noise = RowNoise(view.temperature, view.seed, rows.positions, 1, 10)
     return ShardLogits.of(rows.logits[batch.plan.stored_index], view, row_noise), batch
 

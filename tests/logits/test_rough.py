@@ -106,7 +106,9 @@ def test_no_kernel_is_called_for_no_rows(monkeypatch):
     case = problem("normal", V, 2, D)
     batch = SamplingBatch.from_params([SamplingParams(top_p=0.9, seed=1)] * 2, vocab_size=V)
     local = NativeBackend(settings_of(case.weight, VocabShard(0, V)))
-    step = local.prepare(case.hidden_states, batch.view(2), torch.zeros(2, dtype=torch.int64), 1)
+    step = local.prepare(
+        case.hidden_states, batch._view_of(2), torch.zeros(2, dtype=torch.int64), 1
+    )
     raw, none = torch.zeros(2, V), torch.empty(0, dtype=torch.int64)
     local._store_logits(step, none, none, raw, raw[:0])
     assert not calls

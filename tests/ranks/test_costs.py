@@ -50,7 +50,7 @@ def _of_controls(vocab_size: int, rows: int) -> int:
         batch = SamplingBatch.from_params(params, vocab_size=vocab_size, **tokens)
         for _ in range(2):
             batch.append(sampler(torch.zeros(rows, 2), batch, 0).token_ids)
-        tables = batch.view(rows).controls.tables
+        tables = batch._view_of(rows).controls.tables
         assert tables.has_penalties and tables.has_bias
 
     return cost_of(sampler, steps)[1]

@@ -30,7 +30,7 @@ def test_columns_begin_at_multiples_of_16_bytes(rows):
     assert_aligned(filters, rows)
     back = list(range(rows))[::-1]
     assert_aligned(filters.select(back, torch.tensor(back)), rows)
-    view = batch.select(torch.arange(rows)).view(rows)
+    view = batch.select(torch.arange(rows))._view_of(rows)
     assert_aligned(view.plan.filters, rows)
     tables = view.controls.tables
     for name in ("wants", "min_tokens", "length", "penalties"):
@@ -39,4 +39,4 @@ def test_columns_begin_at_multiples_of_16_bytes(rows):
     over = SamplingBatch.over(
         vocab_size=V, temperature=torch.ones(rows), seed=torch.arange(rows), top_k=top_k
     )
-    assert_aligned(over.view(rows).plan.filters, rows)
+    assert_aligned(over._view_of(rows).plan.filters, rows)

@@ -26,7 +26,7 @@ def test_a_full_batch_replaces_a_row_where_it_stands():
 def test_a_seed_that_was_drawn_moves_with_its_row():
     params = [SamplingParams(), SamplingParams(seed=5), SamplingParams()]
     batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=4)
-    batch.draw_seeds(SeedSource(7))
+    batch._draw_seeds(SeedSource(7))
     drawn = batch.seed.tolist()
     batch.arrange([2, 3, 0], [SamplingParams()])
     assert batch.unseeded == [1]

@@ -139,7 +139,7 @@ def test_slots_that_a_host_reads_have_the_filters_of_the_tensors():
     rows, slots = batch.select(torch.tensor([5, -1, 0])), [5, 0]
     for _ in range(2):
         its["top_k"][5], its["top_p"][0] = its["top_k"][5] + 2, 0.25
-        filters = rows.view(3).plan.filters
+        filters = rows._view_of(3).plan.filters
         found = zip(filters.row_list, filters.kinds, strict=True)
         assert {row: (kind.top_k, kind.top_p) for row, kind in found} == {
             row: (its["top_k"][slot] if its["top_k"][slot] > 0 else V, its["top_p"][slot].item())
@@ -150,7 +150,7 @@ def test_slots_that_a_host_reads_have_the_filters_of_the_tensors():
 def test_a_draft_at_an_infinite_temperature_is_one():
     its = {"temperature": torch.full((2,), torch.inf), "seed": torch.arange(2)}
     batch, logits = SamplingBatch.over(vocab_size=V, **its), torch.zeros(2, V)
-    assert not batch.stores_logits  # as no filter may occur
+    assert not batch._stores_logits  # as no filter may occur
     logits[:, 3:] = -torch.inf
     drawn = sample_draft(sampler_of(), logits, batch, 1, 0).token_ids
     assert (drawn >= 0).all() and (drawn < 3).all()

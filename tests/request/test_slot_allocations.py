@@ -35,7 +35,7 @@ def slots_of(kinds: list[dict[str, Any]], device: str = "cpu") -> SamplingBatch:
         change(batch, slot, kind)
     batch.prepare(VocabShard(3, V))
     batch.prepare(VocabShard(0, V))
-    controls = batch.select(torch.zeros(1, dtype=torch.int32, device=device)).view(1).controls
+    controls = batch.select(torch.zeros(1, dtype=torch.int32, device=device))._view_of(1).controls
     if controls is not None:
         controls.tables.keeps_digests = False
     return batch
@@ -80,9 +80,9 @@ def test_what_a_gpu_reads_of_slots_with_filters_allocates_nothing(monkeypatch):
     monkeypatch.setattr("tpsample.core.tensors.READ_ON", ())
     batch = slots_of(FILTERS)
     rows, others = batch.select(SLOTS), SLOTS.flip(0)
-    rows.view(6)
+    rows._view_of(6)
     with Operators() as operators:
-        view = batch.select(others, out=rows).view(6)
+        view = batch.select(others, out=rows)._view_of(6)
     assert operators.made == []
     assert view.plan.filters.top_k.tolist() == [V] * 6
     assert view.plan.logprobs.top_of.tolist() == [0, 0, 0, 2, 0, 0]

@@ -224,7 +224,7 @@ def test_slots_that_a_host_reads_have_the_plan_of_their_requests():
     batch.put(range(5), params)
     for chosen in ([4, -1, 0, 3], [2, 1, 5, 0], [0, 1, 2, 3], [3, -1, 3, 5]):
         rows = batch.select(torch.tensor(chosen), out=rows)
-        plan, none = rows.view(4).plan, SamplingParams(temperature=0.0, seed=0)
+        plan, none = rows._view_of(4).plan, SamplingParams(temperature=0.0, seed=0)
         first = {slot: row for row, slot in reversed(list(enumerate(chosen))) if 0 <= slot < 5}
         its = [params[s] if first.get(s) == row else none for row, s in enumerate(chosen)]
         expected = SamplingBatch.from_params(its, vocab_size=V).plan

@@ -78,7 +78,7 @@ def test_fixed_rounds_and_logits_of_the_caller_return_it_too():
     logits = hidden_states @ weight.T
     found, expected = (each.sample_logits(logits, batch, 5) for each in (sampler, plain))
     same_but_for_failed(found, expected)
-    assert sampler.counters() == {"failed_rows": 12, "second_rounds": 0, "lost_ranks": 0}
+    assert sampler.counters()["failed_rows"] == 12
     sampler.count_failed(before.status)  # as who has read it from a GPU
     assert sampler.counters()["failed_rows"] == 18
 

@@ -79,14 +79,14 @@ def _step(
 def _warm(
     sampler: LMHeadSampler, *arguments: Any, run_them: bool = False, **options: Any
 ) -> set[Launch]:
-    """What a warm-up launches. Where nothing runs, what follows from results may be left out."""
+    """Return the launches of a warm-up; if nothing runs, not those that follow from results."""
     with listed(run_them) as launches, filled():
         sampler.warm_up(*arguments, **options)
     return set(launches)
 
 
 def _later(sampler: LMHeadSampler, rows: int, batch: Any, positions: Any = 5, **out: Any) -> set:
-    """What a step launches; nothing runs."""
+    """Return the launches of a step; nothing runs."""
     hidden = torch.zeros(rows, sampler.weight.shape[1])
     with listed() as launches, filled():
         sampler(hidden, batch, positions, **out)

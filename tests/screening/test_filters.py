@@ -47,7 +47,7 @@ def stored(
     """Run one step's local half on every shard; return its stored logits, side by side."""
     rows, found = hidden.shape[0], []
     for local in locals_:
-        step = local.prepare(hidden, batch.view(rows), 40 + torch.arange(rows), num_samples)
+        step = local.prepare(hidden, batch._view_of(rows), 40 + torch.arange(rows), num_samples)
         assert step.logits is not None
         step.logits.fill_(torch.nan)  # what a step forgets to write would be seen
         for part in range(parts):
@@ -68,7 +68,7 @@ def assert_same_draws(
     there = few > -torch.inf
     same = (few == every) | (few.isnan() & every.isnan())
     assert (same | ~(there | few.isnan())).all(), "a stored logit is not exact"
-    view, filters = batch.view(rows), plan.filters
+    view, filters = batch._view_of(rows), plan.filters
     temperature, is_random = safe_temperature(batch.temperature[filters.row_index])
     first = len(plan.stored_list) if len(every) > len(plan.stored_list) else 0
     of_filters = slice(first, first + len(filters))
@@ -251,7 +251,7 @@ def test_drafts_are_screened_too():
     samplers = [LMHeadSampler(case.weight, backend=name) for name in ("numba", "torch")]
     found, expected = (verify(each, hidden, drafts, batch, 5) for each in samplers)
     assert torch.equal(found.token_ids, expected.token_ids)
-    assert batch.read(3).plan.bounded and not batch.plan.storing_every_row.bounded
+    assert batch._read(3).plan.bounded and not batch.plan.storing_every_row.bounded
 
 
 # -- many rows ---------------------------------------------------------------------------------

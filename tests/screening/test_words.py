@@ -83,7 +83,7 @@ def test_drafts_count_as_output():
     batch = SamplingBatch.from_params(params, vocab_size=15, output_token_ids=[[1, 1], [7]])
     for seed in range(5):
         drafts = torch.randint(0, 12, (2, 5), generator=torch.Generator().manual_seed(seed))
-        compare(case, batch.with_drafts(drafts))
+        compare(case, batch._with_drafts(drafts))
 
 
 @pytest.mark.parametrize("which", PASSES)

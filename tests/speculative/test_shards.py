@@ -244,7 +244,7 @@ def test_logprobs_are_those_of_the_emitted_tokens(problem, method):
     batch = SamplingBatch.from_params(params, vocab_size=V)
     out = problem.verify(problem.sampler(), method, problem.draft, batch)
     assert not differing(out, problem.oracle(method, problem.draft))
-    drafted = batch.with_drafts(problem.drafts)
+    drafted = batch._with_drafts(problem.drafts)
     emitted = out.token_ids.flatten()
     expected = plain_reference.logprobs(problem.logits.flatten(0, 1), drafted, emitted)
     found = out.logprobs.values

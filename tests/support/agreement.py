@@ -88,7 +88,9 @@ def step(
         local = BACKENDS[backend](settings)
         for name, value in override.items():
             setattr(local, name, value)
-        step = local.prepare(case.hidden_states, batch.view(batch.rows), case.positions, samples)
+        step = local.prepare(
+            case.hidden_states, batch._view_of(batch.rows), case.positions, samples
+        )
         (own,) = exchange.begin(slots)
         local.best_words(step, own)
         words.append(own.clone())

@@ -130,7 +130,7 @@ def step(
     weight = weight.zero_() if screened else weight
     backend = TritonBackend(settings_of(weight, shard, bias=bias, head=head, **options))
     backend.tile = tile
-    positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch.view(batch.rows)
+    positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch._view_of(batch.rows)
     hidden_states = torch.empty(view.rows, D, dtype=dtype)
     out = SampleOutput.empty(view.seed, None if num_samples == 1 else num_samples)
     logits = None if given is None else torch.empty(view.rows, len(shard), dtype=given)
@@ -203,7 +203,7 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
         "grammar": lambda: step(masked(grammar_bitmask=grammar)),
         "forced ids": lambda: step(masked(forced_token_ids=forced)),
         "all together": lambda: step(batch_of(**everything)),
-        "drafts": lambda: step(batch_of(**everything).with_drafts(drafts)),
+        "drafts": lambda: step(batch_of(**everything)._with_drafts(drafts)),
         "samples, head": lambda: step(batch_of(), num_samples=2, head=Head(0.5, 30.0)),
         "fp32": lambda: step(batch_of(), dtype=torch.float32, tile=Tile(64, 16, 32, 4, 2)),
         "weight at an odd address": lambda: step(batch_of(), odd_address=True),

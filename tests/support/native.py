@@ -67,7 +67,7 @@ class Bounds:
     def __init__(self, case: Problem, batch: SamplingBatch, which: str) -> None:
         b, v = len(case.hidden_states), len(case.weight)
         self.definition, native = backends(case, VocabShard(0, v), which)
-        self.step = native.prepare(case.hidden_states, batch.view(b), torch.arange(b), 1)
+        self.step = native.prepare(case.hidden_states, batch._view_of(b), torch.arange(b), 1)
         self.product, self.error, self.upper = found = torch.zeros(3, b, v)
         bounded(
             weight_of(case.weight, 0, 0, v),

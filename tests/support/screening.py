@@ -251,7 +251,7 @@ def words(
 ) -> tuple[list[Tensor], Tensor | None]:
     """The words of every part, and the logits that were stored."""
     rows = hidden_states.shape[0]
-    step = local.prepare(hidden_states, batch.view(rows), positions, num_samples)
+    step = local.prepare(hidden_states, batch._view_of(rows), positions, num_samples)
     found = []
     for part in range(parts):
         found.append(torch.zeros(num_samples * rows, dtype=torch.int64))

@@ -35,7 +35,7 @@ def on_virtual_ranks(
         logits: fp32 [F, V], of the rows that the batch stores.
     """
     shards = uneven_shards(logits.shape[1], world_size)
-    world, view = VirtualWorld(shards), batch.view(batch.rows)
+    world, view = VirtualWorld(shards), batch._view_of(batch.rows)
     noise = RowNoise(
         batch.temperature, batch.seed, 11 + torch.arange(batch.rows), num_samples or 1, 10
     )

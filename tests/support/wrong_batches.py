@@ -290,7 +290,7 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "vocab_size=…), of_slots or over",
     ),
     "drafts of rows without a seed": (
-        lambda: batch_of(seed=None).with_drafts(torch.zeros(B, 1, dtype=torch.int64)),
+        lambda: batch_of(seed=None)._with_drafts(torch.zeros(B, 1, dtype=torch.int64)),
         "batch: rows without a seed; draw them first, see draw_seeds",
     ),
 }

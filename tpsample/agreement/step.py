@@ -61,7 +61,7 @@ class Call(NamedTuple):
 
     def drawn_states(self) -> Tensor | None:
         """Return the hidden states of the rows that are drawn; others may be anything."""
-        undrawn = getattr(self.batch, "undrawn", None)
+        undrawn = getattr(self.batch, "_undrawn_rows", None)
         if self.hidden_states is None or undrawn is None:
             return self.hidden_states
         return self.hidden_states[~undrawn.rows]
@@ -91,7 +91,7 @@ class Call(NamedTuple):
             found |= {"seeds": batch.seed, "temperatures": batch.temperature}
         found |= {"positions": self.positions, "token_ids": self.token_ids}
         if isinstance(batch, StepBatch):
-            found |= batch.state()
+            found |= batch._state()
         return found
 
 
@@ -137,7 +137,7 @@ class StepAgreement:
     def _tell(self, error: BaseException | None) -> None:
         """Tell the peers of an error that ends a call here, unless they know it."""
         if isinstance(error, PeerLost):
-            self._ranks.counters.lost.update(error.ranks)
+            self._ranks.counters.lost_ranks.update(error.ranks)
         elif error is None or self._left is not None:
             return
         elif not isinstance(error, (Desync, RankMismatch)):
@@ -200,7 +200,7 @@ class StepAgreement:
             raise error
         assert call is not None
         if isinstance(call.batch, StepBatch):
-            call.batch.draw_seeds(self._seeds)
+            call.batch._draw_seeds(self._seeds)
         return call
 
     def refreshed(self) -> None:

@@ -74,7 +74,7 @@ class StepChecks:
         ranks = self._settings.ranks
         if not isinstance(batch, StepBatch) or (ranks.world_size > 1 and ranks.roll is None):
             return _NOBODYS
-        return batch.thread
+        return batch._thread
 
     def ready(self) -> None:
         """Raise if the sampler was closed, or its device is not the current one."""
@@ -155,14 +155,14 @@ class StepChecks:
         """
         self.ready()
         if isinstance(batch, StepBatch):
-            batch.check_noise(positions)
-            batch = batch.for_rows(rows)
-            batch.check_masks(rows if masked_rows is None else masked_rows)
+            batch._check_noise(positions)
+            batch = batch._for_rows(rows)
+            batch._check_masks(rows if masked_rows is None else masked_rows)
             batch.prepare(self._settings.shard)
         else:
-            batch = batch.view(rows)
-        now = read_positions(positions, padded=batch.undrawn is not None)
-        if batch.stores_logits:
+            batch = batch._view_of(rows)
+        now = read_positions(positions, padded=batch._undrawn_rows is not None)
+        if batch._stores_logits:
             self._settings.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states, now)
 

@@ -16,10 +16,10 @@ class Sealed:
     """Base of classes whose objects take no new attribute once their `__init__` has ended.
 
     Attributes:
-        FIXED: attributes that cannot be set then either, with the way out.
+        _FIXED: attributes that cannot be set then either, with the way out.
     """
 
-    FIXED: ClassVar[Mapping[str, str]] = {}
+    _FIXED: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -46,9 +46,9 @@ class Sealed:
 
     def __setattr__(self, name: str, value: object) -> None:
         own, kind = vars(self), type(self)
-        if "_sealed" in own and name in kind.FIXED:
+        if "_sealed" in own and name in kind._FIXED:
             raise AttributeError(
-                f"{name}: is fixed once {kind.__name__} is built; {kind.FIXED[name]}"
+                f"{name}: is fixed once {kind.__name__} is built; {kind._FIXED[name]}"
             )
         if "_sealed" in own and name not in own and not hasattr(kind, name):
             near = difflib.get_close_matches(

@@ -14,6 +14,8 @@ it. Words are never negative, so stores, NCCL, gloo and CPUs agree on the maximu
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
@@ -48,6 +50,16 @@ class Status(IntEnum):
     BAD_SLOT = 4
     """The row of a selection names a slot that is not there, has no request, or was named before;
     token -1."""
+
+
+def warn_of_failed(status: Sequence[int]) -> None:
+    """Warn of the first row of a step that has no token, because -1 is an index, too."""
+    row, its = next((row, its) for row, its in enumerate(status) if its != Status.OK)
+    warnings.warn(
+        f"status: row {row} has no token but -1, status {Status(its).name}, and embedding[-1] "
+        "reads the last row; look at out.status, or build the sampler with on_failed= an id",
+        stacklevel=5,
+    )
 
 
 def key(score: Tensor) -> Tensor:

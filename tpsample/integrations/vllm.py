@@ -45,7 +45,7 @@ class Worker(BaseWorker):
         if get_pp_group().is_last_rank:
             self._head = attach(self.model_runner)
 
-    def tpsample_counters(self) -> dict[str, int]:
+    def tpsample_counters(self) -> dict[str, Any]:
         """Return this rank's counters, for `collective_rpc("tpsample_counters")`."""
         return {} if self._head is None else self._head.sampler.counters()
 

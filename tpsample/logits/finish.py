@@ -7,6 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.ranges import ranged
 from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
@@ -50,6 +51,7 @@ def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
     return own_candidates(filtered, filters, may_read=not step.batch.plan.fixed_rounds)
 
 
+@ranged("filters")
 def finish_logits(
     rows: ShardLogits, step: Step, ranks: Ranks, gathered: list[Tensor] | None = None
 ) -> None:
@@ -125,7 +127,7 @@ def prompt_logprobs(
         asked = SamplingBatch.from_params(
             [asking] * len(came), vocab_size=settings.vocab_size, device=token_ids.device
         )
-        batch = asked.view(len(came))
+        batch = asked._view_of(len(came))
         assert batch.plan.logprobs is not None
         step = local.prepare(hidden_states[part], batch, batch.seed, num_samples=0)
         local.best_words(step, no_words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -69,6 +70,7 @@ class ProcessRanks(Ranks):
     def subset(self, name: str, members: Sequence[int]) -> ProcessRanks:
         """Return some of these ranks, over connections of their own. Collective over them."""
         self._subsets.append(ProcessRanks(self.group, self.roll, members, name))
+        self._subsets[-1].counters = self.counters
         return self._subsets[-1]
 
     def connect(self) -> None:
@@ -249,7 +251,11 @@ class ProcessRanks(Ranks):
             PeerLost: see `RollCall.wait`.
         """
         if tensor.device.type == "cpu":
-            self.roll.wait(work)
+            began = time.perf_counter()
+            try:
+                self.roll.wait(work)
+            finally:
+                self.counters.waited_s += time.perf_counter() - began
         elif work is not None:
             work.wait()
 

@@ -25,25 +25,21 @@ from tpsample.ranks.roll_call import RollCall
 class Counters:
     """The events on one rank since its sampler was built. No step waits for the device to count.
 
-    Attributes:
-        failed_rows: rows of steps and verifications whose status was not OK. On a CPU every step
-            counts its own. On a GPU `LMHeadSampler.count_failed` does, for a status that was read.
-        second_rounds: filtered rows that the first candidates did not decide, so that an exact
-            second round did. With `fixed_rounds` and in captured graphs the device alone knows.
-        lost: the ranks that a `PeerLost` has named.
+    `LMHeadSampler.counters` says what each is.
     """
 
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
     failed_rows: int = 0
     second_rounds: int = 0
-    lost: set[int] = field(default_factory=set)
+    waited_s: float = 0.0
+    lost_ranks: set[int] = field(default_factory=set)
+    refreshes: int = 0
 
-    def numbers(self) -> dict[str, int]:
-        """Return each counter by name."""
-        return {
-            "failed_rows": self.failed_rows,
-            "second_rounds": self.second_rounds,
-            "lost_ranks": len(self.lost),
-        }
+    def by_name(self) -> dict[str, Any]:
+        """Return each counter by name, as values of JSON."""
+        return vars(self) | {"lost_ranks": sorted(self.lost_ranks)}
 
 
 CARRIED = 2**12

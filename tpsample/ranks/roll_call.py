@@ -130,7 +130,7 @@ class RollCall:
                 only_slice = str(error).startswith("Operation timed out")
                 if not only_slice or self._store.has(self._key("called")):
                     raise self.lost() from error
-                # What a rank sent before it closed its sampler may still be on its way.
+                # Words that a rank sent before it closed its sampler may still be on their way.
                 if self._store.has(self._key("closed")):
                     closed_at = min(closed_at, time.monotonic())
                 if time.monotonic() > closed_at + GRACE_S:

@@ -59,9 +59,9 @@ class VirtualWorld:
         """
 
         def step(sampler: Any, ranks: VirtualRanks) -> SampleOutput:
-            started = sampler.start(Inputs(hidden_states), *arguments, **options)
+            started = sampler._start(Inputs(hidden_states), *arguments, **options)
             ranks.meet()
-            out: SampleOutput = sampler.finish(started)
+            out: SampleOutput = sampler._finish(started)
             return out
 
         each = zip(samplers, self.ranks, strict=False)

@@ -192,7 +192,7 @@ class SamplingBatch(ChangingRows):
         self._require_list("select")
         if self._options["kept_cap"] is not None:
             raise UnsupportedParameter("kept_cap: not with select; build the batch without it")
-        with self.thread:
+        with self._thread:
             if not self._selects:
                 self._ready_to_select()
             return Selection.of(self, slots, out)
@@ -208,7 +208,7 @@ class SamplingBatch(ChangingRows):
         """
         return self._table.launches
 
-    def for_rows(self, num_rows: int) -> SamplingBatch:
+    def _for_rows(self, num_rows: int) -> SamplingBatch:
         """Return this batch, or its one request repeated for so many rows.
 
         Raises:
@@ -248,7 +248,7 @@ class SamplingBatch(ChangingRows):
             setattr(repeated, name, mask)
         return repeated
 
-    def check_noise(self, positions: Tensor) -> None:
+    def _check_noise(self, positions: Tensor) -> None:
         single = None if self._single is None else self._single.params
         if single is None or single.seed is None or single.greedy or not readable(self.device):
             return
@@ -273,12 +273,12 @@ class SamplingBatch(ChangingRows):
                 )
 
     @property
-    def lacks_output(self) -> bool:
+    def _lacks_output(self) -> bool:
         entries = () if self._moving.needy is None else self._table.entries
         return len(entries) > 0 and not any(entry.output for entry in entries)
 
     @property
-    def has_controls(self) -> bool:
+    def _has_controls(self) -> bool:
         """Whether rows have penalties or constraints."""
         return self._controls() is not None
 
@@ -291,9 +291,9 @@ class SamplingBatch(ChangingRows):
         if num_rows == self.rows:
             super()._append(num_rows, token_ids)
         else:
-            self.for_rows(num_rows).append(token_ids)
+            self._for_rows(num_rows).append(token_ids)
 
-    def read(self, times: int = 1) -> BatchView:
+    def _read(self, times: int = 1) -> BatchView:
         temperature, seed = self._table.row_temperature, self._table.row_seed
         if times == 1:
             return BatchView(temperature, seed, self.plan, self._controls())

@@ -227,7 +227,7 @@ class ChangingRows(StepBatch):
     def _load(self, rows: list[int], entries: list[Entry]) -> None:
         """Replace the requests of some rows, and nothing of the others."""
         if rows:
-            with self.thread:
+            with self._thread:
                 self._table.load(rows, entries)
                 self._changed()
 
@@ -238,7 +238,7 @@ class ChangingRows(StepBatch):
                 f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "
                 "the batch with a larger max_rows"
             )
-        with self.thread:
+        with self._thread:
             self._table.arrange(order, joining)
             self._changed()
 

@@ -197,7 +197,7 @@ class TensorBatch(Selection):
         """Return the rows of a step, by slot; see `SamplingBatch.select`."""
         return Selection.of(self, slots, out)
 
-    def for_rows(self, num_rows: int) -> TensorBatch:
+    def _for_rows(self, num_rows: int) -> TensorBatch:
         if num_rows != self.rows:
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got tensors "

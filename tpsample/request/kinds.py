@@ -111,7 +111,7 @@ def batches_of(
         if num_drafts:
             drafts = torch.zeros(1, max(1, num_rows - 1), dtype=torch.int64, device=device)
             batch = _batch_of(mix, 1, masked_rows=drafts.shape[1] + 1, **how)
-            view = batch.with_drafts(drafts)
+            view = batch._with_drafts(drafts)
             yield view
             yield view._replace(plan=view.plan.storing_every_row)
 

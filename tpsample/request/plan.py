@@ -216,7 +216,12 @@ class BatchView(NamedTuple):
         return self.seed.shape[0]
 
     @property
-    def stores_logits(self) -> bool:
+    def _undrawn_rows(self) -> Undrawn | None:
+        """The rows that are not drawn, under the name that a batch has for them."""
+        return self.undrawn
+
+    @property
+    def _stores_logits(self) -> bool:
         """Whether a step keeps logits of some of these rows on their ranks."""
         return self.plan.stored_index is not None
 
@@ -230,7 +235,7 @@ class BatchView(NamedTuple):
         """Where the tensors are."""
         return self.seed.device
 
-    def view(self, num_rows: int) -> BatchView:
+    def _view_of(self, num_rows: int) -> BatchView:
         """Return this view.
 
         Raises:

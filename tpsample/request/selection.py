@@ -179,10 +179,10 @@ class Selection(HasViews, StepBatch):
         yield from self._table.outside(self._index[~self._undrawn.rows])
 
     @property
-    def undrawn(self) -> Undrawn | None:
+    def _undrawn_rows(self) -> Undrawn | None:
         return None if self._batch is self else self._undrawn
 
-    def for_rows(self, num_rows: int) -> Selection:
+    def _for_rows(self, num_rows: int) -> Selection:
         if num_rows != self.rows:
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got a "
@@ -195,12 +195,14 @@ class Selection(HasViews, StepBatch):
             )
         return self
 
-    def read(self, times: int = 1) -> BatchView:
+    def _read(self, times: int = 1) -> BatchView:
         self._has_stepped, self._taken_again = True, False
         rows = self if times == 1 else self._repeated(times)
-        return rows._read(self._controls(), None if self.undrawn is None else rows._undrawn)
+        return rows._read_of(
+            self._controls(), None if self._undrawn_rows is None else rows._undrawn
+        )
 
-    def _read(self, controls: ControlRows | None, undrawn: Undrawn | None) -> BatchView:
+    def _read_of(self, controls: ControlRows | None, undrawn: Undrawn | None) -> BatchView:
         table = self._table
         table.follow()
         temperature, seed = self._pick("temperature", table.temperature), table.seed
@@ -254,7 +256,7 @@ class Selection(HasViews, StepBatch):
         return self._pick("state slots", self._table.numbers[STATE])
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
-        self.for_rows(num_rows)
+        self._for_rows(num_rows)
         if self._taken_again and self._table.controls is not None:
             raise ValueError(
                 "token_ids: select(out=) took other slots since the step that these are of; append "
@@ -282,20 +284,20 @@ class Selection(HasViews, StepBatch):
         by_slot, own = self._by_slot(), super()._masks()
         return own | {name: self._pick_any(name, mask) for name, mask in by_slot.items()}
 
-    def check_masks(self, num_rows: int) -> None:
+    def _check_masks(self, num_rows: int) -> None:
         left = list(self._by_slot())
         if left:
-            self._batch.check_masks(self._batch.rows)
+            self._batch._check_masks(self._batch.rows)
         if left and num_rows != self.rows:
             raise ValueError(
                 f"batch.{left[0]}: has a row per slot, but a verification needs one per position; "
                 "assign one to the selection"
             )
-        super().check_masks(num_rows)
+        super()._check_masks(num_rows)
 
-    def state(self) -> dict[str, object]:
+    def _state(self) -> dict[str, object]:
         undrawn, bad = self._undrawn
-        found = self._table.compared | super().state()
+        found = self._table.compared | super()._state()
         for name, its in self._table.compared.items():
             if isinstance(its, Tensor):
                 found[name] = self._pick_any(name, its).masked_fill_(undrawn, 0)

@@ -110,7 +110,7 @@ class Step:
         batch: what it reads of its rows.
         noise: what their scores need; with no samples the step only stores logits.
         controls: their controls over the shard; None if there are none.
-        logits: fp32 [`rows_of_memory`, V_local], memory for the logits of the stored rows, of which
+        logits: fp32 [`rows_of_memory`, V_local], memory for the logits of the stored rows, in which
             `halves` finds the raw and the processed ones. None if the plan stores none.
         found: memory for what else the local step finds of the stored rows; None if it finds none.
         out: what the step will return; None if it only stores logits.

@@ -41,7 +41,7 @@ class StepBatch(Sealed, ABC):
         self._moving = MovingOn()
 
     @property
-    def thread(self) -> OneThread:
+    def _thread(self) -> OneThread:
         """Lets one thread at a time into the batch and its selections."""
         return self._table.thread
 
@@ -71,20 +71,20 @@ class StepBatch(Sealed, ABC):
         return self._table.unseeded
 
     @property
-    def stores_logits(self) -> bool:
+    def _stores_logits(self) -> bool:
         """Whether a step keeps logits of some of these rows on their ranks."""
         return self._table.stores_logits
 
     @property
-    def undrawn(self) -> Undrawn | None:
+    def _undrawn_rows(self) -> Undrawn | None:
         """The rows that are not drawn; None if all are."""
         return None
 
     @abstractmethod
-    def for_rows(self, num_rows: int) -> StepBatch:
+    def _for_rows(self, num_rows: int) -> StepBatch:
         """Return the batch of so many rows; a ValueError if this one has another number."""
 
-    def check_noise(self, positions: Tensor) -> None:
+    def _check_noise(self, positions: Tensor) -> None:
         """Raise a ValueError if one request, with its seed, draws for rows at equal positions."""
 
     def prepare(self, shard: VocabShard) -> None:
@@ -101,13 +101,13 @@ class StepBatch(Sealed, ABC):
         if self._table.controls is not None:
             self._table.controls.state(shard)
 
-    def draw_seeds(self, source: SeedSource) -> None:
+    def _draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
         if self._table.unseeded:
             self._table.draw_seeds(source)
 
     @abstractmethod
-    def read(self, times: int = 1) -> BatchView:
+    def _read(self, times: int = 1) -> BatchView:
         """Return what a step reads of the rows, masks of any number of rows among it. Nothing is
         checked here.
 
@@ -119,18 +119,18 @@ class StepBatch(Sealed, ABC):
     def _state_slots(self) -> Tensor:
         """Return int64 [B], where the controls of each row are."""
 
-    def view(self, num_rows: int) -> BatchView:
+    def _view_of(self, num_rows: int) -> BatchView:
         """Return what a step of so many rows reads.
 
         Raises:
             ValueError: the batch has other rows, or a grammar bitmask or forced ids are not of
                 the rows it has now.
         """
-        batch = self.for_rows(num_rows)
-        batch.check_masks(num_rows)
-        return batch.read()
+        batch = self._for_rows(num_rows)
+        batch._check_masks(num_rows)
+        return batch._read()
 
-    def with_drafts(self, draft_token_ids: Tensor) -> BatchView:
+    def _with_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.
 
         Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 after a row's
@@ -144,10 +144,10 @@ class StepBatch(Sealed, ABC):
         check_tensor("draft_token_ids", draft_token_ids, (torch.int64,), shape, self.device)
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
-        batch = self.for_rows(self.rows)
+        batch = self._for_rows(self.rows)
         times = draft_token_ids.shape[1] + 1
-        batch.check_masks(times * self.rows)
-        view = batch.read(times)
+        batch._check_masks(times * self.rows)
+        view = batch._read(times)
         if view.controls is None:
             return view
         controls = view.controls.after_drafts(draft_token_ids.to(torch.int32))
@@ -175,7 +175,7 @@ class StepBatch(Sealed, ABC):
             )
         shape = "Bn" if getattr(token_ids, "ndim", 1) == 2 else "B"
         check_tensor("token_ids", token_ids, (torch.int64,), shape, self.device, ", or [B, n]")
-        with self.thread:
+        with self._thread:
             self._append(token_ids.shape[0], token_ids)
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
@@ -188,7 +188,7 @@ class StepBatch(Sealed, ABC):
             for column in columns.unbind(dim=1):
                 controls.append(slots, column)
 
-    def note_step(
+    def _note_step(
         self, by: object, given: Tensor, positions: Tensor, now: bytes, num_samples: int
     ) -> None:
         """Warn once of what has not moved on since the last step; see `.moving_on`.
@@ -223,7 +223,7 @@ class StepBatch(Sealed, ABC):
                 )
 
     @property
-    def lacks_output(self) -> bool:
+    def _lacks_output(self) -> bool:
         """Whether rows look at their output, on a CPU, and came without any."""
         return False
 
@@ -274,7 +274,7 @@ class StepBatch(Sealed, ABC):
         self._table.make_controls()
         self._assigned[name] = Mask(mask, self._table.version)
 
-    def check_masks(self, num_rows: int) -> None:
+    def _check_masks(self, num_rows: int) -> None:
         """Raise a ValueError if a mask is not of so many rows, or of rows that have changed."""
         for name, mask in self._assigned.items():
             if mask.version != self._table.version:
@@ -310,7 +310,7 @@ class StepBatch(Sealed, ABC):
         bitmask, forced = masks.get("grammar_bitmask"), masks.get("forced_token_ids")
         return ControlRows(tables, self._state_slots(), bitmask, forced)
 
-    def state(self) -> dict[str, object]:
+    def _state(self) -> dict[str, object]:
         """Return all that a step reads beside plan, seeds and temperatures, by name, for ranks to
         compare: tensors with a row for each row of the batch, or values that `str` tells apart."""
         found: dict[str, object] = dict(self._masks())

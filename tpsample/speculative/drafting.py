@@ -127,10 +127,10 @@ def sample_draft(
         sampler.checks.ready()
         num_rows = draft_logits.shape[0]
         rows, at = (
-            batch.for_rows(num_rows),
+            batch._for_rows(num_rows),
             positions_tensor(positions, num_rows, draft_logits.device),
         )
-        read_positions(at, padded=rows.undrawn is not None)
+        read_positions(at, padded=rows._undrawn_rows is not None)
         return Call(
             f"sample_draft {method}",
             num_rows,
@@ -153,8 +153,8 @@ def sample_draft(
             scores = score(draft_logits.detach().float(), noise, row_noise)
             best = order_words(scores, first_id).amax(dim=1)
         token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))
-        if settled.undrawn is not None:
-            token_ids = token_ids.masked_fill(settled.undrawn.rows, word.NO_TOKEN)
+        if settled._undrawn_rows is not None:
+            token_ids = token_ids.masked_fill(settled._undrawn_rows.rows, word.NO_TOKEN)
         return Draft(token_ids, draft_logits.detach(), int(index), method)
 
 

@@ -24,7 +24,7 @@ FAR = 6.0
 
 
 class DrawnDrafts:
-    """What the first verifications of one sampler, on one rank of a CPU, say of the drafts."""
+    """The evidence on drafts of a sampler's first verifications, on one rank of a CPU."""
 
     def __init__(self, looks: int) -> None:
         self._looks, self._sum, self._variance = looks, 0.0, 0.0

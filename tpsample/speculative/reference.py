@@ -49,8 +49,8 @@ def verify(
     The other arguments, and what is returned, are those of `tpsample.verify`.
     """
     num_rows, width, vocab_size = logits.shape
-    batch = batch.for_rows(num_rows)
-    batch.draw_seeds(SeedSource())
+    batch = batch._for_rows(num_rows)
+    batch._draw_seeds(SeedSource())
     seed = batch.seed.clone()
     positions = positions_tensor(positions, num_rows, logits.device)
     none = torch.full((num_rows, 1), word.NO_TOKEN, device=logits.device)
@@ -58,7 +58,7 @@ def verify(
     outside = (drafts < 0) | (drafts >= vocab_size)
     drafts = drafts.masked_fill(outside.cumsum(dim=1) > 0, word.NO_TOKEN)
 
-    expanded = batch.with_drafts(drafts[:, :-1])
+    expanded = batch._with_drafts(drafts[:, :-1])
     flat, places = logits.float().flatten(0, 1), position_of_rows(positions, width)
     if method == "coupled":
         plain = reference.sample(flat, expanded, places, philox_rounds=philox_rounds)

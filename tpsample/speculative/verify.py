@@ -13,6 +13,7 @@ from tpsample.agreement.step_checks import MISSING
 from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
+from tpsample.core.ranges import ranged
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -122,6 +123,7 @@ def verify_logits(
     )
 
 
+@ranged("verification")
 def _verify(
     sampler: LMHeadSampler,
     inputs: Inputs,
@@ -185,11 +187,11 @@ def _verify(
 
         known = (drafts >= 0) & (drafts < sampler.vocab_size)
         known = known.cumprod(dim=1).bool()
-        if settled.undrawn is not None:
-            known &= ~settled.undrawn.rows.unsqueeze(1)
+        if settled._undrawn_rows is not None:
+            known &= ~settled._undrawn_rows.rows.unsqueeze(1)
         drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
-        settled.note_step(sampler, inputs.given, at, call.now, 1)
-        expanded = settled.with_drafts(drafts[:, :-1])
+        settled._note_step(sampler, inputs.given, at, call.now, 1)
+        expanded = settled._with_drafts(drafts[:, :-1])
         if call.rows == 0:
             none = torch.zeros_like(at)
             return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
@@ -201,9 +203,9 @@ def _verify(
             verified = verify_by_ratio(
                 sampler, inputs, drafts, expanded, at, block=block, draft=law
             )
-        if settled.undrawn is not None:
-            verified.name_undrawn(*settled.undrawn)
-        return sampler.counted(verified)
+        if settled._undrawn_rows is not None:
+            verified.name_undrawn(*settled._undrawn_rows)
+        return sampler._counted(verified)
 
 
 def _verify_coupled(
@@ -233,7 +235,7 @@ def _verify_coupled(
     """
     num_rows, width = drafts.shape
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    sampler.end(sampler.begin(inputs, batch, at, out))
+    sampler._end(sampler._begin(inputs, batch, at, out))
     token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
     num_accepted = leading((drafts == token_ids) & (drafts >= 0))
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
