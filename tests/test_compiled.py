@@ -89,7 +89,7 @@ def test_a_captured_graph_gives_the_memory_of_its_steps_back(backend, monkeypatc
         alive.extend(map(weakref.ref, (step.hidden_states, step.out.token_ids, step.out.seeds)))
         return step
 
-    begin, model.sampler.begin = model.sampler.begin, noted
+    begin, model.sampler._begin = model.sampler._begin, noted
     with torch.no_grad():
         for _ in range(2):
             compiled(case.hidden_states, case.batch, case.positions)
@@ -107,7 +107,7 @@ def test_a_captured_graph_keeps_what_a_batch_forgets(monkeypatch):
     plan, out = weakref.ref(batch.plan), sampler(case.hidden_states, batch, case.positions)
     kept_out = weakref.ref(out.token_ids)
     del out
-    sampler.forget_step()
+    sampler._forget_step()
     batch.drop(1)
     gc.collect()
     assert plan() is not None and kept_out() is None

@@ -56,10 +56,13 @@ def warn_of_failed(status: Sequence[int]) -> None:
     """Warn of the first row of a step that has no token, because -1 is an index, too."""
     row, its = next((row, its) for row, its in enumerate(status) if its != Status.OK)
     warnings.warn(
-        f"status: row {row} has no token but -1, status {Status(its).name}, and embedding[-1] "
+        f"status: row {row} has no token but -1, status {_NAMES.get(its, its)}, and embedding[-1] "
         "reads the last row; look at out.status, or build the sampler with on_failed= an id",
-        stacklevel=5,
+        stacklevel=6,
     )
+
+
+_NAMES = {each.value: each.name for each in Status}
 
 
 def key(score: Tensor) -> Tensor:
