@@ -21,9 +21,22 @@ def test_alone():
     assert "exchange auto  none: one rank" in shown.output
     copied = " ".join(shown.output.split())
     assert "per rank, 1.1 GB beside 2.1 GB of bf16 weights for 128256 x 8192" in copied
-    assert "kernel cache" in shown.output
     assert "self-check none: ok; " in shown.output
     assert "hint: no GPU is visible" in shown.output
+
+
+def test_a_cache_says_how_many_kernels_it_lacks(monkeypatch):
+    pytest.importorskip("numba", reason="needs the extra cpu")
+    from tpsample.native import compiled_ahead
+
+    for missing, said in ((0, "warm"), (2, "2 of 17 to be compiled, about 4 s")):
+        monkeypatch.setattr(compiled_ahead, "entries", lambda weight: [None] * 17)
+        monkeypatch.setattr(compiled_ahead, "missing_of", lambda weight, n=missing: [None] * n)
+        monkeypatch.setattr(compiled_ahead, "SECONDS_EACH", 2)
+        ((name, shown),) = tpsample.cli.doctor._cache("numba")
+        assert name == "kernel cache"
+        assert shown == f"float32 {said}, bfloat16 {said}; once per machine"
+    assert tpsample.cli.doctor._cache("torch") == []
 
 
 def test_wrong_tokens_are_an_error(monkeypatch):

@@ -198,6 +198,10 @@ tpsample/integrations/__init__.py
     + if False:
     > test_a_python_without_an_engine_is_told_which_has_it
 tpsample/cli/doctor.py
+    a cold cache counts as warm
+    - if missing:
+    + if False:
+    > test_a_cache_says_how_many_kernels_it_lacks
     doctor says nothing of a version that an adapter refuses
     - hints.append(str(error))
     + pass

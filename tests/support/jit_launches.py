@@ -180,12 +180,23 @@ FIXED: dict[str, list[dict[str, Any]]] = {
 """Requests of the rows of a step in fixed rounds, as in a captured graph."""
 
 
+EXAMPLES = KINDS | {
+    "top_k": {"top_k": 5},
+    "top_p in top_k": {"top_p": 0.9, "top_k": 300},
+    "top_k, top_p": {"top_k": 5, "top_p": 0.9},
+    "logprobs": {"logprobs": 3},
+}
+"""Fields of the request of all rows, with more than the least that launches a kernel."""
+for masks in ("grammar", "forced"):
+    del EXAMPLES[masks]
+
+
 def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
     """By name, what makes the launches of a step; exchanges are listed in `launches`."""
     found: dict[str, Any] = {
-        name: lambda params=params: step(batch_of(**params)) for name, params in KINDS.items()
+        name: lambda params=params: step(batch_of(**params)) for name, params in EXAMPLES.items()
     }
-    everything = {name: value for params in KINDS.values() for name, value in params.items()}
+    everything = {name: value for params in EXAMPLES.values() for name, value in params.items()}
     drafts = torch.zeros(ROWS, 2, dtype=torch.int64)
     grammar = torch.full((ROWS, -(-V // 32)), -1, dtype=torch.int32)
     forced = torch.full((ROWS,), -1, dtype=torch.int64)

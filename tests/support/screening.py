@@ -22,7 +22,7 @@ from tpsample.local.native_backend import NativeBackend
 from tpsample.local.torch_backend import TorchBackend
 from tpsample.native.draw import draw
 from tpsample.native.store import list_kept, store
-from tpsample.request.step import Step
+from tpsample.request.step import Step, halves
 
 PASSES = ("fp32", "int8")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -263,9 +263,9 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
     """The logits that a step stored. Upper ends are held against the logits that replace them."""
     plan = step.batch.plan
     assert step.logits is not None
+    raw, processed = halves(step.logits, len(plan.stored_list))
     if step.found is not None and plan.rough:
-        count, slack = len(plan.stored_list), step.found.slack.amax(dim=0).double().unsqueeze(1)
-        raw, processed = step.logits[:count], step.logits[count:]
+        slack = step.found.slack.amax(dim=0).double().unsqueeze(1)
         last = processed if len(processed) else raw
         ends = last.double()
         step.found.store(step, plan.kinds.rough, plan.kinds.rough_places, raw, processed)
@@ -277,7 +277,7 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
             listed = step.found.first.amax(dim=(0, 2))
             same = (listed == first) | (word.key_of(first) == word.KEY_MINUS_INF)
             assert same[plan.rough].all(), "a first word is not that of the largest logit"
-    return step.logits.clone()
+    return torch.cat((raw, processed))
 
 
 def assert_same_words(first: list[Tensor], second: list[Tensor], what: str) -> None:
