@@ -34,7 +34,7 @@ def _record(steps: int) -> tuple[TopKTrace, list[torch.Tensor], int]:
         made = [t.data_ptr() for t in vars(trace).values() if isinstance(t, torch.Tensor)]
         for step in range(steps):
             out = sampler(HIDDEN[step], batch, step)
-            trace.record(out.logprobs)
+            trace.record(out)
             tokens.append(out.token_ids)
     kept = [t.data_ptr() for t in vars(trace).values() if isinstance(t, torch.Tensor)]
     assert made == kept
@@ -99,6 +99,18 @@ def test_what_lies_behind_the_end_of_a_row_is_blank(tmp_path):
 def test_what_does_not_fit_is_refused(logprobs, message):
     with pytest.raises(ValueError, match=message):
         TopKTrace(2, 5, 3).record(logprobs)
+
+
+def test_rows_that_moved_are_seen_by_their_seeds():
+    sampler = LMHeadSampler(torch.eye(9), backend="torch")
+    params = [SamplingParams(seed=seed, logprobs=2) for seed in range(3)]
+    batch, trace = SamplingBatch.from_params(params, vocab_size=9), TopKTrace(3, 4, 2)
+    for position in range(2):
+        trace.record(sampler(torch.ones(3, 9), batch, position))
+    batch.permute([0, 2, 1])
+    with pytest.raises(ValueError, match=r"^step: row 1 has another seed .* begin another trace$"):
+        trace.record(sampler(torch.ones(3, 9), batch, 2))
+    assert trace.step == 2
 
 
 def test_a_full_trace_refuses_another_step():

@@ -28,7 +28,7 @@ def main(job: Job) -> TopKTrace:
     token_ids = torch.arange(ROWS)
     for position in range(1, 1 + STEPS):
         out = sampler(F.embedding(token_ids, embedding), batch, position)
-        trace.record(out.logprobs)  # copied on the device; nobody waits
+        trace.record(out)  # copied on the device; nobody waits
         token_ids = out.token_ids
     sampler.close()
     return trace

@@ -23,7 +23,7 @@ def main(job: Job) -> tuple[list[int], list[int]]:
 
     logits = [torch.empty(B, V // job.world_size) for _ in range(job.world_size)]
     dist.all_gather(logits, hidden_states @ own_rows.T)  # what engines do, 4 · B · V bytes
-    with LMHeadSampler(torch.empty(V, 0), group="alone") as alone:
+    with LMHeadSampler(torch.empty(V, 0), vocab_size=V, group="alone") as alone:
         gathered = alone.sample_logits(torch.cat(logits, dim=1), batch, 17).token_ids
     return on_shards.tolist(), gathered.tolist()
 

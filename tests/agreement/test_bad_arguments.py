@@ -151,7 +151,13 @@ def test_a_process_that_has_peers_does_not_sample_by_itself(monkeypatch):
         for build in (LMHeadSampler, lambda w: sample(w[:1], w, [SamplingParams()], positions=0)):
             with pytest.raises(ValueError, match=rf"^group: {name}=2 says .*init_process_group"):
                 build(weight)
-        LMHeadSampler(weight, group="alone")
+        said = rf'^group: "alone" takes the {V} rows .* and {name}=2 says that it has peers'
+        with pytest.warns(UserWarning, match=said) as warned:
+            LMHeadSampler(weight, group="alone", backend="torch")
+        assert warned[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            LMHeadSampler(weight, vocab_size=V, group="alone", backend="torch")
         monkeypatch.setenv(name, "1")
         LMHeadSampler(weight)
 

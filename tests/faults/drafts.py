@@ -65,10 +65,29 @@ tpsample/output.py
     + return index < num_accepted.unsqueeze(1)
     > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
 tpsample/speculative/drafting.py
+    coupled drafts of another position are taken
+    - wrong = draft.positions != positions + draft.index
+    + wrong = draft.positions != draft.positions
+    > test_coupled_drafts_of_other_positions_are_refused
     drafts of another verification are taken
     - if (draft.method, draft.index) != (method, place):
     + if False:
     > test_drafts_bring_their_law[rejection]
+tpsample/record/trace.py
+    a trace mixes rows that have moved
+    - if seeds != self._seeds:
+    + if False:
+    > test_rows_that_moved_are_seen_by_their_seeds
+tpsample/agreement/construction.py
+    a process alone takes the shard that it holds as the head
+    - if isinstance(group, str) and named_by == (None, None)
+    + if isinstance(group, str) and False
+    > test_a_process_that_has_peers_does_not_sample_by_itself
+tpsample/request/batch_checks.py
+    padding is text
+    - if len(padded) < len(prompts):
+    + if False:
+    > test_prompts_that_are_padded_are_told_of[padded]
 tpsample/agreement/ready_made.py
     probabilities pass as logits
     - looked == LOOKS or not

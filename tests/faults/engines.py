@@ -135,7 +135,7 @@ tpsample/sampler.py
     > test_a_sampler_is_closed_at_the_end_of_with_whatever_happens
 tpsample/steps.py
     a row without a token is not told of
-    - if before == 0 < counters.failed_rows and
+    - if failed and not counters.failed_rows and
     + if False and
     > test_the_first_row_without_a_token_is_told_of
     a row whose token was named is told of

@@ -43,7 +43,10 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_hidden_states_that_differ_are_told_in_the_first_steps": (
         *("look for a missing all-reduce", "call refresh() and reset() on"),
     ),
-    "test_a_process_that_has_peers_does_not_sample_by_itself": ("call init_process_group before",),
+    "test_a_process_that_has_peers_does_not_sample_by_itself": (
+        "call init_process_group before",
+        "vocab_size= where that is meant",
+    ),
     "test_a_lone_weight_that_ends_in_zeros_is_warned_of": (
         *("pass vocab_size= or shard=", "pass vocab_size=, which"),
     ),
@@ -167,6 +170,8 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_model_is_not_downloaded_unless_that_is_allowed": ("see --allow-download",),
     "test_every_step_is_the_oracles": ("ask for them with",),
     # --- engines
+    "test_prompts_that_are_padded_are_told_of": ("leave padding out",),
+    "test_coupled_drafts_of_other_positions_are_refused": ("give the position of the first draft",),
     "test_other_versions_are_refused_with_the_way_out": ("^pip install '{}=={}.*'",),
     "test_a_streamer_is_given_the_prompt_every_token_and_the_end": ("pass stream_to=",),
     "test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused": ("pass do_sample=True, or",),

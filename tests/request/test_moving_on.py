@@ -358,3 +358,28 @@ def test_a_penalty_of_a_prompt_that_did_not_come_is_told_of(scope):
                 batch.add(params, prompt_token_ids=[])
             else:
                 call(prompt_token_ids=[[]])
+
+
+PADDED = [[0, 0, 5, 7], [3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "penalty", "told"),
+    [
+        (PADDED, 1.2, True),
+        (PADDED, 1.0, False),
+        ([[0, 0, 5], [3, 4]], 1.2, False),
+        ([[0, 0, 5], [0, 0, 6]], 1.2, False),
+        ([[3, 4, 4], [4, 3, 3]], 1.2, False),
+    ],
+    ids=["padded", "nobody counts", "other lengths", "all begin so", "inside"],
+)
+def test_prompts_that_are_padded_are_told_of(prompts, penalty, told):
+    params = [SamplingParams(seed=seed, repetition_penalty=penalty) for seed in range(2)]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        SamplingBatch.from_params(params, vocab_size=V, prompt_token_ids=prompts)
+    said = "prompt_token_ids: all have 4 ids, and row 0 begins with several of id 0"
+    assert [(str(each.message)[: len(said)], each.filename) for each in found] == [
+        (said, __file__)
+    ] * told

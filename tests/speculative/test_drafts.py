@@ -101,6 +101,18 @@ def test_drafts_bring_their_law(method):
         verify(*given, [token_ids], batch, 5, method=method)
 
 
+def test_coupled_drafts_of_other_positions_are_refused():
+    """The law would be right, and hardly a draft accepted."""
+    params = [SamplingParams(seed=seed) for seed in range(3)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    sampler = LMHeadSampler(torch.zeros(V, 8), max_rows=9, backend="torch")
+    drafts = [sample_draft(sampler, torch.zeros(3, V), batch, 5 + index, index) for index in (0, 1)]
+    verify(sampler, torch.zeros(3, 3, 8), drafts, batch, 5)
+    said = r"^positions: row 0 has 4, and its draft 0 was drawn for position 5; give the position"
+    with pytest.raises(ValueError, match=said):
+        verify(sampler, torch.zeros(3, 3, 8), drafts, batch, 4)
+
+
 def test_a_drafters_probabilities_are_refused():
     sampler = LMHeadSampler(torch.zeros(V, 8), max_rows=8, backend="torch")
     batch = SamplingBatch.from_params([SamplingParams(seed=1)], vocab_size=V)

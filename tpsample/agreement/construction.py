@@ -26,7 +26,7 @@ from tpsample.errors import RankMismatch
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.local import tile_table
 from tpsample.noise import LAYOUT
-from tpsample.ranks.process import ranks_of
+from tpsample.ranks.process import launched, ranks_of
 from tpsample.ranks.ranks import gather_or_raise, require_equal
 from tpsample.settings import ChosenBackend, Settings
 
@@ -101,6 +101,13 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
             f'backend: "auto" takes "{backend}" on this CPU, which is slow and meant for tests: '
             f'{way_out}; where this is meant, name it by backend="{backend}"',
             stacklevel=5,  # beyond the constructor and its two wrappers
+        )
+    named_by = given["vocab_size"], given["shard"]
+    if isinstance(group, str) and named_by == (None, None) and (said := launched()):
+        warnings.warn(
+            f'group: "alone" takes the {vocab_size} rows of this process as the whole LM head, and '
+            f"{said} says that it has peers; pass vocab_size= where that is meant",
+            stacklevel=5,
         )
     settled = {
         "vocab_size": vocab_size,

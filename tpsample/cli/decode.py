@@ -110,7 +110,7 @@ def decode(
             token_ids, status = sampled.token_ids.unsqueeze(1), sampled.status
             counts = torch.zeros_like(positions)
             if trace is not None:
-                trace.record(sampled.logprobs)
+                trace.record(sampled)
         batch.append(token_ids)
         done.forwards += 1
 

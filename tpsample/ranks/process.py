@@ -307,13 +307,20 @@ _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NU
 """The variables in which torchrun, Open MPI, MPICH and Slurm name the number of processes."""
 
 
-def _require_one_process() -> None:
-    """Raise a ValueError in one of several processes of a launcher, because it has peers."""
+def launched() -> str | None:
+    """Return the variable by which a launcher says that it started several processes, or None."""
     for name in _WORLD_SIZES:
         size = os.environ.get(name, "")
         if size.isdecimal() and int(size) > 1:
-            raise ValueError(
-                f"group: {name}={size} says that this is one of {size} processes, but "
-                "torch.distributed has no process group; call init_process_group before, or pass "
-                f'group="{ALONE}" if this process samples by itself over the whole LM head'
-            )
+            return f"{name}={size}"
+    return None
+
+
+def _require_one_process() -> None:
+    """Raise a ValueError in one of several processes of a launcher, because it has peers."""
+    if said := launched():
+        raise ValueError(
+            f"group: {said} says that this is one of {said.partition('=')[2]} processes, but "
+            "torch.distributed has no process group; call init_process_group before, or pass "
+            f'group="{ALONE}" if this process samples by itself over the whole LM head'
+        )

@@ -16,18 +16,19 @@ from torch import Tensor
 
 from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
-from tpsample.output import Logprobs
+from tpsample.core.tensors import readable
+from tpsample.output import Logprobs, SampleOutput
 
 
 class TopKTrace(Sealed):
     """Records the logprobs of a generation, step by step.
 
         trace = TopKTrace(rows=B, steps=200, k=20)          # requests with logprobs=20
-        trace.record(sampler(hidden_states, batch, positions).logprobs)     # every step
+        trace.record(sampler(hidden_states, batch, positions))              # every step
         trace.save("run.safetensors", lengths=[...])
 
-    A row of the trace is a row of the batch. It does not see rows that move, leave or join between
-    two steps, so begin another trace then.
+    A row of the trace is a row of the batch, so rows that move, leave or join need another trace.
+    On a CPU it sees them by the seeds of a step, if it is given the output and not its logprobs.
 
     Args:
         rows, steps: B, and how many steps there is room for.
@@ -57,19 +58,23 @@ class TopKTrace(Sealed):
             return torch.full(shape, torch.nan, dtype=torch.float32, device=device)
 
         self.step = 0
+        self._seeds: list[int] | None = None
         self.token_ids, self.logprobs = ids(rows, steps), values(rows, steps)
         self.entropies = values(rows, steps)
         self.top_token_ids, self.top_logprobs = ids(rows, steps, k), values(rows, steps, k)
 
-    def record(self, logprobs: Logprobs | None) -> None:
+    def record(self, step: SampleOutput | Logprobs | None) -> None:
         """Keep one more step.
 
         Args:
-            logprobs: of a call without `num_samples`, in which every row asks for at least k.
+            step: the output of a call without `num_samples`, in which every row asks for at least
+                k, or its logprobs.
 
         Raises:
-            ValueError: another number of rows, fewer than k logprobs, or no step left.
+            ValueError: another number of rows, fewer than k logprobs, no step left, or rows of
+                other requests than in the first step.
         """
+        logprobs = step.logprobs if isinstance(step, SampleOutput) else step
         rows, steps, k = self.top_token_ids.shape
         if logprobs is None or len(logprobs.token_ids) != rows or logprobs.token_ids.shape[1] <= k:
             got = None if logprobs is None else tuple(logprobs.token_ids.shape)
@@ -79,6 +84,15 @@ class TopKTrace(Sealed):
             )
         if self.step == steps:
             raise ValueError(f"logprobs: the trace has room for {steps} steps; all are recorded")
+        if isinstance(step, SampleOutput) and readable(step.seeds.device):
+            seeds = step.seeds.tolist()
+            self._seeds = self._seeds or seeds
+            if seeds != self._seeds:
+                row = next(row for row in range(rows) if seeds[row] != self._seeds[row])
+                raise ValueError(
+                    f"step: row {row} has another seed than in the first step, so rows have moved, "
+                    "left or joined; begin another trace"
+                )
         self.token_ids[:, self.step] = logprobs.token_ids[:, 0]
         self.logprobs[:, self.step] = logprobs.values[:, 0]
         self.entropies[:, self.step] = logprobs.entropies

@@ -261,8 +261,8 @@ class SamplingBatch(ChangingRows):
                 f"such as params.fork({len(positions)}), or seed=None"
             )
 
-    def misread(self) -> Iterator[tuple[str, str]]:
-        yield from super().misread()
+    def _misread(self) -> Iterator[tuple[str, str]]:
+        yield from super()._misread()
         rows = zip(self._table.entries, self.temperature.tolist(), strict=True)
         for row, (entry, temperature) in enumerate(rows):
             its = entry.params

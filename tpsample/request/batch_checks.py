@@ -55,7 +55,26 @@ def check_requests(
             )
         inside = tuple([token_id for token_id in prompt if 0 <= token_id < vocab_size])
         checked.append(Entry.of(request, vocab_size, inside, output))
+    _warn_of_padding(checked)
     return checked
+
+
+def _warn_of_padding(entries: Sequence[Entry]) -> None:
+    """Warn of prompts that look padded on their left, as tokenizers pad a batch, if some count."""
+    prompts = [entry.prompt for entry in entries]
+    if not any(_reads_prompt(entry.params) for entry in entries):
+        return
+    starts = {prompt[0] for prompt in prompts if len(prompt) > 1 and prompt[0] == prompt[1]}
+    if len(set(map(len, prompts))) == 1 and len(starts) == 1:
+        (pad,) = starts
+        padded = [row for row, prompt in enumerate(prompts) if prompt[:2] == (pad, pad)]
+        if len(padded) < len(prompts):
+            warnings.warn(
+                f"prompt_token_ids: all have {len(prompts[0])} ids, and row {padded[0]} begins "
+                f"with several of id {pad}, as padding does, which would count as text; leave "
+                "padding out",
+                stacklevel=4,
+            )
 
 
 def _reads_prompt(request: Any) -> bool:

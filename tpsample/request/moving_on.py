@@ -37,7 +37,7 @@ class HasNoise(Protocol):
     def temperature(self) -> Tensor:
         """fp32 [B]."""
 
-    def misread(self) -> Iterator[tuple[str, str]]:
+    def _misread(self) -> Iterator[tuple[str, str]]:
         """Yield a name and a warning for each number that is out of its range."""
 
 
@@ -170,7 +170,7 @@ class MovingOn:
             self._looks -= bool(self._first)
             if (pair := _same_noise(rows)) is not None:
                 yield "seeds", _SAME_NOISE.format(*pair)
-            yield from rows.batch.misread()
+            yield from rows.batch._misread()
         self._written = rows.written
         if not self._first:
             self._first, self._state = now, rows.given[..., :1].detach().clone()

@@ -174,8 +174,8 @@ class Selection(HasViews, StepBatch):
         """The plan of the batch."""
         return self._batch.plan
 
-    def misread(self) -> Iterator[tuple[str, str]]:
-        yield from super().misread()
+    def _misread(self) -> Iterator[tuple[str, str]]:
+        yield from super()._misread()
         yield from self._table.outside(self._index[~self._undrawn.rows])
 
     @property

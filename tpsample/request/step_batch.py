@@ -212,7 +212,7 @@ class StepBatch(Sealed, ABC):
         for text in self._moving.step(rows, now, self._table.version):
             warnings.warn(text, stacklevel=4)
 
-    def misread(self) -> Iterator[tuple[str, str]]:
+    def _misread(self) -> Iterator[tuple[str, str]]:
         """Yield a name and a warning for each number that was written and is out of its range."""
         for row, temperature in enumerate(self.temperature.tolist()):
             if not temperature >= 0:

@@ -24,6 +24,7 @@ from tpsample.core.checks import (
 from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score
+from tpsample.core.tensors import readable
 from tpsample.noise import DOMAIN_TOKEN, row_stream, tile_noise
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
@@ -45,12 +46,14 @@ class Draft:
         logits: [B, V_local], the drafter's, kept by reference.
         index: how many drafts of the same verification come before this one.
         method: how the drafts will be accepted.
+        positions: int64 [B], of the token that was drafted.
     """
 
     token_ids: Tensor
     logits: Tensor
     index: int
     method: Method
+    positions: Tensor
 
     if not TYPE_CHECKING:  # a type checker knows the attributes, and tells of others
 
@@ -155,7 +158,26 @@ def sample_draft(
         token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))
         if settled._undrawn_rows is not None:
             token_ids = token_ids.masked_fill(settled._undrawn_rows.rows, word.NO_TOKEN)
-        return Draft(token_ids, draft_logits.detach(), int(index), method)
+        return Draft(token_ids, draft_logits.detach(), int(index), method, at.clone())
+
+
+def check_positions(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:
+    """Raise a ValueError unless coupled drafts are of the positions that a verification has.
+
+    At others the target draws with other noise: its law is right, and hardly a draft is accepted.
+    """
+    padding = batch._undrawn_rows
+    for draft in drafts if readable(positions.device) else ():
+        wrong = draft.positions != positions + draft.index
+        if padding is not None:
+            wrong &= ~padding.rows
+        if rows := wrong.nonzero().flatten().tolist():
+            row = rows[0]
+            raise ValueError(
+                f"positions: row {row} has {int(positions[row])}, and its draft {draft.index} was "
+                f"drawn for position {int(draft.positions[row])}; give the position of the first "
+                "draft here, and of each draft by itself in sample_draft"
+            )
 
 
 def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:

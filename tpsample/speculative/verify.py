@@ -20,7 +20,13 @@ from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.acceptance import leading, position_of_rows, verify_by_ratio
-from tpsample.speculative.drafting import Draft, Method, check_draft_logits, check_request
+from tpsample.speculative.drafting import (
+    Draft,
+    Method,
+    check_draft_logits,
+    check_positions,
+    check_request,
+)
 
 
 def verify(
@@ -123,7 +129,6 @@ def verify_logits(
     )
 
 
-@ranged("verification")
 def _verify(
     sampler: LMHeadSampler,
     inputs: Inputs,
@@ -144,12 +149,14 @@ def _verify(
         nonlocal draft_logits
         check_request(sampler, method, batch)
         device, law, its = sampler.weight.device, "certain", draft_token_ids
+        drawn: Sequence[Draft] = ()
         if isinstance(its, Sequence) and its and all(isinstance(each, Draft) for each in its):
             if draft_logits is not None:
                 raise ValueError(
                     "draft_logits: the drafts of sample_draft bring their own; leave it out"
                 )
-            its, draft_logits = Draft.together(its, method)
+            drawn = its
+            its, draft_logits = Draft.together(drawn, method)
         check_tensor("draft_token_ids", its, (torch.int64,), "BK", device)
         assert isinstance(its, Tensor)
         num_rows, num_drafts = its.shape
@@ -168,11 +175,14 @@ def _verify(
             law = "by logits"
         if method != "coupled":
             sampler.ranks.require_group(f'method="{method}"')
+        at = positions_tensor(positions, num_rows, device)
+        if method == "coupled":
+            check_positions(drawn, batch._for_rows(num_rows), at)
         return sampler.checks.rows(
             f"verify {method} {law}{' from logits' if inputs.are_logits else ''}",
             batch,
             num_rows,
-            positions_tensor(positions, num_rows, device),
+            at,
             masked_rows=num_rows * (num_drafts + 1),
             num_samples=num_drafts,
             token_ids=its,
@@ -208,6 +218,7 @@ def _verify(
         return sampler._counted(verified)
 
 
+@ranged("verification")
 def _verify_coupled(
     sampler: LMHeadSampler,
     inputs: Inputs,
