@@ -7,22 +7,9 @@ import pytest
 import torch
 
 from tests.support.cases import Case
+from tests.support.scaled_model import Model
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
-
-
-class Model(torch.nn.Module):
-    """One layer and the sampler."""
-
-    def __init__(self, case: Case, backend: str) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.tensor(1.5))
-        self.sampler = LMHeadSampler(case.weight, backend=backend)
-
-    def forward(self, hidden_states, batch, positions, num_samples=None):
-        hidden_states = (hidden_states.float() * self.scale).to(hidden_states.dtype)
-        out = self.sampler(hidden_states, batch, positions, num_samples=num_samples)
-        return out.token_ids + 0, out.status
 
 
 @pytest.mark.parametrize(
@@ -58,7 +45,9 @@ def test_the_operator_keeps_its_promises():
     batch = case.batch
     tensors = (case.hidden_states, batch.temperature, batch.seed, case.positions)
     for num_samples in (0, 2):
-        torch.library.opcheck(torch.ops.tpsample.sample, (*tensors, num_samples, sampler.handle))
+        torch.library.opcheck(
+            torch.ops.tpsample.sample, (*tensors, None, None, num_samples, sampler.handle, 0)
+        )
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -68,7 +57,7 @@ def test_the_operator_keeps_no_tensor_of_the_step(backend):
     sampler = LMHeadSampler(case.weight, backend=backend)
     given = [case.hidden_states, case.batch.temperature, case.batch.seed, case.positions]
     given = [tensor.clone() for tensor in given]
-    results = torch.ops.tpsample.sample(*given, 0, sampler.handle)
+    results = torch.ops.tpsample.sample(*given, None, None, 0, sampler.handle, 0)
     alive = [weakref.ref(tensor) for tensor in (*given, *results)]
     del given, results
     assert [ref() for ref in alive] == [None] * len(alive)
@@ -126,6 +115,7 @@ def test_two_samplers_do_not_share_a_number():
 PARAMS = {
     "no seed": {"seed": None, "temperature": 0.0},
     "filters": {"top_p": 0.8},
+    "logprobs": {"logprobs": 2},
     "penalties": {"frequency_penalty": 1.0},
     "plain": {},
 }
@@ -171,12 +161,32 @@ def test_other_calls_run_outside_of_the_graph(name):
         assert torch.equal(torch.compile(call, backend="eager")(logits), call(logits))
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(seed=1, top_k=3)])
-def test_what_needs_the_host_is_refused_in_a_full_graph(params):
+def stale_mask(batch):
+    batch.grammar_bitmask = torch.full((4, 10), -1, dtype=torch.int32)
+    batch.update(0, SamplingParams(seed=5))
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "change"),
+    [
+        ([{}] * 4, {}, None),
+        ([{"seed": 1, "logprobs": 1}] * 4, {}, None),
+        ([{"seed": 1, "top_p": 0.5}] * 4, {"kept_cap": 5}, None),
+        ({"seed": 1}, {}, None),
+        ([{"seed": 1}] * 3, {}, None),
+        ([{"seed": 1}] * 4, {}, stale_mask),
+        ([{"seed": 1}] * 4, {}, lambda batch: batch.free(1)),
+    ],
+    ids=["no seed", "logprobs", "kept_cap", "one request", "too few", "stale mask", "empty"],
+)
+def test_what_needs_the_host_is_refused_in_a_full_graph(params, options, change):
     torch._dynamo.reset()
     case = Case.make(300, 4)
     model = Model(case, "torch")
-    batch = SamplingBatch.from_params([params] * 4, vocab_size=300)
+    given = [SamplingParams(**each) for each in params] if isinstance(params, list) else None
+    batch = SamplingBatch.from_params(given or SamplingParams(**params), vocab_size=300, **options)
+    if change is not None:
+        change(batch)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad(), pytest.raises(Exception, match=r"tpsample: inside torch\.compile every"):
         compiled(case.hidden_states, batch, case.positions)

@@ -41,6 +41,7 @@ from tpsample.core.sealed import Sealed
 from tpsample.distributed import Job
 from tpsample.integrations.engine_rows import EngineRows
 from tpsample.record import RowVerdict
+from tpsample.request.graph_rows import GraphRows
 
 NAMED = re.compile(r"`(\w+)`")
 PUBLIC = (tpsample, record, distributed)
@@ -188,6 +189,7 @@ def _objects() -> list[object]:
         *(verify(sampler, torch.ones(1, 1, D), drafts, batch, 0), VocabShard(0, V), Changes()),
         *(TopKTrace(1, 1, 1), slots.select(torch.tensor([0])), over.select(torch.tensor([0]))),
         *(batch._view_of(1), batch.plan, EngineRows(V, 1, torch.device("cpu"))),
+        GraphRows(batch, batch.temperature, batch.seed, {}),
     ]
 
 

@@ -5,22 +5,27 @@ which the compiler does not look. So there is no graph break with fullgraph=True
 batch changes its size, and the tokens are those of a call outside. Without `desync_every`,
 `compare` does not see such a step.
 
+A graph may compute seeds, temperatures and masks before the step, so they are arguments. The rest
+of the batch is found by its number, and a batch has another number once its rows change. No graph
+can change that rest, because dynamo cannot enter the lock that every change takes. So the operator
+is a pure function as far as a graph sees it, and declares neither writes nor side effects.
+
 A step that needs the host, and every other call, breaks the graph and runs outside of it, so its
 tokens are right, too. With fullgraph=True the compiler refuses it instead, and gives our reason.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from tpsample.core.handles import object_of
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.graph_rows import GraphRows
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step_batch import StepBatch
 
@@ -35,21 +40,12 @@ def outside(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
 # With fullgraph=True the compiler names the function that it was told to leave alone.
 outside.__name__ = outside.__qualname__ = (
-    "tpsample: inside torch.compile every row needs a seed, and filters, logprobs, penalties and "
-    "constraints must be off; leave fullgraph=True out, or call it outside"
+    "tpsample: inside torch.compile every row of a SamplingBatch needs a seed and a request of its "
+    "own, without logprobs and kept_cap; leave fullgraph=True out, or call it outside"
 )
 
-
-# An operator takes tensors and numbers, so it finds its `LMHeadSampler` by number.
-_samplers: WeakValueDictionary[int, Any] = WeakValueDictionary()
-_handles = itertools.count()
-
-
-def register(sampler: object) -> int:
-    """Return a number that stands for the sampler as long as it lives."""
-    handle = next(_handles)
-    _samplers[handle] = sampler
-    return handle
+PLAIN = 0
+"""In place of a batch's number: a step reads nothing but seeds and temperatures."""
 
 
 @torch.library.custom_op("tpsample::sample", mutates_args=())
@@ -58,12 +54,20 @@ def _sample(
     temperature: Tensor,
     seed: Tensor,
     positions: Tensor,
+    grammar_bitmask: Tensor | None,
+    forced_token_ids: Tensor | None,
     num_samples: int,
-    handle: int,
+    of_sampler: int,
+    of_batch: int,
 ) -> tuple[Tensor, Tensor]:
-    sampler = _samplers[handle]
-    plan = BatchPlan(len(seed), sampler.vocab_size, seed.device)
-    batch = BatchView(temperature, seed, plan)
+    sampler, rows = object_of(of_sampler, "sampler"), len(seed)
+    batch: StepBatch | BatchView
+    if of_batch == PLAIN:
+        batch = BatchView(temperature, seed, BatchPlan(rows, sampler.vocab_size, seed.device))
+    else:
+        masks = {"grammar_bitmask": grammar_bitmask, "forced_token_ids": forced_token_ids}
+        given = {name: mask for name, mask in masks.items() if mask is not None}
+        batch = GraphRows(object_of(of_batch, "batch"), temperature, seed, given)
     out = sampler(hidden_states, batch, positions, num_samples=num_samples or None)
     sampler._forget_step()  # its tensors may lie in the memory pool of the compiler's CUDA graphs
     return out.token_ids, out.status
@@ -75,8 +79,11 @@ def _(
     temperature: Tensor,
     seed: Tensor,
     positions: Tensor,
+    grammar_bitmask: Tensor | None,
+    forced_token_ids: Tensor | None,
     num_samples: int,
-    handle: int,
+    of_sampler: int,
+    of_batch: int,
 ) -> tuple[Tensor, Tensor]:
     num_rows = hidden_states.shape[0]
     shape = (num_rows, num_samples) if num_samples else (num_rows,)
@@ -95,21 +102,26 @@ def call(
     out: SampleOutput | None,
 ) -> SampleOutput:
     """Sample inside a compiled function; arguments and result as `LMHeadSampler.__call__`."""
-    if not isinstance(batch, SamplingBatch) or out is not None or _needs_host(batch, hidden_states):
-        return outside(sampler, hidden_states, batch, positions, num_samples=num_samples, out=out)
     num_rows = hidden_states.shape[0]
-    batch = batch._for_rows(num_rows)
+    if not isinstance(batch, SamplingBatch) or out is not None or _needs_host(batch, num_rows):
+        return outside(sampler, hidden_states, batch, positions, num_samples=num_samples, out=out)
     if isinstance(positions, int):
         positions = torch.full(
             (num_rows,), positions, dtype=torch.int64, device=hidden_states.device
         )
     token_ids, status = _sample(
-        hidden_states, batch.temperature, batch.seed, positions, num_samples or 0, sampler.handle
+        *(hidden_states, batch.temperature, batch.seed, positions),
+        *(batch.grammar_bitmask, batch.forced_token_ids),
+        *(num_samples or 0, sampler.handle, batch._handle if batch._reads_tables else PLAIN),
     )
     return SampleOutput(token_ids=token_ids, status=status, seeds=batch.seed.clone())
 
 
-def _needs_host(batch: SamplingBatch, hidden_states: Tensor) -> bool:
-    """Return whether rows wait for a seed, or have filters, logprobs, penalties or constraints."""
-    batch = batch._for_rows(hidden_states.shape[0])
-    return bool(batch.unseeded) or batch.plan.stored_index is not None or batch._has_controls
+def _needs_host(batch: SamplingBatch, num_rows: int) -> bool:
+    """Return whether rows wait for a seed, share a request or report more than tokens, or whether
+    the step is refused with a reason that a graph cannot give."""
+    reports = batch.plan.logprobs is not None or batch.plan.kept_cap is not None
+    version, masks = batch._table.version, batch._assigned.values()
+    stale = any(mask.version != version or len(mask.tensor) != num_rows for mask in masks)
+    refused = stale or bool(batch._table.empty) or batch.rows != num_rows
+    return refused or reports or bool(batch.unseeded)

@@ -14,6 +14,7 @@ from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
 from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
+from tpsample.core.handles import handle_of
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.local.tile_table import tile_ends
@@ -138,7 +139,7 @@ class LMHeadSampler(Steps):
         }
         settings = agree(weight=lm_head_weight, bias=bias, **self._options)
         super().__init__(settings, {"lm_head_weight": lm_head_weight, "bias": bias})
-        self.handle = compiled.register(self)
+        self.handle = handle_of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LMHeadSampler:
         """Return a new sampler over copies of the weight and the bias, on a rank alone."""
@@ -192,7 +193,7 @@ class LMHeadSampler(Steps):
         """Sample one token per row, or `num_samples` independent ones.
 
         Collective: every rank calls with the same hidden states, batch and positions. The call may
-        stand inside torch.compile; plain rows with seeds do not break its graph (`.compiled`).
+        stand inside torch.compile; rows with seeds do not break its graph (`.compiled`).
 
         Args:
             hidden_states: [B, D], dtype and device of lm_head_weight.

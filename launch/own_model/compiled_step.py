@@ -15,7 +15,8 @@ def main(job: Job) -> tuple[list[int], list[int]]:
     weight, embedding = torch.randn(V, D), torch.randn(V, D)
     shard = VocabShard.even(V, job.rank, job.world_size)
     sampler = LMHeadSampler(weight[shard.start : shard.stop], vocab_size=V)
-    batch = SamplingBatch.from_params([SamplingParams(seed=s) for s in range(B)], vocab_size=V)
+    params = [SamplingParams(temperature=0.8, top_k=200, seed=seed) for seed in range(B)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
 
     def decode_one_token(token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         hidden_states = embedding[token_ids].tanh()

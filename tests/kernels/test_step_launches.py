@@ -61,7 +61,8 @@ def test_the_compiled_operator_adds_its_outputs_alone():
     """Call what `torch.compile` calls in place of the sampler."""
     case = Case.make(301, 5)
     sampler, batch = LMHeadSampler(case.weight), case.batch
-    given = (case.hidden_states, batch.temperature, batch.seed, case.positions, 0, sampler.handle)
+    given = (case.hidden_states, batch.temperature, batch.seed, case.positions)
+    given = (*given, None, None, 0, sampler.handle, compiled.PLAIN)
     inside = compiled._sample._init_fn  # a dispatch mode does not look into the operator
     inside(*given)
     token_ids = torch.empty(0)

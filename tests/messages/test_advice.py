@@ -69,6 +69,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         "call the sampler outside of it, or",
     ),
     "test_the_same_tokens_with_fullgraph_and_changing_batches": ("leave fullgraph=True out",),
+    "test_a_graph_of_a_batch_that_has_changed_or_is_gone_says_so": ("keep it as it was, or",),
     "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),
     "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
     "test_one_request_with_a_seed_draws_once_at_each_position": ("pass a list of requests with",),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.checks import describe
+from tpsample.core.handles import handle_of
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.errors import UnsupportedParameter
@@ -69,6 +70,7 @@ class SamplingBatch(ChangingRows):
         self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
         self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
+        self._handle = 0  # of the rows as they are, for `tpsample.compiled`
         super().__init__(table)
         self._arrange(list(range(len(entries))), list(entries))
 
@@ -278,9 +280,11 @@ class SamplingBatch(ChangingRows):
         return len(entries) > 0 and not any(entry.output for entry in entries)
 
     @property
-    def _has_controls(self) -> bool:
-        """Whether rows have penalties or constraints."""
-        return self._controls() is not None
+    def _reads_tables(self) -> bool:
+        """Whether a step reads more of the rows than seeds and temperatures."""
+        tables = self._table.controls
+        controlled = tables is not None and (tables.looks_at_output or tables.has_bias)
+        return self._stores_logits or controlled or bool(self._assigned)
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
         if num_rows != self.rows and self._single is None:
@@ -304,6 +308,9 @@ class SamplingBatch(ChangingRows):
         temperature, seed = (x.repeat_interleave(times) for x in (temperature, seed))
         return BatchView(temperature, seed, self._plans[times], self._controls())
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _handle=handle_of(self))
+
     @ordinary_tensors
     def _ready_to_select(self) -> None:
         """Make what a selection reads, because it may be made while a graph is captured."""
@@ -314,6 +321,6 @@ class SamplingBatch(ChangingRows):
     def _changed(self) -> None:
         needy = self._table.flagged(NEEDS_APPEND) if readable(self.device) else []
         self._moving.needy = tensors_of(needy, device=None)[0] if needy else None
-        self._plans = {}
+        self._plans, self._handle = {}, handle_of(self, self._handle)
         if not self._selects:
             _ = self.plan  # now, because a step that is captured can send nothing to the device

@@ -7,7 +7,7 @@ it can be of other rows. A `BatchView` is made for one call.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -124,6 +124,15 @@ class BatchPlan:
     def storing_every_row(self) -> BatchPlan:
         """The plan that keeps the logits of all of these rows on their ranks, in order."""
         return replace(self, stores_all=True)
+
+    @cached_property
+    def in_fixed_rounds(self) -> BatchPlan:
+        """This plan for steps that never wait. It takes no new memory on the device, because memory
+        that a step inside torch.compile takes belongs to the compiler."""
+        found = object.__new__(BatchPlan)
+        vars(found).update({each.name: vars(self)[each.name] for each in fields(self)})
+        vars(found).update(fixed_rounds=True, drawn=self.drawn)
+        return found
 
     @cached_property
     def _only_filtered(self) -> dict[int, RowFilter]:

@@ -1,0 +1,57 @@
+"""The rows of a batch in a step inside torch.compile, with the tensors that its graph passes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tpsample.core.tensors import readable
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.moving_on import Mask
+from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.step_batch import StepBatch
+
+
+class GraphRows(StepBatch):
+    """All rows of a batch, whose numbers and masks a graph may have computed before the step.
+
+    Args:
+        batch: whose rows they are.
+        temperature, seed: as of the batch.
+        masks: those that bind the rows, by name.
+    """
+
+    def __init__(
+        self, batch: SamplingBatch, temperature: Tensor, seed: Tensor, masks: dict[str, Tensor]
+    ) -> None:
+        super().__init__(batch._table)
+        self._batch, self._moving, self.rows = batch, batch._moving, batch.rows
+        self._numbers = temperature, seed
+        version = batch._table.version
+        self._assigned = {name: Mask(mask, version) for name, mask in masks.items()}
+
+    @property
+    def temperature(self) -> Tensor:
+        """fp32 [B]."""
+        return self._numbers[0]
+
+    @property
+    def seed(self) -> Tensor:
+        """int64 [B], 64 bits."""
+        return self._numbers[1]
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The plan of the batch. On a GPU a step by it never waits, as a captured step does not."""
+        plan = self._batch.plan
+        return plan if readable(self.device) else plan.in_fixed_rounds
+
+    def _for_rows(self, num_rows: int) -> GraphRows:
+        self._batch._for_rows(num_rows)
+        return self
+
+    def _read(self, times: int = 1) -> BatchView:
+        assert times == 1  # a verification is no operator
+        return BatchView(self.temperature, self.seed, self.plan, self._controls())
+
+    def _state_slots(self) -> Tensor:
+        return self._batch._state_slots()
