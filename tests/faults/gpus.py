@@ -92,6 +92,10 @@ tpsample/native/compiling.py
     - tell_once(function.__name__)
     + pass
     > test_the_first_kernel_that_a_process_compiles_is_told_once
+    a CPU makes machine code of a kernel in itself, and again in those that call it
+    -     if not entry:
+    +     if False:
+    > test_only_what_python_calls_becomes_machine_code
 tpsample/speculative/laws.py
     filtered rows of a verification are picked by a list
     - else filters.row_index

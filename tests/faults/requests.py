@@ -41,9 +41,8 @@ tpsample/request/batch.py
     + if False:
     > test_a_process_alone_is_told[a batch by its name]
     a plan outlives its rows
-    - self._plans = {}
-    -         if not self._selects:
-    + if not self._selects:
+    - self._plans, self._handle = {}, handle_of(self, self._handle)
+    + self._handle = handle_of(self, self._handle)
     > test_mixtures_on_one_rank[mixed]
     one request for all rows loses its prompt
     - [single] * num_rows

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import torch
+from numba import int64
 
 from tests.support.commands import ROOT
-from tpsample.native import compiled_ahead, compiling
+from tpsample.native import compiled_ahead, compiling, kernel_cache
 
 SCRIPT = """
 import sys, time
@@ -72,3 +73,18 @@ def test_the_first_kernel_that_a_process_compiles_is_told_once(monkeypatch, capl
     kernel.compile(types)
     assert [record.getMessage()[:17] for record in caplog.records] == ["compiling decode,"]
     assert "once per machine" in caplog.text
+
+
+def test_only_what_python_calls_becomes_machine_code(tmp_path, monkeypatch):
+    @compiling.jit()
+    def double(number):
+        return number + number
+
+    @compiling.jit(entry=True)
+    def quadruple(number):
+        return double(double(number))
+
+    monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path / "n")
+    assert quadruple(3) == 12
+    libraries = [each.overloads[int64,].library for each in (quadruple, double)]
+    assert [hasattr(each, "_compiled_object") for each in libraries] == [True, False]

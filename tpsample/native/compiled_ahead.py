@@ -28,7 +28,7 @@ from tpsample.native.store import list_kept, store, store_given
 
 log = logging.getLogger(__name__)
 
-SECONDS_EACH = 3
+SECONDS_EACH = 2
 """Seconds in which a quiet core compiles a kernel, in the mean."""
 LONG_S = 10
 """Seconds of silence that make a person wonder."""

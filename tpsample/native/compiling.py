@@ -13,6 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from tpsample.native.inner import InnerCompiler
 from tpsample.native.kernel_cache import KernelCache
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ def jit(
     options: dict[str, Any] = {"no_cfunc_wrapper": True, "no_cpython_wrapper": not entry}
     options["_nrt"] = entry or allocates
     options["inline"] = "always" if inline else "never"
+    if not entry:
+        options["pipeline_class"] = InnerCompiler
 
     def decorate(function: Callable[..., Any]) -> Any:
         kernel = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy", **options)(function)
