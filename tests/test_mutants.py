@@ -14,6 +14,9 @@ def test_every_fault_is_a_change_of_text_that_its_file_has_once():
         count = (mutants.ROOT / fault.file).read_text().count(fault.old)
         assert count == 1, f"{fault.name}: {fault.file} has {fault.old!r} {count} times, not once"
         assert fault.old != fault.new and fault.tests, fault.name
+        if fault.file.endswith(".py"):
+            text = (mutants.ROOT / fault.file).read_text()
+            compile(text.replace(fault.old, fault.new), fault.name, "exec")
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 

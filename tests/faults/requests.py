@@ -286,7 +286,7 @@ tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)
     + self._table.load(rows, entries)
-    +             self._table.version -= 1
+    +                 self._table.version -= 1
     > test_a_selection_and_masks_of_rows_that_changed_are_refused[forced_token_ids-free]
 tpsample/request/plan.py
     the plan of a selection sends to the device
