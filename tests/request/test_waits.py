@@ -112,9 +112,10 @@ def test_a_verification_with_filters_in_some_rows_indexes_by_no_list(method, fix
 
 
 def test_a_step_of_rows_that_go_different_ways_indexes_by_no_list():
-    sampler = LMHeadSampler(torch.randn(V, D) * 1e-3, backend="torch")
+    generator = torch.Generator().manual_seed(2)
+    sampler = LMHeadSampler(torch.randn(V, D, generator=generator) * 1e-3, backend="torch")
     # Of equal logits under a small top_p some rows are not decided by the first candidates.
-    batch = _batch([{"top_k": 3}, {"top_p": 0.01}, {}, {"top_p": 0.9}, {"logprobs": 1}])
+    batch = _batch([{"top_k": 3}, {}, {"top_p": 0.9}, {"logprobs": 1}, *[{"top_p": 0.01}] * 12])
     with _no_lists():
-        sampler(torch.randn(5, D), batch, 5)
+        sampler(torch.randn(16, D, generator=generator), batch, 5)
     assert sampler.counters()["second_rounds"]
