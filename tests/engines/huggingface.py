@@ -33,7 +33,7 @@ def main(model: Path, answers: Path, out: Path) -> None:
             do_sample=bool(own),
             top_k=own.pop("top_k", 0) if own else None,
             max_new_tokens=TOKENS,
-            seeds=[seed],
+            seeds=[seed] if own else None,
             custom_generate=tpsample_transformers.generate,
             **own,
         )
