@@ -22,7 +22,7 @@ def main(job: Job) -> tuple[list[int], list[int]]:
         sampler.broadcast(batch, changes, src=src)
     found, expected = [], []
     for step, count in enumerate((S - job.rank, 0 if job.rank else 2)):  # unequal, and empty
-        own, at = torch.randn(count, D) + job.rank, 10 + step  # gather positions, too, where they differ
+        own, at = torch.randn(count, D) + job.rank, 10 + step  # gather unequal positions, too
         most = max(job.gather(count))  # rows are padded to these; a slot of -1 is padding
         padded = F.pad(own, (0, 0, 0, most - count)), F.pad(slots[:count] + 1, (0, most - count))
         whole = [x.new_empty(most * job.world_size, *x.shape[1:]) for x in padded]
