@@ -18,7 +18,7 @@ from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
-from tpsample.core.ranges import ranged
+from tpsample.core.ranges import range_of
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import capturing, readable
 from tpsample.core.word import NO_TOKEN, warn_of_failed
@@ -129,18 +129,14 @@ class Steps(Sealed):
             self._captured[id(batch.plan)] = batch.plan
         if num_words := out.token_ids.numel():
             self.ranks.counters.tokens += num_words
-            self._send_words(step, num_words)
+            exchange = self.exchange
+            with range_of("head"):
+                for part, words in enumerate(exchange.begin(num_words)):
+                    self.local.best_words(step, words, part, exchange.parts, exchange.push)
+                    if exchange.carries and step.batch.plan.filters is not None:
+                        exchange.carry(candidates_of(self._stored(step), step))
+                    exchange.publish(part, num_words)
         return step
-
-    @ranged("head")
-    def _send_words(self, step: Step, num_words: int) -> None:
-        """Compute this rank's words, part by part, and let the exchange send each part."""
-        exchange = self.exchange
-        for part, words in enumerate(exchange.begin(num_words)):
-            self.local.best_words(step, words, part, exchange.parts, exchange.push)
-            if exchange.carries and step.batch.plan.filters is not None:
-                exchange.carry(candidates_of(self._stored(step), step))
-            exchange.publish(part, num_words)
 
     def _finish(self, step: Step) -> SampleOutput:
         """Do the second half of a step: wait for every rank's words, and return the tokens."""
@@ -164,25 +160,22 @@ class Steps(Sealed):
         out, plan = step.out, step.batch.plan
         assert out is not None
         with self.agreement:
-            self._receive_words(step, out)
+            with range_of("exchange"):
+                self.agreement.compare()
+                if out.token_ids.numel():
+                    self.exchange.finish(out, step.batch.seed)
             out.logprobs, out.kept = None, None
             if out.token_ids.numel():
                 if plan.stored_index is not None:
                     carried = self.exchange.carried()
-                    finish_logits(self._stored(step), step, self.ranks, carried)
+                    with range_of("filters"):
+                        finish_logits(self._stored(step), step, self.ranks, carried)
                 if step.batch.undrawn is not None:
                     out.name_undrawn(*step.batch.undrawn)
                 self._desync.last = step.noise.positions, out.seeds, out.token_ids
                 if self._desync.every:
                     self._desync.count(step.hidden_states)
         return out
-
-    @ranged("exchange")
-    def _receive_words(self, step: Step, out: SampleOutput) -> None:
-        """Wait for the words of every rank, and write the token of the largest."""
-        self.agreement.compare()
-        if out.token_ids.numel():
-            self.exchange.finish(out, step.batch.seed)
 
     def _stored(self, step: Step) -> ShardLogits:
         return shard_logits(step, self.shard, self.backend)

@@ -126,10 +126,10 @@ tpsample/core/ranges.py
     - if not profiler._is_profiler_enabled:
     + if False:
     > test_no_range_is_made_while_nobody_records
-tpsample/logits/finish.py
+tpsample/steps.py
     filters are a part of the head in a profile
-    - @ranged("filters")
-    + @ranged("head")
+    - with range_of("filters"):
+    + with range_of("head"):
     > test_a_profile_shows_the_parts_of_a_step
 tpsample/logits/logprobs.py
     a rank counts no ties

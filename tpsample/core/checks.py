@@ -57,13 +57,16 @@ def _without_numbers(value: object) -> str | None:
         return "a transform of torch.func, such as vmap"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace"
-    kinds = {"FakeTensorMode": "FakeTensorMode", "ProxyTorchDispatchMode": "make_fx"}
     if torch._C._len_torch_dispatch_stack():
-        modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
-        for mode, by in kinds.items():
+        modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
+        for mode, by in _RECORDERS.items():
             if mode in modes:
                 return by
     return "FakeTensorMode" if type(value).__name__ == "FakeTensor" else None
+
+
+_RECORDERS = {"FakeTensorMode": "FakeTensorMode", "ProxyTorchDispatchMode": "make_fx"}
+"""By torch's class of what takes its calls, the name that a user knows."""
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:

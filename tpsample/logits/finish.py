@@ -7,7 +7,6 @@ from functools import partial
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.ranges import ranged
 from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
@@ -51,7 +50,6 @@ def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
     return own_candidates(filtered, filters, may_read=not step.batch.plan.fixed_rounds)
 
 
-@ranged("filters")
 def finish_logits(
     rows: ShardLogits, step: Step, ranks: Ranks, gathered: list[Tensor] | None = None
 ) -> None:

@@ -35,7 +35,6 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.order import order_words
-from tpsample.core.ranges import ranged
 from tpsample.logits.finish import logprobs_of, shard_logits
 from tpsample.noise import row_stream, tile_noise
 from tpsample.output import SampleOutput, VerifyOutput
@@ -138,7 +137,6 @@ def emit(drafts: Tensor, num_accepted: Tensor, token_ids: Tensor) -> Tensor:
     return drafts.scatter(1, num_accepted.unsqueeze(1), token_ids.unsqueeze(1))
 
 
-@ranged("verification")
 def verify_by_ratio(
     sampler: LMHeadSampler,
     inputs: Inputs,
@@ -171,7 +169,7 @@ def verify_by_ratio(
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     laws = Laws.of(stored, batch, drafts, draft, out.status.view(num_rows, width), ranks)
     if draft is not None and drawn_drafts(sampler).are_of_another_law(laws, batch):
-        warnings.warn(OTHER_LAW, stacklevel=5)  # beyond the range and two calls
+        warnings.warn(OTHER_LAW, stacklevel=4)
 
     seed = batch.seed[::width].clone()  # the output is a value
     u = uniforms(seed, positions, width)

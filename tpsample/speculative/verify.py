@@ -13,7 +13,7 @@ from tpsample.agreement.step_checks import MISSING
 from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
-from tpsample.core.ranges import ranged
+from tpsample.core.ranges import range_of
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -205,20 +205,20 @@ def _verify(
         if call.rows == 0:
             none = torch.zeros_like(at)
             return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
-        if method == "coupled":
-            verified = _verify_coupled(sampler, inputs, drafts, expanded, at)
-        else:
-            law = None if draft_logits is None else draft_logits.detach()
-            block = method == "block"
-            verified = verify_by_ratio(
-                sampler, inputs, drafts, expanded, at, block=block, draft=law
-            )
+        with range_of("verification"):
+            if method == "coupled":
+                verified = _verify_coupled(sampler, inputs, drafts, expanded, at)
+            else:
+                law = None if draft_logits is None else draft_logits.detach()
+                block = method == "block"
+                verified = verify_by_ratio(
+                    sampler, inputs, drafts, expanded, at, block=block, draft=law
+                )
         if settled._undrawn_rows is not None:
             verified.name_undrawn(*settled._undrawn_rows)
         return sampler._counted(verified)
 
 
-@ranged("verification")
 def _verify_coupled(
     sampler: LMHeadSampler,
     inputs: Inputs,
