@@ -74,7 +74,7 @@ def is_ready(kernel: Any, types: tuple) -> bool:
 
 
 told: list[str] = []
-"""The first kernel that this process has compiled, once that has been said."""
+"""Has one entry once this process has told its user that it compiles kernels: which ones."""
 
 
 def tell_once(kernel: str) -> None:

@@ -1,4 +1,4 @@
-"""How kernels are compiled that only kernels call: to code of LLVM, and no further.
+"""Compiles a kernel that only kernels call to code of LLVM, and no further.
 
 By default Numba optimises such a kernel and makes it machine code, and then does both again in each
 kernel that calls it. That was half of the time of a first step. Here only an entry does both, once.
@@ -27,7 +27,7 @@ class InnerLibrary(JITCodeLibrary):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class InnerLowering(NativeLowering):
-    """Make a kernel code of LLVM that other kernels find by the name of its result."""
+    """Lower a kernel to code of LLVM, and register that for the kernels that call it."""
 
     _name = "inner_lowering"
 
