@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.checks import describe
+from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.word import NO_TOKEN, Status
 
 _OK, _BAD_SLOT = int(Status.OK), int(Status.BAD_SLOT)
@@ -129,7 +130,7 @@ class SampleOutput:
         self.token_ids.masked_fill_(self.token_ids < 0, token_id)
 
     @staticmethod
-    @torch.inference_mode(False)
+    @ordinary_tensors
     def empty(seeds: Tensor, num_samples: int | None) -> SampleOutput:
         """Return an uninitialised output with one row per seed."""
         num_rows, device = seeds.shape[0], seeds.device

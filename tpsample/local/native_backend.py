@@ -131,7 +131,9 @@ class NativeBackend(Backend):
                 )
             self._numbers = weight_of(weight, self._shard.start, start, stop)
             self._address = weight.data_ptr()
-        return self._numbers._replace(start=start, stop=stop)
+        if (self._numbers.start, self._numbers.stop) != (start, stop):
+            self._numbers = self._numbers._replace(start=start, stop=stop)
+        return self._numbers
 
     def _draw(
         self,
@@ -161,7 +163,8 @@ class NativeBackend(Backend):
         else:
             rows = index, sources, draws_of(step.noise), head, NO_CUT
             self._run(draw_given, source, num_rows, *rows, outputs=(found,))
-        best[:, index] = np.maximum(best[:, index], found.max(axis=0)[:, :, 0].T)
+        words = found[0] if threads == 1 else found.max(axis=0)
+        best[:, index] = np.maximum(best[:, index], words[:, :, 0].T)
 
     def _draw_roughly(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
