@@ -92,27 +92,23 @@ class Steps(Sealed):
     ) -> Step:
         """Do the first half of a step: all but waiting for the other ranks.
 
-        Every start is followed by its `_finish`.
+        Every start is followed by its `_finish`. Both stand inside the sampler's agreement.
         """
-        with self.agreement:
-            arguments = inputs, batch, positions, num_samples, out
-            call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
-            assert call.batch is not None and call.positions is not None
-            if self.agreement.must_compare_states(call):
-                states = call.drawn_states()
-                assert states is not None
-                self._desync.compare_states(states, self.exchange.check)
-            view = call.batch
-            if isinstance(view, StepBatch):
-                view._note_step(self, inputs.given, call.positions, call.now, call.num_samples)
-                self._note_rebuilt(view, call.positions)
-                view = view._read()
-            out = SampleOutput.empty(view.seed, num_samples) if out is None else out
-            return self._begin(inputs, view, call.positions, out, call.num_samples)
-
-    def _note_rebuilt(self, batch: StepBatch, positions: Tensor) -> None:
-        if batch._lacks_output and self._rebuilt.is_forgetful(batch, batch.seed, positions):
-            warnings.warn(REBUILT, stacklevel=4)
+        arguments = inputs, batch, positions, num_samples, out
+        call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
+        assert call.batch is not None and call.positions is not None
+        if self.agreement.must_compare_states(call):
+            states = call.drawn_states()
+            assert states is not None
+            self._desync.compare_states(states, self.exchange.check)
+        view = call.batch
+        if isinstance(view, StepBatch):
+            view._note_step(self, inputs.given, call.positions, call.now, call.num_samples)
+            if view._lacks_output and self._rebuilt.is_forgetful(view, view.seed, call.positions):
+                warnings.warn(REBUILT, stacklevel=3)
+            view = view._read()
+        out = SampleOutput.empty(view.seed, num_samples) if out is None else out
+        return self._begin(inputs, view, call.positions, out, call.num_samples)
 
     def _begin(
         self,
@@ -147,8 +143,9 @@ class Steps(Sealed):
 
         The step is counted, and failed rows are where the host reads them without waiting.
         """
-        self.ranks.counters.steps += 1
-        self.ranks.counters.rows += out.status.shape[0]
+        counters = self.ranks.counters
+        counters.steps += 1
+        counters.rows += out.status.shape[0]
         if self.on_failed != NO_TOKEN:
             out.name_failed(self.on_failed)
         if readable(out.status.device):
@@ -159,22 +156,21 @@ class Steps(Sealed):
         """Wait for every rank's words of what `_begin` began; the token of a failed row is -1."""
         out, plan = step.out, step.batch.plan
         assert out is not None
-        with self.agreement:
-            with range_of("exchange"):
-                self.agreement.compare()
-                if out.token_ids.numel():
-                    self.exchange.finish(out, step.batch.seed)
-            out.logprobs, out.kept = None, None
+        with range_of("exchange"):
+            self.agreement.compare()
             if out.token_ids.numel():
-                if plan.stored_index is not None:
-                    carried = self.exchange.carried()
-                    with range_of("filters"):
-                        finish_logits(self._stored(step), step, self.ranks, carried)
-                if step.batch.undrawn is not None:
-                    out.name_undrawn(*step.batch.undrawn)
-                self._desync.last = step.noise.positions, out.seeds, out.token_ids
-                if self._desync.every:
-                    self._desync.count(step.hidden_states)
+                self.exchange.finish(out, step.batch.seed)
+        out.logprobs, out.kept = None, None
+        if out.token_ids.numel():
+            if plan.stored_index is not None:
+                carried = self.exchange.carried()
+                with range_of("filters"):
+                    finish_logits(self._stored(step), step, self.ranks, carried)
+            if step.batch.undrawn is not None:
+                out.name_undrawn(*step.batch.undrawn)
+            self._desync.last = step.noise.positions, out.seeds, out.token_ids
+            if self._desync.every:
+                self._desync.count(step.hidden_states)
         return out
 
     def _stored(self, step: Step) -> ShardLogits:

@@ -36,6 +36,7 @@ from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard
 from tpsample.agreement import construction
+from tpsample.core import tensors
 from tpsample.kernels import decode
 from tpsample.local import triton_backend
 from tpsample.ranks.ranks import Ranks
@@ -100,6 +101,7 @@ def steps_of(rows: int) -> dict[str, Callable[[], object]]:
     return {"step": step, "select + step": lambda: step(slots.select(named, out=held))}
 
 
+@patch.object(tensors, "READ_ON", ())  # the host reads nothing of a GPU
 def overheads(rows: int, times: int) -> dict[str, dict[str, float]]:
     """Return the walk of each step, and its µs without Triton and with it."""
     steps = steps_of(rows)

@@ -128,19 +128,18 @@ class StepAgreement:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self._tell(error)
+            if error is not None:
+                self._tell(error)
         finally:
             if self._turn is not None:
                 self._turn.release()
             self.thread.__exit__()
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _tell(self, error: BaseException) -> None:
         """Tell the peers of an error that ends a call here, unless they know it."""
         if isinstance(error, PeerLost):
             self._ranks.counters.lost_ranks.update(error.ranks)
-        elif error is None or self._left is not None:
-            return
-        elif not isinstance(error, (Desync, RankMismatch)):
+        elif self._left is None and not isinstance(error, (Desync, RankMismatch)):
             self.leave(f"{type(error).__name__}: {error}", refused=False)
 
     def reset(self) -> None:

@@ -242,7 +242,7 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
         ("status", out.status, (rows,), torch.int32),
         ("seeds", out.seeds, (rows,), torch.int64),
     ):
-        alike = isinstance(tensor, Tensor) and (tensor.shape, tensor.dtype) == (wanted, dtype)
+        alike = isinstance(tensor, Tensor) and tensor.shape == wanted and tensor.dtype is dtype
         if not alike or tensor.device != device or not tensor.is_contiguous():
             raise ValueError(
                 f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "

@@ -22,7 +22,7 @@ class OneThread(AbstractContextManager[None]):
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             raise RuntimeError(
                 f"{self._name}: a call is running in another thread; {self._way_out}"
             )

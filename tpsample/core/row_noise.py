@@ -23,7 +23,7 @@ HOTTEST = 2.0**100
 """A higher temperature counts as this one, because log2 e / T must not vanish."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # frozen, each field would take three times as long
 class RowNoise:
     """The per-row part of a score: scale and random streams. Computed on first use.
 

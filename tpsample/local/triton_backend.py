@@ -84,23 +84,25 @@ class TritonBackend(Backend):
         if launch is None:
             return
         grid, arguments = launch
-        lm_head_kernel[grid](
-            hidden_ptr=inputs,
-            stride_hidden_b=inputs.stride(0),
-            seed_ptr=batch.seed,
-            position_ptr=step.noise.positions,
-            temperature_ptr=batch.temperature,
-            words_ptr=words,
-            logits_ptr=logits,
-            stride_logits_b=None if logits is None else logits.stride(0),
-            slot_ptr=None if logits is None else batch.plan.stored_place,
-            num_stored=None if logits is None else logits.shape[0] // 2,
-            **controls,
-            listed_ptr=None if screen is None else screen.listed_ptr,
-            num_listed_ptr=None if screen is None else screen.num_listed_ptr,
+        # One dictionary, because a call that merges several takes the host a microsecond more.
+        named = {
             **arguments,
-            launch_pdl=screen is not None and self._overlap,
-        )
+            **controls,
+            "hidden_ptr": inputs,
+            "stride_hidden_b": inputs.stride(0),
+            "seed_ptr": batch.seed,
+            "position_ptr": step.noise.positions,
+            "temperature_ptr": batch.temperature,
+            "words_ptr": words,
+            "logits_ptr": logits,
+            "stride_logits_b": None if logits is None else logits.stride(0),
+            "slot_ptr": None if logits is None else batch.plan.stored_place,
+            "num_stored": None if logits is None else logits.shape[0] // 2,
+            "listed_ptr": None if screen is None else screen.listed_ptr,
+            "num_listed_ptr": None if screen is None else screen.num_listed_ptr,
+            "launch_pdl": screen is not None and self._overlap,
+        }
+        lm_head_kernel[grid](**named)
 
     def _tile_of(self, num_rows: int, edits: bool, given: bool, listed: bool) -> Tile:
         """Return the tile that overrides the table, or the table's.

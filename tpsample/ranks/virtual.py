@@ -59,9 +59,11 @@ class VirtualWorld:
         """
 
         def step(sampler: Any, ranks: VirtualRanks) -> SampleOutput:
-            started = sampler._start(Inputs(hidden_states), *arguments, **options)
+            with sampler.agreement:
+                started = sampler._start(Inputs(hidden_states), *arguments, **options)
             ranks.meet()
-            out: SampleOutput = sampler._finish(started)
+            with sampler.agreement:
+                out: SampleOutput = sampler._finish(started)
             return out
 
         each = zip(samplers, self.ranks, strict=False)

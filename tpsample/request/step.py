@@ -101,7 +101,7 @@ def halves(memory: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return memory[:count], memory[half : half + count if memory.shape[0] > count else half]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # frozen, each field would take three times as long
 class Step:
     """A step on one rank, made once from arguments that were checked and agreed on.
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tpsample.core.checks import check_tensor, describe
-from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import readable
@@ -39,11 +38,7 @@ class StepBatch(Sealed, ABC):
         self.vocab_size, self.device, self._table = table.vocab_size, table.device, table
         self._assigned: dict[str, Mask] = {}
         self._moving = MovingOn()
-
-    @property
-    def _thread(self) -> OneThread:
-        """Lets one thread at a time into the batch and its selections."""
-        return self._table.thread
+        self._thread = table.thread  # one at a time, in the batch and its selections
 
     def __copy__(self) -> StepBatch:
         """Return a copy with tensors of its own: two batches over the same ones would differ from
