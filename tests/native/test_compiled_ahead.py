@@ -42,7 +42,7 @@ def test_every_kernel_that_python_calls_is_among_them():
         for value in vars(module).values()
         if isinstance(getattr(value, "_cache", None), KernelCache)
     }
-    found = compiled_ahead.entries(torch.empty(1, 4))
+    found = compiled_ahead.entries(torch.empty(1, 4), screened=True)
     assert {kernel.py_func.__name__ for kernel, _ in found} == every and len(every) > 10
     assert len(set(found)) == len(found)
 
@@ -53,9 +53,10 @@ def known_in_construction() -> Iterator[None]:
     known: set[tuple[Any, tuple]] = set()
     compile_missing, alone = compiled_ahead.compile_missing, KernelCache.alone
 
-    def prepare(weight: torch.Tensor) -> None:
-        known.update((kernel.py_func, types) for kernel, types in compiled_ahead.entries(weight))
-        compile_missing(weight)
+    def prepare(weight: torch.Tensor, **how: bool) -> None:
+        every = compiled_ahead.entries(weight, **how)
+        known.update((kernel.py_func, types) for kernel, types in every)
+        compile_missing(weight, **how)
 
     def take(self: KernelCache, types: tuple) -> Any:
         assert (self._function, types) in known, f"{self._function.__name__} in a step: {types}"
@@ -120,9 +121,9 @@ def _cold(folder: str, seconds: float | None) -> tuple[int, int, list[str]]:
     rank, said, prepared = dist.get_rank(), [], []
     compile_missing = compiled_ahead.compile_missing
 
-    def compile_slowly(weight: torch.Tensor) -> None:
+    def compile_slowly(weight: torch.Tensor, **how: bool) -> None:
         time.sleep(seconds * slowness() if seconds is not None and rank == 1 else 0)
-        compile_missing(weight)
+        compile_missing(weight, **how)
         prepared.append(weight.dtype)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -156,7 +157,7 @@ def test_what_is_compiled_is_told_of_once(seconds, tmp_path, monkeypatch, caplog
     monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path / "n")
     monkeypatch.setattr(compiled_ahead, "SECONDS_EACH", seconds)
     kernel, types = _count_from()
-    monkeypatch.setattr(compiled_ahead, "entries", lambda _: [(_new(kernel), types)])
+    monkeypatch.setattr(compiled_ahead, "entries", lambda _, **how: [(_new(kernel), types)])
     caplog.set_level(logging.INFO)
     for _ in range(2):
         compiled_ahead.compile_missing(torch.empty(1, 0))

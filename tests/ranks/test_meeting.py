@@ -111,9 +111,9 @@ def _one_is_wrong(case: Case) -> str:
     ranks, compile_missing = ranks_of(None), compiled_ahead.compile_missing
     work = _work(2 * TIMEOUT_S if ranks.rank == 1 else 0)
 
-    def compile_slowly(weight: torch.Tensor) -> None:
+    def compile_slowly(weight: torch.Tensor, **how: bool) -> None:
         work()
-        compile_missing(weight)
+        compile_missing(weight, **how)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_ahead, "compile_missing", compile_slowly)

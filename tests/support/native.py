@@ -37,15 +37,12 @@ def bounded(weight, copy, hidden, index, draws, head, product, error, upper):
         upper: fp32 [R, V], out: upper ends of the scores of the first sample.
     """
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
-    quantised = int8.quantise(rows, len(index) if len(copy.norm) else 0)
+    quantised = int8.quantise(copy, rows, len(index))
     found = products.products_of(rows, F32)
     logits, scores = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
-        if len(copy.norm):
-            int8.int8_products(copy, quantised, block, rows, found)
-        else:
-            products.fp32_products(weight, block, rows, found)
+        int8.first_products(copy, quantised, weight, block, rows, found)
         for i in range(len(index)):
             upper_ends(found.values[i], found.errors[i], head.logit_scale < 0, logits)
             end_logits(logits, block, index[i], head, 1)
@@ -71,7 +68,7 @@ class Bounds:
         self.product, self.error, self.upper = found = torch.zeros(3, b, v)
         bounded(
             weight_of(case.weight, 0, 0, v),
-            int8.Copy() if native.copy is None else copy_of(native.copy),
+            None if native.copy is None else copy_of(native.copy),
             case.hidden_states.float().numpy(),
             np.arange(b),
             draws_of(self.step.noise),

@@ -71,7 +71,7 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
         if error is None and backend == "numba":
             from tpsample.native.compiled_ahead import compile_missing  # needs Numba
 
-            compile_missing(given["weight"])
+            compile_missing(given["weight"], screened=given["screening"] is not None)
 
     ranks.prepare(compile_kernels)
     records = gather_or_raise(ranks, record, error)

@@ -42,7 +42,6 @@ from tpsample.settings import Settings
 COPY_ROWS = 2
 """Most rows of a step for which reading the 8-bit copy first is faster than reading the weights."""
 NO_CUT = np.empty(0, np.int64)
-NO_COPY = Copy()
 
 
 class NativeBackend(Backend):
@@ -67,7 +66,7 @@ class NativeBackend(Backend):
         return Found(first, best, slack, self._store_logits)
 
     def compile_ahead(self) -> None:
-        load_all(self._weight)
+        load_all(self._weight, screened=self.copy is not None)
 
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
@@ -157,7 +156,7 @@ class NativeBackend(Backend):
         found = np.full((threads, num_rows, samples, 1), empty)
         if sources is None:
             nothing = np.empty((threads, 0, 1), np.int64), np.empty((threads, 0), np.float32)
-            copy = NO_COPY if self.copy is None or num_rows > COPY_ROWS else copy_of(self.copy)
+            copy = None if self.copy is None or num_rows > COPY_ROWS else copy_of(self.copy)
             memory = Memory(np.arange(num_rows))
             self._run_draw(step, source, index, head, memory, (found, *nothing), copy)
         else:
@@ -183,7 +182,7 @@ class NativeBackend(Backend):
         head: native.NativeHead,
         memory: Memory,
         outputs: tuple[np.ndarray, ...],
-        copy: Copy = NO_COPY,
+        copy: Copy | None = None,
     ) -> None:
         computed = np.zeros((len(outputs[0]), 2, len(index)), np.int64)
         rows = hidden_of(step), index, copy, draws_of(step.noise), head, memory

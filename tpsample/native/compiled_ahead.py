@@ -35,22 +35,28 @@ LONG_S = 10
 
 INTS, INTS_2, INTS_3, INTS_4 = (types.Array(int64, axes, "C") for axes in range(1, 5))
 FLOATS, FLOATS_2, DOUBLES = float32[::1], float32[:, ::1], float64[::1]
-HEAD, COPY = typeof(NativeHead()), typeof(Copy())
+HEAD = typeof(NativeHead())
 MEMORY = typeof(Memory(np.empty(0, np.int64)))
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
+COPY = typeof(Copy(np.empty(0, np.int8), *[_FLOATS] * 3))
 DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1, 1))
 LIMITS = typeof((_INTS, *[np.empty(0)] * 3))
 STORED = typeof(passes.Stored(np.empty((0, 0), np.float32), 0, _FLOATS, _INTS))
 
 
-def entries(weight: Tensor) -> list[tuple[Any, tuple]]:
-    """Return each kernel that steps of a head may call, with the types of its arguments."""
+def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]]:
+    """Return each kernel that steps of a head may call, with the types of its arguments.
+
+    Args:
+        screened: whether steps of few rows read an 8-bit copy of the weight first.
+    """
     found: list[tuple[Any, tuple]] = []
     if weight.shape[1]:  # else there is no weight, and all logits are given
         rows = torch.empty(1, 1, dtype=weight.dtype, device="cpu")
         own = typeof(weight_of(rows, 0, 0, 1)), typeof(array_of(rows)), INTS
+        drawn = DRAWS, HEAD, MEMORY, INTS_4, INTS_3, FLOATS_2, INTS_3
+        found += [(draw, (*own, copy, *drawn)) for copy in (types.none, COPY)[: 1 + screened]]
         found += [
-            (draw, (*own, COPY, DRAWS, HEAD, MEMORY, INTS_4, INTS_3, FLOATS_2, INTS_3)),
             (list_kept, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3, INTS_3)),
             (store, (*own, HEAD, MEMORY)),
         ]
@@ -77,18 +83,18 @@ def entries(weight: Tensor) -> list[tuple[Any, tuple]]:
     return [*shared, *((decode, (each, INTS, INTS_2, int32[::1], INTS)) for each in words)]
 
 
-def missing_of(weight: Tensor) -> list[tuple[Any, tuple]]:
+def missing_of(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]]:
     """Return the `entries` that are neither in this process nor in the cache."""
-    return [entry for entry in entries(weight) if not is_ready(*entry)]
+    return [entry for entry in entries(weight, screened=screened) if not is_ready(*entry)]
 
 
-def compile_missing(weight: Tensor) -> None:
+def compile_missing(weight: Tensor, *, screened: bool = False) -> None:
     """Compile the kernels of a head that are neither in this process nor in the cache.
 
     Processes of one machine share the work: what another one compiles is left to it until nothing
     else is missing.
     """
-    missing = missing_of(weight)
+    missing = missing_of(weight, screened=screened)
     if missing:
         told.append("all")  # by the line below
         seconds = SECONDS_EACH * len(missing)
@@ -101,8 +107,8 @@ def compile_missing(weight: Tensor) -> None:
         missing = [entry for entry in missing if not is_ready(*entry)]
 
 
-def load_all(weight: Tensor) -> None:
+def load_all(weight: Tensor, *, screened: bool = False) -> None:
     """Compile the missing kernels of a head, and load all of them into this process."""
-    compile_missing(weight)
-    for kernel, its_types in entries(weight):
+    compile_missing(weight, screened=screened)
+    for kernel, its_types in entries(weight, screened=screened):
         kernel.compile(its_types)

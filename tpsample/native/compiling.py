@@ -6,8 +6,10 @@ that is not whole makes every step fail. So `kernel_cache.py` takes its place.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numba
@@ -59,13 +61,25 @@ def jit(
             def compile_alone(types: tuple) -> Any:
                 if not is_ready(kernel, types):
                     tell_once(function.__name__)
-                with kernel._cache.alone(types):
+                with kernel._cache.alone(types), uncollected():
                     return compile_kernel(types)
 
             kernel.compile = compile_alone
         return kernel
 
     return decorate
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage: a compiler makes much that is not, and each look takes a while."""
+    looks = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looks:
+            gc.enable()
 
 
 def is_ready(kernel: Any, types: tuple) -> bool:

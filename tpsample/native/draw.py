@@ -23,10 +23,10 @@ from tpsample.native.inputs import (
     put,
     take_rows,
 )
-from tpsample.native.int8 import int8_products, quantise
+from tpsample.native.int8 import first_products, quantise
 from tpsample.native.noise import exact_score, noise_of, stream_of, upper_scores
 from tpsample.native.numbers import as_fp32, key_of, lanes_reaching, lowest_lane, pack, value_of
-from tpsample.native.products import fp32_products, products_of
+from tpsample.native.products import products_of
 from tpsample.native.threads import share
 
 
@@ -107,7 +107,7 @@ def draw_range(start, stop, part, arguments):
         weight: of the shard.
         hidden: [B, D], as `as_fp32` reads it.
         index: int64 [R], the rows of the batch.
-        copy: what is multiplied first in place of the weight, if it has any rows.
+        copy: what is multiplied first in place of the weight, or None.
         best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
         first: int64 [parts, rows of the memory, 1], raised: the largest order word.
         slack: fp32 [parts, rows of the memory], raised: how far an upper end is above its logit at
@@ -118,7 +118,7 @@ def draw_range(start, stop, part, arguments):
     weight, hidden, index, copy, draws, head, memory, best, first, slack, computed = arguments
     weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
-    quantised = quantise(rows, len(index) if len(copy.norm) else 0)
+    quantised = quantise(copy, rows, len(index))
     products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
     its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head
     draw_blocks(its, memory, best[part], first[part], slack[part], computed[part])
@@ -133,10 +133,7 @@ def draw_blocks(its, memory, best, first, slack, computed):
     stored = lanes[0, :0]
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
-        if len(copy.norm):
-            int8_products(copy, quantised, block, rows, products)
-        else:
-            fp32_products(weight, block, rows, products)
+        first_products(copy, quantised, weight, block, rows, products)
         for i in range(len(index)):
             place = memory.places[i]
             upper_ends(products.values[i], products.errors[i], falls, logits)

@@ -12,11 +12,14 @@ from numba._dynfunc import make_function
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import NativeLowering, NopythonRewrites
 
 
 class InnerLibrary(JITCodeLibrary):
     """The code of a kernel and of the kernels that it calls, before LLVM optimises it."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
 
     def finalize(self) -> None:
         for library in dict.fromkeys(self._linking_libraries):
@@ -54,6 +57,7 @@ class InnerCompiler(CompilerBase):
         passes.passes = [
             (InnerLowering, "inner lowering") if each is NativeLowering else (each, text)
             for each, text in passes.passes
+            if each is not NopythonRewrites  # of arithmetic of whole arrays, which no kernel does
         ]
         passes.finalize()
         return [passes]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tpsample.native.compiling import F32, F64, I16, I32, I64, jit
 from tpsample.native.numbers import largest_size
-from tpsample.native.products import prove
+from tpsample.native.products import fp32_products, prove
 from tpsample.screening.bound import DEFINITION_ERROR, ROUNDING, TINY, UNIT
 
 EXACT_COLUMNS = 512
@@ -17,22 +17,24 @@ EXACT_COLUMNS = 512
 
 
 class Copy(NamedTuple):
-    """An 8-bit copy of a weight (`Int8Copy`); no rows without a copy.
+    """An 8-bit copy of a weight (`Int8Copy`).
+
+    Kernels have None where there is none, and are then compiled without what reads a copy.
 
     Attributes:
         numbers: int8 [V_local · D], flat.
         scale, norm, residual_norm: fp32 [V_local].
     """
 
-    numbers: np.ndarray = np.empty(0, np.int8)
-    scale: np.ndarray = np.empty(0, F32)
-    norm: np.ndarray = np.empty(0, F32)
-    residual_norm: np.ndarray = np.empty(0, F32)
+    numbers: np.ndarray
+    scale: np.ndarray
+    norm: np.ndarray
+    residual_norm: np.ndarray
 
 
 @jit(allocates=True)
-def quantise(rows, num_rows):
-    """Return the first hidden states in 16 bits, and three factors of each.
+def quantise(copy, rows, num_rows):
+    """Return the first hidden states in 16 bits, and three factors of each; None without a copy.
 
     Proof: `tpsample.screening.int8_copy`, whose limbs are one number here.
 
@@ -40,6 +42,8 @@ def quantise(rows, num_rows):
         int16 [R, D], and float64 [R, 3]: the unit, then what multiplies ‖w‖ and the residual's norm
         in the bound of a product's error.
     """
+    if copy is None:
+        return None
     hidden = np.empty((num_rows, rows.hidden.shape[1]), I16)
     factors = np.empty((num_rows, 3))
     for i in range(num_rows):
@@ -90,3 +94,12 @@ def int8_products(copy, quantised, block, rows, products):
         error = of_norm * most + of_residual * residual + flushed
         products.errors[row] = F32(error * (1.0 + 8.0 * UNIT))
         prove(products, row, 4.0 * rows.norms[row] * most)
+
+
+@jit()
+def first_products(copy, quantised, weight, block, rows, products):
+    """Multiply the copy, or the weight if there is none, by the hidden states."""
+    if copy is None:
+        fp32_products(weight, block, rows, products)
+    else:
+        int8_products(copy, quantised, block, rows, products)
