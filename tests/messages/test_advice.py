@@ -117,6 +117,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_step_that_cannot_see_the_last_token_is_warned_of_once": ("call batch.append(out.",),
     "test_a_captured_step_serves_other_slots_and_other_requests": ("of the step by batch.select",),
     "test_slots_and_replays_read_what_is_there_now": ("name the rows of the step by select",),
+    "test_other_numbers_on_the_host_are_refused": ("leave it out where the host does not",),
     "test_seeds_are_drawn_before_a_replay": ("draw them first, see draw_seeds",),
     "test_masks_by_slot_follow_the_slots": ("assign one to the selection", "assign another"),
     "test_a_captured_step_takes_fixed_rounds_by_itself": ("capture a batch without it",),

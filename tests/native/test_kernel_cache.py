@@ -332,7 +332,9 @@ def test_processes_share_what_has_to_be_compiled(folder, monkeypatch):
     first, second, path = fresh(), fresh(), code_in(folder)
     content = path.read_bytes()
     floats = tuple([numba.float64] * 2)
-    monkeypatch.setattr(compiled_ahead, "entries", lambda _, **how: [(first, ints), (second, floats)])
+    monkeypatch.setattr(
+        compiled_ahead, "entries", lambda _, **how: [(first, ints), (second, floats)]
+    )
     with held(folder, alive=True):
         path.unlink()
         compiled = second._compiler.compile

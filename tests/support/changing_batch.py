@@ -215,7 +215,8 @@ class ChangingBatch:
         wrong = [*chosen[:1], self.max_rows, -7, *([] if self.empty is None else [self.empty])]
         other = [self.pick.choice([-1, *wrong]) for _ in range(self.pick.choice([0, 0, 1, 4]))]
         dtype = self.pick.choice([torch.int32, torch.int64])
-        selection = self.batch.select(torch.tensor(chosen + other, dtype=dtype))
+        host = self.pick.choice([None, chosen + other])
+        selection = self.batch.select(torch.tensor(chosen + other, dtype=dtype), host=host)
         undrawn = ["OK" if slot == -1 else "BAD_SLOT" for slot in other]
         return [self.rows[i] for i in chosen], undrawn, selection
 

@@ -104,7 +104,7 @@ class Story:
         if self.pick.random() < 0.5:
             self._sample_rows(rows, selection, undrawn)
         else:
-            self.note("slots that the host does not read, as on a GPU")
+            self.note("slots that the host does not read, or was told of, as on a GPU")
             with patch("tpsample.core.tensors.READ_ON", ()):
                 self._sample_rows(rows, selection, undrawn)
         self.its.fill()

@@ -87,7 +87,9 @@ class V2Sampler:
         if self._joining:
             self._join({known[name]: name for name in known})
         slots = input_batch.idx_mapping
-        selected = self.batch.select(slots, out=self._selected.get(len(slots)))
+        selected = self.batch.select(
+            slots, host=input_batch.idx_mapping_np, out=self._selected.get(len(slots))
+        )
         self._selected[len(slots)] = selected
         rows = StepRows(selected, input_batch.req_ids, self._slots.ids[slots])
         positions = input_batch.positions[input_batch.logits_indices] + 1

@@ -167,12 +167,18 @@ class SamplingBatch(ChangingRows):
             self._plans[1] = self._table.plan(range(self.rows), entries, **self._options)
         return self._plans[1]
 
-    def select(self, slots: Tensor, *, out: Selection | None = None) -> Selection:
+    def select(
+        self,
+        slots: Tensor,
+        *,
+        host: Sequence[int] | Tensor | None = None,
+        out: Selection | None = None,
+    ) -> Selection:
         """Return the rows of a step, by slot: pass it to the sampler, `verify` and `sample_draft`
         in place of the batch, and its `append` the tokens.
 
-        The host does not read the slots, so a step does all that any slot of the batch may need:
-        with filters in one of them, the logits of all rows are stored. Kept sets are not reported.
+        Without `host` a GPU's step does all that any slot of the batch may need: with filters in
+        one of them, the logits of all rows are stored. Kept sets are not reported.
 
         A CUDA graph may be captured from here to `append`; it serves any slots and any requests
         while `capture_key` is what it was. Draw the seeds of requests without one before a replay
@@ -184,6 +190,10 @@ class SamplingBatch(ChangingRows):
         Args:
             slots: int32 or int64 [B] on the device of the batch, in any order; -1 is padding.
                 See `tpsample.request.selection` for rows that are not drawn.
+            host: the same numbers on the host, as engines have them: a list, a NumPy array or a
+                tensor of a CPU. A step then stores and exchanges what these rows need and no more,
+                and unless the batch has `fixed_rounds` the host waits for rows that need a second
+                round. From other numbers rows are drawn without their filters; a CPU compares them.
             out: an earlier selection of as many rows of this batch, to write into; it then means
                 these slots, without the masks that were assigned to it. Default: a new one.
 
@@ -197,7 +207,11 @@ class SamplingBatch(ChangingRows):
         with self._thread:
             if not self._selects:
                 self._ready_to_select()
-            return Selection.of(self, slots, out)
+            return Selection.of(self, slots, out, host)
+
+    @property
+    def _never_waits(self) -> bool:
+        return bool(self._options["fixed_rounds"])
 
     @property
     def capture_key(self) -> tuple[object, ...]:

@@ -4,10 +4,12 @@
     out = sampler(hidden_states, rows, positions)
     rows.append(out.token_ids)
 
-On a GPU the host never reads the slots. A CUDA graph captured from `select` to `append` serves
-other slots, and requests that came since, when it is replayed. Outside a graph a selection is of
-the batch as it was when `select` was called: after a request joined, left, moved or changed, it is
-refused.
+On a GPU the host never reads the slots. It knows them where the caller has them on the host, too,
+and passes `host=`. Then a step does what these requests need, and without it what any request of
+the batch needs. A CUDA graph captured from `select` to `append` serves other slots, and requests
+that came since, when it is replayed, so `host` does not count there. Outside a graph a selection is
+of the batch as it was when `select` was called: after a request joined, left, moved or changed, it
+is refused.
 
 A row is not drawn, and no state moves for it, if
 
@@ -24,16 +26,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import INDICES, check_tensor
+from tpsample.core.checks import INDICES, check_tensor, describe, is_integer, is_listing
 from tpsample.core.tensors import (
     ALIGNED,
     HasViews,
     Scratch,
     bytes_of,
+    capturing,
     ordinary_tensors,
     readable,
 )
@@ -71,7 +75,8 @@ class Selection(HasViews, StepBatch):
         self._scratch = Scratch(self.device)
         self._numbers = torch.arange(num_rows, device=self.device)
         self._stored_numbers = self._numbers.to(torch.int32)
-        # On a CPU: the last plan, and what it was made of.
+        # Where the host knows the slots: those that rows read, the last plan, its requests.
+        self._known: list[int] | None = None
         self._planned: tuple[tuple[int, list[Entry]], BatchPlan] | None = None
         # The slot that each row reads, S if it is not drawn.
         self._padded = self._numbers.new_zeros(num_rows + -num_rows % ALIGNED)
@@ -83,17 +88,21 @@ class Selection(HasViews, StepBatch):
         self._index = self._padded[: self.rows]
 
     @staticmethod
-    def of(batch: StepBatch, slots: Tensor, out: Selection | None = None) -> Selection:
+    def of(
+        batch: StepBatch, slots: Tensor, out: Selection | None = None, host: Any = None
+    ) -> Selection:
         """Return a selection of a batch, in the memory of `out` if that is given.
 
         Args:
             slots: int32 or int64 [B].
+            host: the same numbers on the host, or None.
 
         Raises:
-            TypeError, ValueError: slots of another shape, dtype or device, or another kind of
-                `out`.
+            TypeError, ValueError: slots of another shape, dtype or device, another kind of `out`,
+                or other numbers on the host.
         """
         check_tensor("slots", slots, INDICES, "B", batch.device)
+        known = None if host is None else _numbers_of(host, slots)
         if out is None:
             out = Selection(batch, batch._table, len(slots))
         elif not isinstance(out, Selection):
@@ -107,9 +116,9 @@ class Selection(HasViews, StepBatch):
                 f"out: expected an earlier selection of {len(slots)} rows, as slots has, got one "
                 f"of {out.rows}"
             )
-        return out.take(slots)
+        return out.take(slots, known)
 
-    def take(self, slots: Tensor) -> Selection:
+    def take(self, slots: Tensor, known: list[int] | None = None) -> Selection:
         """Become these slots of the batch as it is now, without masks of its own.
 
         Of the rows that name a slot the first goes through its gate, if it is open:
@@ -118,6 +127,7 @@ class Selection(HasViews, StepBatch):
             index    3   5   0   5   5
         """
         self._version = self._table.version
+        self._known = None if known is None else self._table.read_by(known)
         self._taken_again, self._has_stepped = self._has_stepped, False
         self._assigned.clear()
         gate, scratch, (undrawn, bad) = self._table.gate, self._scratch, self._undrawn
@@ -137,6 +147,8 @@ class Selection(HasViews, StepBatch):
         its, others = ((rows._index, *rows._undrawn) for rows in (found, self))
         for each, other in zip(its, others, strict=True):
             each.copy_(other.repeat_interleave(times))
+        if self._known is not None:
+            found._known = [slot for slot in self._known for _ in range(times)]
         return found
 
     def _pick(self, name: str, table: Tensor) -> Tensor:
@@ -218,11 +230,12 @@ class Selection(HasViews, StepBatch):
         """Return the plan of rows that may have filters or logprobs."""
         table = self._table
         table.follow_filters()
-        if readable(self.device):
-            slots = self._index.tolist()
+        if (slots := self._on_the_host()) is not None:
             entries = table.entries_of(slots)
             if self._planned is None or self._planned[0] != (table.version, entries):
-                self._planned = (table.version, entries), table.plan(slots, entries)
+                fixed = self._batch._never_waits and not readable(self.device)
+                plan = table.plan(slots, entries, fixed_rounds=fixed)
+                self._planned = (table.version, entries), plan
             return self._planned[1]
         return BatchPlan(
             self.rows,
@@ -233,6 +246,12 @@ class Selection(HasViews, StepBatch):
             stores_all=True,
             numbers=(self._numbers, self._stored_numbers),
         )
+
+    def _on_the_host(self) -> list[int] | None:
+        """Return the slot that each row reads; None where the host does not know it."""
+        if readable(self.device):
+            return self._index.tolist()
+        return None if capturing(self.device) else self._known
 
     def _filtered(self) -> tuple[RowFilters | None, LogprobRows | None]:
         """Return the filters and logprobs of all rows, None where no slot has some."""
@@ -305,3 +324,24 @@ class Selection(HasViews, StepBatch):
             return found
         # Of rows that are not drawn only the status counts.
         return {"slots": self._index.where(~undrawn, -1 - bad.long()), **found}
+
+
+def _numbers_of(host: Any, slots: Tensor) -> list[int]:
+    """Return the slots as the host has them.
+
+    Raises:
+        TypeError, ValueError: no integers, another number of them, or others on a CPU.
+    """
+    its = host.tolist() if hasattr(host, "tolist") else host  # of NumPy, or of a tensor
+    if not is_listing(its) or not all(map(is_integer, its)):
+        raise TypeError(
+            "host: expected the numbers of slots as a list, an array or a tensor on the host, got "
+            f"{describe(host)}"
+        )
+    found = [int(each) for each in its]
+    if len(found) != slots.shape[0] or (readable(slots.device) and found != slots.tolist()):
+        raise ValueError(
+            f"host: expected the {slots.shape[0]} numbers that slots has, got {describe(found)}; "
+            "leave it out where the host does not have them"
+        )
+    return found

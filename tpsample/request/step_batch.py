@@ -71,6 +71,11 @@ class StepBatch(Sealed, ABC):
         return self._table.stores_logits
 
     @property
+    def _never_waits(self) -> bool:
+        """Whether the requests alone decide what a step launches; see `BatchPlan.fixed_rounds`."""
+        return False
+
+    @property
     def _undrawn_rows(self) -> Undrawn | None:
         """The rows that are not drawn; None if all are."""
         return None

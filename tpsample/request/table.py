@@ -210,6 +210,15 @@ class RequestTable(HasViews):
         known = self.entries + [none] * (self.slots + 1 - len(self.entries))
         return [known[slot] for slot in slots]
 
+    def read_by(self, named: Sequence[int]) -> list[int]:
+        """Return the slot that each row reads if rows name these, S where a row is not drawn."""
+        taken, found = set(self.empty), []
+        for slot in named:
+            drawn = 0 <= slot < len(self.entries) and slot not in taken
+            found.append(slot if drawn else self.slots)
+            taken.add(slot)
+        return found
+
     def plan(self, slots: Sequence[int], entries: Sequence[Entry], **options: Any) -> BatchPlan:
         """Return the plan of a step whose rows read these slots.
 

@@ -1,0 +1,123 @@
+"""Slots that the host has as well: a step does what these requests need, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from tests.request.test_slots import graph_rows
+from tests.support.cases import own_sampler
+from tests.support.random_requests import so_far_of
+from tests.support.ranks import run_ranks
+from tests.support.slots import D, V, sampler_of
+from tpsample import SamplingBatch, SamplingParams, verify
+
+GPU = patch("tpsample.core.tensors.READ_ON", ())
+"""The host reads nothing of the device, as on a GPU."""
+
+
+def _eight_slots(**of_slot_3: Any) -> SamplingBatch:
+    batch = SamplingBatch.of_slots(8, vocab_size=V)
+    others: list[dict[str, Any]] = [{}] * 3 + [of_slot_3] + [{}] * 4
+    batch.put(range(8), [SamplingParams(seed=i, **each) for i, each in enumerate(others)])
+    return batch
+
+
+def _sent(known: bool) -> tuple[list[str], int, list[int]]:
+    """Return what a step over eight slots, one with top_p, exchanges beside its words."""
+    sampler = own_sampler(torch.randn(V, D, generator=torch.Generator().manual_seed(2)))
+    batch, slots, ranks = _eight_slots(top_p=0.9), torch.arange(8), sampler.ranks
+    hidden, made = torch.randn(8, D, generator=torch.Generator().manual_seed(3)), []
+    expected = sampler(hidden, batch.select(slots), 0).token_ids
+
+    def counted(name: str) -> Any:
+        own = getattr(ranks, name)
+        return lambda *given: [made.append(name), own(*given)][1]
+
+    with GPU, pytest.MonkeyPatch.context() as monkeypatch:
+        for name in ("gather_integers", "sum_integers"):
+            monkeypatch.setattr(ranks, name, counted(name))
+        before = ranks.bytes_sent
+        rows = batch.select(slots, host=range(8) if known else None)
+        assert sampler(hidden, rows, 0).token_ids.tolist() == expected.tolist()
+        return made, ranks.bytes_sent - before, rows._view_of(8).plan.stored_list
+
+
+def test_one_filtered_slot_of_eight_costs_what_one_filtered_row_costs():
+    """Its best words travel with the step's, and one sum decides it."""
+    few, other = run_ranks(2, _sent, True)
+    assert few == other == (["sum_integers"], 272, [3])
+    all_made, all_sent, all_stored = run_ranks(2, _sent, False)[0]
+    assert (all_made.count("sum_integers"), all_sent) == (10, 39_104)
+    assert all_stored == list(range(8))
+
+
+CHOSEN = [[3, -1, 0, 6, 4], [6, 5, 1, -1, 99], [1, 2, 3, 2, 7], [0, 4, 8, 6, -5], [-1] * 5]
+"""Slots of requests, padding, slots that are not there, empty ones, and one that is named twice."""
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_a_step_is_the_same_whether_the_host_knows_its_slots_or_reads_them(chosen, kind):
+    batch, sampler = SamplingBatch.of_slots(9, vocab_size=V), sampler_of()
+    there = graph_rows(40)
+    batch.put(range(len(there)), [row.params for row in there], **so_far_of(there))
+    slots = torch.tensor(chosen)
+    hidden = torch.randn(5, 3, D, generator=torch.Generator().manual_seed(sum(chosen)))
+    drafts, at = torch.full((5, 2), 7), torch.arange(5) + 4
+    read = batch.select(slots)
+    expected = sampler(hidden[:, 0], read, at), verify(sampler, hidden, drafts, read, at)
+    with GPU:
+        known = batch.select(slots, host=kind(chosen))
+        found = sampler(hidden[:, 0], known, at), verify(sampler, hidden, drafts, known, at)
+    assert known._view_of(5).plan.stored_list == read._view_of(5).plan.stored_list
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.status.tolist() == other.status.tolist()
+        assert (one.logprobs is None) == (other.logprobs is None)
+        if other.logprobs is not None:
+            assert torch.equal(one.logprobs.token_ids, other.logprobs.token_ids)
+
+
+def test_a_graph_is_of_any_slots_although_the_host_knows_those_of_its_capture():
+    batch = _eight_slots(top_p=0.9)
+    with GPU, patch("tpsample.request.selection.capturing", lambda _: True):
+        plan = batch.select(torch.tensor([0, 1]), host=[0, 1])._view_of(2).plan
+    assert plan.fixed_rounds and plan.stored_list == [0, 1]
+
+
+def test_a_batch_that_never_waits_does_not_wait_for_slots_that_the_host_knows():
+    params = [SamplingParams(seed=1, top_p=0.5), SamplingParams(seed=2)]
+    batch = SamplingBatch.from_params(params, vocab_size=V, fixed_rounds=True)
+    with GPU:
+        plan = batch.select(torch.tensor([1, 0]), host=[1, 0])._view_of(2).plan
+    assert plan.fixed_rounds and plan.stored_list == [1]
+
+
+def test_a_selection_that_is_used_again_forgets_what_the_host_knew():
+    batch = _eight_slots(top_p=0.9)
+    with GPU:
+        rows = batch.select(torch.tensor([0, 1]), host=[0, 1])
+        assert rows._view_of(2).plan.stored_list == []
+        rows = batch.select(torch.tensor([3, 1]), out=rows)
+        assert rows._view_of(2).plan.stored_list == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ([0, 2], r"^host: expected the 2 numbers that slots has, got \[0, 2\]; leave it out"),
+        ([0], r"^host: expected the 2 numbers that slots has, got \[0\]; leave it out where"),
+        ([0.0, 1.0], "^host: expected the numbers of slots as a list, an array or a tensor on"),
+        ("01", "^host: expected the numbers of slots as a list, an array or a tensor on the h"),
+        (1, "^host: expected the numbers of slots as a list, an array or a tensor on the host"),
+    ],
+)
+def test_other_numbers_on_the_host_are_refused(host, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        _eight_slots().select(torch.tensor([0, 1]), host=host)
+    _eight_slots().select(torch.tensor([0, 1]))  # as it advises
