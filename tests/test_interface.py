@@ -21,7 +21,6 @@ import tpsample
 from tests.support.commands import ROOT, run_command
 from tests.support.mistakes import WEIGHT, D, V
 from tpsample import (
-    Changes,
     KeptSets,
     LMHeadSampler,
     Logprobs,
@@ -186,7 +185,7 @@ def _objects() -> list[object]:
     over = SamplingBatch.over(vocab_size=V, temperature=torch.ones(1), seed=torch.arange(1))
     return [
         *(sampler, batch, out, out.logprobs, out.kept, params[0], Needs(), over),
-        *(verify(sampler, torch.ones(1, 1, D), drafts, batch, 0), VocabShard(0, V), Changes()),
+        *(verify(sampler, torch.ones(1, 1, D), drafts, batch, 0), VocabShard(0, V)),
         *(TopKTrace(1, 1, 1), slots.select(torch.tensor([0])), over.select(torch.tensor([0]))),
         *(batch._view_of(1), batch.plan, EngineRows(V, 1, torch.device("cpu"))),
         GraphRows(batch, batch.temperature, batch.seed, {}),
@@ -238,7 +237,7 @@ def test_an_adapter_is_there_as_an_attribute():
 
 LISTED = {
     LMHeadSampler: {
-        *("broadcast", "check", "close", "compare", "count_failed", "counters", "draw_seeds"),
+        *("check", "close", "compare", "count_failed", "counters", "draw_seeds"),
         *("prompt_logprobs", "refresh", "reset", "sample_logits", "warm_up"),
     },
     SamplingBatch: {

@@ -43,7 +43,6 @@ from tpsample.errors import Desync, PeerLost, RankMismatch, UnsupportedParameter
 from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.record.trace import TopKTrace
-from tpsample.request.as_json import Changes
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.engine_tensors import Needs
 from tpsample.request.params import SamplingParams
@@ -59,7 +58,6 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
-    "Changes",
     "Desync",
     "Draft",
     "KeptSets",

@@ -28,8 +28,6 @@ from tpsample.local import make_backend
 from tpsample.logits.finish import candidates_of, finish_logits, shard_logits
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import SampleOutput, VerifyOutput
-from tpsample.request.as_json import Changes
-from tpsample.request.batch import SamplingBatch
 from tpsample.request.moving_on import REBUILT, Rebuilt
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step import Inputs, Step
@@ -297,33 +295,6 @@ class Steps(Sealed):
                 self.checks.closed = True
                 self.ranks.close()
                 self.exchange.close()
-
-    def broadcast(
-        self, batch: SamplingBatch, changes: Changes | None = None, *, src: int = 0
-    ) -> None:
-        """Make on every rank the changes of a batch that one rank knows of. Collective.
-
-        It is for engines in which one rank alone has the requests. Each rank has the same batch,
-        empty at first, which nobody changes in another way. Where each of several ranks knows some
-        of the rows, they call it once per rank. The host waits for the other ranks.
-
-        Args:
-            changes: on rank `src`; what the other ranks bring is not looked at.
-            src: the rank, of this sampler's, that knows.
-
-        Raises:
-            TypeError, ValueError: what the batch refuses, on every rank alike. Changes before the
-                refused one are made.
-            UnsupportedParameter: (a ValueError) several ranks have no process group.
-        """
-        with self.agreement:
-            self.agreement.settle(self.checks.broadcast, src)
-            known = changes.as_json() if isinstance(changes, Changes) else None
-            record = {"changes": known, "got": type(changes).__name__}
-            record = self.ranks.broadcast(record, src)
-        if record["changes"] is None:
-            raise TypeError(f"changes: expected Changes on rank {src}, got {record['got']}")
-        Changes.make(batch, record["changes"])
 
     def draw_seeds(self, batch: StepBatch) -> None:
         """Give the rows of a batch that wait for a seed theirs, as the next step would.

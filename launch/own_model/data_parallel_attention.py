@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from tpsample import Changes, LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.distributed import Job, join
 
 V, D, S = 1000, 64, 4  # slots of a rank
@@ -16,10 +16,10 @@ def main(job: Job) -> tuple[list[int], list[int]]:
     shard = VocabShard.even(V, job.rank, job.world_size)
     sampler = LMHeadSampler(weight[shard.start : shard.stop], vocab_size=V)
     batch = SamplingBatch.of_slots(S * job.world_size, vocab_size=V)
-    slots, changes = torch.arange(S) + S * job.rank, Changes()  # of this rank's requests
-    changes.put(slots, params := [SamplingParams(top_p=0.9, seed=int(slot)) for slot in slots])
-    for src in range(job.world_size):  # each rank tells what it alone knows
-        sampler.broadcast(batch, changes, src=src)
+    slots = torch.arange(S) + S * job.rank  # of this rank's requests
+    params = [SamplingParams(top_p=0.9, seed=slot) for slot in slots.tolist()]
+    dist.all_gather_object(everybodys := [None] * job.world_size, params)
+    batch.put(range(S * job.world_size), [each for its in everybodys for each in its])
     found, expected = [], []
     for step, count in enumerate((S - job.rank, 0 if job.rank else 2)):  # unequal, and empty
         own, at = torch.randn(count, D) + job.rank, 10 + step  # gather unequal positions, too

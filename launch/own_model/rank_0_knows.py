@@ -1,9 +1,9 @@
-"""Rank 0 alone knows the requests, as in nano-vllm: changes of the batch travel, not requests."""
+"""Rank 0 alone knows the requests, as in nano-vllm: it tells the others who comes and leaves."""
 
 import torch
 import torch.distributed as dist
 
-from tpsample import Changes, LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.distributed import Job, join
 
 V, D, B = 1000, 64, 2
@@ -19,17 +19,18 @@ def main(job: Job) -> tuple[list[int], list[int]]:
 
     found, expected = [], []
     for step in range(4):
-        work, changes = torch.zeros(2, B, dtype=torch.int64), Changes()
+        told = [None] * 3
         if job.rank == 0:  # the scheduler: one request leaves, another comes
-            changes.put(step, SamplingParams(top_k=20, presence_penalty=1.2, seed=step))
-            changes.free([step - 2] * (step > 1))
-            work = torch.tensor([[step, step - 1], [3, 4]])
-        sampler.broadcast(batch, changes)
-        dist.broadcast(work, src=0)  # which slots step, at which positions
-        hidden_states, rows = torch.randn(B, D), batch.select(work[0])
+            request = SamplingParams(top_k=20, presence_penalty=1.2, seed=step)
+            told = [request, [step - 2] * (step > 1), [[step, step - 1], [3, 4]]]
+        dist.broadcast_object_list(told, src=0)
+        batch.put(step, told[0])
+        batch.free(told[1])
+        slots, positions = torch.tensor(told[2])  # which of them step, and where
+        hidden_states, rows = torch.randn(B, D), batch.select(slots)
         logits = reference.logits(hidden_states, weight)
-        expected += reference.sample(logits, rows, work[1]).token_ids.tolist()
-        out = sampler(hidden_states, rows, work[1])
+        expected += reference.sample(logits, rows, positions).token_ids.tolist()
+        out = sampler(hidden_states, rows, positions)
         rows.append(out)
         found += out.token_ids.tolist()
     return found, expected

@@ -14,7 +14,6 @@ from tests.support.calls import B, D, V, head_of, outcome, sampler_of, step
 from tests.support.ranks import run_ranks, same_on_ranks
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.distributed import Job
-from tpsample.request.as_json import Changes
 
 
 def _mine(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[str, str]:
@@ -67,7 +66,6 @@ def _beside_a_step() -> list[tuple[str, ...]]:
     sampler, found = sampler_of(), []
     job = Job(rank=dist.get_rank(), world_size=2)
     expected = step(sampler)
-    empty = SamplingBatch.from_params([], vocab_size=V)
 
     def told(calls: tuple[Callable[[], Any], Callable[[], Any]]) -> tuple[str, ...]:
         kind, text = _mine(*calls)
@@ -77,8 +75,7 @@ def _beside_a_step() -> list[tuple[str, ...]]:
 
     for other in (
         lambda: sampler_of(),
-        lambda: sampler.broadcast(empty, Changes()),
-        lambda: sampler.broadcast(empty, Changes(), src=1),
+        lambda: sampler.compare(),
         lambda: job.gather("x" * 9000),
     ):
         for calls in ((lambda: step(sampler), other), (other, lambda: step(sampler))):
@@ -88,9 +85,7 @@ def _beside_a_step() -> list[tuple[str, ...]]:
 
 def test_what_else_is_collective_beside_a_step_raises_on_every_rank():
     found = same_on_ranks(2, _beside_a_step)
-    for place, other in enumerate(
-        ("building a sampler", "broadcast from rank 0", "broadcast from rank 1", "gather")
-    ):
+    for place, other in enumerate(("building a sampler", "compare", "gather")):
         told = "call: every rank must make the same call, got rank "
         (*first, _), (*second, _) = found[2 * place : 2 * place + 2]
         assert tuple(first) == ("RankMismatch", f"{told}0: step, rank 1: {other}")
@@ -99,11 +94,9 @@ def test_what_else_is_collective_beside_a_step_raises_on_every_rank():
 
 def _beside_each_other() -> list[tuple[str, str]]:
     sampler, job = sampler_of(), Job(rank=dist.get_rank(), world_size=2)
-    batch = SamplingBatch.from_params([], vocab_size=V)
     calls: tuple[Callable[[], Any], ...] = (
         lambda: sampler_of(),
-        lambda: sampler.broadcast(batch, Changes(), src=0),
-        lambda: sampler.broadcast(batch, Changes(), src=1),
+        lambda: sampler.compare(),
         lambda: job.gather("x" * 9000),
     )
     pairs = [(one, other) for one in calls for other in calls if one is not other]
@@ -112,7 +105,7 @@ def _beside_each_other() -> list[tuple[str, str]]:
 
 def test_collective_calls_that_are_no_steps_are_told_apart():
     found = same_on_ranks(2, _beside_each_other)
-    assert {kind for kind, _ in found} == {"RankMismatch"} and len(found) == 12
+    assert {kind for kind, _ in found} == {"RankMismatch"} and len(found) == 6
 
 
 def _left_by_another() -> list[tuple[str, str]]:

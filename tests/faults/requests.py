@@ -311,11 +311,6 @@ tpsample/request/plan.py
     - return self.numbers
     + return torch.tensor(stored, device=device), self.numbers[1]
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
-tpsample/request/as_json.py
-    changes lose the tokens so far
-    - where, tokens = f"changes: {name}", (prompts, outputs)
-    + where, tokens = f"changes: {name}", (prompts, None)
-    > test_tokens_so_far_arrive
 tpsample/request/step.py
     the hidden states keep their gradient
     - rows = rows.detach()

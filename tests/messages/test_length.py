@@ -16,7 +16,7 @@ import tpsample
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.ranks.ranks import require_equal
 from tpsample.record.format import KEY, Record, read
-from tpsample.request.as_json import Changes, from_json
+from tpsample.request.as_json import from_json
 
 LONGEST = 500
 LONG = "x" * 10**5
@@ -57,9 +57,7 @@ def test_of_a_batch() -> None:
           lambda v: SamplingBatch.from_params(two, vocab_size=9, device=v),
           lambda v: SamplingBatch.from_params(two, vocab_size=9).arrange(v),
           lambda v: SamplingBatch.from_params(two, vocab_size=9).select(v),
-          lambda v: Changes.make(
-              SamplingBatch.from_params(two, vocab_size=9), [("put", v, [{}], None, None)]
-          ),
+          lambda v: SamplingBatch.from_params(two, vocab_size=9).put(v, [SamplingParams()]),
           lambda v: LMHeadSampler(torch.zeros(9, 4), shard=v)),
     ]  # fmt: skip
     for call in calls:

@@ -185,13 +185,6 @@ class StepChecks:
         self._settings.ranks.require_group("prompt_logprobs")
         return Call("prompt_logprobs", rows, num_samples=top, token_ids=ids)
 
-    def broadcast(self, src: int) -> Call:
-        """Return what `LMHeadSampler.broadcast` asks for."""
-        self.ready()
-        src = check_int("src", src, 0, self._settings.ranks.world_size - 1)
-        self._settings.ranks.require_group("broadcast")
-        return Call(f"broadcast from rank {src}")
-
     def warm_up(
         self, kinds: Sequence[Kind], rows: Sequence[int], num_samples: int | None, num_drafts: int
     ) -> Call:

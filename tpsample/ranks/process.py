@@ -119,12 +119,6 @@ class ProcessRanks(Ranks):
         if self.world_size > 1 and self._backend != dist.Backend.NCCL:
             self.roll.meet(work, group_timeout(self.group).total_seconds())
 
-    def broadcast(self, record: dict[str, Any], src: int) -> dict[str, Any]:
-        """Sum the length and the bytes of a JSON text, to which the others add zeros."""
-        text = json.dumps(record).encode() if self.rank == src else b""
-        found: dict[str, Any] = json.loads(bytes(self._exchange(text, self.sum_tensor).tolist()))
-        return found
-
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Gather one JSON text per rank: the lengths, then the bytes, padded to the longest."""
         texts = self._exchange(json.dumps(record).encode(), self.gather_tensor)

@@ -142,10 +142,6 @@ class Ranks:
         """Return every rank's record, in rank order."""
         return [record]
 
-    def broadcast(self, record: dict[str, Any], src: int) -> dict[str, Any]:
-        """Return the record of rank `src`; those of the others are not looked at. Collective."""
-        return record
-
     @property
     def can_exchange_tensors(self) -> bool:
         """Whether tensors may be gathered, summed and reduced."""
