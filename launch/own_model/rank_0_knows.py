@@ -11,8 +11,7 @@ V, D, B = 1000, 64, 2
 
 def main(job: Job) -> tuple[list[int], list[int]]:
     """Return the tokens of some steps, and those of the definition."""
-    torch.manual_seed(0)
-    weight = torch.randn(V, D)
+    weight = torch.randn(V, D, generator=torch.manual_seed(0))
     shard = VocabShard.even(V, job.rank, job.world_size)
     sampler = LMHeadSampler(weight[shard.start : shard.stop], vocab_size=V)
     batch = SamplingBatch.of_slots(8, vocab_size=V)  # empty, on every rank
