@@ -78,7 +78,6 @@ def test_integers_of_other_libraries_are_integers(make: Callable[[int], Any]) ->
         max_rows=make(4),
         chunks=make(1),
         philox_rounds=make(10),
-        desync_every=make(0),
         on_failed=make(3),
         backend="torch",
     )

@@ -2,8 +2,8 @@
 
 Inside a compiled function `LMHeadSampler.__call__` becomes a call of ``tpsample::sample``, into
 which the compiler does not look. So there is no graph break with fullgraph=True, even when the
-batch changes its size, and the tokens are those of a call outside. Without `desync_every`,
-`compare` does not see such a step.
+batch changes its size, and the tokens are those of a call outside. `compare` does not see such a
+step.
 
 A graph may compute seeds, temperatures and masks before the step, so they are arguments. The rest
 of the batch is found by its number, and a batch has another number once its rows change. No graph

@@ -85,8 +85,6 @@ class LMHeadSampler(Steps):
             which is faster there. The copy takes D + 12 bytes per row of the shard; on a GPU D is
             rounded up to 128, and 17 bytes more are working memory. It does not follow weights
             that change: see `refresh`. It may differ between ranks.
-        desync_every: steps after which the sampler calls `compare`, with the hidden states of the
-            step; 0 is never; must match.
         on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
             for engines in which -1 means something else. Must match. Default: -1, no token.
 
@@ -119,7 +117,6 @@ class LMHeadSampler(Steps):
         philox_rounds: int = 10,
         backend: BackendName = "auto",
         screening: ScreeningName | None = None,
-        desync_every: int = 0,
         on_failed: int = -1,
     ) -> None:
         self._options: dict[str, Any] = {
@@ -134,7 +131,6 @@ class LMHeadSampler(Steps):
             "philox_rounds": philox_rounds,
             "backend": backend,
             "screening": screening,
-            "desync_every": desync_every,
             "on_failed": on_failed,
         }
         settings = agree(weight=lm_head_weight, bias=bias, **self._options)
@@ -214,7 +210,6 @@ class LMHeadSampler(Steps):
             UnsupportedParameter: (a ValueError) filters or logprobs need a process group.
             RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
                 rank: here on CPUs, by `check` on GPUs and with `peer` (`tpsample.agreement.step`).
-            Desync: with `desync_every`, on every rank, after this step.
             PeerLost: on CPUs, a rank did not answer within the timeout of the process group. On
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """

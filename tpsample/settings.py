@@ -54,7 +54,6 @@ class Settings:
     chunks: int = 1
     philox_rounds: int = 10
     screening: str | None = None
-    desync_every: int = 0
     on_failed: int = NO_TOKEN
 
     @cached_property

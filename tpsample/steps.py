@@ -74,7 +74,7 @@ class Steps(Sealed):
         self.checks = StepChecks(settings, self._caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
         self._rebuilt = Rebuilt()
-        self._desync = DesyncDetector(settings.desync_every, self.ranks, settings.device)
+        self._desync = DesyncDetector(self.ranks)
         # Captured graphs read these at replay, and a batch whose rows change makes new ones. All
         # else is the caller's, ours, or in the graph's own memory pool, which must not outlive it.
         self._captured: dict[int, BatchPlan] = {}
@@ -167,8 +167,6 @@ class Steps(Sealed):
             if step.batch.undrawn is not None:
                 out.name_undrawn(*step.batch.undrawn)
             self._desync.last = step.noise.positions, out.seeds, out.token_ids
-            if self._desync.every:
-                self._desync.count(step.hidden_states)
         return out
 
     def _stored(self, step: Step) -> ShardLogits:
@@ -227,14 +225,13 @@ class Steps(Sealed):
                 raise
 
     def compare(self, hidden_states: Tensor | None = None) -> None:
-        """Raise if the ranks sampled differently since they last compared, or in the last step.
+        """Raise if the ranks sampled differently in the last step.
 
         Collective; waits for the GPU. See `tpsample.agreement.desync`.
 
         Args:
             hidden_states: [B, D] of this rank, which must be the same on every rank, bit for bit.
-                From others all ranks draw the same wrong tokens. With `desync_every` those of the
-                step in which ranks compare are compared without being passed.
+                From others all ranks draw the same wrong tokens.
 
         Raises:
             Desync: ranks differ; it names those that differ from most.
@@ -243,7 +240,7 @@ class Steps(Sealed):
         """
         with self.agreement:
             self.agreement.settle(self.checks.compare, hidden_states)
-            self._desync.compare(hidden_states)
+            self._desync.compare(hidden_states, self.settings.device)
 
     def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
         """Take the weight as it is now. Call it on every rank after a change; it is always right.
@@ -286,7 +283,7 @@ class Steps(Sealed):
             self.checks.ready()
             self.exchange.reset()
             self.agreement.reset()
-            self._desync.reset()
+            self._desync.last = None
 
     def close(self) -> None:
         """Release the exchange. Collective; every call that follows raises."""

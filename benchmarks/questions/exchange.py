@@ -22,8 +22,6 @@ from tpsample.ranks.ranks import Ranks
 
 ROWS_PER_RANK, HIDDEN_SIZE = 256, 64
 CHUNKS = (1, 4)
-COMPARED = "collective, desync_every=1"
-"""Each step also compares what the ranks sampled, and the hidden states they were given."""
 VIRTUAL_WORLD_SIZES = (2, 4, 8)
 ALONE = "no exchange"
 
@@ -71,7 +69,6 @@ def _processes(run: Run, problem: Problem) -> Built:
         for exchange in ranks.EXCHANGES
         for chunks in CHUNKS
     }
-    asked[COMPARED] = {"exchange": "collective", "desync_every": 1}
     built: Built = {}
     for name, options in asked.items():
         sampler, error = None, None

@@ -44,7 +44,6 @@ WRONG = {
     "philox_rounds": [0, 8, "10"],
     "backend": ["cuda", None],
     "screening": ["fp8", True, 8],
-    "desync_every": [-1, 1.0, None],
     "on_failed": [-2, 1.0, None, 2**20],
 }
 # Valid by themselves, but not what the other ranks pass. `screening` may differ between ranks.
@@ -60,7 +59,6 @@ DIFFERENT = {
     "chunks": 2,
     "philox_rounds": 7,
     "backend": "triton",
-    "desync_every": 3,
     "on_failed": 3,
 }
 

@@ -44,13 +44,13 @@ FAULTS = {
 
 def _plant(case: Case, exchange: str, plant, culprits: tuple[int, ...]) -> list[tuple]:
     found = []
-    every = 1 if exchange == "peer" else 2
-    sampler = own_sampler(case.weight, exchange=exchange, desync_every=every)
-    for step in range(2 * every):
-        if dist.get_rank() in culprits and step == every:
+    sampler = own_sampler(case.weight, exchange=exchange)
+    for step in range(3):
+        if dist.get_rank() in culprits and step == 2:
             plant(case, sampler)
+        sampler(case.hidden_states, case.batch, case.positions)
         try:
-            sampler(case.hidden_states, case.batch, case.positions)
+            sampler.compare()
             found.append(())
         except Desync as error:
             found.append((error.ranks, str(error)))
@@ -87,27 +87,22 @@ def test_on_demand_the_last_step_is_compared():
     assert same_on_ranks(3, _on_demand, Case.make(40, 3)).startswith("ranks 0 sampled")
 
 
-def _missing_all_reduce(case: Case, exchange: str) -> list[tuple[tuple[int, ...], str]]:
+def _missing_all_reduce(case: Case, exchange: str) -> tuple[tuple[int, ...], str]:
     """One rank passes hidden states of its own, from the second step on."""
-    rank, found = dist.get_rank(), []
+    rank = dist.get_rank()
     own = case.hidden_states.clone()
     own[1, 0] += rank == CULPRIT
-    for every in (0, 2):
-        sampler = own_sampler(case.weight, exchange=exchange, desync_every=every)
-        for _ in range(FIRST_STEPS):  # which compare by themselves
-            sampler(case.hidden_states, case.batch, case.positions)
-        sampler.compare(case.hidden_states)
-        if every == 0:
-            sampler(own, case.batch, case.positions)
-            sampler.compare()  # the tokens are the same
-        with pytest.raises(Desync) as error:
-            if every == 0:
-                sampler.compare(own)
-            for _ in range(every):  # the second step compares by itself
-                sampler(own, case.batch, case.positions)
-        found.append((tuple(error.value.ranks), str(error.value)))
-        sampler.compare(case.hidden_states)
-        sampler.compare(case.hidden_states.bfloat16()[:1])
+    sampler = own_sampler(case.weight, exchange=exchange)
+    for _ in range(FIRST_STEPS):  # which compare by themselves
+        sampler(case.hidden_states, case.batch, case.positions)
+    sampler.compare(case.hidden_states)
+    sampler(own, case.batch, case.positions)
+    sampler.compare()  # the tokens are the same
+    with pytest.raises(Desync) as error:
+        sampler.compare(own)
+    found = tuple(error.value.ranks), str(error.value)
+    sampler.compare(case.hidden_states)
+    sampler.compare(case.hidden_states.bfloat16()[:1])
     if exchange == "collective":  # where ranks meet on the host
         with pytest.raises(RankMismatch, match="call: every rank must make the same call"):
             sampler.compare(own if rank else None)
@@ -118,10 +113,10 @@ def _missing_all_reduce(case: Case, exchange: str) -> list[tuple[tuple[int, ...]
 
 @pytest.mark.parametrize("exchange", ["collective", "peer"])
 def test_ranks_with_other_hidden_states_are_found_and_named(exchange):
-    for ranks, text in same_on_ranks(3, _missing_all_reduce, Case.make(40, 3), exchange):
-        assert ranks == (CULPRIT,)
-        assert text.startswith(f"ranks {CULPRIT} were given other hidden states; every rank must ")
-        assert f"rank {CULPRIT}: " in text
+    ranks, text = same_on_ranks(3, _missing_all_reduce, Case.make(40, 3), exchange)
+    assert ranks == (CULPRIT,)
+    assert text.startswith(f"ranks {CULPRIT} were given other hidden states; every rank must ")
+    assert f"rank {CULPRIT}: " in text
 
 
 def test_the_digest_sees_every_bit_of_every_value():

@@ -209,12 +209,9 @@ tpsample/exchange/base.py
     +         self._unfinished = False
 tpsample/agreement/desync.py
     ranks do not compare their hidden states
-    - if hidden_states is not None:
-    + if False:
+    - given = nothing if hidden_states is None else _digest_of(hidden_states)
+    + given = nothing
     > test_ranks_with_other_hidden_states_are_found_and_named[collective]
-    hidden states are compared when asked alone
-    -             self.compare(hidden_states)
-    +             self.compare()
 tpsample/core/digest.py
     a digest adds its columns
     - digest = mix(digest + column)

@@ -25,7 +25,6 @@ _INTEGERS = {
     "vocab_size": (1, MAX_VOCAB_SIZE),
     "max_rows": (1, 2**20),
     "chunks": (1, MAX_CHUNKS),
-    "desync_every": (0, 2**31 - 1),
     "on_failed": (NO_TOKEN, MAX_VOCAB_SIZE - 1),
 }
 """The least and the largest value."""

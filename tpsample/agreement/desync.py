@@ -7,10 +7,9 @@ single step.
 
     row     mix(row, position, seed, token ids), 64 bits
     step    sum over the rows, modulo 2^64, so that no order of summation enters
-    digest  mix(digest + step), over the steps since the last comparison
 
-`mix` is that of `tpsample.core.digest`. The digest stays on the device. A comparison waits for the
-GPU and gathers every rank's digest, so that the error can name the rank whose digest differs.
+`mix` is that of `tpsample.core.digest`. A comparison waits for the GPU and gathers every rank's
+digest of its last step, so that the error can name the rank whose digest differs.
 """
 
 from __future__ import annotations
@@ -21,63 +20,40 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tpsample.core.digest import column_factors, digest_rows, mix, sum_rows
-from tpsample.core.tensors import capturing
+from tpsample.core.digest import column_factors, digest_rows, sum_rows
 from tpsample.errors import Desync
 from tpsample.ranks.ranks import Ranks, each_rank
 
 
 class DesyncDetector:
-    """The digest of what this rank sampled since the last comparison.
-
-    Args:
-        every: steps after which ranks compare. 0 is only when asked, and then the last step alone.
+    """Compares what the ranks sampled in their last step.
 
     Attributes:
-        last: positions, seeds and token ids of the last step; None if it is let go of.
+        last: positions, seeds and token ids of that step; None if it is let go of.
     """
 
-    def __init__(self, every: int, ranks: Ranks, device: torch.device) -> None:
-        if every:
-            ranks.require_group("desync_every")
-        self.every = every
+    def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        with torch.inference_mode(False):
-            self._digest = torch.zeros((), dtype=torch.int64, device=device)
         self.last: tuple[Tensor, Tensor, Tensor] | None = None
-        self._steps = 0
 
-    def count(self, hidden_states: Tensor) -> None:
-        """Count the last step in. Waits only if it is time to compare, its hidden states too.
-
-        Raises:
-            Desync: ranks were compared, and differ.
-        """
-        assert self.last is not None
-        self._digest.copy_(mix(self._digest + step_digest(*self.last)))
-        self._steps += 1
-        # While a CUDA graph is captured the host may not wait, and replays do not pass here.
-        if self._steps >= self.every and not capturing(self._digest.device):
-            self.compare(hidden_states)
-
-    def compare(self, hidden_states: Tensor | None = None) -> None:
+    def compare(self, hidden_states: Tensor | None, device: torch.device) -> None:
         """Compare with the other ranks, hidden states [n, D] as well if they are given. Collective.
+
+        Args:
+            device: of the sampler.
 
         Raises:
             Desync: ranks differ; it names those that differ from most.
         """
-        if self.every == 0 and self.last is not None:
-            self._digest.copy_(step_digest(*self.last))
-        given = torch.zeros_like(self._digest)
-        if hidden_states is not None:
-            given = _digest_of(hidden_states)
-        digests = self._ranks.gather_integers(torch.stack([given, self._digest])).tolist()
-        steps = self._steps if self.every else 1
-        self.reset()
+        nothing = torch.zeros((), dtype=torch.int64, device=device)
+        given = nothing if hidden_states is None else _digest_of(hidden_states)
+        sampled = nothing if self.last is None else step_digest(*self.last)
+        digests = self._ranks.gather_integers(torch.stack([given, sampled])).tolist()
+        self.last = None
         _require_equal([its for its, _ in digests], _OTHER_STATES)
         _require_equal(
             [its for _, its in digests],
-            f"sampled other tokens, or from other seeds or positions, in the last {steps} steps",
+            "sampled other tokens, or from other seeds or positions, in the last step",
         )
 
     def compare_states(self, hidden_states: Tensor, wait: Callable[[], None]) -> None:
@@ -92,11 +68,6 @@ class DesyncDetector:
         digests = self._ranks.gather_integers(_digest_of(hidden_states))
         wait()
         _require_equal(digests.tolist(), _OTHER_STATES)
-
-    def reset(self) -> None:
-        """Forget the steps so far; on all ranks."""
-        self._digest.zero_()
-        self.last, self._steps = None, 0
 
 
 _OTHER_STATES = (

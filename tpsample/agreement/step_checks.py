@@ -199,7 +199,7 @@ class StepChecks:
     def compare(self, hidden_states: Tensor | None) -> Call:
         """Return a comparison of the ranks."""
         self.ready()
-        self._settings.ranks.require_group("compare, desync_every")
+        self._settings.ranks.require_group("compare")
         if hidden_states is None:
             return Call("compare")
         check_tensor("hidden_states", hidden_states, (), "BD", self._settings.device)
