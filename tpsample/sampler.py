@@ -65,7 +65,7 @@ class LMHeadSampler(Steps):
             job. Default: the default group, or one rank if torch.distributed is not initialised and
             no launcher says that there are several processes.
         bias: [V_local], added to the logits after the soft-cap.
-        logit_scale, logit_softcap: see the formula; must match.
+        logit_scale, logit_softcap: see the formula; above 0; must match.
         max_rows: most rows × samples of a step; sizes the buffers; must match.
         exchange: "collective", "p2p", "peer" (the kernel writes to the other GPUs), "two_level"
             (inside each host, then between hosts) or "auto"; must match. "auto" is "peer" if

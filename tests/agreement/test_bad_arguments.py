@@ -36,7 +36,7 @@ WRONG = {
     "shard": [(0, 5), VocabShard(0, 6), VocabShard(8, 13)],
     "group": ["world", 3],
     "bias": [torch.zeros(4), torch.zeros(5, dtype=torch.int64), [0.0] * 5, torch.zeros(5, 1)],
-    "logit_scale": [0, float("nan"), "1", None],
+    "logit_scale": [0, -1.0, float("nan"), "1", None],
     "logit_softcap": [0.0, -30.0, float("inf"), "30"],
     "max_rows": [0, -4, 1.5, 2**20 + 1],
     "exchange": ["nccl", None, 1],

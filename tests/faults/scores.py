@@ -336,8 +336,8 @@ tpsample/logits/shard_logits_native.py
     + rows = rows[:0]
 tpsample/native/head.py
     native: the lower end of a product is taken for its upper end
-    - if falls else up(products[j] + error)
-    + if falls else up(products[j] - error)
+    - out[j] = up(products[j] + error)
+    + out[j] = up(products[j] - error)
     > test_scores_are_below_their_upper_bounds
     native: a mask is left out
     - if len(head.mask):
@@ -362,10 +362,6 @@ tpsample/native/draw.py
     +         stored[local] = logit
     +         heap[0] = pack(logit, block.base + j)
     > screening/test_filters.py::test_many_rows
-    native: the sign of logit_scale is not looked at
-    - is_plain(head), head.logit_scale < F32(0)
-    + is_plain(head), False
-    > screening/test_words.py::test_many_rows
 tpsample/native/numbers.py
     native: lanes outside of a block reach a threshold
     - return lanes & within

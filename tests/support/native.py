@@ -44,7 +44,7 @@ def bounded(weight, copy, hidden, index, draws, head, product, error, upper):
         block = block_at(weight, n)
         int8.first_products(copy, quantised, weight, block, rows, found)
         for i in range(len(index)):
-            upper_ends(found.values[i], found.errors[i], head.logit_scale < 0, logits)
+            upper_ends(found.values[i], found.errors[i], logits)
             end_logits(logits, block, index[i], head, 1)
             upper_scores(logits, block, stream_of(noise, i, 0), scores)
             for j in range(block.count):

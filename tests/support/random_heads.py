@@ -55,7 +55,7 @@ class ModelHead:
                 bias[pick.randrange(size)] = pick.choice([torch.nan, torch.inf])
         cuts = sorted(pick.randint(0, size) for _ in range(world_size - 1))
         shards = [VocabShard(a, b) for a, b in itertools.pairwise([0, *cuts, size])]
-        scale = 1.0 if exact else pick.choice([1.0, 1.0, 0.25, -2.0])
+        scale = 1.0 if exact else pick.choice([1.0, 1.0, 0.25, 2.0])
         softcap = None if exact else pick.choice([None, None, None, 30.0])
         return ModelHead(weight.to(dtype), bias, scale, softcap, shards, exact)
 

@@ -124,7 +124,7 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a scale in a tensor": (
         lambda: LMHeadSampler(WEIGHT, logit_scale=torch.tensor(2.0)),  # type: ignore[arg-type]
-        "logit_scale: expected a finite number ≠ 0, got torch.float32 () on cpu; give float(…) of "
+        "logit_scale: expected a finite number > 0, got torch.float32 () on cpu; give float(…) of "
         "it",
     ),
     "a soft-cap by another name": (

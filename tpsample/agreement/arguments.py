@@ -124,9 +124,9 @@ def _check_bias(bias: Tensor, weight: Tensor) -> None:
 def _checked_head(head: Head) -> Head:
     """Return the head with floats of Python's, because other numbers cannot be sent as JSON."""
     scale, cap = real_number(head.logit_scale), head.logit_softcap
-    if not math.isfinite(scale) or scale == 0:
+    if not math.isfinite(scale) or scale <= 0:
         raise ValueError(
-            f"logit_scale: expected a finite number ≠ 0, got {_shown(head.logit_scale)}"
+            f"logit_scale: expected a finite number > 0, got {_shown(head.logit_scale)}"
         )
     if cap is not None and not (math.isfinite(real_number(cap)) and real_number(cap) > 0):
         raise ValueError(f"logit_softcap: expected None or a finite number > 0, got {_shown(cap)}")

@@ -84,9 +84,6 @@ def product_interval(product, row_v, offs_b, is_row, bounds):
 def head_interval(lower, upper, offs_v, shard, head):
     """Return both ends of the logits, from those of the products."""
     lower, upper = head_tile(lower, offs_v, shard, head), head_tile(upper, offs_v, shard, head)
-    if head.scale is not None:
-        falls = head.scale < 0.0
-        lower, upper = tl.where(falls, upper, lower), tl.where(falls, lower, upper)
     if head.softcap is not None:
         lower -= head.softcap * SOFTCAP_SLACK + tl.abs(lower) * 2.0**-22
         upper += head.softcap * SOFTCAP_SLACK + tl.abs(upper) * 2.0**-22

@@ -12,7 +12,15 @@ import numpy as np
 
 from tpsample.core.word import KEY_NAN
 from tpsample.native.compiling import F32, U64, jit
-from tpsample.native.head import control, end_logits, exact_logits, is_plain, slack_of, upper_ends
+from tpsample.native.head import (
+    control,
+    end_logits,
+    exact_logits,
+    is_plain,
+    lower_ends,
+    slack_of,
+    upper_ends,
+)
 from tpsample.native.heap import push
 from tpsample.native.inputs import (
     BLOCK,
@@ -129,18 +137,18 @@ def draw_blocks(its, memory, best, first, slack, computed):
     """Do the work of `draw`, in memory that is there."""
     weight, rows, index, copy, quantised, products, lanes, noise, samples, head = its
     logits, upper, lower = lanes[0], lanes[1], lanes[2]
-    plain, falls = is_plain(head), head.logit_scale < F32(0)
+    plain = is_plain(head)
     stored = lanes[0, :0]
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         first_products(copy, quantised, weight, block, rows, products)
         for i in range(len(index)):
             place = memory.places[i]
-            upper_ends(products.values[i], products.errors[i], falls, logits)
+            upper_ends(products.values[i], products.errors[i], logits)
             if not plain:
                 end_logits(logits, block, index[i], head, 1)
             if len(memory.raw):
-                upper_ends(products.values[i], products.errors[i], not falls, lower)
+                lower_ends(products.values[i], products.errors[i], lower)
                 if not plain:
                     end_logits(lower, block, index[i], head, -1)
                 slack[place] = max(slack[place], slack_of(logits, lower, block))

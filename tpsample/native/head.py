@@ -1,8 +1,7 @@
 """From products to logits. Twins: `tpsample.core.score.head_logits` and `StepControls`.
 
 Every step from a product to a logit is monotone, and so is rounding to fp32. Therefore what is not
-below a product becomes, by the same steps, what is not below its logit. With a negative logit_scale
-what is not above the product becomes that.
+below a product becomes, by the same steps, what is not below its logit.
 
     product_v <= end_v    =>    logit_v <= steps(end_v)
 
@@ -136,16 +135,22 @@ def up(value):
 
 
 @jit()
-def upper_ends(products, error, falls, out):
-    """Find the ends of the products that make upper ends of logits, in all BLOCK lanes.
+def upper_ends(products, error, out):
+    """Find the upper ends of products, in all BLOCK lanes.
 
     Args:
         products, out: fp32 [BLOCK].
         error: how far the products are off at most.
-        falls: whether logit_scale is negative. The opposite gives what makes lower ends.
     """
     for j in range(BLOCK):
-        out[j] = -up(error - products[j]) if falls else up(products[j] + error)
+        out[j] = up(products[j] + error)
+
+
+@jit()
+def lower_ends(products, error, out):
+    """Find the lower ends of products; see `upper_ends`."""
+    for j in range(BLOCK):
+        out[j] = -up(error - products[j])
 
 
 @jit()

@@ -195,13 +195,13 @@ def list_blocks(its, waiting, top_k, step, first, computed):
     """
     weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching = its
     bounds, ids, uppers, count, waits = waiting
-    num_rows, plain, falls = len(index), is_plain(head), head.logit_scale < F32(0)
+    num_rows, plain = len(index), is_plain(head)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         fp32_products(weight, block, rows, products)
         total = 0
         for i in range(num_rows):
-            upper_ends(products.values[i], products.errors[i], falls, upper[i])
+            upper_ends(products.values[i], products.errors[i], upper[i])
             if not plain:
                 end_logits(upper[i], block, index[i], head, 1)
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
