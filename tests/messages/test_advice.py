@@ -95,6 +95,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_what_stays_in_its_place_is_written_there": (
         *("write batch.seed[:]", "write batch.temperature[:]", "give int({})"),
         *("give each request seed=, an", "give it to LMHeadSampler"),
+        *("call update, add, drop or arrange", "give it to each request"),
     ),
     # --- requests and batches
     "test_a_request_with_biases_is_copied_and_pickled_and_stays_as_it_is": (
