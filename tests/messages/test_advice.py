@@ -90,7 +90,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_head_of_which_logits_may_lack_a_part_is_refused": ("pass head_applied=True, or",),
     "test_probabilities_are_refused_where_logits_belong": ("pass their logarithm",),
     "test_drafts_that_are_no_draws_of_their_law_are_told_of_once": ("pass the list that sample",),
-    "test_drafts_bring_their_law": ("bring their own; leave it out", "pass sample_draft what"),
+    "test_drafts_bring_their_law": (
+        *("bring their own; leave it out", "pass sample_draft what", "pass draft_logits=, the"),
+    ),
     "test_a_slow_backend_that_nobody_chose_is_told_of": ("name it by backend=",),
     "test_what_stays_in_its_place_is_written_there": (
         *("write batch.seed[:]", "write batch.temperature[:]", "give int({})"),

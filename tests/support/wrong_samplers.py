@@ -159,6 +159,11 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: verify(sampler_over(), HIDDEN.unsqueeze(1), torch.empty(B, 0), seed=3),
         "seed: not an argument of verify; give it to each request, SamplingParams(seed=…)",
     ),
+    "probabilities of drafts": (
+        lambda: verify(sampler_over(), HIDDEN, HIDDEN, batch_of(), 0, draft_probs=HIDDEN),
+        "draft_probs: not an argument of verify; pass draft_logits=, the drafter's logits before "
+        "temperature",
+    ),
     "a position by another name": (
         lambda: verify_logits(sampler_over(), HIDDEN, HIDDEN, batch_of(), position=3),
         "position: not an argument of verify_logits; did you mean positions?",
