@@ -178,6 +178,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_other_versions_are_refused_with_the_way_out": ("^pip install '{}=={}.*'",),
     "test_a_streamer_is_given_the_prompt_every_token_and_the_end": ("pass stream_to=",),
     "test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused": ("pass do_sample=True, or",),
+    "test_the_module_stands_for_its_function": ("pass seeds=, one per row",),
     "test_a_sampler_of_another_model_reads_this_one": ("pass one of sampler_of(model), or",),
     "test_greedy_text_is_generates_own": (
         *("leave them off", "load it onto one device", "leave it out, or call", "^leave it out$"),
