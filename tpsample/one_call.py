@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample.agreement.arguments import refuse_unknown
 from tpsample.core.checks import check_num_samples
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
@@ -29,6 +30,7 @@ def sample(
     bias: Tensor | None = None,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
+    **unknown: NoReturn,
 ) -> SampleOutput:
     """Sample one step: build an `LMHeadSampler`, call it and close it.
 
@@ -36,6 +38,8 @@ def sample(
     which is one request for all rows or a list of B. Rows with ``seed=None`` get a seed that is
     drawn on one rank and stands in the output's `seeds`.
     """
+    if unknown:
+        refuse_unknown(sample, unknown)
     num_rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
     sampler = LMHeadSampler(
         lm_head_weight,

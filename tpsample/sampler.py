@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpsample import compiled
-from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
+from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName, refuse_unknown
 from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
 from tpsample.core.handles import handle_of
@@ -39,9 +39,8 @@ class LMHeadSampler(Steps):
     candidate per row, the ranks exchange 8 bytes per row, and all return the same token. For given
     hidden states it depends on nothing but its row: not on the number of ranks, shards, tiles,
     other rows or the exchange. Of rows with top_k, top_p, min_p or logprobs each rank stores its
-    own part of the logits, and the ranks exchange some integers more (`tpsample.logits`).
-
-    Logits that the caller computed, a shard's columns per rank, are sampled by `sample_logits`.
+    own part of the logits, and the ranks exchange some integers more (`tpsample.logits`). Logits
+    that the caller computed, a shard's columns per rank, are sampled by `sample_logits`.
 
     Building a sampler is collective over `group`, because the ranks compare their arguments: if
     one is wrong, or they disagree, every rank raises the same error. Several ranks on CPUs
@@ -91,8 +90,7 @@ class LMHeadSampler(Steps):
     It may stand in a `with` statement, whose end closes it.
 
     Attributes:
-        weight, vocab_size, shard, backend, max_rows, on_failed, philox_rounds: as they were given
-            or found. None can be set; `refresh` takes another weight.
+        weight, vocab_size, shard, backend, max_rows, on_failed, philox_rounds: fixed, see `refresh`
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank.
@@ -180,11 +178,12 @@ class LMHeadSampler(Steps):
     def __call__(
         self,
         hidden_states: Tensor,
-        batch: StepBatch | BatchView,
+        batch: StepBatch | BatchView = MISSING,
         positions: Tensor | int = MISSING,
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
+        **unknown: NoReturn,
     ) -> SampleOutput:
         """Sample one token per row, or `num_samples` independent ones.
 
@@ -206,13 +205,15 @@ class LMHeadSampler(Steps):
             Tokens and status, the same on every rank.
 
         Raises:
-            TypeError, ValueError: an argument is wrong; raised before anything is sent.
+            TypeError, ValueError: a wrong or unknown argument, before anything is sent.
             UnsupportedParameter: (a ValueError) filters or logprobs need a process group.
             RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
                 rank: here on CPUs, by `check` on GPUs and with `peer` (`tpsample.agreement.step`).
             PeerLost: on CPUs, a rank did not answer within the timeout of the process group. On
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """
+        if unknown:
+            refuse_unknown(LMHeadSampler.__call__, unknown)
         if torch.compiler.is_compiling():
             return compiled.call(self, hidden_states, batch, positions, num_samples, out)
         with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
@@ -223,12 +224,13 @@ class LMHeadSampler(Steps):
     def sample_logits(
         self,
         local_logits: Tensor,
-        batch: StepBatch | BatchView,
+        batch: StepBatch | BatchView = MISSING,
         positions: Tensor | int = MISSING,
         *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
         head_applied: bool = False,
+        **unknown: NoReturn,
     ) -> SampleOutput:
         """Sample one token per row from this rank's logits, which nobody gathers.
 
@@ -245,12 +247,10 @@ class LMHeadSampler(Steps):
             head_applied: that the logits have `logit_scale`, `logit_softcap` and `bias`, of a
                 sampler that was built with some.
 
-        Returns:
-            Tokens and status, the same on every rank.
-
-        Raises:
-            As a call with hidden states.
+        The result and the errors are those of a call with hidden states.
         """
+        if unknown:
+            refuse_unknown(self.sample_logits, unknown)
         if torch.compiler.is_compiling():
             how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
             return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)

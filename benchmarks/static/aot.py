@@ -13,9 +13,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from multiprocessing import get_context
+from pathlib import Path
 
 import triton
+from triton.runtime.cache import get_cache_manager
 
 from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.launches import Launch
@@ -71,11 +74,15 @@ def compile_build(launch: Launch, arch: int) -> Binary:
     """Compile and disassemble a launch for an architecture of `GPUS`."""
     AbsentGpu(arch).take()
     compiled = launch.compile()
+    cubin = compiled.asm["cubin"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(cubin)
         file.flush()
         usage = _tool("cuobjdump", "-res-usage", file.name)
-        sass = _tool("nvdisasm", "-c", file.name)
+        # Beside Triton's own, because reading a kernel takes a third of a second.
+        cache = get_cache_manager(sha256(cubin + triton.__version__.encode()).hexdigest())
+        path = cache.get_file("sass") or cache.put(_tool("nvdisasm", "-c", file.name), "sass")
+    sass = Path(path).read_text()
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
     return Binary(

@@ -97,8 +97,12 @@ def few(archs: Sequence[int]) -> list[Subject]:
     """
     fp32, short = (rule(64, 0, of, Gpu("H200", 90, 132)) for of in (torch.float32, torch.bfloat16))
     largest = rule(MAX_BLOCK_B, 2**20, torch.bfloat16, _ABSENT[100])
-    chosen = subjects(archs, [(fp32, torch.float32), (short, torch.bfloat16)])
-    chosen += subjects([100] if 100 in archs else [], [(largest, torch.bfloat16)])
+    tiles = [(fp32, torch.float32), (short, torch.bfloat16)]
+    chosen = [each for arch in archs for each in _lm_heads(arch, tiles)]
+    chosen += _lm_heads(100, [(largest, torch.bfloat16)]) if 100 in archs else ()
+    for arch in archs:
+        chosen += _screens(arch) if _SCREENED[0] in _FEW.get(arch, ()) else ()
+        chosen += _small(arch) if "" in _FEW.get(arch, ()) else ()
     found = {
         (each.arch, each.launch.kernel, each.variant): each
         for each in chosen

@@ -4,7 +4,8 @@
 
 Compiles every kernel of the package with every entry of the tile table, ahead of time, without a
 GPU; `--few` takes one tile per architecture and each other kernel once. `--json FILE` writes the
-rows to a file. Exits with 1 if a requirement fails:
+rows to a file. `--cache FOLDER` keeps what was compiled, and the next run compiles what has changed
+since. Exits with 1 if a requirement fails:
 
 - no spills anywhere;
 - a program's shared memory fits the architecture's limit;
@@ -183,6 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--few", action="store_true", help="one tile, the other kernels on sm_90")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     parser.add_argument("--processes", type=int, default=2, help="compilers at once (default 2)")
+    parser.add_argument("--cache", metavar="FOLDER", help="keep there what was compiled")
     options = parser.parse_args(arguments)
     if triton.knobs.runtime.interpret:
         print("static_report: unset TRITON_INTERPRET; an interpreting process cannot compile")
@@ -199,8 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
     def tick() -> None:
         print(".", end="", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = options.cache or folder
         rows = report(chosen, options.processes, tick)
     print(file=sys.stderr)
     print_table(rows)

@@ -112,6 +112,7 @@ def test_threads_draw_their_own_tokens_or_are_told(backend, steps):
 
     with ThreadPoolExecutor(4) as pool:
         found = [each.result() for each in [pool.submit(serve, number) for number in range(4)]]
+    print(f"{backend}, right and refused steps by thread: {found}")
     assert sum(right + refused for right, refused in found) == 4 * steps
     assert any(right for right, _ in found)
 
@@ -148,4 +149,5 @@ def _two_threads(steps: int) -> tuple[int, int]:
 def test_samplers_of_two_threads_over_one_group_take_turns(steps):
     """A call that meets another sampler's on the other rank is told so, on both ranks alike."""
     first, second = run_ranks(2, _two_threads, steps)
+    print(f"2 ranks, right steps and those that were told to differ: {first}, {second}")
     assert first == second and sum(first) == 2 * steps

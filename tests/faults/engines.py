@@ -21,6 +21,14 @@ tpsample/agreement/caller_tensors.py
     + of_mesh = dist.group.WORLD
     > test_on_two_axes_the_sharded_one_is_the_group
 tpsample/integrations/transformers.py
+    the module passes for no function
+    - sys.modules[__name__].__class__ = _Generates
+    + pass
+    > test_the_module_stands_for_its_function
+    a seed in place of seeds is taken
+    - if seed is not None:
+    + if False:
+    > test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused
     a generate that is called by itself has no way out
     - if generation_config is None:
     + if False:

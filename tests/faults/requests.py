@@ -18,6 +18,10 @@ tpsample/request/controls/tables.py
     +     def __init__(
     > test_a_mask_may_be_assigned_under_inference_mode
 tpsample/request/engine_tensors.py
+    a seed written to a batch is lost
+    - return self._table._now("seed")
+    + return self._table._now("seed").clone()
+    > test_numbers_that_are_written_to_the_batch_are_those_of_the_engine
     shares that are out of range are not told of
     - row in (~inside).nonzero()
     + row in (~inside)[:0].nonzero()
@@ -156,6 +160,11 @@ tpsample/request/moving_on.py
     + False:
     > test_rows_with_the_same_noise_are_told_of_once
 tpsample/request/step_batch.py
+    a batch takes another vocabulary and device
+    - _FIXED: ClassVar[Mapping[str, str]] = {
+    + _LEFT: ClassVar[Mapping[str, str]] = {
+    > test_a_process_alone_is_told[another vocabulary for tensors of an engine]
+    > test_a_process_alone_is_told[room for more rows]
     a written temperature that counts as 0 is not told of
     - if not temperature >= 0:
     + if False:
@@ -333,6 +342,10 @@ tpsample/agreement/construction.py
     + weight
     > test_steps_with_gradients_leave_nothing_behind
 tpsample/agreement/arguments.py
+    a field of a request, given to a call, has no way out
+    - if name not in FIELDS:
+    + if True:
+    > test_a_process_alone_is_told[a temperature for a step]
     a weight on the meta device is taken
     - if weight.is_meta:
     + if False:

@@ -47,9 +47,8 @@ def load(folder: Path, **options: Any) -> Any:
 def generate(model: Any, ids: torch.Tensor = IDS, mask: Any = MASK, **options: Any) -> Any:
     seeds = {"seeds": list(range(len(ids)))} if options.get("do_sample") else {}
     options = {"max_new_tokens": NEW, **seeds, **options}
-    found = model.generate(
-        ids, attention_mask=mask, custom_generate=adapter().generate, pad_token_id=0, **options
-    )
+    options = {"custom_generate": adapter().generate, "pad_token_id": 0, **options}
+    found = model.generate(ids, attention_mask=mask, **options)
     return found[:, ids.shape[1] :].tolist()
 
 
@@ -180,8 +179,18 @@ def test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused(model):
         generate(model, do_sample=False, seeds=[1, 2, 3])
     with pytest.raises(TypeError, match=r"^seeds: expected one per row, such as \[1, 2\], got 1"):
         generate(model, do_sample=True, seeds=1)
+    with pytest.raises(
+        TypeError, match=r"^seed: got 3; pass seeds=, one per row, such as \[1, 2\]"
+    ):
+        generate(model, do_sample=True, seed=3)
     with pytest.raises(TypeError, match=r"^generate: is called by transformers; call model\.gen"):
         adapter().generate(model, torch.tensor([[1, 2]]))
+
+
+def test_the_module_stands_for_its_function(model):
+    """transformers would draw by itself without a word, because it calls no module."""
+    options = {**KINDS["plain"], "seeds": [4, 5, 6]}
+    assert generate(model, custom_generate=adapter(), **options) == generate(model, **options)
 
 
 def test_a_soft_cap_and_a_scale_of_the_configuration_are_known(tmp_path):

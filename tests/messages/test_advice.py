@@ -90,11 +90,14 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_head_of_which_logits_may_lack_a_part_is_refused": ("pass head_applied=True, or",),
     "test_probabilities_are_refused_where_logits_belong": ("pass their logarithm",),
     "test_drafts_that_are_no_draws_of_their_law_are_told_of_once": ("pass the list that sample",),
-    "test_drafts_bring_their_law": ("bring their own; leave it out", "pass sample_draft what"),
+    "test_drafts_bring_their_law": (
+        *("bring their own; leave it out", "pass sample_draft what", "pass draft_logits=, the"),
+    ),
     "test_a_slow_backend_that_nobody_chose_is_told_of": ("name it by backend=",),
     "test_what_stays_in_its_place_is_written_there": (
         *("write batch.seed[:]", "write batch.temperature[:]", "give int({})"),
         *("give each request seed=, an", "give it to LMHeadSampler"),
+        *("call update, add, drop or arrange", "give it to each request"),
     ),
     # --- requests and batches
     "test_a_request_with_biases_is_copied_and_pickled_and_stays_as_it_is": (
@@ -176,6 +179,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_other_versions_are_refused_with_the_way_out": ("^pip install '{}=={}.*'",),
     "test_a_streamer_is_given_the_prompt_every_token_and_the_end": ("pass stream_to=",),
     "test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused": ("pass do_sample=True, or",),
+    "test_the_module_stands_for_its_function": ("pass seeds=, one per row",),
     "test_a_sampler_of_another_model_reads_this_one": ("pass one of sampler_of(model), or",),
     "test_greedy_text_is_generates_own": (
         *("leave them off", "load it onto one device", "leave it out, or call", "^leave it out$"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -28,7 +29,12 @@ def _appended_on_one(sampler: LMHeadSampler, rank: int) -> object:
     sampler(HIDDEN, batch, 0)
     if rank == 0:
         batch.append(torch.tensor([1, 2]))
-    return sampler(HIDDEN, batch, 1)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            return sampler(HIDDEN, batch, 1)
+        finally:  # the rank that forgot is told what to do, and no other
+            assert sum("no token was appended" in str(each.message) for each in warned) == rank
 
 
 SAME = "must be the same on every rank"

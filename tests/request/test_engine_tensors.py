@@ -114,6 +114,17 @@ def test_values_out_of_range_have_a_meaning(name, values, means):
         assert expected == logits.argmax(dim=1).tolist()
 
 
+def test_numbers_that_are_written_to_the_batch_are_those_of_the_engine():
+    its = tensors(5)
+    batch = SamplingBatch.over(vocab_size=V, **its)
+    batch.temperature[0], batch.seed[0] = 0.5, 77
+    assert (its["temperature"][0], its["seed"][0]) == (0.5, 77)
+    hidden_states = torch.randn(ROWS, D, generator=torch.Generator().manual_seed(1))
+    fresh = SamplingBatch.from_params(requests(its), vocab_size=V)
+    expected = sampler_of()(hidden_states, fresh, 4).token_ids
+    assert torch.equal(sampler_of()(hidden_states, batch, 4).token_ids, expected)
+
+
 def test_masks_of_all_rows_and_of_slots_bind():
     sampler, its = sampler_of(), tensors(6)
     batch = SamplingBatch.over(vocab_size=V, **its)

@@ -90,6 +90,15 @@ def test_what_stays_in_its_place_is_written_there():
         batch.temperature = 0.5
     batch.seed[:], batch.temperature[:] = torch.tensor([5]), 0.5
     assert (batch.seed.item(), batch.temperature.item()) == (5, 0.5)
+    with pytest.raises(AttributeError, match="call update, add, drop or arrange"):
+        batch.requests = [SamplingParams(seed=6)]
+    batch.update(0, SamplingParams(seed=6))
+    assert batch.requests == (SamplingParams(seed=6),)
+    sampler = LMHeadSampler(torch.eye(10), backend="torch")
+    with pytest.raises(TypeError, match=r"give it to each request, SamplingParams\(temperature=…"):
+        sampler(torch.eye(10)[3:4], batch, 0, temperature=0)
+    greedy = SamplingBatch.from_params(SamplingParams(temperature=0), vocab_size=10)
+    assert sampler(torch.eye(10)[3:4], greedy, 0).token_ids.item() == 3
     for name in ("generator", "logit_softcap"):
         with pytest.raises(TypeError, match=rf"^{name}: not a field .* give "):
             SamplingParams(**{name: 1})

@@ -8,7 +8,6 @@ import math
 
 import pytest
 import torch
-from scipy import stats
 
 from tests.support.distribution import cells_of, chi_squared_p, draw
 from tests.support.tiers import long
@@ -52,6 +51,8 @@ def test_real_logits(real_logits):
 
 def test_rows_and_samples_are_independent_draws():
     """One position, many seeds; one row, many samples: each its own draw from the softmax."""
+    from scipy import stats  # here, because every process of a run would import it
+
     logits, draws = LOGITS["zipf-1.0"], 8192
     params = [SamplingParams(seed=seed) for seed in range(draws // 8)]
     batch = SamplingBatch.from_params(params, vocab_size=len(logits))
@@ -65,6 +66,8 @@ def test_rows_and_samples_are_independent_draws():
 
 def test_the_best_score_is_gumbel_and_knows_nothing_of_the_winner():
     """max score - logsumexp ~ Gumbel(0, 1): shared or reused noise shows here first."""
+    from scipy import stats
+
     logits, rows = LOGITS["zipf-1.0"], 4096
     params = [SamplingParams(seed=3)] * rows
     batch = SamplingBatch.from_params(params, vocab_size=len(logits))

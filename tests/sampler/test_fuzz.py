@@ -96,7 +96,7 @@ def test_mixtures_on_one_rank(theme):
 @pytest.mark.parametrize(
     ("world_size", "first_seed", "rows", "max_rows", "themes"),
     [
-        (2, 200, 150, 12, EVERY_THEME),
+        (2, 200, 60, 12, EVERY_THEME),
         (2, 200, 150, 12, ["controls", "texts"]),
         *long((3, 300, 60, 12, EVERY_THEME), (5, 500, 20, 12, EVERY_THEME)),
         *long(*((n, 10_000 * n, 13_000 // n, 24, EVERY_THEME) for n in (1, 2, 3, 5))),
@@ -114,7 +114,7 @@ def test_mixtures_on_ranks(world_size, first_seed, rows, max_rows, themes):
     ("first_seed", "rows", "themes"),
     [
         *((seed, 10, EVERY_THEME) for seed in (1, 4)),
-        *((1, 60, [theme]) for theme in ("controls", "texts")),
+        *((1, 30, [theme]) for theme in ("controls", "texts")),
         *long((90_000, 1000, EVERY_THEME)),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,

@@ -56,7 +56,7 @@ def _on_rank(shards: list[VocabShard], options: dict[str, Any]) -> dict[str, Any
     [
         (even_shards(V, 2), {"backend": "numba", "exchange": "collective"}),
         (uneven_shards(V, 2), {"backend": "torch", "exchange": "two_level"}),
-        (uneven_shards(V, 3), {"backend": "torch", "exchange": "p2p", "chunks": 2}),
+        (uneven_shards(V, 3), {"backend": "numba", "exchange": "p2p", "chunks": 2}),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )

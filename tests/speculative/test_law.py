@@ -8,7 +8,6 @@ import math
 
 import pytest
 import torch
-from scipy import stats
 
 from tests.support.chain import (
     CONTEXTS,
@@ -107,6 +106,8 @@ def accept_probabilities(chain: Chain, num_drafts: int, method: str) -> list[flo
 @pytest.mark.parametrize("kind", ["uniform", "one-hot-right", "anti-ranked"])
 def test_acceptance_is_exactly_as_published(kind):
     """Token by token Π min(1, p / q), as a block min(1, … min(1, p / q) · p / q)."""
+    from scipy import stats  # here, because every process of a run would import it
+
     chain, count = Chain(16, kind), 20_000
     for method in METHODS:
         _, accepted = chain.emit(count, 3, method)
@@ -117,6 +118,8 @@ def test_acceptance_is_exactly_as_published(kind):
 
 def test_the_streams_are_uniform_independent_and_pinned():
     """In (0, 1) with 53 bits; another position, index or use has numbers of its own."""
+    from scipy import stats
+
     seeds = torch.arange(20_000)
     u = acceptance.uniforms(seeds, torch.full_like(seeds, POSITION), 3)
     assert u.min() > 0 and u.max() < 1

@@ -10,7 +10,6 @@ import pkgutil
 from importlib import import_module
 
 import pytest  # noqa: F401
-import scipy.stats  # noqa: F401
 import torch._dynamo
 import torch.distributed.tensor  # noqa: F401
 import triton.language.standard

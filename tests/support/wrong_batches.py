@@ -289,6 +289,38 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "top_k=0, top_p=1.0, min_p=0.0, seed=None, repet …; call SamplingBatch.from_params(params, "
         "vocab_size=…), of_slots or over",
     ),
+    "a temperature for a selection": (
+        lambda: setattr(batch_of().select(torch.tensor([0])), "temperature", 0.5),
+        "temperature: is fixed once Selection is built; it stays in its place; write "
+        "batch.temperature[:] = values",
+    ),
+    "a seed for tensors of an engine": (
+        lambda: setattr(over(), "seed", torch.arange(B)),
+        "seed: is fixed once TensorBatch is built; it stays in its place; write batch.seed[:] = "
+        "values",
+    ),
+    "requests for a batch": (
+        lambda: setattr(batch_of(), "requests", [SamplingParams()]),
+        "requests: is fixed once SamplingBatch is built; call update, add, drop or arrange to "
+        "change the requests",
+    ),
+    "room for more rows": (
+        lambda: setattr(batch_of(), "max_rows", 64),
+        "max_rows: is fixed once SamplingBatch is built; build a new batch",
+    ),
+    "another vocabulary for tensors of an engine": (
+        lambda: setattr(over(), "vocab_size", V + 1),
+        "vocab_size: is fixed once TensorBatch is built; build a new batch",
+    ),
+    "another device for a selection": (
+        lambda: setattr(batch_of().select(torch.tensor([0])), "device", "cuda"),
+        "device: is fixed once Selection is built; build a new batch",
+    ),
+    "another plan for a batch": (
+        lambda: setattr(batch_of(), "plan", None),
+        "plan: is fixed once SamplingBatch is built; call update, add, drop or arrange to change "
+        "the requests",
+    ),
     "drafts of rows without a seed": (
         lambda: batch_of(seed=None)._with_drafts(torch.zeros(B, 1, dtype=torch.int64)),
         "batch: rows without a seed; draw them first, see draw_seeds",

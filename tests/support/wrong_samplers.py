@@ -22,9 +22,10 @@ from tests.support.mistakes import (
     V,
     batch_of,
     closed,
+    request,
     sampler_over,
 )
-from tpsample import LMHeadSampler, VocabShard, sample_draft, verify
+from tpsample import LMHeadSampler, VocabShard, sample, sample_draft, verify, verify_logits
 from tpsample.agreement import construction
 
 STRIDED = torch.ones(D, B).T
@@ -138,6 +139,47 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     "a group by another name": (
         lambda: LMHeadSampler(WEIGHT, process_group=None),  # type: ignore[call-arg]
         "process_group: not an argument of LMHeadSampler; did you mean group?",
+    ),
+    "a generator for a step": (
+        lambda: sampler_over()(HIDDEN, batch_of(), 0, generator=torch.Generator()),
+        "generator: not an argument of LMHeadSampler.__call__; give each request seed=, an int of "
+        "64 bits",
+    ),
+    "a temperature for a step": (
+        lambda: sampler_over()(HIDDEN, temperature=0.7),
+        "temperature: not an argument of LMHeadSampler.__call__; give it to each request, "
+        "SamplingParams(temperature=…)",
+    ),
+    "a share for logits": (
+        lambda: sampler_over().sample_logits(HIDDEN @ WEIGHT.T, top_p=0.9),
+        "top_p: not an argument of LMHeadSampler.sample_logits; give it to each request, "
+        "SamplingParams(top_p=…)",
+    ),
+    "a seed for a verification": (
+        lambda: verify(sampler_over(), HIDDEN.unsqueeze(1), torch.empty(B, 0), seed=3),
+        "seed: not an argument of verify; give it to each request, SamplingParams(seed=…)",
+    ),
+    "probabilities of drafts": (
+        lambda: verify(sampler_over(), HIDDEN, HIDDEN, batch_of(), 0, draft_probs=HIDDEN),
+        "draft_probs: not an argument of verify; pass draft_logits=, the drafter's logits before "
+        "temperature",
+    ),
+    "a position by another name": (
+        lambda: verify_logits(sampler_over(), HIDDEN, HIDDEN, batch_of(), position=3),
+        "position: not an argument of verify_logits; did you mean positions?",
+    ),
+    "a temperature for a draft": (
+        lambda: sample_draft(sampler_over(), HIDDEN, batch_of(), 0, 0, temperature=0.0),
+        "temperature: not an argument of sample_draft; give it to each request, "
+        "SamplingParams(temperature=…)",
+    ),
+    "a seed for a step of a script": (
+        lambda: sample(HIDDEN, WEIGHT, request(), positions=0, seed=3),
+        "seed: not an argument of sample; give it to each request, SamplingParams(seed=…)",
+    ),
+    "a step without a batch": (
+        lambda: sampler_over()(HIDDEN),
+        "batch: expected a SamplingBatch, got NoneType; see SamplingBatch.from_params",
     ),
     "a sampler for a module": (
         lambda: sampler_over().forward(HIDDEN, batch_of(), 0),  # type: ignore[attr-defined]

@@ -92,6 +92,10 @@ _ENGINES = {
         ("softcap", "logit_softcap", "logit_scale"),
         "it belongs to the head: give it to LMHeadSampler",
     ),
+    **dict.fromkeys(
+        ("draft", "draft_probs"),
+        "pass draft_logits=, the drafter's logits before temperature",
+    ),
     "best_of": "answers are not ranked; give each a request with a seed of its own",
     **dict.fromkeys(
         ("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind"),

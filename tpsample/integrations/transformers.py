@@ -1,7 +1,6 @@
 """`generate` of transformers with tpsample: every token is sampled where its logits would be.
 
-    from tpsample.core.checks import describe
-from tpsample.integrations import transformers as tpsample_transformers
+    from tpsample.integrations import transformers as tpsample_transformers
 
     model.generate(**inputs, do_sample=True, top_p=0.9, seeds=[1, 2],
                    custom_generate=tpsample_transformers.generate)
@@ -15,7 +14,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ def generate(
     seeds: Sequence[int | None] | None = None,
     stream_to: Any = None,
     sampler: LMHeadSampler | None = None,
+    seed: None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """Generate as `model.generate` does without `custom_generate`, one token per row and step.
@@ -63,6 +65,7 @@ def generate(
             `streamer` on to a function like this.
         sampler: to be used again, from `sampler_of`; default is one for this call. It takes the
             weight that the model has now.
+        seed: refused, because each row has its own.
 
     Returns:
         int64 [B, L + new], prompts and tokens, padded behind a row's end.
@@ -76,6 +79,8 @@ def generate(
             "generate: is called by transformers; call model.generate(input_ids, …, "
             "custom_generate=tpsample.integrations.transformers.generate)"
         )
+    if seed is not None:
+        raise TypeError(f"seed: got {describe(seed)}; pass seeds=, one per row, such as [1, 2]")
     _check(model, generation_config, synced_gpus)
     _check_dropped(inspect.currentframe())
     rows, mask = input_ids.shape[0], model_kwargs.get("attention_mask")
@@ -197,3 +202,13 @@ def _check(model: Any, config: Any, synced_gpus: bool) -> None:
         )
     if synced_gpus or any(type(part).__name__.startswith("FSDP") for part in model.modules()):
         raise UnsupportedParameter("model: FSDP and DeepSpeed ZeRO-3 are not supported")
+
+
+class _Generates(ModuleType):
+    """This module, which may be passed for its function: transformers passes over a
+    `custom_generate` that it cannot call, and draws the tokens itself."""
+
+    __call__ = staticmethod(generate)
+
+
+sys.modules[__name__].__class__ = _Generates

@@ -43,18 +43,10 @@ class ChangingRows(StepBatch):
         """fp32 [B]; below 1e-5 the row is greedy. It may be written in place."""
         return self._table.row_temperature
 
-    @temperature.setter
-    def temperature(self, value: object) -> NoReturn:
-        raise AttributeError("temperature: stays in its place; write batch.temperature[:] = values")
-
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits. It may be written in place."""
         return self._table.row_seed
-
-    @seed.setter
-    def seed(self, value: object) -> NoReturn:
-        raise AttributeError("seed: stays in its place; write batch.seed[:] = values")
 
     @property
     def requests(self) -> tuple[SamplingParams, ...]:

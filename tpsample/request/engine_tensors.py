@@ -182,6 +182,16 @@ class TensorBatch(Selection):
         self.take(torch.arange(self.rows, device=self.device))
 
     @property
+    def temperature(self) -> Tensor:
+        """fp32 [S], the caller's own. It may be written in place."""
+        return self._table._now("temperature")
+
+    @property
+    def seed(self) -> Tensor:
+        """int64 [S], 64 bits, the caller's own. It may be written in place."""
+        return self._table._now("seed")
+
+    @property
     def needs(self) -> Needs:
         return self._table.needs
 

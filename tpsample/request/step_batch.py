@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,15 @@ class StepBatch(Sealed, ABC):
     """
 
     rows: int
+    _FIXED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("vocab_size", "device", "rows", "max_rows"), "build a new batch"),
+        **dict.fromkeys(
+            ("requests", "plan", "unseeded", "capture_key"),
+            "call update, add, drop or arrange to change the requests",
+        ),
+        "temperature": "it stays in its place; write batch.temperature[:] = values",
+        "seed": "it stays in its place; write batch.seed[:] = values",
+    }
 
     def __init__(self, table: RequestTable) -> None:
         self.vocab_size, self.device, self._table = table.vocab_size, table.device, table

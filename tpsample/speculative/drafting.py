@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 import torch
 from torch import Tensor
 
+from tpsample.agreement.arguments import refuse_unknown
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
 from tpsample.compiled import outside
@@ -92,6 +93,7 @@ def sample_draft(
     index: int,
     *,
     method: Method = "coupled",
+    **unknown: NoReturn,
 ) -> Draft:
     """Draft one token per row from a drafter's sharded logits. Collective.
 
@@ -115,10 +117,12 @@ def sample_draft(
         The tokens, with these logits as their law.
 
     Raises:
-        TypeError, ValueError: a wrong argument, before anything is sent. With several ranks every
-            rank raises a RankMismatch (a ValueError) instead.
+        TypeError, ValueError: a wrong or unknown argument, before anything is sent. With several
+            ranks every rank raises a RankMismatch (a ValueError) instead of the first.
     """
 
+    if unknown:
+        refuse_unknown(sample_draft, unknown)
     if torch.compiler.is_compiling():
         return outside(sample_draft, sampler, draft_logits, batch, positions, index, method=method)
 

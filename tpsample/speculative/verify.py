@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpsample.agreement.arguments import refuse_unknown
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
 from tpsample.compiled import outside
@@ -33,12 +35,13 @@ def verify(
     sampler: LMHeadSampler,
     hidden_states: Tensor,
     draft_token_ids: Tensor | Sequence[Draft],
-    batch: StepBatch,
+    batch: StepBatch = MISSING,
     positions: Tensor | int = MISSING,
     *,
     method: Method = "coupled",
     draft_logits: Tensor | None = None,
     lengths: Tensor | None = None,
+    **unknown: NoReturn,
 ) -> VerifyOutput:
     """Accept a prefix of each row's drafts, and emit it with one token more. Collective.
 
@@ -75,10 +78,12 @@ def verify(
         The tokens, how many drafts were accepted, and the status.
 
     Raises:
-        TypeError, ValueError: a wrong argument, before anything is sent.
+        TypeError, ValueError: a wrong or unknown argument, before anything is sent.
         UnsupportedParameter: (a ValueError) "rejection" or "block", filters or logprobs between
             ranks without a process group.
     """
+    if unknown:
+        refuse_unknown(verify, unknown)
     inputs = Inputs(hidden_states)
     return _verify(
         sampler,
@@ -96,13 +101,14 @@ def verify_logits(
     sampler: LMHeadSampler,
     local_logits: Tensor,
     draft_token_ids: Tensor | Sequence[Draft],
-    batch: StepBatch,
+    batch: StepBatch = MISSING,
     positions: Tensor | int = MISSING,
     *,
     method: Method = "coupled",
     draft_logits: Tensor | None = None,
     lengths: Tensor | None = None,
     head_applied: bool = False,
+    **unknown: NoReturn,
 ) -> VerifyOutput:
     """Verify drafts as `verify` does, from logits that the caller computed. Collective.
 
@@ -116,6 +122,8 @@ def verify_logits(
 
     The other arguments, what is returned and what is raised are those of `verify`.
     """
+    if unknown:
+        refuse_unknown(verify_logits, unknown)
     inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
     return _verify(
         sampler,
