@@ -53,7 +53,7 @@ def _environment(folder: Path, interpreter: str, torch: str, *packages: str) -> 
 
 def _run(python: Path, *suites: str) -> str:
     """Return what pytest printed in an environment, after all of its tests passed."""
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "-n", 2, *suites)
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfEs", "-n", 2, *suites)
     (libraries,) = python.parents[1].glob("lib/python3*/site-packages/torch/lib")
     env = {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries)}
     done = run_command(python, *words, env=env, timeout_s=5000)

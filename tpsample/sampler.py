@@ -303,8 +303,8 @@ class LMHeadSampler(Steps):
         With all kinds and an empty cache of Triton it takes minutes on a GPU; a warm one seconds.
 
         Collective: every rank calls with the same arguments. Each step is a real one over zeros.
-        Its tokens are dropped, `counters` count it, and nothing else stays. A sampler over a weight
-        takes steps from hidden states alone, one over none steps from fp32 logits.
+        Its tokens are dropped, `counters` count it but no failed row, and nothing else stays. A
+        sampler over a weight takes steps from hidden states alone, one over none from fp32 logits.
 
         Args:
             kinds: names of `tpsample.request.kinds.KINDS`. Steps are taken of each by itself, of
@@ -323,17 +323,17 @@ class LMHeadSampler(Steps):
             self.agreement.settle(self.checks.warm_up, kinds, rows, num_samples, num_drafts)
         self.local.compile_ahead()
         device, compiled = self.weight.device, self.backend == "triton"
-        for draws in dict.fromkeys((None, num_samples)):
-            most = self.max_rows // (draws or 1)
-            drafts = 0 if draws else num_drafts
-            how: dict[str, Any] = {"most": most, "num_drafts": drafts, "compiled": compiled}
-            for num_rows in rows or (tile_ends(most) if device.type == "cuda" else [1]):
-                for batch in batches_of(kinds, num_rows, self.vocab_size, device, **how):
-                    self._step_over_zeros(batch, draws)
-                if "logprobs" in kinds and self.weight.shape[1]:
-                    zeros = self.weight.new_zeros(num_rows, self.weight.shape[1])
-                    next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
-                    self.prompt_logprobs(zeros, next_ids, top=1)
+        with self.ranks.counters.no_failed_rows():
+            for draws in dict.fromkeys((None, num_samples)):
+                most, drafts = self.max_rows // (draws or 1), 0 if draws else num_drafts
+                how: dict[str, Any] = {"most": most, "num_drafts": drafts, "compiled": compiled}
+                for num_rows in rows or (tile_ends(most) if device.type == "cuda" else [1]):
+                    for batch in batches_of(kinds, num_rows, self.vocab_size, device, **how):
+                        self._step_over_zeros(batch, draws)
+                    if "logprobs" in kinds and self.weight.shape[1]:
+                        zeros = self.weight.new_zeros(num_rows, self.weight.shape[1])
+                        next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
+                        self.prompt_logprobs(zeros, next_ids, top=1)
         self.agreement.watch_states()
 
     def _step_over_zeros(self, batch: StepBatch | BatchView, num_samples: int | None) -> None:

@@ -8,7 +8,7 @@ the device nor allocates.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -113,19 +113,14 @@ CONTROLS: tuple[dict[str, Any], ...] = (
 """Controls of the rows in turn, on top of their temperature and seed."""
 
 
-def _every_control(plain: Problem, dtype: torch.dtype) -> str:
-    """One step of rows that ask for everything between them, against the reference."""
-    weight, hidden = plain.weight.to(dtype), plain.hidden_states.to(dtype)
-    rows, vocab_size, device = plain.rows, plain.vocab_size, weight.device
-    bias = torch.linspace(-1, 1, vocab_size, device=device).to(dtype)
-    head: dict[str, Any] = {"bias": bias, "logit_scale": 1.5, "logit_softcap": 20.0}
-    requests = [
-        SamplingParams(**{"temperature": 0.8, "seed": 2000 + row, **CONTROLS[row % len(CONTROLS)]})
-        for row in range(rows)
-    ]
+def _controlled(plain: Problem, left_out: Sequence[str] = ()) -> SamplingBatch:
+    """Return rows that ask for `CONTROLS` without some fields; every 32nd id is masked."""
+    rows, vocab_size, device = plain.rows, plain.vocab_size, plain.weight.device
+    asked = [{**CONTROLS[row % len(CONTROLS)], "seed": 2000 + row} for row in range(rows)]
+    fields = [{name: its[name] for name in its if name not in left_out} for its in asked]
     tokens = [[2, 11 + row, 17, 2] for row in range(rows)]
     batch = SamplingBatch.from_params(
-        requests,
+        [SamplingParams(**{"temperature": 0.8, **its}) for its in fields],
         vocab_size=vocab_size,
         device=device,
         prompt_token_ids=tokens,
@@ -133,7 +128,17 @@ def _every_control(plain: Problem, dtype: torch.dtype) -> str:
     )
     batch.grammar_bitmask = torch.full(
         (rows, -(-vocab_size // 32)), -2, dtype=torch.int32, device=device
-    )  # every 32nd id is masked
+    )
+    return batch
+
+
+def _every_control(plain: Problem, dtype: torch.dtype) -> str:
+    """One step of rows that ask for everything between them, against the reference."""
+    weight, hidden = plain.weight.to(dtype), plain.hidden_states.to(dtype)
+    rows = plain.rows
+    bias = torch.linspace(-1, 1, plain.vocab_size, device=weight.device).to(dtype)
+    head: dict[str, Any] = {"bias": bias, "logit_scale": 1.5, "logit_softcap": 20.0}
+    batch = _controlled(plain)
     out = make_sampler(weight, rows, **head)(hidden, batch, plain.positions, num_samples=2)
 
     logits = reference.logits(hidden, weight, **head)
@@ -207,7 +212,8 @@ def _warmed_up(problem: Problem) -> str:
 
 
 def _compiled(problem: Problem, dry_run: bool) -> str:
-    """A function that scales the hidden states and samples, compiled whole, for two batches."""
+    """Compile a function that scales the hidden states and samples, whole, for plain batches of two
+    sizes and for one with every control but logprobs, before and after a token was appended."""
     sampler = make_sampler(problem.weight, problem.rows)
 
     def model(hidden: Tensor, batch: SamplingBatch, positions: Tensor) -> Tensor:
@@ -216,9 +222,20 @@ def _compiled(problem: Problem, dry_run: bool) -> str:
 
     backend = "aot_eager" if dry_run else "inductor"
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    halves, wrong = (problem, problem.take(range(problem.rows // 2))), []
+    controlled = _controlled(problem, left_out=("logprobs", "logprobs_mode"))
+    tried = [(f"batch {part.rows}", part, part.batch, 0) for part in halves]
+    tried += [(f"every control, step {i}", problem, controlled, i) for i in (1, 2)]
     with torch.no_grad():
-        for part in (problem, problem.take(range(problem.rows // 2))):
-            given = (part.hidden_states, part.batch, part.positions)
-            if not torch.equal(compiled(*given), model(*given)):
-                raise AssertionError(f"batch {part.rows}: ids differ from those outside")
-    return backend
+        for name, part, batch, step in tried:
+            given = (part.hidden_states, batch, part.positions + step)
+            token_ids = model(*given)
+            if not torch.equal(compiled(*given), token_ids):
+                wrong.append(name)
+            if batch is controlled:
+                batch.append(token_ids)
+                assert batch.grammar_bitmask is not None
+                batch.grammar_bitmask = batch.grammar_bitmask.mul(2)  # one id more of 32 is masked
+    if wrong:
+        raise AssertionError(f"{', '.join(wrong)}: ids differ from those outside")
+    return f"{backend}, {len(tried)} steps"

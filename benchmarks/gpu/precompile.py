@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.lab import reads
 from benchmarks.lab.harness import Run
-from benchmarks.lab.launches import Launch, filled, listed
+from benchmarks.lab.launches import Launch, filled, listed, searched
 from benchmarks.lab.orphans import end_with_parent
 from benchmarks.lab.problem import Candidate, Compared, Problem
 from benchmarks.lab.timing import Timing, one_line
@@ -37,7 +37,7 @@ Rehearsal = Callable[[torch.device], object]
 def rehearse(part: Rehearsal, device: torch.device) -> tuple[list[Launch], str | None]:
     """Return the launches of a part, each once, and what ended its rehearsal early."""
     problem = None
-    with listed() as launches, _nothing_is_judged():
+    with listed() as launches, searched(), _nothing_is_judged():
         try:
             part(device)
         except AssertionError:

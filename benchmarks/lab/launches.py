@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+from tpsample.logits.shard_logits_triton import TritonShardLogits
 
 _INT32 = range(-(2**31), 2**31)
 
@@ -130,6 +133,22 @@ def filled() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+@contextlib.contextmanager
+def searched() -> Iterator[None]:
+    """Every row with filters is searched, because a step that did not run decides none.
+
+    Steps that run search the rows that their best scores leave undecided, which nothing foretells.
+    """
+    first_kept = TritonShardLogits.first_kept
+
+    def undecided(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        words, decided = first_kept(*arguments)
+        return words, torch.zeros_like(decided)
+
+    with patch.object(TritonShardLogits, "first_kept", undecided):
+        yield
 
 
 @cache

@@ -218,9 +218,9 @@ def launches(
         tile: in place of that of the tile table.
         each: whether there are steps of each kind by itself, too, and masks of the caller.
         drafts: whether the step verifies drafts, one sample each.
-        options: of `_samplers`.
+        options: of `samplers_of`.
     """
-    world, samplers = _samplers(arch, **options)
+    world, samplers = samplers_of(arch, **options)
     vocab_size, width = world.shards[-1].stop, NUM_DRAFTS + 1 if drafts else 1
     of_rows = [kind for kind in kinds if kind not in ("grammar", "forced")]  # masks come below
     every = batches_of(of_rows, rows, vocab_size, world.device, most=max(rows, len(KINDS)))
@@ -249,7 +249,7 @@ def launches(
 
 
 @lru_cache(16)  # more than one architecture has
-def _samplers(
+def samplers_of(
     arch: int,
     shape: tuple[int, int] = WIDE,
     dtype: torch.dtype = torch.bfloat16,

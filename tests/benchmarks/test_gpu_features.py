@@ -10,7 +10,7 @@ from benchmarks.gpu import features
 from benchmarks.gpu.goals import GOALS
 from benchmarks.lab.allocations import noise_on_cpu
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
-from tpsample import SamplingParams
+from tpsample import SamplingBatch, SamplingParams
 
 CPU = torch.device("cpu")
 TRIED = (
@@ -54,6 +54,14 @@ def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(wrong_token):
     assert _attempts(str(raised.value)) == [name for name in TRIED if name not in UNSEEN]
     # The other facts are told all the same.
     assert set(facts) == {*UNSEEN, *(f"products, {name}" for name in features.DTYPES)}
+
+
+def test_a_graph_that_forgets_controls_is_seen(monkeypatch):
+    problem = Problem.make(make_weight(1000, 64, CPU), 8)
+    assert features._compiled(problem, True) == "aot_eager, 4 steps"
+    monkeypatch.setattr(SamplingBatch, "_reads_tables", False)
+    with pytest.raises(AssertionError, match=r"^every control, step 1, every control, step 2: ids"):
+        features._compiled(problem, True)
 
 
 def test_every_control_is_asked_for():

@@ -63,6 +63,16 @@ benchmarks/lab/launches.py
     - value.data_ptr() % 16 == 0)
     + True)
     > benchmarks/test_gpu_compile.py
+benchmarks/gpu/features.py
+    compiled steps with controls are not compared with those outside
+    - for i in (1, 2)]
+    + for i in ()]
+    > test_a_graph_that_forgets_controls_is_seen
+benchmarks/lab/launches.py
+    a list of launches leaves out the search of undecided rows
+    - return words, torch.zeros_like(decided)
+    + return words, decided
+    > test_it_counts_what_a_warm_up_that_runs_launches
 benchmarks/gpu/precompile.py
     a benchmark is rehearsed without its own steps
     - times = self.time({name: each.step for name, each in candidates.items()})

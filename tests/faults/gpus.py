@@ -17,6 +17,10 @@ tpsample/request/kinds.py
     - _sets_of(kinds, _OF_THE_HEAD), *_sets
     + _sets_of(kinds[:1], _OF_THE_HEAD), *_sets
     > test_every_mix_that_the_head_tells_apart_is_warm
+    the search of rows that are undecided is not warmed up
+    - kinds = tuple(dict.fromkeys((*kinds, _SEARCHED)))
+    + pass
+    > test_rows_that_their_best_scores_leave_undecided_are_warm
     verification is not warmed up
     -         if num_drafts:
     +         if False:
@@ -43,7 +47,7 @@ tpsample/local/native_backend.py
     kernels of a CPU are not loaded by a warm-up
     -         load_all(self._weight, screened=self.copy is not None)
     +         pass
-    > test_a_warmed_sampler_of_a_cpu_compiles_nothing_either
+    > test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_random_steps
 tpsample/core/tensors.py
     a request that comes waits for the device
     - .copy_(values, non_blocking=True)

@@ -139,3 +139,16 @@ def test_the_first_row_without_a_token_is_told_of():
         warnings.filterwarnings("error", "status")
         named = sampler_of(weight, "torch", on_failed=END)(hidden_states, batch, 3)
     same_but_for_failed(named, out)
+
+
+def test_rows_of_a_warm_up_fail_unnoticed():
+    """Its examples together may leave no token, which is nobody's request."""
+    weight, hidden_states, batch = inputs()
+    sampler = LMHeadSampler(weight, backend="torch", max_rows=36)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "status")
+        sampler.warm_up()
+    assert sampler.counters()["failed_rows"] == 0 < sampler.counters()["steps"]
+    with pytest.warns(UserWarning, match=r"^status: row 0 has no token but -1, status NAN"):
+        sampler(hidden_states, batch, 3)
+    assert sampler.counters()["failed_rows"] == 6

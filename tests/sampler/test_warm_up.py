@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import combinations
 from typing import Any
 from unittest.mock import patch
@@ -13,11 +12,7 @@ import torch.distributed as dist
 
 from benchmarks.lab.launches import Launch, filled, listed
 from tests.support.cases import own_sampler
-from tests.support.mixtures import Story
-from tests.support.random_heads import ModelHead, OneRank
-from tests.support.random_requests import THEMES
 from tests.support.ranks import same_on_ranks
-from tests.support.tiers import long
 from tests.support.virtual import small_tiles
 from tpsample import (
     LMHeadSampler,
@@ -28,7 +23,7 @@ from tpsample import (
     verify,
 )
 from tpsample.local.tile_table import batch_tile, tile_ends
-from tpsample.request.kinds import KINDS
+from tpsample.request.kinds import KINDS, Kind
 
 V, D = 400, 16
 OTHERS = {
@@ -48,6 +43,14 @@ OTHERS = {
     "forced": {},
 }
 """Another request of each kind."""
+SEARCHED: list[tuple[Kind, dict]] = [
+    ("top_p", {"top_p": 1e-9}),
+    ("min_p", {"min_p": 1.0}),
+    ("top_k", {"top_k": 300}),
+    ("top_k", {"top_k": 1, "ties": "keep"}),
+    ("top_k, top_p", {"top_k": 20, "top_p": 0.01, "filter_order": "joint"}),
+]
+"""Requests whose best scores by noise, at a high temperature, are not in the kept set."""
 GPU = patch("tpsample.core.tensors.READ_ON", ())
 """The host reads nothing of the device, as on a GPU."""
 
@@ -102,6 +105,16 @@ def test_another_request_of_a_kind_launches_nothing_new(kind):
         for fixed_rounds in (False, True):
             _step(sampler, [OTHERS[kind]] * 3, fixed_rounds, kind)
     assert later and set(later) <= set(warm)
+
+
+@pytest.mark.parametrize(("kind", "fields"), SEARCHED)
+def test_rows_that_their_best_scores_leave_undecided_are_warm(kind, fields):
+    sampler = LMHeadSampler(_weight(), backend="triton")
+    warm = _warm(sampler, [kind], run_them=True)
+    with listed(run_them=True) as later:
+        for fixed_rounds in (False, True):
+            _step(sampler, [{**fields, "temperature": 50.0}] * 2, fixed_rounds)
+    assert sampler.counters()["second_rounds"] and set(later) <= warm
 
 
 def test_a_mix_of_kinds_is_warm_too():
@@ -204,55 +217,6 @@ def test_verification_is_warm(kind, method):
     with listed() as later, filled():
         verify(sampler, hidden, drafts, batch, 5, method=method)
     assert later and set(later) <= warm
-
-
-class _Aligned(ModelHead):
-    """A head whose hidden states are contiguous, as `warm_up` takes for granted."""
-
-    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-
-@pytest.mark.parametrize(("seeds", "steps"), [(range(1, 2), 6), *long((range(1, 11), 50))])
-def test_a_warmed_sampler_compiles_nothing_for_random_steps(seeds, steps):
-    new, taken = {}, 0
-    for seed in seeds:
-        pick = random.Random(seed)
-        theme = THEMES[pick.choice(list(THEMES))]
-        made = ModelHead.make(pick, 1, exact=True, most=min(300, theme.most_ids))
-        how = {"screening": "int8" if seed % 3 == 0 else None, "max_rows": 24}
-        ranks = OneRank(0, _Aligned(**vars(made)), pick, backend="triton", **how)
-        (sampler,) = ranks.samplers
-        small_tiles(sampler)
-        with GPU:
-            warm = _warm(sampler, num_samples=3, num_drafts=3, run_them=steps > 6)
-        story = Story(pick, ranks.head, ranks, theme, max_rows=4, name=f"seed {seed}")
-        with listed(run_them=True) as later:
-            story.run(steps).require_none_wrong("a warmed sampler")
-        new |= {launch: seed for launch in later if launch not in warm}
-        taken += steps
-    print(f"{taken} steps, {len(new)} launches that were not warm")
-    assert not new
-
-
-@pytest.mark.parametrize(("seeds", "steps"), [(range(1, 3), 12), *long((range(1, 21), 25))])
-def test_a_warmed_sampler_of_a_cpu_compiles_nothing_either(seeds, steps):
-    pytest.importorskip("numba")
-    from tpsample.native import compiled_ahead
-
-    def compiled(sampler: LMHeadSampler) -> int:
-        kernels = {kernel for kernel, _ in compiled_ahead.entries(sampler.weight)}
-        return sum(len(kernel.overloads) for kernel in kernels)
-
-    for seed in seeds:
-        pick = random.Random(seed)
-        theme = THEMES[pick.choice(list(THEMES))]
-        head = ModelHead.make(pick, 1, exact=False, most=theme.most_ids)
-        ranks = OneRank(0, head, pick, backend="numba", from_logits=seed % 3 == 2, max_rows=48)
-        ranks.samplers[0].warm_up()
-        before = compiled(ranks.samplers[0])
-        Story(pick, head, ranks, theme, max_rows=12, name=f"seed {seed}").run(steps)
-        assert compiled(ranks.samplers[0]) == before > 0
 
 
 def test_an_unknown_kind_is_refused_before_a_step():

@@ -125,7 +125,7 @@ class Story:
         count = drawn + len(undrawn)
         hidden_states = self.head.hidden_states(self.pick, count)
         positions, given = self._positions(count)
-        samples, also_reference = self.pick.choice([None] * 4 + [1, 3]), self.pick.random() < 0.2
+        samples, also_reference = self.pick.choice(self.theme.samples), self.pick.random() < 0.2
         step = partial(self.ranks.sample, hidden_states, batch, given, num_samples=samples)
         outs = self._taken(f"sample {count} rows × {samples}", rows, step)
         if self.judged(self.judge.number) and count:

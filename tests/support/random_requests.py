@@ -29,6 +29,7 @@ class Theme:
         controlled, told: how many have penalties or constraints, and logprobs.
         changes: how many between two steps, one of these.
         verified, drafts: how many steps are verification, and K, one of these.
+        samples: `num_samples` of the other steps, one of these.
         most_ids, most_rows: of the head and of the batch.
         written: temperatures that are written in place.
     """
@@ -39,6 +40,7 @@ class Theme:
     changes: tuple[int, ...] = (0, 0, 1, 1, 2, 3)
     verified: float = 0.25
     drafts: tuple[int, ...] = (0, 1, 2, 3)
+    samples: tuple[int | None, ...] = (None, None, None, None, 1, 3)
     most_ids: int = 1200
     most_rows: int = 2**20
     written: tuple[float, ...] = (0.0, 0.7, 1.0, 20.0)

@@ -7,7 +7,8 @@ ranks are added.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,6 +41,15 @@ class Counters:
     def by_name(self) -> dict[str, Any]:
         """Return each counter by name, as values of JSON."""
         return vars(self) | {"lost_ranks": sorted(self.lost_ranks)}
+
+    @contextmanager
+    def no_failed_rows(self) -> Iterator[None]:
+        """Count no failed row of the block, and warn of none: they are nobody's requests."""
+        before, self.failed_rows = self.failed_rows, 1  # the first one alone is warned of
+        try:
+            yield
+        finally:
+            self.failed_rows = before
 
 
 CARRIED = 2**12

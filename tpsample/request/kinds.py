@@ -46,6 +46,9 @@ _OF_ONE_ROW: tuple[Kind, ...] = (
 )  # fmt: skip
 """Of these a request has one; those by top words stand before the other filters."""
 
+_SEARCHED: Kind = "top_p in top_k"
+"""The best scores decide no row of this kind."""
+
 _OF_THE_HEAD: tuple[tuple[Kind, ...], ...] = (
     ("allowed ids", "bad words", "min_tokens", "grammar", "forced"),
     ("penalties",),
@@ -87,7 +90,8 @@ def batches_of(
     """Yield batches whose steps launch all that steps of these kinds launch, in any mix.
 
     They are of each kind by itself and of all together. Filtered ones are also in fixed rounds,
-    and on a GPU over slots.
+    and on a GPU over slots. Rows of one filter alone may all be decided by their best scores, and
+    others need a search. So a kind that is searched whatever its logits are comes with each filter.
 
     Args:
         num_rows: of each batch; more where the filters of a mix need more.
@@ -97,6 +101,8 @@ def batches_of(
             tells apart is taken, too.
     """
     how: dict[str, Any] = {"vocab_size": vocab_size, "device": device}
+    if any(kind in _OF_ONE_ROW[1:] for kind in kinds):
+        kinds = tuple(dict.fromkeys((*kinds, _SEARCHED)))
     for mix in (*((kind,) for kind in kinds), *_all_of(kinds, most)):
         batch = _batch_of(mix, num_rows, **how)
         yield batch
