@@ -72,9 +72,7 @@ def test_products_are_within_the_bound(name, dtype):
 
 
 @pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize(
-    "head", [Head(), Head(0.3), Head(1.0, 4.0), Head(3.0, 30.0)], ids=str
-)
+@pytest.mark.parametrize("head", [Head(), Head(0.3), Head(1.0, 4.0), Head(3.0, 30.0)], ids=str)
 def test_scores_are_below_their_upper_bounds(head, which):
     pick, used = random.Random(5), 0
     for name, with_controls in itertools.product(HEADS, (False, True)):

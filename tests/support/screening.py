@@ -26,9 +26,7 @@ from tpsample.request.step import Step, halves
 
 PASSES = ("fp32", "int8")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ODD_HEADS = (
-    *(Head(), Head(0.3), Head(1e-30), Head(1.0, 2.5), Head(2.0, 5.0), Head(7.0, 30.0)),
-)
+ODD_HEADS = (*(Head(), Head(0.3), Head(1e-30), Head(1.0, 2.5), Head(2.0, 5.0), Head(7.0, 30.0)),)
 
 
 @dataclass(frozen=True)
