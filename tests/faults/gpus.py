@@ -92,6 +92,10 @@ tpsample/ranks/process.py
     + return torch.device("cuda", 0)
     > test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one
 tpsample/native/compiling.py
+    the search for garbage stays off after a kernel was compiled
+    - if looks:
+    + if False:
+    > test_the_search_for_garbage_stops_while_a_kernel_compiles[True]
     a CPU compiles in silence
     - tell_once(function.__name__)
     + pass

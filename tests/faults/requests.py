@@ -250,6 +250,10 @@ tpsample/request/selection.py
     - [slot for slot in self._known for _ in range(times)]
     + self._known[:1] * self.rows * times
     > test_a_step_is_the_same_whether_the_host_knows_its_slots_or_reads_them
+    slots of the host may lie on a device, which is waited for
+    - if elsewhere or not is_listing(its)
+    + if not is_listing(its)
+    > test_other_numbers_on_the_host_are_refused
     other slots on the host are believed
     - if len(found) != slots.shape[0] or (readable(slots.device) and found != slots.tolist()):
     + if len(found) != slots.shape[0]:

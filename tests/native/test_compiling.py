@@ -1,10 +1,13 @@
 """Compiled kernels are kept where a folder can be written, and made anew where none can."""
 
+import gc
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
 import torch
 from numba import int64
 
@@ -73,6 +76,24 @@ def test_the_first_kernel_that_a_process_compiles_is_told_once(monkeypatch, capl
     kernel.compile(types)
     assert [record.getMessage()[:17] for record in caplog.records] == ["compiling decode,"]
     assert "once per machine" in caplog.text
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_the_search_for_garbage_stops_while_a_kernel_compiles(looks, monkeypatch):
+    kernel, types = compiled_ahead.entries(torch.empty(1, 1))[-1]
+    seen: list[bool] = []
+    monkeypatch.setattr(kernel._cache, "alone", lambda _: nullcontext())
+    monkeypatch.setattr(compiling.gc, "disable", lambda own=gc.disable: (own(), seen.append(True)))
+    try:
+        (gc.enable if looks else gc.disable)()
+        seen.clear()
+        kernel.compile(types)
+        with pytest.raises(KeyError), compiling.uncollected():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == looks and seen == [True, True]
+    finally:
+        gc.enable()
 
 
 def test_only_what_python_calls_becomes_machine_code(tmp_path, monkeypatch):

@@ -119,6 +119,7 @@ def test_a_selection_that_is_used_again_forgets_what_the_host_knew():
         ([0], r"^host: expected the 2 numbers that slots has, got \[0\]; leave it out where"),
         ([0.0, 1.0], "^host: expected the numbers of slots as a list, an array or a tensor on"),
         ("01", "^host: expected the numbers of slots as a list, an array or a tensor on the h"),
+        (torch.empty(2, device="meta", dtype=torch.int64), "^host: expected the numbers of slots"),
         (1, "^host: expected the numbers of slots as a list, an array or a tensor on the host"),
     ],
 )

@@ -72,10 +72,14 @@ def jit(
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage: a compiler makes much that is not, and each look takes a while."""
+    """Stop Python's search for garbage while a kernel compiles.
+
+    The compiler keeps most of what it makes, so the searches find little, and they took a second of
+    a first step.
+    """
     looks = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if looks:

@@ -19,6 +19,7 @@ class InnerLibrary(JITCodeLibrary):
     """The code of a kernel and of the kernels that it calls, before LLVM optimises it."""
 
     def _optimize_functions(self, module: Any) -> None:
+        """Leave the functions as they are: the entry that takes them in optimises them."""
         module.data_layout = self._codegen._data_layout
 
     def finalize(self) -> None:
@@ -57,7 +58,7 @@ class InnerCompiler(CompilerBase):
         passes.passes = [
             (InnerLowering, "inner lowering") if each is NativeLowering else (each, text)
             for each, text in passes.passes
-            if each is not NopythonRewrites  # of arithmetic of whole arrays, which no kernel does
+            if each is not NopythonRewrites  # it joins sums of whole arrays, and no kernel has any
         ]
         passes.finalize()
         return [passes]

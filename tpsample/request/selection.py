@@ -332,8 +332,9 @@ def _numbers_of(host: Any, slots: Tensor) -> list[int]:
     Raises:
         TypeError, ValueError: no integers, another number of them, or others on a CPU.
     """
-    its = host.tolist() if hasattr(host, "tolist") else host  # of NumPy, or of a tensor
-    if not is_listing(its) or not all(map(is_integer, its)):
+    elsewhere = isinstance(host, Tensor) and host.device.type != "cpu"  # to read it would wait
+    its = host.tolist() if hasattr(host, "tolist") and not elsewhere else host
+    if elsewhere or not is_listing(its) or not all(map(is_integer, its)):
         raise TypeError(
             "host: expected the numbers of slots as a list, an array or a tensor on the host, got "
             f"{describe(host)}"
