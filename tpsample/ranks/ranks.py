@@ -44,7 +44,7 @@ class Counters:
 
     @contextmanager
     def no_failed_rows(self) -> Iterator[None]:
-        """Leave failed rows of the block uncounted and untold, because no request is behind them."""
+        """Leave failed rows of the block uncounted and untold: no request is behind them."""
         before, self.failed_rows = self.failed_rows, 1  # the first one alone is warned of
         try:
             yield
