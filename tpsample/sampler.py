@@ -143,7 +143,9 @@ class LMHeadSampler(Steps):
                 "another over the copied weight on every rank"
             )
         given = copy.deepcopy(self._caller.given(), memo)
-        return LMHeadSampler(**given, **self._options)
+        copied = LMHeadSampler(**given, **self._options)
+        copied._caller.warns = False
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

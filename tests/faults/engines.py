@@ -12,6 +12,10 @@ tpsample/agreement/caller_tensors.py
     - if moved or self._moving:
     + if moved:
     > test_another_weight_is_noticed_after_an_interrupt
+    nothing is said of a Parameter that its module no longer has
+    - if _references(held) == _ONE_OWNER and isinstance(held[0], nn.Parameter):
+    + if False:
+    > test_a_parameter_that_its_module_no_longer_has_is_said_once
     a DTensor's rows begin at 0 on every rank
     - return VocabShard(min(shard.start, end), min(shard.stop, end))
     + return VocabShard(0, min(len(shard), end))

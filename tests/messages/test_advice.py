@@ -63,6 +63,9 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("leave shard= out", "leave group= out", "redistribute it", ".get_group()"),
     ),
     "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
+    "test_a_parameter_that_its_module_no_longer_has_is_said_once": (
+        *("pass the module in its place, or", "call sampler.refresh("),
+    ),
     "test_shorter_tensors_need_a_new_batch": ("make a new batch over it",),
     "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
     "test_calls_that_torch_records_are_made_outside_compiled_or_exported": (

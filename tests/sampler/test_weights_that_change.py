@@ -5,6 +5,8 @@ A weight keeps its tensor in four WAYS; the fifth is to assign another.
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -126,6 +128,30 @@ def test_a_bias_is_followed_too():
     sampler.refresh(bias=head.bias)
     found = sampler(hidden_states, batch_of(), 1).token_ids.tolist()
     assert found == expected(head, hidden_states, 1)
+
+
+def test_a_parameter_that_its_module_no_longer_has_is_said_once():
+    head, hidden_states, batch = head_of(1, bias=True), torch.randn(ROWS, D), batch_of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is said while the module has what is read
+        sampler = LMHeadSampler(head.weight, bias=head.bias, backend="numba")
+        sampler(hidden_states, batch, 1)
+        over_tensor = LMHeadSampler(head.weight.data, backend="numba")
+    copied = copy.deepcopy(sampler)
+    head.load_state_dict(head_of(2, bias=True).state_dict(), assign=True)
+    with pytest.warns(UserWarning) as told:
+        sampler(hidden_states, batch, 2)
+    assert [each.filename for each in told] == [__file__] * 2
+    for each, name in zip(told, ("weight", "bias"), strict=True):
+        assert f"as after module.{name} = … or load_state_dict(assign=True)" in str(each.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampler(hidden_states, batch, 3)
+        sampler.refresh(head.weight, bias=head.bias)
+        found = sampler(hidden_states, batch, 4).token_ids.tolist()
+        assert found == expected(head, hidden_states, 4)
+        over_tensor(hidden_states, batch, 5)  # a tensor may have no other owner
+        copied(hidden_states, batch, 6)
 
 
 def test_a_change_of_one_row_is_found_within_a_round():

@@ -5,6 +5,7 @@
     module.weight = other, load_state_dict(assign=True)
                                                    another tensor, which is followed if the sampler
                                                    has the module, else `refresh` has to be given it
+                                                   (one warning if the old one is a Parameter)
 
 Steps read aliases, which share memory with the caller's tensors. Each call looks whether they do.
 
@@ -17,6 +18,7 @@ A DTensor as the weight brings shard and group with it, as it is distributed:
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +35,15 @@ from tpsample.settings import Settings
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
+def _references(held: tuple[object, ...]) -> int:
+    """Return how often the first object of a tuple is referred to."""
+    return sys.getrefcount(held[0])
+
+
+_ONE_OWNER = _references((object(),))
+"""The count of `_references` where nothing but the tuple refers to the object."""
+
+
 class CallerTensors:
     """The caller's tensors by argument, and the aliases of them that steps read.
 
@@ -41,6 +52,10 @@ class CallerTensors:
             and a module stands for its weight and its bias.
         settings: have the aliases.
         moved: is called after an alias lies elsewhere in memory.
+
+    Attributes:
+        warns: whether the next step warns if nobody else has a Parameter that is read. The first
+            warning ends it; a copy of a sampler has Parameters of its own.
     """
 
     def __init__(
@@ -60,6 +75,7 @@ class CallerTensors:
             if isinstance(tensor, Tensor) and alias is not None:
                 self._given[name] = tensor, alias
         self._moved, self._moving = moved, False
+        self.warns = self._module is None
 
     def given(self) -> dict[str, Any]:
         """Return what the caller gave last, by argument."""
@@ -75,6 +91,8 @@ class CallerTensors:
         """
         if self._module is not None:
             self._look_up(self._module)
+        elif self.warns:
+            self._warn_of_orphans()
         for name, (given, alias) in self._given.items():
             its = given if type(given) in _PLAIN else _local(given)
             moved = its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride()
@@ -104,6 +122,21 @@ class CallerTensors:
             its, known = tensor_of(module, attribute), self._given.get(name)
             if its is not (None if known is None else known[0]):
                 self._replace(name, its)
+
+    def _warn_of_orphans(self) -> None:
+        """Warn once if no module or optimizer has a Parameter any more that steps read.
+
+        Assigning `module.weight`, or loading a state with assign=True, leaves the old one behind.
+        """
+        for name, held in self._given.items():
+            if _references(held) == _ONE_OWNER and isinstance(held[0], nn.Parameter):
+                self.warns = False
+                warnings.warn(
+                    f"{name}: nothing but this sampler has the Parameter that it reads, as after "
+                    f"module.{ATTRIBUTES[name]} = … or load_state_dict(assign=True); pass the "
+                    f"module in its place, or call sampler.refresh({name}=…) on every rank",
+                    stacklevel=8,
+                )
 
     def _replace(self, name: str, tensor: object) -> None:
         if not isinstance(tensor, Tensor):
