@@ -164,7 +164,7 @@ class TestSection:
 
 
 @pytest.mark.parametrize(
-    "sections", [("virtual_ranks",), *long((tuple(SECTIONS),))], ids=["few", "all"]
+    "sections", long((("virtual_ranks",),), (tuple(SECTIONS),)), ids=["few", "all"]
 )
 @pytest.mark.timeout(1200)
 def test_the_launch_finds_in_the_cache_what_was_compiled(sections, tmp_path):

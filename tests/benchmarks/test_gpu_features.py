@@ -46,6 +46,7 @@ def test_a_product_that_is_further_off_than_the_screen_assumes_is_seen(monkeypat
         features.product_error(problem, torch.float32)
 
 
+@pytest.mark.long
 def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(wrong_token):
     facts = {}
     with pytest.raises(AssertionError) as raised:

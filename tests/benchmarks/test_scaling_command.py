@@ -48,7 +48,8 @@ def _until_a_point_is_done(words: list[str], folder: Path, end: signal.Signals) 
 
 
 @pytest.mark.parametrize(
-    ("end", "worlds"), [(signal.SIGKILL, "1,2"), *long((signal.SIGTERM, "2,1"))]
+    ("end", "worlds"),
+    [(signal.SIGKILL, "1"), *long((signal.SIGKILL, "1,2"), (signal.SIGTERM, "2,1"))],
 )
 def test_a_killed_run_goes_on_by_the_same_command(end, worlds, tmp_path):
     words = ["-m", "tpsample.cli", "bench", "scaling", *TINY, "--world-sizes", worlds]
@@ -62,12 +63,10 @@ def test_a_killed_run_goes_on_by_the_same_command(end, worlds, tmp_path):
     assert not missing(result) and result.rows[:1] == before
     points = [(int(world), mode) for world in worlds.split(",") for mode in ("plain", "top_k 50")]
     assert points == list(dict.fromkeys((row["world_size"], row["mode"]) for row in result.rows))
-    for world, expected in (
-        (1, {TPSAMPLE, STORED}),
-        (2, {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}),
-    ):
+    expected = {1: {TPSAMPLE, STORED}, 2: {TPSAMPLE, ONE_RANK, "all-gather", "all-to-all"}}
+    for world in map(int, worlds.split(",")):
         families = {row["family"] for row in result.rows if row["world_size"] == world}
-        assert families == expected, result.left_out
+        assert families == expected[world], result.left_out
     killed = ["ended" not in session for session in result.sessions]
     assert len(killed) > 1 and not killed[-1]
     (command_line,) = {session["command"] for session in result.sessions}
@@ -156,6 +155,7 @@ def test_ranks_that_die_are_said_and_the_rest_is_measured(tmp_path, monkeypatch)
     assert "W = 2: a rank failed" in (folder / PAGE).read_text()
 
 
+@pytest.mark.long
 def test_ranks_that_torchrun_started_measure_and_one_writes(tmp_path):
     options = (*TINY, "--exchanges", "auto,p2p", "--output", tmp_path)
     done = run_command(*TORCHRUN, 2, "-m", "benchmarks.scaling", *options)

@@ -12,6 +12,7 @@ from tests.support.virtual import small_tiles
 from tpsample import LMHeadSampler
 
 
+@pytest.mark.long
 def test_it_counts_what_a_warm_up_that_runs_launches(monkeypatch):
     sampler = small_tiles(LMHeadSampler(torch.zeros(70, 4), backend="triton"))
     counted = specialisations(sampler, [1])

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from benchmarks.lab.launches import Launch, filled, listed
 from tests.support.cases import own_sampler
 from tests.support.ranks import same_on_ranks
+from tests.support.tiers import long
 from tests.support.virtual import small_tiles
 from tpsample import (
     LMHeadSampler,
@@ -96,7 +97,10 @@ def _later(sampler: LMHeadSampler, rows: int, batch: Any, positions: Any = 5, **
     return set(launches)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+IN_CI: tuple[Kind, ...] = ("top_p", "top_k, top_p", "logprobs", "penalties", "grammar")
+
+
+@pytest.mark.parametrize("kind", [*IN_CI, *long(*(kind for kind in KINDS if kind not in IN_CI))])
 def test_another_request_of_a_kind_launches_nothing_new(kind):
     sampler = LMHeadSampler(_weight(), backend="triton")
     with listed(run_them=True) as warm:
@@ -107,7 +111,9 @@ def test_another_request_of_a_kind_launches_nothing_new(kind):
     assert later and set(later) <= set(warm)
 
 
-@pytest.mark.parametrize(("kind", "fields"), SEARCHED)
+@pytest.mark.parametrize(
+    ("kind", "fields"), [SEARCHED[0], SEARCHED[3], *long(*SEARCHED[1:3], SEARCHED[4])]
+)
 def test_rows_that_their_best_scores_leave_undecided_are_warm(kind, fields):
     sampler = LMHeadSampler(_weight(), backend="triton")
     warm = _warm(sampler, [kind], run_them=True)
