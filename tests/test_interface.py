@@ -20,6 +20,7 @@ import torch
 import tpsample
 from tests.support.commands import ROOT, run_command
 from tests.support.mistakes import WEIGHT, D, V
+from tests.support.tried import need_transformers
 from tpsample import (
     KeptSets,
     LMHeadSampler,
@@ -224,10 +225,13 @@ def test_an_attribute_that_an_object_does_not_have_is_refused() -> None:
 
 def test_an_adapter_is_there_as_an_attribute():
     """`tpsample.integrations.transformers`, as the README's line reads."""
-    pytest.importorskip("transformers", reason="needs the extra hf")
+    need_transformers()
     command = "import tpsample; print(tpsample.integrations.transformers.generate.__name__)"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert done.stdout == "generate\n", done.stderr
+
+
+def test_a_name_of_no_adapter_is_no_attribute():
     with pytest.raises(AttributeError, match="no attribute 'integration'"):
         _ = tpsample.integration
     with pytest.raises(AttributeError, match="no attribute 'transformer'"):

@@ -29,7 +29,7 @@ from tests.support.commands import ROOT
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tpsample.core.repeated import repeated
-from tpsample.native import compile_lock, compiled_ahead, kernel_cache
+from tpsample.native import compile_lock, compiled_ahead, compiling, kernel_cache
 from tpsample.native.compiling import is_ready, jit
 
 MAKE_FOLDER = kernel_cache.folder.__wrapped__
@@ -69,9 +69,10 @@ def lock_of(path: Path) -> Path:
 
 
 def use(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Let the cache be that folder, in a process that has not yet warned."""
+    """Let the cache be that folder, in a process that has said that it compiles, and no more."""
     patch.setattr(kernel_cache, "folder", lambda: folder)
     patch.setattr(kernel_cache, "_failed", False)
+    patch.setattr(compiling, "told", ["all"])
 
 
 @pytest.fixture
